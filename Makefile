@@ -1,0 +1,42 @@
+# Everything a person types; `make help` lists it.
+VENV := .venv
+PYTHON ?= python3
+LAB ?= lab
+NODES ?= 2
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-down test lint unit docs requirements
+
+help: ## explain each target in a line
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/ready ## the Python environment in .venv
+
+$(VENV)/ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Farandole needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && apt-get update --quiet && apt-get install --yes --no-install-recommends python3-venv \
+	  || { echo "Python has no ensurepip: run  sudo apt-get install python3-venv" >&2; exit 1; }; }
+	$(PYTHON) -m venv $(VENV)
+	pip install --quiet --require-hashes --requirement requirements.txt
+	pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## two real hosts on this machine, provisioned and proven
+	farandole lab setup
+	farandole lab up --name $(LAB) --nodes $(NODES)
+	ansible-playbook -i inventory/$(LAB) site.yml
+	ansible-playbook -i inventory/$(LAB) playbooks/validate.yml
+	@echo
+	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it."
+	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
+	@echo "As a job does: .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- ssh node-2 hostname"
+
+demo-down: setup ## remove the demo's lab and put this machine back as it was
+	farandole lab down --name $(LAB)
+
+requirements: setup ## compile requirements.txt anew from pyproject.toml
+	pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
+	  --no-emit-find-links --no-emit-trusted-host --no-header --output-file requirements.txt pyproject.toml

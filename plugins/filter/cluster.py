@@ -1,0 +1,72 @@
+"""What the inventory says of the cluster, in the shapes that the roles need."""
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+HostVars = Mapping[str, Mapping[str, Any]]
+
+
+def node_address(variables: Mapping[str, Any]) -> str:
+    """The address by which the other nodes reach a node."""
+    return str(variables.get("cluster_ip") or variables.get("ansible_host") or "")
+
+
+def node_addresses(names: list[str], hostvars: HostVars) -> dict[str, str]:
+    """Address by name."""
+    return {name: node_address(hostvars[name]) for name in names}
+
+
+def host_table(names: list[str], hostvars: HostVars) -> str:
+    """The cluster's lines of /etc/hosts."""
+    return "\n".join(f"{address} {name}" for name, address in node_addresses(names, hostvars).items())
+
+
+def node_names(name: str, hostvars: HostVars) -> list[str]:
+    """Every name and address by which a node may be called, for its host certificate."""
+    variables = hostvars[name]
+    called = [name, node_address(variables), variables.get("ansible_host"), "localhost"]
+    called += variables.get("ssh_trust_aliases") or []
+    return list(dict.fromkeys(str(one) for one in called if one))
+
+
+def node_sources(name: str, hostvars: HostVars) -> list[str]:
+    """The addresses from which a node's own job user comes, for its user certificate."""
+    variables = hostvars[name]
+    own = [node_address(variables), *(variables.get("ssh_trust_aliases") or []), "127.0.0.1", "::1"]
+    return list(dict.fromkeys(address for address in map(str, own) if _is_address(address)))
+
+
+def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
+    """What the CA has to know of each node."""
+    return [
+        {
+            "name": name,
+            "host_key": hostvars[name]["_ssh_trust_identity"]["host_key"],
+            "job_key": hostvars[name]["_ssh_trust_identity"]["job_key"],
+            "names": node_names(name, hostvars),
+            "sources": node_sources(name, hostvars),
+        }
+        for name in names
+    ]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class FilterModule:
+    """Gives Ansible the filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """By name."""
+        return {
+            "host_table": host_table,
+            "node_address": node_address,
+            "node_addresses": node_addresses,
+            "ssh_nodes": ssh_nodes,
+        }

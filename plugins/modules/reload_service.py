@@ -1,0 +1,94 @@
+#!/usr/bin/python
+"""Reload a service when a file that it reads is younger than its last start or reload."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: reload_service
+short_description: Reload a service that has not yet read its files
+description:
+  - Compares the files with what systemd knows of the service, not with what this run changed. A handler is forgotten
+    when a run is killed before it; this is not.
+  - Returns when the service answers again.
+options:
+  name:
+    description: The service.
+    type: str
+    required: true
+  files:
+    description: What it reads when it is started or reloaded.
+    type: list
+    elements: path
+    required: true
+  port:
+    description: TCP port on which it has to answer afterwards.
+    type: int
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Let sshd read its settings
+  reload_service:
+    name: ssh
+    files: [/etc/ssh/sshd_config.d/10-farandole.conf]
+    port: 22
+"""
+
+RETURN = """ # """
+
+import socket
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+PATIENCE = 15
+
+
+def last_read(module: AnsibleModule, name: str) -> float:
+    """When the service last changed its state, as seconds since the epoch."""
+    _, out, _ = module.run_command(
+        ["systemctl", "show", "--property=StateChangeTimestampMonotonic", "--value", name], check_rc=True
+    )
+    ago = time.clock_gettime(time.CLOCK_MONOTONIC) - int(out) / 1e6
+    return time.time() - ago
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections there before patience ends."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("localhost", port), timeout=1):
+                return True
+        except OSError:
+            time.sleep(0.1)
+    return False
+
+
+def main() -> None:
+    """Reload where it is due."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "path", "required": True},
+            "port": {"type": "int", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    name, port = module.params["name"], module.params["port"]
+    files = [Path(file) for file in module.params["files"]]
+    read_at = last_read(module, name)
+    due = any(not file.exists() or file.stat().st_mtime > read_at for file in files)
+    if due and not module.check_mode:
+        code, _, err = module.run_command(["systemctl", "reload-or-restart", name])
+        if code:
+            module.fail_json(msg=f"{name} refused to reload: {err.strip()}; `journalctl --unit {name}` says more")
+        if not answers(port):
+            module.fail_json(msg=f"{name} does not answer on port {port} {PATIENCE} s after its reload")
+    module.exit_json(changed=due)
+
+
+if __name__ == "__main__":
+    main()

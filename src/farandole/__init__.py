@@ -1,0 +1,1 @@
+"""Farandole: bare Linux machines in, a cluster that trains with Horovod out."""

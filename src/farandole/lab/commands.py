@@ -1,0 +1,143 @@
+"""`farandole lab …`"""
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from farandole.errors import FarandoleError
+from farandole.lab import host, image, inventory, lab
+from farandole.lab.shell import run
+
+app = typer.Typer(no_args_is_help=True, help="Real hosts with systemd and sshd on this one machine.")
+console = Console(highlight=False, soft_wrap=True)
+
+Suite = StrEnum("Suite", {suite: suite for suite in image.SUITES})
+Fault = StrEnum("Fault", {fault: fault for fault in lab.FAULTS})
+
+
+def _lab_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", value):
+        raise typer.BadParameter("lower-case letters, digits and -, beginning with a letter")
+    return value
+
+
+Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Which lab.")]
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[lab.Progress]:
+    """One line that moves on a terminal, one line per step elsewhere; the seconds at the end."""
+    begun = time.monotonic()
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield lambda step: status.update(f"{what}: {step}")
+    else:
+        yield lambda step: console.print(f"{what}: {step}")
+    console.print(f"{what}: done in {time.monotonic() - begun:.1f} s")
+
+
+@app.command()
+def setup() -> None:
+    """Install the Debian packages that the lab needs on this machine."""
+    if missing := host.missing_packages():
+        console.print(f"installing {', '.join(missing)}")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        run("apt-get", "update", "--quiet", env=environment)
+        run(*host.install_command(missing), env=environment)
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="How many nodes the lab has afterwards.")] = 2,
+    suite: Annotated[Suite, typer.Option(help="Debian release of the nodes that are added.")] = Suite.bookworm,
+    name: Name = "lab",
+    *,
+    decoy: Annotated[bool, typer.Option("--decoy", help="Give new nodes a docker0 with one address for all.")] = False,
+) -> None:
+    """Bring a lab up, or to more nodes; run it again at will."""
+    host.check()
+    inventory.check(name)
+    with host.locked(), _progress(f"{name} up") as progress:
+        lab.up(name, nodes, suite.value, decoy=decoy, progress=progress)
+    console.print(f"inventory: {inventory.folder(name)}")
+
+
+@app.command()
+def down(name: Name = "lab") -> None:
+    """Remove a lab; after the last one this machine is as it was before."""
+    host.check()
+    with host.locked(), _progress(f"{name} down") as progress:
+        restored = lab.down(name, progress)
+    for line in restored:
+        console.print(f"put back: {line}")
+    if host.STORE.exists():
+        console.print(f"kept: the node images in {host.STORE} (`farandole lab purge` removes them)")
+
+
+@app.command()
+def purge() -> None:
+    """Remove the cached node images too."""
+    host.check()
+    with host.locked():
+        lab.purge()
+
+
+@app.command()
+def status() -> None:
+    """All labs, their nodes, and what they changed on this machine."""
+    host.check()
+    found = lab.nodes()
+    if not found:
+        console.print("no lab is up; `farandole lab up` starts one")
+    table = Table("lab", "node", "suite", "address", "state", "ssh")
+    for node in found:
+        ssh = "answers" if node.state == "running" and lab.answers(node.address, 0) else "silent"
+        table.add_row(node.lab, node.name, node.suite, node.address, node.state, ssh)
+    if found:
+        console.print(table)
+    for change in host.changes():
+        console.print(f"on this machine: {change}")
+
+
+@app.command("inventory")
+def inventory_(name: Name = "lab") -> None:
+    """Write the lab's inventory for this checkout and print where it is."""
+    host.check()
+    found = [node for node in lab.nodes(name) if node.state == "running"]
+    if not found:
+        raise FarandoleError(f"lab {name} has no running node; `farandole lab up --name {name}` starts it")
+    console.print(str(inventory.write(name, {node.name: (node.address, node.root) for node in found})))
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def ssh(
+    node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
+    command: Annotated[list[str] | None, typer.Argument(help="What to run there; nothing: a shell.")] = None,
+    name: Name = "lab",
+) -> None:
+    """A shell on a node, or one command with exactly these arguments."""
+    config = inventory.folder(name) / ".ssh" / "config"
+    if not config.exists():
+        raise FarandoleError(f"this checkout knows no lab {name}; `farandole lab up --name {name}` starts it")
+    if f"Host {node}\n" not in config.read_text():
+        raise FarandoleError(f"lab {name} has no node {node}; `farandole lab status` shows all")
+    words = command[1:] if command and command[0] == "--" else command
+    # ssh hands the far shell one string; quoting keeps every argument what it was.
+    os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])
+
+
+@app.command()
+def fault(what: Fault, node: str, name: Name = "lab") -> None:
+    """Do to a node what happens to real machines."""
+    host.check()
+    with host.locked(), _progress(f"{what.value} {node}"):
+        lab.FAULTS[what.value](lab.node(name, node))

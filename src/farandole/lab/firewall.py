@@ -1,0 +1,77 @@
+"""podman's network program leaves its chains behind when the last network goes; the lab takes them away."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from farandole.lab.shell import run
+
+Entry = dict[str, Any]
+
+
+def names() -> list[str]:
+    """Every table and chain, to know later which of them were there before."""
+    rules = _ruleset()
+    return sorted(
+        [_table(entry) for entry in _each(rules, "table")] + [_chain(entry) for entry in _each(rules, "chain")]
+    )
+
+
+def clean(before: list[str]) -> list[str]:
+    """Remove what came since `before` and serves nobody any more; says what went."""
+    rules = _ruleset()
+    chains = [
+        entry
+        for entry in _each(rules, "chain")
+        if entry["name"].lower().startswith("netavark") and _chain(entry) not in before
+    ]
+    if any(rule["chain"] == "NETAVARK_FORWARD" for rule in _each(rules, "rule")):
+        return []  # another podman on this machine works with them
+    ours = {entry["name"] for entry in chains}
+    for rule in _each(rules, "rule"):
+        if _jump(rule) in ours:
+            _nft("delete", "rule", rule["family"], rule["table"], rule["chain"], "handle", str(rule["handle"]))
+    for chain in chains:
+        _nft("flush", "chain", *_chain(chain).split())
+    for chain in chains:
+        _nft("delete", "chain", *_chain(chain).split())
+    return [f"firewall chain {_chain(chain)}" for chain in chains] + _drop_empty_tables(before)
+
+
+def _drop_empty_tables(before: list[str]) -> list[str]:
+    rules = _ruleset()
+    used = {f"{rule['family']} {rule['table']}" for rule in _each(rules, "rule")}
+    gone = [
+        _table(entry) for entry in _each(rules, "table") if _table(entry) not in before and _table(entry) not in used
+    ]
+    for table in gone:
+        _nft("delete", "table", *table.split())
+    return [f"firewall table {table}" for table in gone]
+
+
+def _ruleset() -> list[Entry]:
+    listed: list[Entry] = json.loads(_nft("--json", "list", "ruleset"))["nftables"]
+    return listed
+
+
+def _each(rules: list[Entry], kind: str) -> Iterator[Entry]:
+    return (entry[kind] for entry in rules if kind in entry)
+
+
+def _table(entry: Entry) -> str:
+    return f"{entry['family']} {entry['name']}"
+
+
+def _chain(entry: Entry) -> str:
+    return f"{entry['family']} {entry['table']} {entry['name']}"
+
+
+def _jump(rule: Entry) -> str | None:
+    for step in rule["expr"]:
+        if isinstance(step.get("jump"), dict):
+            return str(step["jump"]["target"])
+    return None
+
+
+def _nft(*arguments: str) -> str:
+    return run("nft", *arguments)

@@ -1,0 +1,188 @@
+"""What the lab needs of the machine it runs on, and how the machine gets it back."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from farandole.errors import FarandoleError
+from farandole.lab import firewall
+from farandole.lab.shell import run
+
+RUN = Path("/run/farandole")
+STORE = Path("/var/lib/farandole")
+_RECORD = RUN / "host.json"
+_LOCK = Path("/run/lock/farandole-lab")
+_NAMESPACE = RUN / "namespace" / "mnt"
+_CGROUP = Path("/sys/fs/cgroup")
+
+# program or file -> Debian package that brings it
+_NEEDS = {
+    "podman": "podman",
+    "crun": "crun",
+    "conmon": "conmon",
+    "/usr/lib/podman/netavark": "netavark",
+    "/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring",
+    "iptables": "iptables",
+    "nft": "nftables",
+    "mmdebstrap": "mmdebstrap",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+    "nsenter": "util-linux",
+}
+# netavark turns forwarding on, which turns redirects off.
+_SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
+
+
+@dataclass
+class Record:
+    """The machine as it was before the first lab."""
+
+    sysctls: dict[str, str] = field(default_factory=dict)
+    firewall: list[str] = field(default_factory=list)
+
+
+def missing_packages() -> list[str]:
+    """The Debian packages that have to be installed before a lab can run."""
+    return sorted({package for need, package in _NEEDS.items() if not (shutil.which(need) or Path(need).is_file())})
+
+
+def install_command(packages: list[str]) -> list[str]:
+    """The one command that installs them."""
+    return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+
+
+def check() -> None:
+    """Refuse with the command that mends it, before anything is touched."""
+    if os.geteuid() != 0:
+        raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run it with sudo")
+    if missing := missing_packages():
+        command = " ".join(install_command(missing))
+        raise FarandoleError(f"the lab needs {', '.join(missing)}: run `apt-get update && {command}`")
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One lab command at a time changes the machine."""
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def prepare(nodes: int) -> None:
+    """Make the machine fit for `nodes` nodes in all, and remember how it was."""
+    record = _load() or Record({name: _sysctl(name) for name in _SYSCTLS}, firewall.names())
+    wanted = _needed(nodes)
+    for name in wanted:
+        record.sysctls.setdefault(name, _sysctl(name))
+    _save(record)
+    for name, value in wanted.items():
+        if int(_sysctl(name)) < value:
+            _set_sysctl(name, str(value))
+    if _on_cgroup_v1():
+        _make_namespace()
+
+
+def restore() -> list[str]:
+    """Give the machine back as it was; says what was put back."""
+    record = _load()
+    done = []
+    if record:
+        for name, value in record.sysctls.items():
+            if _sysctl(name) != value:
+                done.append(f"{name} = {value}")
+                _set_sysctl(name, value)
+        done += firewall.clean(record.firewall)
+    if _mounted(_NAMESPACE):
+        run("umount", str(_NAMESPACE))
+        done.append("the lab's mount namespace")
+    if _mounted(_NAMESPACE.parent):
+        run("umount", str(_NAMESPACE.parent))
+    shutil.rmtree(RUN, ignore_errors=True)
+    return done
+
+
+def changes() -> list[str]:
+    """What is different on this machine while labs are up."""
+    record = _load()
+    if not record:
+        return []
+    now = {name: _sysctl(name) for name in record.sysctls}
+    found = [f"{name}: {was} → {now[name]}" for name, was in record.sysctls.items() if was != now[name]]
+    if chains := set(firewall.names()) - set(record.firewall):
+        found.append(f"{len(chains)} firewall tables and chains of podman's network")
+    if _mounted(_NAMESPACE):
+        found.append(f"mount namespace {_NAMESPACE}")
+    return found
+
+
+def enter() -> list[str]:
+    """The prefix of every command that has to see the lab's own cgroup tree."""
+    return ["nsenter", f"--mount={_NAMESPACE}", "--"] if _mounted(_NAMESPACE) else []
+
+
+def systemd_runs_cgroups() -> bool:
+    """Whether podman may ask systemd for cgroups, as it does on an ordinary machine."""
+    return not _mounted(_NAMESPACE) and Path("/run/systemd/system").is_dir()
+
+
+def _needed(nodes: int) -> dict[str, int]:
+    """A node's systemd takes about six inotify instances and a handful of kernel keys."""
+    return {
+        "fs.inotify.max_user_instances": 128 + 16 * nodes,
+        "kernel.keys.maxkeys": 200 + 50 * nodes,
+        "kernel.keys.maxbytes": 20000 + 2000 * nodes,
+    }
+
+
+def _on_cgroup_v1() -> bool:
+    return not (_CGROUP / "cgroup.controllers").exists()
+
+
+def _make_namespace() -> None:
+    """A persistent mount namespace in which /sys/fs/cgroup is a pure cgroup2 tree.
+
+    podman refuses a hybrid tree, and loses its state when every command has a namespace of its own.
+    """
+    if _mounted(_NAMESPACE):
+        return
+    parent = _NAMESPACE.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    if not _mounted(parent):
+        run("mount", "--bind", str(parent), str(parent))
+    run("mount", "--make-private", str(parent))
+    _NAMESPACE.touch()
+    script = f"umount --recursive {_CGROUP} && mount -t cgroup2 cgroup2 {_CGROUP}"
+    run("unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", script)
+
+
+def _mounted(path: Path) -> bool:
+    """Path.is_mount sees neither files nor binds within one file system."""
+    return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def _load() -> Record | None:
+    return Record(**json.loads(_RECORD.read_text())) if _RECORD.exists() else None
+
+
+def _save(record: Record) -> None:
+    RUN.mkdir(exist_ok=True)
+    draft = _RECORD.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(record), indent=2))
+    draft.replace(_RECORD)
+
+
+def _sysctl_file(name: str) -> Path:
+    return Path("/proc/sys") / name.replace(".", "/")
+
+
+def _sysctl(name: str) -> str:
+    return _sysctl_file(name).read_text().strip()
+
+
+def _set_sysctl(name: str, value: str) -> None:
+    _sysctl_file(name).write_text(value)

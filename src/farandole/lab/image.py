@@ -1,0 +1,152 @@
+"""The disk that every node starts from: what Debian's installer leaves, built once per suite."""
+
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from farandole.errors import FarandoleError
+from farandole.lab import host
+from farandole.lab.podman import exists, podman
+from farandole.lab.shell import run
+
+SUITES = ("bookworm", "trixie")
+_REPOSITORY = "localhost/farandole-node"
+_PACKAGES = (
+    "apt-utils",
+    "ca-certificates",
+    "dbus",
+    "iproute2",
+    "iputils-ping",
+    "libpam-systemd",
+    "openssh-server",
+    "procps",
+    "python3",
+    "python3-apt",
+    "systemd-sysv",
+)
+# What a container cannot run, or must not: sysctl.service would write the settings of the real machine.
+_MASKED = (
+    "apt-daily-upgrade.timer",
+    "apt-daily.timer",
+    "console-getty.service",
+    "dev-hugepages.mount",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "getty.target",
+    "proc-sys-fs-binfmt_misc.automount",
+    "sys-fs-fuse-connections.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-binfmt.service",
+    "systemd-modules-load.service",
+    "systemd-networkd.service",
+    "systemd-remount-fs.service",
+    "systemd-resolved.service",
+    "systemd-sysctl.service",
+    "systemd-udevd.service",
+)
+# The nodes reach their mirror the way this machine does.
+_APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
+
+
+def ensure(suite: str) -> str:
+    """The name of the node image for a suite, built when it is not there."""
+    overlay = _overlay()
+    sources = _sources(suite)
+    digest = hashlib.sha256(overlay + "\n".join([*sources, *_PACKAGES]).encode()).hexdigest()[:12]
+    name = f"{_REPOSITORY}:{suite}-{digest}"
+    if not exists("image", name):
+        _build(name, suite, sources, overlay)
+        _forget_former(suite, name)
+    return name
+
+
+def _build(name: str, suite: str, sources: list[str], overlay: bytes) -> None:
+    work = host.STORE / "build"
+    work.mkdir(parents=True, exist_ok=True)
+    extra, disk, log = work / "overlay.tar", work / f"{suite}.tar", work / f"{suite}.log"
+    extra.write_bytes(overlay)
+    hooks = [
+        f"tar-in {extra} /",
+        'chroot "$1" update-ca-certificates',
+        'chroot "$1" systemctl --quiet enable lab-boot.service',
+        'rm --force "$1"/etc/ssh/ssh_host_* "$1"/etc/hosts',
+        ': >"$1"/etc/machine-id',
+    ]
+    command = [
+        "mmdebstrap",
+        "--variant=minbase",
+        "--skip=cleanup/apt/lists",  # an installed machine knows its packages
+        f"--include={','.join(_PACKAGES)}",
+        *(f"--customize-hook={hook}" for hook in hooks),
+        suite,
+        str(disk),
+        *sources,
+    ]
+    with log.open("w") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        tail = "\n".join(log.read_text().splitlines()[-5:])
+        raise FarandoleError(f"building the {suite} node image failed; {log} ends with:\n{tail}")
+    podman("import", "--quiet", str(disk), name)
+    disk.unlink()
+
+
+def _forget_former(suite: str, name: str) -> None:
+    """Images of the same suite that no node stands on any more."""
+    used = podman("ps", "--all", "--format", "{{.Image}}").split()
+    for image in podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split():
+        if image.startswith(f"{_REPOSITORY}:{suite}-") and image != name and image not in used:
+            podman("image", "rm", image)
+
+
+def _overlay() -> bytes:
+    """Everything that goes onto the disk beside Debian's packages, as a tar archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content, mode in _files():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(content), mode
+            archive.addfile(entry, io.BytesIO(content))
+        for unit in _MASKED:
+            entry = tarfile.TarInfo(f"etc/systemd/system/{unit}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "/dev/null"
+            archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def _files() -> Iterator[tuple[str, bytes, int]]:
+    own = Path(str(files("farandole.lab"))) / "node"
+    for path in sorted(path for path in own.rglob("*") if path.is_file()):
+        yield str(path.relative_to(own)), path.read_bytes(), path.stat().st_mode & 0o755
+    for certificate in sorted(Path("/usr/local/share/ca-certificates").rglob("*.crt")):
+        yield str(certificate).lstrip("/"), certificate.read_bytes(), 0o644
+    yield "etc/apt/apt.conf.d/90lab", _apt_settings().encode(), 0o644
+
+
+def _apt_settings() -> str:
+    lines = run("apt-config", "dump").splitlines()
+    return "".join(f"{line}\n" for line in lines if line.startswith(_APT_SETTINGS))
+
+
+def _sources(suite: str) -> list[str]:
+    """sources.list for a suite, on the mirrors that this machine's own apt uses."""
+    targets = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages").split("\n")
+    sites = {release: site for site, _, release in (target.partition(" ") for target in targets)}
+    here = _codename()
+    if here not in sites:
+        return []  # not a Debian machine: mmdebstrap knows a mirror
+    main = sites[here]
+    lines = [f"deb {main} {suite} main", f"deb {main} {suite}-updates main"]
+    if security := sites.get(f"{here}-security"):
+        lines.append(f"deb {security} {suite}-security main")
+    return lines
+
+
+def _codename() -> str:
+    release = dict(line.partition("=")[::2] for line in Path("/etc/os-release").read_text().splitlines())
+    return release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""

@@ -1,0 +1,117 @@
+"""What Ansible and ssh need to know of a lab: inventory/<lab>/."""
+
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from farandole.errors import FarandoleError
+from farandole.lab.shell import run
+
+_MARK = "# Written by `farandole lab up`; changes are lost.\n"
+_CAP_SYS_RESOURCE = 24
+Hosts = dict[str, tuple[str, Path]]
+
+
+def project() -> Path:
+    """The checkout: the one around the working directory, else the one this package was installed from."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "site.yml").is_file() and (folder / "roles").is_dir():
+            return folder
+    return Path(__file__).resolve().parents[3]
+
+
+def folder(lab: str) -> Path:
+    """Where a lab's inventory lies."""
+    return project() / "inventory" / lab
+
+
+def check(lab: str) -> None:
+    """Refuse to write over an inventory that a person wrote."""
+    hosts = folder(lab) / "hosts.yml"
+    if hosts.exists() and not hosts.read_text().startswith(_MARK):
+        raise FarandoleError(f"{hosts.parent} was not written by the lab: choose another --name")
+
+
+def write(lab: str, hosts: Hosts) -> Path:
+    """Write the inventory of a running lab, and let this checkout's key into its nodes."""
+    target = folder(lab)
+    ssh = target / ".ssh"
+    ssh.mkdir(parents=True, exist_ok=True)
+    (target / ".gitignore").write_text("*\n")
+    key = ssh / "id_ed25519"
+    if not key.exists():
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"farandole lab {lab}", "-f", str(key))
+    for _, root in hosts.values():
+        _authorize(root, key.with_suffix(".pub").read_text())
+    (ssh / "known_hosts").write_text("".join(_host_keys(name, *where) for name, where in hosts.items()))
+    (ssh / "config").write_text(_ssh_config(ssh, hosts))
+    (target / "hosts.yml").write_text(_MARK + yaml.safe_dump(_inventory(ssh, hosts), sort_keys=False))
+    _give_to_caller(target)
+    return target
+
+
+def remove(lab: str) -> None:
+    """Forget a lab: its inventory, and what the playbooks kept of it on this machine."""
+    check(lab)
+    shutil.rmtree(folder(lab), ignore_errors=True)
+    shutil.rmtree(project() / ".farandole" / lab, ignore_errors=True)
+
+
+def _inventory(ssh: Path, hosts: Hosts) -> dict[str, object]:
+    return {
+        "cluster": {
+            "hosts": {name: {"ansible_host": address} for name, (address, _) in hosts.items()},
+            "vars": {
+                "ansible_user": "root",
+                "ansible_ssh_private_key_file": str(ssh / "id_ed25519"),
+                "ansible_ssh_common_args": f"-o UserKnownHostsFile={ssh / 'known_hosts'}",
+                **_limits(),
+            },
+        },
+        "head": {"hosts": {"node-1": None}},
+    }
+
+
+def _limits() -> dict[str, object]:
+    """A node cannot grant more than this machine may when it lacks CAP_SYS_RESOURCE, as inside another container."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    if capabilities & 1 << _CAP_SYS_RESOURCE:
+        return {}
+    limits = {"base_nofile": (resource.RLIMIT_NOFILE, 1), "base_memlock": (resource.RLIMIT_MEMLOCK, 1024)}
+    hard = {name: (resource.getrlimit(kind)[1], unit) for name, (kind, unit) in limits.items()}
+    return {name: str(value // unit) for name, (value, unit) in hard.items() if value != resource.RLIM_INFINITY}
+
+
+def _ssh_config(ssh: Path, hosts: Hosts) -> str:
+    per_host = "".join(f"Host {name}\n  HostName {address}\n" for name, (address, _) in hosts.items())
+    return (
+        f"{_MARK}{per_host}Host *\n  User root\n  IdentityFile {ssh / 'id_ed25519'}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {ssh / 'known_hosts'}\n  StrictHostKeyChecking yes\n  LogLevel ERROR\n"
+        "  ConnectTimeout 10\n  ServerAliveInterval 5\n  ServerAliveCountMax 3\n"
+    )
+
+
+def _host_keys(name: str, address: str, root: Path) -> str:
+    """Read off the node's own disk, so that nothing has to be believed."""
+    keys = sorted((root / "etc/ssh").glob("ssh_host_*_key.pub"))
+    return "".join(f"{name},{address} {' '.join(key.read_text().split()[:2])}\n" for key in keys)
+
+
+def _authorize(root: Path, key: str) -> None:
+    file = root / "root/.ssh/authorized_keys"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    present = file.read_text() if file.exists() else ""
+    if key not in present:
+        file.write_text(present + key)
+        file.chmod(0o600)
+
+
+def _give_to_caller(target: Path) -> None:
+    """Under sudo the files belong to the person who called."""
+    if (user := os.environ.get("SUDO_UID")) and (group := os.environ.get("SUDO_GID")):
+        subprocess.run(["chown", "--recursive", f"{user}:{group}", str(target)], check=True)

@@ -1,0 +1,292 @@
+"""A lab: its nodes, its network, and what can be done to them."""
+
+import ipaddress
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.errors import FarandoleError
+from farandole.lab import host, image, inventory
+from farandole.lab.podman import podman, query
+from farandole.lab.shell import run
+
+Progress = Callable[[str], None]
+
+# 64 labs of 1000 nodes each, away from podman's and docker's own ranges.
+_NETWORKS = ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22)
+_FIRST_NODE = 10
+_SSH_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Node:
+    """One host of a lab."""
+
+    name: str
+    lab: str
+    suite: str
+    address: str
+    state: str
+    pid: int
+
+    @property
+    def container(self) -> str:
+        """Its name in podman."""
+        return _container(self.lab, self.name)
+
+    @property
+    def root(self) -> Path:
+        """Its file system, as this machine sees it."""
+        return Path(f"/proc/{self.pid}/root")
+
+
+def nodes(lab: str | None = None) -> list[Node]:
+    """The nodes of one lab, or of all."""
+    if not host.STORE.exists():
+        return []
+    label = "farandole.lab" if lab is None else f"farandole.lab={lab}"
+    found = [
+        Node(
+            name=entry["Labels"]["farandole.node"],
+            lab=entry["Labels"]["farandole.lab"],
+            suite=entry["Labels"]["farandole.suite"],
+            address=entry["Labels"]["farandole.address"],
+            state=entry["State"],
+            pid=entry["Pid"],
+        )
+        for entry in query("ps", "--all", "--filter", f"label={label}")
+    ]
+    return sorted(found, key=lambda node: (node.lab, _index(node.name)))
+
+
+def node(lab: str, name: str) -> Node:
+    """One node, or a message that says which there are."""
+    found = nodes(lab)
+    for candidate in found:
+        if candidate.name == name:
+            return candidate
+    there = ", ".join(candidate.name for candidate in found) or "none"
+    raise FarandoleError(f"{lab} has no node {name} (it has: {there}); `farandole lab status` shows all")
+
+
+def up(lab: str, count: int, suite: str, *, decoy: bool, progress: Progress) -> list[Node]:
+    """Bring a lab to `count` running nodes; those that are there stay as they are."""
+    present = nodes(lab)
+    if len(present) > count:
+        raise FarandoleError(
+            f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
+        )
+    host.prepare(len(nodes()) - len(present) + count)
+    network = _ensure_network(lab)
+    names = {node.name for node in present}
+    missing = [index for index in range(1, count + 1) if f"node-{index}" not in names]
+    if missing:
+        progress(f"node image for {suite} (about a minute when it has to be built)")
+        disk = image.ensure(suite)
+        for index in missing:
+            progress(f"starting node-{index} of {count}")
+            _create(lab, index, suite, disk, network, decoy=decoy)
+    for stopped in (node for node in present if node.state != "running"):
+        progress(f"starting {stopped.name} again")
+        podman("unpause" if stopped.state == "paused" else "start", stopped.container)
+    progress("waiting for ssh")
+    ready = nodes(lab)
+    _wait_for_ssh(ready)
+    inventory.write(lab, {node.name: (node.address, node.root) for node in ready})
+    return ready
+
+
+def down(lab: str, progress: Progress) -> list[str]:
+    """Remove a lab, whatever state it is in; after the last one the machine is as it was before."""
+    present = nodes(lab)
+    if present:
+        progress(f"removing {len(present)} nodes")
+        podman("rm", "--force", "--time=0", *(node.container for node in present))
+    if _network(lab):
+        podman("network", "rm", "--force", _network_name(lab))
+    inventory.remove(lab)
+    if host.STORE.exists() and (nodes() or _lab_networks()):
+        return []
+    return host.restore()
+
+
+def purge() -> None:
+    """Remove the cached node images and podman's store; only without labs."""
+    if nodes():
+        raise FarandoleError("labs are up: take each down first with `farandole lab down --name NAME`")
+    host.restore()
+    if host.STORE.exists():
+        # podman mounts its graph over itself while it works.
+        graph = host.STORE / "graph" / "overlay"
+        if graph.is_mount():
+            run("umount", str(graph))
+        run("rm", "--recursive", "--one-file-system", str(host.STORE))
+
+
+def cut(target: Node) -> None:
+    """Pull the network cable."""
+    _in_network(target, "ip", "link", "set", "eth0", "down")
+
+
+def heal(target: Node) -> None:
+    """Plug the network cable in again."""
+    gateway = next(ipaddress.IPv4Network(_subnet(target.lab)).hosts())
+    _in_network(target, "ip", "link", "set", "eth0", "up")
+    _in_network(target, "ip", "route", "replace", "default", "via", str(gateway))
+    _wait_for_ssh([target])
+
+
+def pause(target: Node) -> None:
+    """Freeze it: addresses answer nothing, connections stay open."""
+    podman("pause", target.container)
+
+
+def resume(target: Node) -> None:
+    """Let a frozen node go on."""
+    podman("unpause", target.container)
+
+
+def kill(target: Node) -> None:
+    """Pull the power."""
+    podman("kill", target.container)
+
+
+def start(target: Node) -> None:
+    """Switch a dead node on."""
+    podman("start", target.container)
+    _wait_for_ssh([target])
+
+
+def reboot(target: Node) -> None:
+    """Restart it, as `reboot` on it would."""
+    podman("exec", target.container, "systemctl", "reboot")
+    deadline = time.monotonic() + _SSH_SECONDS
+    while time.monotonic() < deadline:
+        now = node(target.lab, target.name)
+        if now.state == "running" and now.pid not in (0, target.pid):
+            _wait_for_ssh([now])
+            return
+        time.sleep(0.2)
+    raise FarandoleError(f"{target.name} did not come back within {_SSH_SECONDS} s; `farandole lab status` shows it")
+
+
+FAULTS: dict[str, Callable[[Node], None]] = {
+    f.__name__: f for f in (cut, heal, pause, resume, kill, start, reboot)
+}
+
+
+def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4Network, *, decoy: bool) -> None:
+    name = f"node-{index}"
+    address = network[_FIRST_NODE + index]
+    labels = {"lab": lab, "node": name, "suite": suite, "address": str(address)}
+    # A changed MAC address after a restart would leave the neighbours with a stale one.
+    mac = "02:00:" + ":".join(f"{byte:02x}" for byte in address.packed)
+    podman(
+        "run",
+        "--detach",
+        f"--name={_container(lab, name)}",
+        f"--hostname={name}",
+        "--privileged",
+        "--systemd=always",
+        "--pids-limit=-1",
+        "--restart=always",
+        "--no-hosts",
+        "--shm-size=1g",
+        "--tmpfs=/tmp",
+        f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
+        f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
+        f"--network={_network_name(lab)}",
+        f"--ip={address}",
+        f"--mac-address={mac}",
+        f"--env=LAB_DECOY={int(decoy)}",
+        *(f"--label=farandole.{key}={value}" for key, value in labels.items()),
+        disk,
+        "/sbin/init",
+    )
+
+
+def _limit(kind: int, wanted: int) -> int:
+    """A container cannot raise a hard limit that its machine does not have."""
+    hard = resource.getrlimit(kind)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+
+
+def _ensure_network(lab: str) -> ipaddress.IPv4Network:
+    if not _network(lab):
+        for subnet in _NETWORKS:
+            try:
+                podman(
+                    "network", "create", "--disable-dns", f"--subnet={subnet}", f"--label=farandole.lab={lab}",
+                    _network_name(lab),
+                )
+            except FarandoleError as error:
+                if "already used" not in str(error):
+                    raise
+            else:
+                break
+    return ipaddress.IPv4Network(_subnet(lab))
+
+
+def _subnet(lab: str) -> str:
+    inspected = json.loads(podman("network", "inspect", _network_name(lab)))
+    return str(inspected[0]["subnets"][0]["subnet"])
+
+
+def _network(lab: str) -> bool:
+    return _network_name(lab) in _lab_networks()
+
+
+def _lab_networks() -> list[str]:
+    return podman("network", "ls", "--filter=label=farandole.lab", "--format={{.Name}}").split()
+
+
+def _network_name(lab: str) -> str:
+    return f"farandole-{lab}"
+
+
+def _container(lab: str, name: str) -> str:
+    return f"farandole-{lab}-{name}"
+
+
+def _index(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _in_network(target: Node, *command: str) -> None:
+    if not target.pid:
+        raise FarandoleError(f"{target.name} is {target.state}: `farandole lab fault start {target.name}` first")
+    run("nsenter", f"--target={target.pid}", "--net", "--", *command)
+
+
+def _wait_for_ssh(waiting: list[Node]) -> None:
+    deadline = time.monotonic() + _SSH_SECONDS
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        silent = [node.name for node, answered in _ask(pool, waiting, deadline) if not answered]
+    if silent:
+        raise FarandoleError(
+            f"no ssh on {', '.join(silent)} after {_SSH_SECONDS} s; `farandole lab status` shows their state, "
+            "`farandole lab down` clears the lab away"
+        )
+
+
+def _ask(pool: ThreadPoolExecutor, waiting: list[Node], deadline: float) -> Iterator[tuple[Node, bool]]:
+    return zip(waiting, pool.map(lambda node: answers(node.address, deadline), waiting), strict=True)
+
+
+def answers(address: str, deadline: float) -> bool:
+    """Whether sshd says its name there before the deadline."""
+    while True:
+        try:
+            with socket.create_connection((address, 22), timeout=2) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return True
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)

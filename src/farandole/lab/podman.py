@@ -1,0 +1,58 @@
+"""podman with a store, a configuration and (where needed) a cgroup tree of the lab's own."""
+
+import json
+import os
+from typing import Any
+
+from farandole.lab import host
+from farandole.lab.shell import run
+
+# Nothing is shared with a podman that the user runs beside the lab. static_dir stays where podman looks for it
+# by itself: the clean-up that restarts a node when it reboots runs without this file.
+_ENGINE = """\
+[engine]
+runtime = "crun"
+events_logger = "file"
+volume_path = "{store}/volumes"
+tmp_dir = "{run}/podman"
+{cgroups}
+[network]
+network_backend = "netavark"
+network_config_dir = "{store}/networks"
+"""
+_STORAGE = """\
+[storage]
+driver = "overlay"
+graphroot = "{store}/graph"
+runroot = "{run}/containers"
+"""
+
+
+def podman(*arguments: str) -> str:
+    """Run podman for the lab and return what it printed."""
+    return run(*host.enter(), "podman", *arguments, env=_environment())
+
+
+def query(*arguments: str) -> list[dict[str, Any]]:
+    """Run a podman command that answers in JSON."""
+    found: list[dict[str, Any]] = json.loads(podman(*arguments, "--format", "json") or "[]") or []
+    return found
+
+
+def exists(kind: str, name: str) -> bool:
+    """Whether there is an image or a network of this name."""
+    return name in podman(kind, "ls", "--format", "{{.Repository}}:{{.Tag}}" if kind == "image" else "{{.Name}}").split()
+
+
+def _environment() -> dict[str, str]:
+    cgroups = "" if host.systemd_runs_cgroups() else 'cgroup_manager = "cgroupfs"\n'
+    settings = {"CONTAINERS_CONF": _ENGINE, "CONTAINERS_STORAGE_CONF": _STORAGE}
+    environment = dict(os.environ)
+    host.STORE.mkdir(parents=True, exist_ok=True)
+    for variable, template in settings.items():
+        text = template.format(store=host.STORE, run=host.RUN, cgroups=cgroups)
+        path = host.STORE / f"{variable.lower()}.toml"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        environment[variable] = str(path)
+    return environment

@@ -1,0 +1,14 @@
+"""Running a program on this machine."""
+
+import subprocess
+
+from farandole.errors import FarandoleError
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> str:
+    """Run it to its end and return what it printed; a failure says which program and why."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise FarandoleError(f"`{' '.join(command)}` failed on this machine: {reason}")
+    return done.stdout

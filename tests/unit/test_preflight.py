@@ -1,0 +1,405 @@
+"""Bad inventories and bad nodes, each with the words an operator gets for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import stat
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+DECLARED = {
+    "base": frozenset({"base_user", "base_user_id"}),
+    "ssh_trust": frozenset({"ssh_trust_dir"}),
+    "stack": frozenset({"stack_id"}),
+}
+
+
+def load(kind: str, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{kind}_{name}", PLUGINS / kind / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses looks its own module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+preflight = load("action", "preflight")
+asking = load("action", "node_probe")
+probing = load("modules", "node_probe")
+
+
+def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
+    return preflight.Node(name, host, **more)
+
+
+def groups(**named: list[str]) -> dict[str, list[str]]:
+    return {"all": sorted({host for hosts in named.values() for host in hosts}), "ungrouped": [], **named}
+
+
+def lines(findings: list[Any]) -> list[str]:
+    return [f"{one.host}: {one.cause} | {one.cure}" for one in findings]
+
+
+def probe(**changes: Any) -> dict[str, Any]:
+    return {
+        "os_id": "debian",
+        "os_version": "12",
+        "codename": "bookworm",
+        "arch": "x86_64",
+        "hostname": "node-1",
+        "machine_id": "0123",
+        "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"],
+        "init": "systemd",
+        "container": False,
+        "user": "trainer",
+        "id": 2000,
+        "user_id": None,
+        "group_id": None,
+        "id_owner": None,
+        "group_id_owner": None,
+        "python_apt": True,
+        "sshd_drop_ins": True,
+        "disk_free_mb": 100000,
+        "time": 1.0,
+        "root": True,
+        **changes,
+    }
+
+
+def login(**changes: Any) -> dict[str, Any]:
+    plain = {"host": "192.0.2.1", "port": None, "user": "root", "key": None, "common_args": ""} | changes
+    return {**plain, "command": asking.ssh_command(plain)}
+
+
+def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
+    return {"probe": probe(**changes), "skew": skew, "login": login()}
+
+
+def judged(reply: dict[str, Any], check_mode: bool = False) -> list[str]:
+    return lines(preflight.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
+
+
+def test_a_good_inventory_has_no_finding() -> None:
+    nodes = [
+        node(
+            "node-1",
+            "192.0.2.1",
+            variables=frozenset({"base_user", "cluster_name", "_base_x", "ansible_user"}),
+        ),
+        node("node-2", "gpu2.example.org", cluster_ip="192.0.2.2"),
+        node("node-3", "gpu2.example.org", port="2222", cluster_ip="2001:db8::3"),
+    ]
+    named = groups(cluster=["node-1", "node-2", "node-3"], head=["node-1"], builders=["node-2"])
+    assert preflight.judge_inventory(named, nodes, DECLARED) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        (groups(), "inventory: it names no host | name the right one with -i"),
+        (groups(web=["a"]), "inventory: group cluster is missing or empty | put the nodes into group"),
+        (groups(clusters=["a"]), "inventory: group cluster is missing or empty | rename group clusters to"),
+        (groups(cluster=["a"]), "inventory: group head is missing or empty | put one host of group cluster"),
+        (groups(cluster=["a", "b"], head=["a", "b"]), "inventory: group head has 2 hosts: a, b | put one"),
+        (groups(cluster=["a"], head=["x"]), "x: it is in group head but not in group cluster | add it to"),
+        (groups(cluster=["a"], head=["a"], builders=["x"]), "x: it is in group builders but not in group"),
+    ],
+)
+def test_groups(named: dict[str, list[str]], words: str) -> None:
+    (line,) = lines(preflight.judge_groups(named))
+    assert line.startswith(words)
+
+
+@pytest.mark.parametrize("name", ["a", "node-1", "9lives", "n" * 63])
+def test_good_names(name: str) -> None:
+    assert preflight.judge_names([name]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("node_1", "node-1"),
+        ("Node-1", "node-1"),
+        ("-node", "node"),
+        ("gpu1.example.org", "gpu1"),
+        ("n" * 64, "n" * 63),
+        ("12", "node-1"),
+        ("10.0.0.1", "node-1"),
+        ("localhost", "node-1"),
+    ],
+)
+def test_bad_names(name: str, better: str) -> None:
+    (finding,) = preflight.judge_names([name])
+    assert finding.host == name
+    assert finding.cure == f"rename it in the inventory, for example to {better}"
+
+
+def test_names_that_differ_in_case_only() -> None:
+    (line,) = lines(preflight.judge_names(["gpu", "GPU"]))
+    assert line == "GPU: its name and gpu are one name, as case does not count | rename one of them"
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        (node("a", "gpu1"), "it has no cluster_ip, and ansible_host gpu1 is not an IP address"),
+        (node("a", cluster_ip="192.0.2.300"), "cluster_ip 192.0.2.300 is not an IP address"),
+        (node("a", cluster_ip="192.0.2.3/24"), "cluster_ip 192.0.2.3/24 is not an IP address"),
+        (node("a", "127.0.0.1"), "no other node can reach it by its cluster address 127.0.0.1"),
+        (node("a", cluster_ip="::1"), "no other node can reach it by its cluster address ::1"),
+        (node("a", "0.0.0.0"), "no other node can reach it by its cluster address 0.0.0.0"),  # noqa: S104
+    ],
+)
+def test_bad_addresses(bad: Any, cause: str) -> None:
+    (finding,) = preflight.judge_addresses([bad])
+    assert finding.cause == cause
+    assert finding.cure == "set cluster_ip: <the address other nodes reach it by>"
+
+
+def test_two_hosts_that_are_one_machine_are_told_once() -> None:
+    (line,) = lines(preflight.judge_addresses([node("a"), node("b")]))
+    assert line.startswith("b: it is a again: both are 192.0.2.1 port 22 | correct ansible_host")
+
+
+def test_two_hosts_with_one_cluster_address() -> None:
+    nodes = [
+        node("a", "192.0.2.9", port="1", cluster_ip="2001:db8::1"),
+        node("b", cluster_ip="2001:db8:0::1"),
+    ]
+    (line,) = lines(preflight.judge_addresses(nodes))
+    assert line.startswith("b: it has the cluster address of a: 2001:db8::1 | set cluster_ip of each")
+
+
+@pytest.mark.parametrize(
+    ("variable", "cure"),
+    [
+        ("base_usr_id", "write base_user_id if that is meant, else remove it"),
+        ("ssh_trust_dri", "write ssh_trust_dir if that is meant, else remove it"),
+        ("stack_colour", "remove or rename it; names of its kind are stack_id"),
+        ("cluster_interface", "remove or rename it; names of its kind are cluster_ip, cluster_name"),
+    ],
+)
+def test_unknown_variables(variable: str, cure: str) -> None:
+    nodes = [node("a", variables=frozenset({variable})), node("b")]
+    assert lines(preflight.judge_variables(nodes, DECLARED)) == [
+        f"a: nothing reads the variable {variable} | {cure}"
+    ]
+
+
+def test_a_variable_that_every_host_has_is_told_once() -> None:
+    nodes = [node(name, variables=frozenset({"base_usr"})) for name in ("a", "b")]
+    assert [finding.host for finding in preflight.judge_variables(nodes, DECLARED)] == ["all"]
+
+
+@pytest.mark.parametrize("variable", ["_base_x", "ansible_user", "database_url", "base", "ssh_port", "mine"])
+def test_other_variables_are_the_users_own(variable: str) -> None:
+    assert preflight.judge_variables([node("a", variables=frozenset({variable}))], DECLARED) == []
+
+
+def test_the_longest_role_owns_a_name() -> None:
+    assert preflight.owner_of("ssh_trust_x", ["ssh", "ssh_trust"]) == "ssh_trust"
+
+
+def test_declared_names_of_all_entry_points() -> None:
+    specs: dict[str, Any] = {
+        "argument_specs": {"main": {"options": {"a_x": {}}}, "verify": {"options": {"a_y": {}}}, "bare": {}}
+    }
+    assert preflight.declared_names(specs) == {"a_x", "a_y"}
+
+
+def test_a_good_node_has_no_finding() -> None:
+    assert judged(answer()) == []
+    assert judged(answer(user_id=2000, group_id=2000, id_owner="trainer", group_id_owner="trainer")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"os_id": "ubuntu", "os_version": "20.04"}, "it runs Ubuntu 20.04 | take it out of group cluster"),
+        ({"os_id": "", "os_version": ""}, "it runs no known system | take it out of group cluster, or"),
+        ({"arch": "riscv64"}, "its architecture is riscv64 | take a machine with x86_64 or aarch64"),
+        ({"init": "bash"}, "process 1 is bash, not systemd | apt-get install systemd-sysv, then reboot"),
+        ({"init": "sh", "container": True}, "process 1 is sh, not systemd | apt-get install systemd-sysv"),
+        ({"machine_id": ""}, "it has no machine id | rm /etc/machine-id && systemd-machine-id-setup, then"),
+        ({"addresses": None}, "it has no command ip | apt-get install iproute2"),
+        (
+            {"addresses": ["127.0.0.1", "10.0.0.1", "fe80::1"]},
+            "its cluster address 192.0.2.1 is on none of its interfaces | set cluster_ip to one of 10.0.0.1",
+        ),
+        ({"id_owner": "bob"}, "bob already has uid 2000, meant for trainer | set base_user_id to a number"),
+        ({"group_id_owner": "staff"}, "staff already has gid 2000, meant for trainer | set base_user_id"),
+        ({"id_owner": "bob", "group_id_owner": "bob"}, "bob already has uid and gid 2000, meant for"),
+        ({"user_id": 1001}, "trainer already has uid 1001, not 2000 | set base_user_id: 1001 if every node"),
+        ({"user_id": 7, "group_id": 7}, "trainer already has uid and gid 7, not 2000 | set base_user_id: 7"),
+        ({"skew": 400.0}, "its clock is 400 s ahead of that of this machine; 300 s are allowed | time"),
+        ({"skew": -3600.0}, "its clock is 3600 s behind that of this machine; 300 s are allowed | time"),
+        ({"root": False, "sshd_drop_ins": False}, "tasks do not run as root there | set ansible_become"),
+        ({"sshd_drop_ins": False}, "its sshd does not read /etc/ssh/sshd_config.d | add to the top of"),
+    ],
+)
+def test_bad_nodes(changes: dict[str, Any], words: str) -> None:
+    (line,) = judged(answer(**changes))
+    assert line.startswith(f"node-1: {words}")
+
+
+def test_python_apt_matters_in_check_mode_only() -> None:
+    reply = answer(python_apt=False)
+    assert judged(reply) == []
+    assert judged(reply, check_mode=True) == [
+        "node-1: it has no python3-apt, which check mode needs | apt-get install python3-apt"
+    ]
+
+
+def test_a_cloned_image() -> None:
+    probes = {name: probe(addresses=[f"192.0.2.{n}"]) for n, name in enumerate("abc")}
+    cause = "it is a clone of a: both have machine id 0123"
+    cure = "rm /etc/machine-id && systemd-machine-id-setup, then reboot"
+    assert lines(preflight.judge_machine_ids(probes)) == [f"{host}: {cause} | {cure}" for host in "bc"]
+
+
+def test_one_machine_under_two_names() -> None:
+    (line,) = lines(preflight.judge_machine_ids({"a": probe(), "b": probe()}))
+    assert line == "b: it is a again: same machine id, same addresses | take one of them out of the inventory"
+
+
+CHANGED = """Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+  remove with:
+  ssh-keygen -f "/root/.ssh/known_hosts" -R "[192.0.2.1]:2222"
+Host key for [192.0.2.1]:2222 has changed and you have requested strict checking.
+Host key verification failed."""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "Failed to connect to the host via ssh: ssh: connect to host a port 22: Connection refused",
+            "nothing listens for ssh there (connect to host a port 22: Connection refused) | systemctl",
+        ),
+        (
+            "ssh: connect to host a port 22: Connection timed out",
+            "it does not answer (connect to host a port 22: Connection timed out) | start it, open its",
+        ),
+        ("Connection timed out during banner exchange", "it does not answer (Connection timed out) | start"),
+        ("ssh: connect to host a port 22: No route to host", "no way leads there (connect to host a port"),
+        ("ssh: connect to host a port 22: Network is unreachable", "no way leads there (connect to host a"),
+        (
+            "ssh: Could not resolve hostname gpu1: Name or service not known",
+            "its name resolves to no address (Could not resolve hostname gpu1) | set ansible_host",
+        ),
+        (
+            "root@192.0.2.1: Permission denied (publickey,password).",
+            "it does not let root in (Permission denied (publickey,password)) | ssh-copy-id root@192.0.2.1",
+        ),
+        (
+            "No ED25519 host key is known for 192.0.2.1.\nHost key verification failed.",
+            "its host key is not known here yet (Host key verification failed) | ssh root@192.0.2.1 and",
+        ),
+        (
+            CHANGED,
+            "its host key is another than the known one: reinstalled, or another machine "
+            "(Host key for [192.0.2.1]:2222 has changed) | compare on its console: ssh-keygen -lf "
+            "/etc/ssh/ssh_host_ed25519_key.pub; only if it is the new key: "
+            'ssh-keygen -f "/root/.ssh/known_hosts" -R "[192.0.2.1]:2222", then ssh root@192.0.2.1',
+        ),
+        ("Missing sudo password", "sudo wants a password of root (Missing sudo password) | run with --ask"),
+        ("sudo: a password is required", "sudo wants a password of root (a password is required) | run with"),
+        ("Incorrect sudo password", "sudo refuses the password of root (Incorrect sudo password) | correct"),
+        ("bob is not in the sudoers file.", "sudo lets root do nothing (is not in the sudoers file) | set"),
+        ("/bin/sh: 1: sudo: not found", "it has no sudo (sudo: not found) | apt-get install sudo on it, or"),
+        (
+            "/bin/sh: 1: /usr/bin/python3: not found\nThe module interpreter was not found.",
+            "it has no python3 (/usr/bin/python3: not found) | ssh root@192.0.2.1, then apt-get update",
+        ),
+        (
+            "ansible-core requires a minimum of Python version 3.8. Current version: 3.6.9",
+            "its python3 is too old (requires a minimum of Python version 3.8. Current version: 3.6.9)",
+        ),
+        ("kex_exchange_identification: read", "it gives no answer (kex_exchange_identification: read) | ssh"),
+        ("", "it gives no answer (it was not asked) | ssh -v root@192.0.2.1 shows where it stops"),
+    ],
+)
+def test_silence(said: str, words: str) -> None:
+    reply = {"unreachable_reason": asking.one_line(said), "login": login()}
+    (line,) = judged(reply)
+    assert line.startswith(f"node-1: {words}")
+
+
+def test_a_host_that_was_never_asked() -> None:
+    assert judged({}) == [
+        "node-1: it gives no answer (it was not asked) | ssh -v node-1 shows where it stops"
+    ]
+
+
+def test_an_odd_port_is_in_every_command() -> None:
+    fields = preflight.silence_fields(login(port=2222), "")
+    assert fields["ssh"] == "ssh -p 2222 root@192.0.2.1"
+    assert fields["forget"] == "ssh-keygen -R '[192.0.2.1]:2222'"
+    assert fields["port_option"] == " -p 2222"
+
+
+def test_the_ssh_command_is_the_one_that_ansible_uses() -> None:
+    command = login(common_args="-o UserKnownHostsFile=known", key="key", port=22)["command"]
+    assert command == "ssh -o UserKnownHostsFile=known -p 22 -i key root@192.0.2.1"
+
+
+def test_debug_output_is_no_reason() -> None:
+    assert asking.one_line("OpenSSH_9.2p1\ndebug1: Reading\r\nssh: no\n") == "ssh: no"
+
+
+def test_hosts_with_the_same_finding_share_a_number() -> None:
+    findings = [preflight.Finding(f"node-{n}", "it is off", "switch it on") for n in range(7)]
+    text = preflight.report([*findings, preflight.Finding("x", "odd", "even")])
+    assert text == (
+        "preflight found 2 problems; nothing was changed.\n\n"
+        "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off\n   cure: switch it on\n\n"
+        "2. x: odd\n   cure: even"
+    )
+
+
+def test_success_in_one_line() -> None:
+    probes = {"a": probe(), "b": probe(), "c": probe(os_id="ubuntu", os_version="24.04")}
+    assert preflight.summary(probes) == "3 nodes, Debian 12 and Ubuntu 24.04: no finding"
+    assert preflight.summary({"a": probe()}) == "1 node, Debian 12: no finding"
+
+
+def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "preflight.json"
+    for findings in ([preflight.Finding("a", "b", "c")], []):
+        preflight.write_private(path, preflight.record(findings, {"a": probe()}))
+    assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "hosts": {"a": probe()}}
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("config", "read"),
+    [
+        ("Port 22\nInclude /etc/ssh/sshd_config.d/*.conf\n", True),
+        ('  include="sshd_config.d/*.conf"\n', True),
+        ("Include /etc/other /etc/ssh/sshd_config.d/*.conf", True),
+        ("#Include /etc/ssh/sshd_config.d/*.conf\n", False),
+        ("Match User git\n  Include /etc/ssh/sshd_config.d/*.conf\n", False),
+        ("\n", False),
+    ],
+)
+def test_sshd_drop_ins(config: str, read: bool) -> None:
+    assert probing.includes_drop_ins(config) is read
+
+
+def test_addresses_of_all_links() -> None:
+    said = [{"addr_info": [{"local": "127.0.0.1"}, {"local": "::1"}]}, {"addr_info": []}]
+    assert probing.addresses(json.dumps(said)) == ["127.0.0.1", "::1"]
+
+
+def test_free_space_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert probing.free_mib(tmp_path / "no" / "where") == pytest.approx(probing.free_mib(tmp_path), rel=0.01)
