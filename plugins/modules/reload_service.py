@@ -44,6 +44,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 PATIENCE = 15
+# Until a daemon has noticed the signal, its old self answers.
+SETTLE = 0.3
 
 
 def last_read(module: AnsibleModule, name: str) -> float:
@@ -85,6 +87,7 @@ def main() -> None:
         code, _, err = module.run_command(["systemctl", "reload-or-restart", name])
         if code:
             module.fail_json(msg=f"{name} refused to reload: {err.strip()}; `journalctl --unit {name}` says more")
+        time.sleep(SETTLE)
         if not answers(port):
             module.fail_json(msg=f"{name} does not answer on port {port} {PATIENCE} s after its reload")
     module.exit_json(changed=due)

@@ -25,8 +25,8 @@ Fault = StrEnum("Fault", {fault: fault for fault in lab.FAULTS})
 
 
 def _lab_name(value: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", value):
-        raise typer.BadParameter("lower-case letters, digits and -, beginning with a letter")
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", value):
+        raise typer.BadParameter("lower-case letters, digits, _ and -, beginning with a letter")
     return value
 
 

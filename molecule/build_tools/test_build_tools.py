@@ -1,0 +1,22 @@
+"""What role build_tools promises: a builder compiles, a node without the role does not."""
+
+PROGRAM = "int main() { return __cplusplus >= 201703L ? 0 : 1; }"
+
+
+def test_the_builder_compiles_and_runs_cplusplus_17(head):
+    head.check_output("printf %s >/tmp/program.cc", PROGRAM)
+    head.check_output("g++ -std=c++17 -o /tmp/program /tmp/program.cc && /tmp/program")
+
+
+def test_the_chosen_compiler_is_there_beside_it(head):
+    assert head.check_output("g++-11 -dumpversion") == "11"
+    assert head.check_output("g++ -dumpversion") == "12"
+
+
+def test_the_rest_of_the_tools_run(head):
+    for tool in ("cmake", "make", "git", "curl", "vim", "wget"):
+        head.check_output("%s --version", tool)
+
+
+def test_other_nodes_stay_without(worker):
+    assert not worker.exists("g++")

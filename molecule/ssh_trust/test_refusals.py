@@ -1,0 +1,162 @@
+"""Who is kept out. Every attack is tried twice: refused as the role leaves it, and, to know that it is this protection
+which refuses it, let in once the protection is taken away."""
+
+import os
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from test_trust import FOLDER, as_job
+
+WEAK = "/etc/ssh/sshd_config.d/00-weakened.conf"
+
+
+def reload(host):
+    """sshd closes its port for a moment while it reads its settings."""
+    host.check_output("systemctl reload ssh && sleep 0.5")
+
+
+@contextmanager
+def weakened(host, settings):
+    """sshd with a hole in it."""
+    host.check_output("printf -- %s >%s", settings, WEAK)
+    reload(host)
+    try:
+        yield
+    finally:
+        host.check_output("rm %s", WEAK)
+        reload(host)
+
+
+@pytest.fixture(scope="session")
+def ca(inventory_path):
+    return inventory_path.parents[1] / ".farandole" / inventory_path.name / "ca" / "user_ca"
+
+
+@pytest.fixture
+def signed(head, ca, tmp_path):
+    """Sign the head's job key by hand, and put the certificate where only the test uses it."""
+
+    def sign(*options):
+        key = tmp_path / "job.pub"
+        key.write_text(head.file(f"{FOLDER}/id_job.pub").content_string)
+        subprocess.run(["ssh-keygen", "-q", "-s", ca, "-I", "test", *options, key], check=True)
+        certificate = (tmp_path / "job-cert.pub").read_text()
+        head.check_output("printf -- %s >/run/test-cert.pub", certificate)
+        return ["-F", "none", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes",
+                "-o", f"IdentityFile={FOLDER}/id_job", "-o", "CertificateFile=/run/test-cert.pub"]
+
+    return sign
+
+
+def refused(result):
+    return result.rc == 1 and "Permission denied" in result.stderr
+
+
+def test_the_job_certificate_does_not_open_root(head, worker):
+    assert refused(as_job(head, "root@node-2"))
+    worker.check_output("printf 'trainer\n' >/etc/ssh/test-principals")
+    hole = f"TrustedUserCAKeys {FOLDER}/user_ca.pub\nAuthorizedPrincipalsFile /etc/ssh/test-principals\n"
+    with weakened(worker, hole):
+        assert as_job(head, "root@node-2").rc == 0
+
+
+def test_even_a_certificate_for_root_does_not_open_root(head, worker, signed):
+    options = signed("-n", "root,trainer")
+    assert as_job(head, "node-2", "true", *options).rc == 0
+    assert refused(as_job(head, "root@node-2", "true", *options))
+    with weakened(worker, f"TrustedUserCAKeys {FOLDER}/user_ca.pub\n"):
+        assert as_job(head, "root@node-2", "true", *options).rc == 0
+
+
+def test_a_password_does_not_open_the_job_user(head, worker):
+    worker.check_output("echo trainer:known | chpasswd")
+    head.check_output("printf '#!/bin/sh\necho known\n' >/run/askpass && chmod 755 /run/askpass")
+    attack = (
+        "runuser -u trainer -- env SSH_ASKPASS=/run/askpass SSH_ASKPASS_REQUIRE=force "
+        "ssh -o PubkeyAuthentication=no -o NumberOfPasswordPrompts=1 node-2 hostname || exit 1"
+    )
+    try:
+        assert refused(head.run(attack))
+        with weakened(worker, "Match User trainer\n  AuthenticationMethods any\n  PasswordAuthentication yes\n"):
+            assert head.run(attack).stdout.strip() == "node-2"
+    finally:
+        worker.check_output("usermod --password '*' trainer")
+
+
+def test_the_job_key_is_worth_nothing_outside_of_the_cluster(head, addresses, signed, tmp_path, inventory_path):
+    """The control machine stands for the outsider, with the head's key and certificate stolen."""
+
+    def attack(certificate):
+        stolen = tmp_path / "stolen"
+        stolen.write_text(head.file(f"{FOLDER}/id_job").content_string)
+        stolen.chmod(0o600)
+        (tmp_path / "stolen-cert.pub").write_text(head.file(certificate).content_string)
+        return subprocess.run(
+            ["ssh", "-F", "none", "-i", stolen, "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
+             "-o", f"UserKnownHostsFile={inventory_path}/.ssh/known_hosts",
+             f"trainer@{addresses['node-2']}", "hostname"],
+            capture_output=True, text=True, check=False, env={**os.environ, "SSH_AUTH_SOCK": ""},
+        )
+
+    thief = attack(f"{FOLDER}/id_job-cert.pub")
+    assert thief.returncode == 255
+    assert "Permission denied" in thief.stderr
+    signed("-n", "trainer")
+    assert attack("/run/test-cert.pub").stdout.strip() == "node-2"
+
+
+def test_the_head_s_key_is_worth_nothing_on_another_node(head, worker, signed):
+    def attack(certificate):
+        for name, source in (("id", f"{FOLDER}/id_job"), ("id-cert.pub", certificate)):
+            worker.check_output("printf -- %s >/run/%s", head.file(source).content_string, name)
+        worker.check_output("chown trainer /run/id && chmod 600 /run/id")
+        return as_job(worker, "node-1", "hostname", "-i", "/run/id")
+
+    assert refused(attack(f"{FOLDER}/id_job-cert.pub"))
+    signed("-n", "trainer")
+    assert attack("/run/test-cert.pub").stdout.strip() == "node-1"
+
+
+def test_an_expired_certificate_opens_nothing(head, signed):
+    assert refused(as_job(head, "node-2", "true", *signed("-n", "trainer", "-V", "-2d:-1d")))
+    assert as_job(head, "node-2", "true", *signed("-n", "trainer", "-V", "-2d:+1d")).rc == 0
+
+
+def test_a_certificate_of_a_strange_ca_opens_nothing(head, worker, tmp_path):
+    strange = tmp_path / "strange_ca"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", strange], check=True)
+    key = tmp_path / "job.pub"
+    key.write_text(head.file(f"{FOLDER}/id_job.pub").content_string)
+    subprocess.run(["ssh-keygen", "-q", "-s", strange, "-I", "test", "-n", "trainer", key], check=True)
+    head.check_output("printf -- %s >/run/test-cert.pub", (tmp_path / "job-cert.pub").read_text())
+    options = ["-F", "none", "-o", f"IdentityFile={FOLDER}/id_job", "-o", "IdentitiesOnly=yes",
+               "-o", "CertificateFile=/run/test-cert.pub"]
+    assert refused(as_job(head, "node-2", "true", *options))
+    worker.check_output("printf -- %s >/etc/ssh/strange_ca.pub", strange.with_suffix(".pub").read_text())
+    with weakened(worker, "Match User trainer\n  TrustedUserCAKeys /etc/ssh/strange_ca.pub\n"):
+        assert as_job(head, "node-2", "true", *options).rc == 0
+
+
+@contextmanager
+def answering(host, key):
+    """A second sshd on port 2222, which answers for the node with this host key."""
+    settings = f"Port 2222\nPidFile /run/second.pid\nUsePAM yes\nTrustedUserCAKeys {FOLDER}/user_ca.pub\nHostKey {key}\n"
+    certificate = f"HostCertificate {key}-cert.pub\n" if host.file(f"{key}-cert.pub").exists else ""
+    host.check_output("printf -- %s >/run/second.conf && /usr/sbin/sshd -f /run/second.conf", settings + certificate)
+    try:
+        yield
+    finally:
+        host.check_output("kill $(cat /run/second.pid)")
+
+
+def test_a_node_whose_host_key_changed_is_not_talked_to(head, worker):
+    with answering(worker, "/etc/ssh/ssh_host_ed25519_key"):
+        assert as_job(head, "node-2", "hostname", "-p", "2222").stdout.strip() == "node-2"
+    worker.check_output("test -e /run/changed || ssh-keygen -q -t ed25519 -N '' -f /run/changed")
+    with answering(worker, "/run/changed"):
+        result = as_job(head, "node-2", "hostname", "-p", "2222")
+        assert result.rc == 1
+        assert "Host key verification failed" in result.stderr
+        trusting = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+        assert as_job(head, "node-2", "hostname", "-p", "2222", *trusting).stdout.strip() == "node-2"

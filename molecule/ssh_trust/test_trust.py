@@ -1,0 +1,48 @@
+"""What role ssh_trust promises: in without a question, and nobody else."""
+
+import pytest
+
+FOLDER = "/etc/farandole/ssh"
+
+
+def as_job(host, target, command="hostname", *options):
+    """ssh as a job does it; its 255 becomes 1, which testinfra would take for a failure of its own ssh."""
+    words = ["runuser", "-u", "trainer", "--", "ssh", "-o", "BatchMode=yes", *options, target, command]
+    return host.run(" ".join(["%s"] * len(words)) + " || exit 1", *words)
+
+
+@pytest.mark.parametrize("name", ["node-1", "node-2"])
+def test_the_head_gets_in_by_name_and_by_address_without_a_word(head, addresses, name):
+    for target in (name, addresses[name]):
+        result = as_job(head, target)
+        assert (result.stdout.strip(), result.stderr, result.rc) == (name, "", 0)
+
+
+def test_a_worker_launches_nothing_and_has_no_key(worker):
+    assert not worker.file(f"{FOLDER}/id_job").exists
+    assert "Permission denied" in as_job(worker, "node-1").stderr
+
+
+def test_one_line_stands_for_all_host_keys(host):
+    lines = host.file("/etc/ssh/ssh_known_hosts").content_string.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("@cert-authority * ssh-ed25519 ")
+
+
+def test_the_job_key_belongs_to_the_job_user_alone(head):
+    key = head.file(f"{FOLDER}/id_job")
+    assert (key.user, key.mode) == ("trainer", 0o600)
+
+
+def test_the_ca_keys_stay_on_the_control_machine(host, inventory_path):
+    folder = inventory_path.parents[1] / ".farandole" / inventory_path.name / "ca"
+    for kind in ("host_ca", "user_ca"):
+        assert (folder / kind).stat().st_mode & 0o777 == 0o600
+        secret = (folder / kind).read_text().splitlines()[4]  # the lines before hold the public half
+        assert host.run("grep --recursive --files-with-matches --fixed-strings -e %s /etc /root /home", secret).rc == 1
+
+
+def test_sshd_takes_as_many_logins_at_once_as_a_launch_opens(head, worker):
+    assert "maxstartups 100:30:200" in worker.check_output("sshd -T").lower()
+    burst = "for i in $(seq 40); do ssh -o BatchMode=yes node-2 true & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done"
+    assert head.run("runuser -u trainer -- sh -c %s", burst).rc == 0
