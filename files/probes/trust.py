@@ -44,7 +44,7 @@ def judge(name, target):
     """One way to one node: the complaint, if any, its machine id, and a line to read."""
     answer, complaint, seconds = call(target)
     if not complaint and (len(answer) != 2 or answer[0] != name):
-        complaint = f"answered {' '.join(answer)!r} instead of its name: a login script prints, or it is another machine"
+        complaint = f"said {' '.join(answer)!r}, not its name: a login script prints, or it is another machine"
     machine = answer[1] if len(answer) == 2 else ""
     return complaint, machine, f"  {name:<20} {target:<20} {complaint or f'{seconds:.2f} s'}"
 

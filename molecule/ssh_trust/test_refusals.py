@@ -43,8 +43,18 @@ def signed(head, ca, tmp_path):
         subprocess.run(["ssh-keygen", "-q", "-s", ca, "-I", "test", *options, key], check=True)
         certificate = (tmp_path / "job-cert.pub").read_text()
         head.check_output("printf -- %s >/run/test-cert.pub", certificate)
-        return ["-F", "none", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes",
-                "-o", f"IdentityFile={FOLDER}/id_job", "-o", "CertificateFile=/run/test-cert.pub"]
+        return [
+            "-F",
+            "none",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            "IdentitiesOnly=yes",
+            "-o",
+            f"IdentityFile={FOLDER}/id_job",
+            "-o",
+            "CertificateFile=/run/test-cert.pub",
+        ]
 
     return sign
 
@@ -93,10 +103,25 @@ def test_the_job_key_is_worth_nothing_outside_of_the_cluster(head, addresses, si
         stolen.chmod(0o600)
         (tmp_path / "stolen-cert.pub").write_text(head.file(certificate).content_string)
         return subprocess.run(
-            ["ssh", "-F", "none", "-i", stolen, "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-             "-o", f"UserKnownHostsFile={inventory_path}/.ssh/known_hosts",
-             f"trainer@{addresses['node-2']}", "hostname"],
-            capture_output=True, text=True, check=False, env={**os.environ, "SSH_AUTH_SOCK": ""},
+            [
+                "ssh",
+                "-F",
+                "none",
+                "-i",
+                stolen,
+                "-o",
+                "IdentitiesOnly=yes",
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"UserKnownHostsFile={inventory_path}/.ssh/known_hosts",
+                f"trainer@{addresses['node-2']}",
+                "hostname",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "SSH_AUTH_SOCK": ""},
         )
 
     thief = attack(f"{FOLDER}/id_job-cert.pub")
@@ -130,8 +155,16 @@ def test_a_certificate_of_a_strange_ca_opens_nothing(head, worker, tmp_path):
     key.write_text(head.file(f"{FOLDER}/id_job.pub").content_string)
     subprocess.run(["ssh-keygen", "-q", "-s", strange, "-I", "test", "-n", "trainer", key], check=True)
     head.check_output("printf -- %s >/run/test-cert.pub", (tmp_path / "job-cert.pub").read_text())
-    options = ["-F", "none", "-o", f"IdentityFile={FOLDER}/id_job", "-o", "IdentitiesOnly=yes",
-               "-o", "CertificateFile=/run/test-cert.pub"]
+    options = [
+        "-F",
+        "none",
+        "-o",
+        f"IdentityFile={FOLDER}/id_job",
+        "-o",
+        "IdentitiesOnly=yes",
+        "-o",
+        "CertificateFile=/run/test-cert.pub",
+    ]
     assert refused(as_job(head, "node-2", "true", *options))
     worker.check_output("printf -- %s >/etc/ssh/strange_ca.pub", strange.with_suffix(".pub").read_text())
     with weakened(worker, "Match User trainer\n  TrustedUserCAKeys /etc/ssh/strange_ca.pub\n"):
@@ -141,7 +174,9 @@ def test_a_certificate_of_a_strange_ca_opens_nothing(head, worker, tmp_path):
 @contextmanager
 def answering(host, key):
     """A second sshd on port 2222, which answers for the node with this host key."""
-    settings = f"Port 2222\nPidFile /run/second.pid\nUsePAM yes\nTrustedUserCAKeys {FOLDER}/user_ca.pub\nHostKey {key}\n"
+    settings = (
+        f"Port 2222\nPidFile /run/second.pid\nUsePAM yes\nTrustedUserCAKeys {FOLDER}/user_ca.pub\nHostKey {key}\n"
+    )
     certificate = f"HostCertificate {key}-cert.pub\n" if host.file(f"{key}-cert.pub").exists else ""
     host.check_output("printf -- %s >/run/second.conf && /usr/sbin/sshd -f /run/second.conf", settings + certificate)
     try:

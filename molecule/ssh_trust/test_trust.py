@@ -44,5 +44,6 @@ def test_the_ca_keys_stay_on_the_control_machine(host, inventory_path):
 
 def test_sshd_takes_as_many_logins_at_once_as_a_launch_opens(head, worker):
     assert "maxstartups 100:30:200" in worker.check_output("sshd -T").lower()
-    burst = "for i in $(seq 40); do ssh -o BatchMode=yes node-2 true & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done"
+    logins = 'for i in $(seq 40); do ssh -o BatchMode=yes node-2 true & all="$all $!"; done'
+    burst = logins + "; for login in $all; do wait $login || exit 1; done"
     assert head.run("runuser -u trainer -- sh -c %s", burst).rc == 0

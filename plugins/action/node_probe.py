@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleError  # type: ignore[import-untyped]
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
 
 # ssh's debug output (ansible -vvv), the frame around its warnings, and notes that are no reason.
 NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")

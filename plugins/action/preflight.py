@@ -17,8 +17,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleError  # type: ignore[import-untyped]
-from ansible.plugins.action import ActionBase  # type: ignore[import-untyped]
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
 
 Probe = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -118,9 +118,7 @@ def strangers(groups: Groups, group: str) -> list[Finding]:
 
 def judge_names(names: Sequence[str]) -> list[Finding]:
     twins = Counter(name.lower() for name in names)
-    return [
-        Finding(name, *fault) for name in names if (fault := name_fault(name, alone=twins[name.lower()] == 1))
-    ]
+    return [Finding(name, *fault) for name in names if (fault := name_fault(name, alone=twins[name.lower()] == 1))]
 
 
 def name_fault(name: str, alone: bool) -> Fault | None:

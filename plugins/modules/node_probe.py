@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
+from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: node_probe

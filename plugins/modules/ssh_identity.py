@@ -74,9 +74,7 @@ def generate(module: AnsibleModule, key: Path, user: str) -> None:
     draft = key.with_name(f".{key.name}.new")
     for leftover in (draft, public(draft)):
         leftover.unlink(missing_ok=True)
-    module.run_command(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key.name, "-f", str(draft)], check_rc=True
-    )
+    module.run_command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key.name, "-f", str(draft)], check_rc=True)
     shutil.chown(draft, user, pwd.getpwnam(user).pw_gid)
     public(draft).replace(public(key))
     draft.replace(key)

@@ -6,6 +6,7 @@ from types import FrameType
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from farandole.errors import FarandoleError
 from farandole.lab import commands as lab
@@ -25,26 +26,24 @@ def farandole() -> None:
     """Keep `lab` a sub-command even while it is the only one."""
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Interrupted(BaseException):
+    """Ctrl-C or a request to end; click would turn KeyboardInterrupt into a bare "Aborted"."""
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise Interrupted
 
 
 def main() -> None:
     """Run the command; a person sees messages, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminate)
-    console = Console(stderr=True, soft_wrap=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
-        app(standalone_mode=False)
-    except typer.Abort:
-        sys.exit(130)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except typer.TyperException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        app()
     except FarandoleError as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        console.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on where it stopped", highlight=False)
+    except Interrupted:
+        console.print("interrupted; the same command goes on where it stopped")
         sys.exit(130)

@@ -188,9 +188,7 @@ def test_two_hosts_with_one_cluster_address() -> None:
 )
 def test_unknown_variables(variable: str, cure: str) -> None:
     nodes = [node("a", variables=frozenset({variable})), node("b")]
-    assert lines(preflight.judge_variables(nodes, DECLARED)) == [
-        f"a: nothing reads the variable {variable} | {cure}"
-    ]
+    assert lines(preflight.judge_variables(nodes, DECLARED)) == [f"a: nothing reads the variable {variable} | {cure}"]
 
 
 def test_a_variable_that_every_host_has_is_told_once() -> None:
@@ -335,9 +333,7 @@ def test_silence(said: str, words: str) -> None:
 
 
 def test_a_host_that_was_never_asked() -> None:
-    assert judged({}) == [
-        "node-1: it gives no answer (it was not asked) | ssh -v node-1 shows where it stops"
-    ]
+    assert judged({}) == ["node-1: it gives no answer (it was not asked) | ssh -v node-1 shows where it stops"]
 
 
 def test_an_odd_port_is_in_every_command() -> None:

@@ -20,8 +20,28 @@ from farandole.lab.shell import run
 app = typer.Typer(no_args_is_help=True, help="Real hosts with systemd and sshd on this one machine.")
 console = Console(highlight=False, soft_wrap=True)
 
-Suite = StrEnum("Suite", {suite: suite for suite in image.SUITES})
-Fault = StrEnum("Fault", {fault: fault for fault in lab.FAULTS})
+
+class Fault(StrEnum):
+    """What can be done to a node."""
+
+    cut = "cut"
+    heal = "heal"
+    pause = "pause"
+    resume = "resume"
+    kill = "kill"
+    start = "start"
+    reboot = "reboot"
+
+
+FAULTS = {
+    Fault.cut: lab.cut,
+    Fault.heal: lab.heal,
+    Fault.pause: lab.pause,
+    Fault.resume: lab.resume,
+    Fault.kill: lab.kill,
+    Fault.start: lab.start,
+    Fault.reboot: lab.reboot,
+}
 
 
 def _lab_name(value: str) -> str:
@@ -58,7 +78,9 @@ def setup() -> None:
 @app.command()
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="How many nodes the lab has afterwards.")] = 2,
-    suite: Annotated[Suite, typer.Option(help="Debian release of the nodes that are added.")] = Suite.bookworm,
+    suite: Annotated[
+        image.Suite, typer.Option(help="Debian release of the nodes that are added.")
+    ] = image.Suite.bookworm,
     name: Name = "lab",
     *,
     decoy: Annotated[bool, typer.Option("--decoy", help="Give new nodes a docker0 with one address for all.")] = False,
@@ -67,7 +89,7 @@ def up(
     host.check()
     inventory.check(name)
     with host.locked(), _progress(f"{name} up") as progress:
-        lab.up(name, nodes, suite.value, decoy=decoy, progress=progress)
+        lab.up(name, nodes, suite, decoy=decoy, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
 
 
@@ -132,7 +154,7 @@ def ssh(
         raise FarandoleError(f"lab {name} has no node {node}; `farandole lab status` shows all")
     words = command[1:] if command and command[0] == "--" else command
     # ssh hands the far shell one string; quoting keeps every argument what it was.
-    os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])
+    os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])  # noqa: S606
 
 
 @app.command()
@@ -140,4 +162,4 @@ def fault(what: Fault, node: str, name: Name = "lab") -> None:
     """Do to a node what happens to real machines."""
     host.check()
     with host.locked(), _progress(f"{what.value} {node}"):
-        lab.FAULTS[what.value](lab.node(name, node))
+        FAULTS[what](lab.node(name, node))

@@ -7,6 +7,8 @@ from typing import Any
 from farandole.lab.shell import run
 
 Entry = dict[str, Any]
+# How the addresses of all labs begin; a start that was interrupted leaves rules for them.
+_LAB_NETWORKS = "10.94."
 
 
 def names() -> list[str]:
@@ -25,7 +27,8 @@ def clean(before: list[str]) -> list[str]:
         for entry in _each(rules, "chain")
         if entry["name"].lower().startswith("netavark") and _chain(entry) not in before
     ]
-    if any(rule["chain"] == "NETAVARK_FORWARD" for rule in _each(rules, "rule")):
+    forward = [rule for rule in _each(rules, "rule") if rule["chain"] == "NETAVARK_FORWARD"]
+    if any(f'"{_LAB_NETWORKS}' not in json.dumps(rule) for rule in forward):
         return []  # another podman on this machine works with them
     ours = {entry["name"] for entry in chains}
     for rule in _each(rules, "rule"):

@@ -4,8 +4,9 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _RECORD = RUN / "host.json"
 _LOCK = Path("/run/lock/farandole-lab")
 _NAMESPACE = RUN / "namespace" / "mnt"
 _CGROUP = Path("/sys/fs/cgroup")
+_LEDGERS = Path("/run/containers")
 
 # program or file -> Debian package that brings it
 _NEEDS = {
@@ -34,6 +36,8 @@ _NEEDS = {
     "ssh": "openssh-client",
     "nsenter": "util-linux",
 }
+# What podman and its helpers make in places that no setting moves.
+_FOLDERS = (str(_LEDGERS), "/run/crun", "/run/netns")
 # netavark turns forwarding on, which turns redirects off.
 _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
 
@@ -44,6 +48,7 @@ class Record:
 
     sysctls: dict[str, str] = field(default_factory=dict)
     firewall: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
 
 
 def missing_packages() -> list[str]:
@@ -75,7 +80,11 @@ def locked() -> Iterator[None]:
 
 def prepare(nodes: int) -> None:
     """Make the machine fit for `nodes` nodes in all, and remember how it was."""
-    record = _load() or Record({name: _sysctl(name) for name in _SYSCTLS}, firewall.names())
+    record = _load() or Record(
+        {name: _sysctl(name) for name in _SYSCTLS},
+        firewall.names(),
+        [folder for folder in _FOLDERS if Path(folder).is_dir()],
+    )
     wanted = _needed(nodes)
     for name in wanted:
         record.sysctls.setdefault(name, _sysctl(name))
@@ -83,8 +92,7 @@ def prepare(nodes: int) -> None:
     for name, value in wanted.items():
         if int(_sysctl(name)) < value:
             _set_sysctl(name, str(value))
-    if _on_cgroup_v1():
-        _make_namespace()
+    _make_namespace()
 
 
 def restore() -> list[str]:
@@ -97,11 +105,14 @@ def restore() -> list[str]:
                 done.append(f"{name} = {value}")
                 _set_sysctl(name, value)
         done += firewall.clean(record.firewall)
-    if _mounted(_NAMESPACE):
+    if ready():
         run("umount", str(_NAMESPACE))
-        done.append("the lab's mount namespace")
+        done.append("mount namespace of the lab")
     if _mounted(_NAMESPACE.parent):
         run("umount", str(_NAMESPACE.parent))
+    for folder in map(Path, _FOLDERS):
+        if record and str(folder) not in record.folders and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
     shutil.rmtree(RUN, ignore_errors=True)
     return done
 
@@ -115,19 +126,44 @@ def changes() -> list[str]:
     found = [f"{name}: {was} → {now[name]}" for name, was in record.sysctls.items() if was != now[name]]
     if chains := set(firewall.names()) - set(record.firewall):
         found.append(f"{len(chains)} firewall tables and chains of podman's network")
-    if _mounted(_NAMESPACE):
+    if ready():
         found.append(f"mount namespace {_NAMESPACE}")
     return found
 
 
+def ready() -> bool:
+    """Whether the lab's namespace is there; without it no node runs."""
+    return _mounted(_NAMESPACE)
+
+
 def enter() -> list[str]:
-    """The prefix of every command that has to see the lab's own cgroup tree."""
-    return ["nsenter", f"--mount={_NAMESPACE}", "--"] if _mounted(_NAMESPACE) else []
+    """The prefix of a command that runs in the lab's namespace."""
+    return ["nsenter", f"--mount={_NAMESPACE}", "--"]
+
+
+def inhabitants() -> list[tuple[int, list[str]]]:
+    """The processes in the lab's namespace, with their command lines; the nodes' own are children of these."""
+    here = _NAMESPACE.stat().st_ino
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            words = (folder / "cmdline").read_text().split("\0")
+            if (folder / "ns/mnt").stat().st_ino == here and words[0]:
+                found.append((int(folder.name), words))
+    return found
+
+
+def end(pid: int) -> None:
+    """Kill a process and its children, children first."""
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
 
 def systemd_runs_cgroups() -> bool:
     """Whether podman may ask systemd for cgroups, as it does on an ordinary machine."""
-    return not _mounted(_NAMESPACE) and Path("/run/systemd/system").is_dir()
+    return not _on_cgroup_v1() and Path("/run/systemd/system").is_dir()
 
 
 def _needed(nodes: int) -> dict[str, int]:
@@ -144,11 +180,12 @@ def _on_cgroup_v1() -> bool:
 
 
 def _make_namespace() -> None:
-    """A persistent mount namespace in which /sys/fs/cgroup is a pure cgroup2 tree.
+    """A persistent mount namespace for podman: it loses its state when every command has one of its own.
 
-    podman refuses a hybrid tree, and loses its state when every command has a namespace of its own.
+    Its ledgers of addresses and locks lie there, apart from those of a podman beside the lab. On a machine with the
+    hybrid cgroup tree, which podman refuses, it sees a pure cgroup2 tree.
     """
-    if _mounted(_NAMESPACE):
+    if ready():
         return
     parent = _NAMESPACE.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +193,11 @@ def _make_namespace() -> None:
         run("mount", "--bind", str(parent), str(parent))
     run("mount", "--make-private", str(parent))
     _NAMESPACE.touch()
-    script = f"umount --recursive {_CGROUP} && mount -t cgroup2 cgroup2 {_CGROUP}"
-    run("unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", script)
+    _LEDGERS.mkdir(exist_ok=True)
+    steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_LEDGERS, "/dev/shm")]  # noqa: S108
+    if _on_cgroup_v1():
+        steps += [f"umount --recursive {_CGROUP}", f"mount -t cgroup2 cgroup2 {_CGROUP}"]
+    run("unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps))
 
 
 def _mounted(path: Path) -> bool:

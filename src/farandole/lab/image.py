@@ -5,15 +5,23 @@ import io
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
 from farandole.errors import FarandoleError
 from farandole.lab import host
-from farandole.lab.podman import exists, podman
+from farandole.lab.podman import images, podman
 from farandole.lab.shell import run
 
-SUITES = ("bookworm", "trixie")
+
+class Suite(StrEnum):
+    """The Debian releases that a node may have."""
+
+    bookworm = "bookworm"
+    trixie = "trixie"
+
+
 _REPOSITORY = "localhost/farandole-node"
 _PACKAGES = (
     "apt-utils",
@@ -53,19 +61,19 @@ _MASKED = (
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
 
-def ensure(suite: str) -> str:
+def ensure(suite: Suite) -> str:
     """The name of the node image for a suite, built when it is not there."""
     overlay = _overlay()
     sources = _sources(suite)
     digest = hashlib.sha256(overlay + "\n".join([*sources, *_PACKAGES]).encode()).hexdigest()[:12]
     name = f"{_REPOSITORY}:{suite}-{digest}"
-    if not exists("image", name):
+    if name not in images():
         _build(name, suite, sources, overlay)
         _forget_former(suite, name)
     return name
 
 
-def _build(name: str, suite: str, sources: list[str], overlay: bytes) -> None:
+def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     work = host.STORE / "build"
     work.mkdir(parents=True, exist_ok=True)
     extra, disk, log = work / "overlay.tar", work / f"{suite}.tar", work / f"{suite}.log"
@@ -96,10 +104,10 @@ def _build(name: str, suite: str, sources: list[str], overlay: bytes) -> None:
     disk.unlink()
 
 
-def _forget_former(suite: str, name: str) -> None:
+def _forget_former(suite: Suite, name: str) -> None:
     """Images of the same suite that no node stands on any more."""
     used = podman("ps", "--all", "--format", "{{.Image}}").split()
-    for image in podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split():
+    for image in images():
         if image.startswith(f"{_REPOSITORY}:{suite}-") and image != name and image not in used:
             podman("image", "rm", image)
 
@@ -133,7 +141,7 @@ def _apt_settings() -> str:
     return "".join(f"{line}\n" for line in lines if line.startswith(_APT_SETTINGS))
 
 
-def _sources(suite: str) -> list[str]:
+def _sources(suite: Suite) -> list[str]:
     """sources.list for a suite, on the mirrors that this machine's own apt uses."""
     targets = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages").split("\n")
     sites = {release: site for site, _, release in (target.partition(" ") for target in targets)}

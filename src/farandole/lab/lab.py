@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farandole.errors import FarandoleError
 from farandole.lab import host, image, inventory
-from farandole.lab.podman import podman, query
+from farandole.lab.podman import podman, query, reap_strays
 from farandole.lab.shell import run
 
 Progress = Callable[[str], None]
@@ -47,7 +48,7 @@ class Node:
 
 def nodes(lab: str | None = None) -> list[Node]:
     """The nodes of one lab, or of all."""
-    if not host.STORE.exists():
+    if not host.ready():
         return []
     label = "farandole.lab" if lab is None else f"farandole.lab={lab}"
     found = [
@@ -74,14 +75,17 @@ def node(lab: str, name: str) -> Node:
     raise FarandoleError(f"{lab} has no node {name} (it has: {there}); `farandole lab status` shows all")
 
 
-def up(lab: str, count: int, suite: str, *, decoy: bool, progress: Progress) -> list[Node]:
+def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progress) -> list[Node]:
     """Bring a lab to `count` running nodes; those that are there stay as they are."""
+    host.prepare(len(nodes()) + count)
+    reap_strays()
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
-    host.prepare(len(nodes()) - len(present) + count)
+    # Every address is given here; podman's ledger only remembers those of starts that were interrupted.
+    run(*host.enter(), "rm", "--force", "/run/containers/networks/ipam.db")
     network = _ensure_network(lab)
     names = {node.name for node in present}
     missing = [index for index in range(1, count + 1) if f"node-{index}" not in names]
@@ -103,28 +107,28 @@ def up(lab: str, count: int, suite: str, *, decoy: bool, progress: Progress) -> 
 
 def down(lab: str, progress: Progress) -> list[str]:
     """Remove a lab, whatever state it is in; after the last one the machine is as it was before."""
+    inventory.remove(lab)
+    if not host.STORE.exists():
+        return []
+    host.prepare(0)
+    reap_strays()
     present = nodes(lab)
     if present:
         progress(f"removing {len(present)} nodes")
         podman("rm", "--force", "--time=0", *(node.container for node in present))
-    if _network(lab):
+    if _network_name(lab) in _networks():
+        bridge = _inspect_network(lab)["network_interface"]
+        if Path(f"/sys/class/net/{bridge}").exists():  # a start that was killed left it busy
+            run("ip", "link", "delete", bridge)
         podman("network", "rm", "--force", _network_name(lab))
-    inventory.remove(lab)
-    if host.STORE.exists() and (nodes() or _lab_networks()):
-        return []
-    return host.restore()
+    return [] if nodes() or _networks() else host.restore()
 
 
 def purge() -> None:
     """Remove the cached node images and podman's store; only without labs."""
     if nodes():
         raise FarandoleError("labs are up: take each down first with `farandole lab down --name NAME`")
-    host.restore()
     if host.STORE.exists():
-        # podman mounts its graph over itself while it works.
-        graph = host.STORE / "graph" / "overlay"
-        if graph.is_mount():
-            run("umount", str(graph))
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
 
 
@@ -175,11 +179,6 @@ def reboot(target: Node) -> None:
     raise FarandoleError(f"{target.name} did not come back within {_SSH_SECONDS} s; `farandole lab status` shows it")
 
 
-FAULTS: dict[str, Callable[[Node], None]] = {
-    f.__name__: f for f in (cut, heal, pause, resume, kill, start, reboot)
-}
-
-
 def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4Network, *, decoy: bool) -> None:
     name = f"node-{index}"
     address = network[_FIRST_NODE + index]
@@ -217,11 +216,15 @@ def _limit(kind: int, wanted: int) -> int:
 
 
 def _ensure_network(lab: str) -> ipaddress.IPv4Network:
-    if not _network(lab):
+    if _network_name(lab) not in _networks():
         for subnet in _NETWORKS:
             try:
                 podman(
-                    "network", "create", "--disable-dns", f"--subnet={subnet}", f"--label=farandole.lab={lab}",
+                    "network",
+                    "create",
+                    "--disable-dns",
+                    f"--subnet={subnet}",
+                    f"--label=farandole.lab={lab}",
                     _network_name(lab),
                 )
             except FarandoleError as error:
@@ -233,15 +236,15 @@ def _ensure_network(lab: str) -> ipaddress.IPv4Network:
 
 
 def _subnet(lab: str) -> str:
-    inspected = json.loads(podman("network", "inspect", _network_name(lab)))
-    return str(inspected[0]["subnets"][0]["subnet"])
+    return str(_inspect_network(lab)["subnets"][0]["subnet"])
 
 
-def _network(lab: str) -> bool:
-    return _network_name(lab) in _lab_networks()
+def _inspect_network(lab: str) -> dict[str, Any]:
+    inspected: list[dict[str, Any]] = json.loads(podman("network", "inspect", _network_name(lab)))
+    return inspected[0]
 
 
-def _lab_networks() -> list[str]:
+def _networks() -> list[str]:
     return podman("network", "ls", "--filter=label=farandole.lab", "--format={{.Name}}").split()
 
 

@@ -39,9 +39,17 @@ def query(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def exists(kind: str, name: str) -> bool:
-    """Whether there is an image or a network of this name."""
-    return name in podman(kind, "ls", "--format", "{{.Repository}}:{{.Tag}}" if kind == "image" else "{{.Name}}").split()
+def images() -> list[str]:
+    """The images that are there, as repository:tag."""
+    return podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+
+
+def reap_strays() -> None:
+    """End containers whose start was killed half-way: they run, and podman does not know it."""
+    known = podman("ps", "--quiet", "--no-trunc", "--filter=status=running", "--filter=status=paused").split()
+    for pid, words in host.inhabitants():
+        if words[0].endswith("conmon") and words[words.index("-c") + 1] not in known:
+            host.end(pid)
 
 
 def _environment() -> dict[str, str]:

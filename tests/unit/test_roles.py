@@ -1,0 +1,39 @@
+"""The interface of a role is said once: argument_specs.yml, defaults and README must agree."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROLES = sorted(path.parent for path in ROOT.glob("roles/*/meta") if path.is_dir())
+
+
+def options(role: Path) -> dict[str, dict[str, object]]:
+    specs = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    return {name: option for spec in specs.values() for name, option in spec.get("options", {}).items()}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_defaults_are_those_of_the_argument_specs(role: Path) -> None:
+    defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
+    assert set(defaults) == set(options(role))
+    for name, value in defaults.items():
+        if "{{" not in str(value):
+            assert options(role)[name].get("default") == value, name
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_public_variables_carry_the_role_s_name(role: Path) -> None:
+    assert all(name.startswith(f"{role.name}_") for name in options(role))
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_readme_s_table_is_that_of_the_argument_specs(role: Path) -> None:
+    readme = role / "README.md"
+    before = readme.read_text()
+    subprocess.run(["aar-doc", "--output-template", "docs/role-table.md.j2", role, "markdown"], cwd=ROOT, check=True)
+    after = readme.read_text()
+    readme.write_text(before)
+    assert after == before, "run `make docs`"
