@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test lint unit docs requirements
+.PHONY: help setup demo demo-down test test-kill lint unit docs requirements
 
 help: ## explain each target in a line
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,26 @@ demo: setup ## two real hosts on this machine, provisioned and proven
 
 demo-down: setup ## remove the demo's lab and put this machine back as it was
 	farandole lab down --name $(LAB)
+
+test: setup ## lint, unit tests, Molecule scenarios, tests on real hosts; ends with a count
+	farandole lab setup
+	python tests/run.py
+
+lint: setup ## ansible-lint, yamllint, ruff, mypy
+	ansible-lint --strict -q
+	yamllint --strict .
+	ruff check --quiet .
+	ruff format --quiet --check .
+	mypy
+
+unit: setup ## the unit tests alone
+	pytest --quiet tests/unit
+
+test-kill: setup ## kill site.yml at each of its tasks (half an hour)
+	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
+
+docs: setup ## write the variable tables of the roles' READMEs anew
+	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## compile requirements.txt anew from pyproject.toml
 	pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \

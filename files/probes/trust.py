@@ -13,8 +13,8 @@ LIMIT = 20
 ASK = "hostname && cat /etc/machine-id"
 # What ssh says, and what it means.
 CAUSES = {
+    "revoked by file": "its host key is revoked",
     "Host key verification failed": "its host key carries no signature of this cluster's CA",
-    "REVOKED": "its host key is revoked",
     "Permission denied": "it does not accept the job user's certificate",
     "timed out": "nothing answers at that address",
     "No route to host": "there is no route to that address",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import ssh
@@ -51,15 +52,22 @@ def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
         ) from error
     except TypeError as error:  # cryptography's word for a passphrase that is missing or not needed
         if passphrase:
-            key = load_ca(path, "")
-            save_ca(path, key, passphrase)
-            return key
+            return load_ca(path, "")
         raise AnsibleActionFail(
             f"the CA key {path} has a passphrase: set ssh_trust_ca_passphrase from Ansible Vault"
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise AnsibleActionFail(f"the CA key {path} is not an ed25519 key: move it away and run again")
     return key
+
+
+def stands_open(path: Path) -> bool:
+    """Whether the private key of a CA has no passphrase."""
+    try:
+        serialization.load_ssh_private_key(path.read_bytes(), None)
+    except TypeError:
+        return False
+    return True
 
 
 def save_ca(path: Path, key: Ed25519PrivateKey, passphrase: str) -> None:
@@ -83,7 +91,7 @@ def parse(text: str) -> ssh.SSHCertificate | None:
     """A certificate, or nothing when it is none."""
     try:
         found = serialization.load_ssh_public_identity(text.encode())
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return None
     return found if isinstance(found, ssh.SSHCertificate) else None
 
@@ -154,19 +162,28 @@ class Authority:
     def rotate(self) -> None:
         """Forget everything: new keys, and what the old ones signed is worth nothing."""
         self.changed = True
-        if not self.check_mode and self.folder.exists():
+        if self.check_mode:
+            # A folder that is not there is what the real run would find from here on.
+            self.folder = self.folder / "rotated"
+        elif self.folder.exists():
             shutil.rmtree(self.folder)
 
     def key(self, kind: str) -> Ed25519PrivateKey:
-        """The CA's key of a kind, made at its first use."""
+        """The CA's key of a kind, made at its first use and encrypted at the first use of a passphrase."""
         path = self.folder / f"{kind}_ca"
-        if path.exists():
-            return load_ca(path, self.passphrase)
-        self.changed = True
-        key = Ed25519PrivateKey.generate()
-        if not self.check_mode:
-            save_ca(path, key, self.passphrase)
+        there = path.exists()
+        key = load_ca(path, self.passphrase) if there else Ed25519PrivateKey.generate()
+        if not there or (self.passphrase and stands_open(path)):
+            self.changed = True
+            if not self.check_mode:
+                save_ca(path, key, self.passphrase)
         return key
+
+    def announce(self, host_ca: str) -> None:
+        """A known_hosts file by which the control machine, too, knows the nodes by their signature."""
+        path, line = self.folder / "known_hosts", f"@cert-authority * {host_ca}\n"
+        if not self.check_mode and not (path.exists() and path.read_text() == line):
+            write_private(path, line.encode())
 
     def issued(self, name: str, kind: str) -> Path:
         """Where the certificate of a node is kept."""
@@ -242,12 +259,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         wanted = wishes(arguments["nodes"], arguments["user"], days)
         refuse_revoked(wanted, revoked)
         keys = {kind: authority.key(kind) for kind in KINDS}
+        host_ca = public_text(keys["host"].public_key())
+        authority.announce(host_ca)
         certificates: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
         for wish in wanted:
             certificates[wish.kind][wish.name] = authority.certificate(wish, keys[wish.kind])
         result.update(
             changed=authority.changed,
-            host_ca=public_text(keys["host"].public_key()),
+            host_ca=host_ca,
             user_ca=public_text(keys["user"].public_key()),
             host=certificates["host"],
             user=certificates["user"],

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import stat
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-PLUGINS = Path(__file__).parents[2] / "plugins"
+from .loading import load
+
 DECLARED = {
     "base": frozenset({"base_user", "base_user_id"}),
     "ssh_trust": frozenset({"ssh_trust_dir"}),
     "stack": frozenset({"stack_id"}),
 }
-
-
-def load(kind: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{kind}_{name}", PLUGINS / kind / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses looks its own module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 preflight = load("action", "preflight")
 asking = load("action", "node_probe")

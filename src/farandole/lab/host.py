@@ -110,11 +110,19 @@ def restore() -> list[str]:
         done.append("mount namespace of the lab")
     if _mounted(_NAMESPACE.parent):
         run("umount", str(_NAMESPACE.parent))
-    for folder in map(Path, _FOLDERS):
-        if record and str(folder) not in record.folders and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+    _remove_leftovers(record.folders if record else [])
     shutil.rmtree(RUN, ignore_errors=True)
     return done
+
+
+def _remove_leftovers(before: list[str]) -> None:
+    """The names of network namespaces that are gone, and folders that podman made and left empty."""
+    for name in Path("/run/netns").glob("netns-*"):
+        if not _mounted(name):
+            name.unlink()
+    for folder in map(Path, _FOLDERS):
+        if str(folder) not in before and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def changes() -> list[str]:

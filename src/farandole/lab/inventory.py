@@ -42,14 +42,14 @@ def write(lab: str, hosts: Hosts) -> Path:
     ssh = target / ".ssh"
     ssh.mkdir(parents=True, exist_ok=True)
     (target / ".gitignore").write_text("*\n")
-    key = ssh / "id_ed25519"
+    key = _key(lab)
     if not key.exists():
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"farandole lab {lab}", "-f", str(key))
     for _, root in hosts.values():
         _authorize(root, key.with_suffix(".pub").read_text())
     (ssh / "known_hosts").write_text("".join(_host_keys(name, *where) for name, where in hosts.items()))
-    (ssh / "config").write_text(_ssh_config(ssh, hosts))
-    (target / "hosts.yml").write_text(_MARK + yaml.safe_dump(_inventory(ssh, hosts), sort_keys=False))
+    (ssh / "config").write_text(_ssh_config(lab, hosts))
+    (target / "hosts.yml").write_text(_MARK + yaml.safe_dump(_inventory(lab, hosts), sort_keys=False))
     _give_to_caller(target)
     return target
 
@@ -57,18 +57,35 @@ def write(lab: str, hosts: Hosts) -> Path:
 def remove(lab: str) -> None:
     """Forget a lab: its inventory, and what the playbooks kept of it on this machine."""
     check(lab)
-    shutil.rmtree(folder(lab), ignore_errors=True)
-    shutil.rmtree(project() / ".farandole" / lab, ignore_errors=True)
+    if folder(lab).exists():
+        shutil.rmtree(_state(lab), ignore_errors=True)
+        shutil.rmtree(folder(lab))
 
 
-def _inventory(ssh: Path, hosts: Hosts) -> dict[str, object]:
+def _key(lab: str) -> Path:
+    return folder(lab) / ".ssh" / "id_ed25519"
+
+
+def _state(lab: str) -> Path:
+    return project() / ".farandole" / lab
+
+
+def _known_hosts(lab: str) -> dict[str, Path]:
+    """The keys read off the nodes' disks, and the CA that signs them once role ssh_trust has run."""
+    return {
+        "UserKnownHostsFile": folder(lab) / ".ssh" / "known_hosts",
+        "GlobalKnownHostsFile": _state(lab) / "ca" / "known_hosts",
+    }
+
+
+def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
     return {
         "cluster": {
             "hosts": {name: {"ansible_host": address} for name, (address, _) in hosts.items()},
             "vars": {
                 "ansible_user": "root",
-                "ansible_ssh_private_key_file": str(ssh / "id_ed25519"),
-                "ansible_ssh_common_args": f"-o UserKnownHostsFile={ssh / 'known_hosts'}",
+                "ansible_ssh_private_key_file": str(_key(lab)),
+                "ansible_ssh_common_args": " ".join(f"-o {key}={path}" for key, path in _known_hosts(lab).items()),
                 **_limits(),
             },
         },
@@ -87,13 +104,20 @@ def _limits() -> dict[str, object]:
     return {name: str(value // unit) for name, (value, unit) in hard.items() if value != resource.RLIM_INFINITY}
 
 
-def _ssh_config(ssh: Path, hosts: Hosts) -> str:
+def _ssh_config(lab: str, hosts: Hosts) -> str:
+    settings = {
+        "User": "root",
+        "IdentityFile": _key(lab),
+        "IdentitiesOnly": "yes",
+        **_known_hosts(lab),
+        "StrictHostKeyChecking": "yes",
+        "LogLevel": "ERROR",
+        "ConnectTimeout": 10,
+        "ServerAliveInterval": 5,
+        "ServerAliveCountMax": 3,
+    }
     per_host = "".join(f"Host {name}\n  HostName {address}\n" for name, (address, _) in hosts.items())
-    return (
-        f"{_MARK}{per_host}Host *\n  User root\n  IdentityFile {ssh / 'id_ed25519'}\n  IdentitiesOnly yes\n"
-        f"  UserKnownHostsFile {ssh / 'known_hosts'}\n  StrictHostKeyChecking yes\n  LogLevel ERROR\n"
-        "  ConnectTimeout 10\n  ServerAliveInterval 5\n  ServerAliveCountMax 3\n"
-    )
+    return f"{_MARK}{per_host}Host *\n" + "".join(f"  {key} {value}\n" for key, value in settings.items())
 
 
 def _host_keys(name: str, address: str, root: Path) -> str:

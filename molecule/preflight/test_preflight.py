@@ -1,0 +1,111 @@
+"""What role preflight promises: bad input is named with host, cause and cure, and changes nothing on any node."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def site(inventory_path, tmp_path):
+    """Run site.yml on an inventory that was spoilt first."""
+
+    def run(spoil=None):
+        inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
+        if spoil:
+            spoil(inventory)
+        folder = tmp_path / "molecule-spoilt"
+        folder.mkdir(exist_ok=True)
+        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        return subprocess.run(
+            ["ansible-playbook", "-i", folder, ROOT / "site.yml"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
+        )  # fmt: skip
+
+    return run
+
+
+def node(inventory, name):
+    return inventory["cluster"]["hosts"][name]
+
+
+def no_head(inventory):
+    del inventory["head"]
+
+
+def bad_name(inventory):
+    inventory["cluster"]["hosts"]["node_3"] = {"ansible_host": "10.94.255.1"}
+
+
+def twice_the_same_address(inventory):
+    node(inventory, "node-2")["ansible_host"] = node(inventory, "node-1")["ansible_host"]
+
+
+def no_address(inventory):
+    node(inventory, "node-2")["ansible_host"] = "somewhere"
+
+
+def misspelt(inventory):
+    inventory["cluster"]["vars"]["ssh_trust_messh"] = True
+
+
+def strange_cluster_ip(inventory):
+    node(inventory, "node-2")["cluster_ip"] = "10.94.255.1"
+
+
+def taken_uid(inventory):
+    inventory["cluster"]["vars"]["base_user_id"] = 33
+
+
+def wrong_port(inventory):
+    node(inventory, "node-2")["ansible_port"] = 1
+
+
+FINDINGS = [
+    (no_head, "head", "group head"),
+    (bad_name, "node_3", "node-3"),
+    (twice_the_same_address, "node-2", "node-1"),
+    (no_address, "node-2", "cluster_ip"),
+    (misspelt, "ssh_trust_messh", "ssh_trust_mesh"),
+    (strange_cluster_ip, "node-2", "10.94.255.1"),
+    (taken_uid, "www-data", "base_user_id"),
+    (wrong_port, "node-2", "refused"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "cause", "cure"), FINDINGS, ids=[spoil.__name__ for spoil, _, _ in FINDINGS])
+def test_bad_input_is_named_and_changes_nothing(site, nodes, spoil, cause, cure):
+    done = site(spoil)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert "nothing was changed" in said
+    assert cause in said
+    assert cure in said
+    for host in nodes.values():
+        assert not host.user("trainer").exists
+
+
+def test_a_silent_node_is_named_with_its_reason_and_the_others_stay_untouched(site, nodes):
+    fault = ["farandole", "lab", "fault", "--name", "molecule-preflight"]
+    subprocess.run([*fault, "cut", "node-2"], check=True)
+    try:
+        done = site()
+    finally:
+        subprocess.run([*fault, "heal", "node-2"], check=True)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "node-2" in said
+    assert "time" in said.lower()
+    assert not nodes["node-1"].user("trainer").exists
+
+
+def test_good_input_is_no_finding_and_is_written_down(inventory_path):
+    found = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
+    assert found["findings"] == []
+    assert sorted(found["hosts"]) == ["node-1", "node-2"]

@@ -1,0 +1,97 @@
+"""Real clusters for tests, driven by the commands that a user has."""
+
+import os
+import re
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+
+
+@dataclass
+class Run:
+    """What a playbook did."""
+
+    rc: int
+    output: str
+
+    @property
+    def changes(self) -> set[tuple[str, str]]:
+        """(task, host) of everything that changed."""
+        found, task = set(), ""
+        for line in self.output.splitlines():
+            if line.startswith("TASK ["):
+                task = line.split("[", 1)[1].rsplit("]", 1)[0]
+            elif changed := re.match(r"changed: \[([^\]]+)\]", line):
+                found.add((task, changed[1]))
+        return found
+
+    def count(self, what: str) -> dict[str, int]:
+        """A column of the recap by host."""
+        rows = re.findall(rf"^(\S+) +: .*\b{what}=(\d+)", self.output, re.MULTILINE)
+        return {host: int(number) for host, number in rows}
+
+
+@dataclass
+class Cluster:
+    """A lab and the playbooks on it."""
+
+    name: str
+
+    @property
+    def inventory(self) -> Path:
+        return ROOT / "inventory" / self.name
+
+    @property
+    def state(self) -> Path:
+        return ROOT / ".farandole" / self.name
+
+    def command(self, *arguments: str, playbook: str = "site.yml") -> list[str]:
+        return ["ansible-playbook", "-i", str(self.inventory), playbook, *arguments]
+
+    def play(self, *arguments: str, playbook: str = "site.yml") -> Run:
+        done = subprocess.run(
+            self.command(*arguments, playbook=playbook),
+            cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        return Run(done.returncode, done.stdout)
+
+    def play_until(self, task_number: int) -> list[str]:
+        """Start a run and kill it, with all its processes, when it begins that task; the tasks that it began."""
+        process = subprocess.Popen(
+            self.command(), cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True
+        )
+        begun: list[str] = []
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("TASK ["):
+                begun.append(line.strip(" *\n"))
+                if len(begun) == task_number:
+                    os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return begun
+
+    def farandole(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["farandole", "lab", *arguments, "--name", self.name], cwd=ROOT, text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def ssh(self, node: str, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["farandole", "lab", "ssh", "--name", self.name, node, "--", *command],
+            cwd=ROOT, text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+
+    def job_ssh(self, node: str, target: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """ssh from a node as a job does it."""
+        return self.ssh(node, "runuser", "-u", "trainer", "--", "ssh", "-o", "BatchMode=yes", target, *command)
+
+    def reset(self, nodes: int) -> None:
+        """Bare nodes again."""
+        self.farandole("down")
+        self.farandole("up", "--nodes", str(nodes))

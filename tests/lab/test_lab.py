@@ -1,0 +1,166 @@
+"""The lab itself: nodes that behave like machines, and a machine that gets back what it lent."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from clusters import ROOT, Cluster
+
+NODES = 2
+# What changes by itself on any machine.
+RESTLESS = re.compile(r"random|file-nr|dentry|inode-(nr|state)|ns_last_pid|quota\.syncs|conntrack_count|packets")
+
+
+def farandole(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["farandole", "lab", *arguments], cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def machine() -> list[str]:
+    """Settings, links, firewall, mounts and run-time folders of this machine."""
+    script = "sysctl --all 2>/dev/null; nft list ruleset; ip -brief link; cat /proc/mounts; ls /run /dev/shm /run/netns"
+    shown = subprocess.run(["sh", "-c", script], text=True, capture_output=True, check=False).stdout
+    return [line for line in shown.splitlines() if not RESTLESS.search(line)]
+
+
+alone = pytest.mark.skipif(
+    Path("/run/farandole/namespace/mnt").exists(), reason="other labs are up, the machine is not as it was"
+)
+
+
+@alone
+def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -> None:
+    before = machine()
+    for tenths in range(3, 14):
+        for command in (["up", "--nodes", "20"], ["down"]):
+            process = subprocess.Popen(
+                ["farandole", "lab", *command, "--name", "test-killed"],
+                cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            time.sleep(tenths / 10 if command[0] == "up" else tenths / 40)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert farandole("up", "--nodes", "20", "--name", "test-killed").returncode == 0
+    assert farandole("ssh", "--name", "test-killed", "node-20", "hostname").stdout == "node-20\n"
+    down = farandole("down", "--name", "test-killed")
+    assert "put back: net.ipv4.ip_forward" in down.stdout or "net.ipv4.ip_forward = 1" in before
+    assert machine() == before
+
+
+@alone
+def test_it_runs_on_a_machine_with_the_unified_cgroup_tree() -> None:
+    script = """
+      umount --recursive /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
+      farandole lab up --nodes 1 --name test-unified && farandole lab ssh --name test-unified node-1 systemctl is-system-running
+      result=$?
+      farandole lab down --name test-unified && exit $result
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        cwd=ROOT, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert "running" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
+    for what in ("cat /etc/machine-id", "cat /etc/ssh/ssh_host_ed25519_key.pub", "hostname", "hostname -I"):
+        answers = {cluster.ssh(node, "sh", "-c", what).stdout for node in ("node-1", "node-2")}
+        assert len(answers) == 2, what
+        assert "" not in answers
+    assert cluster.ssh("node-1", "cat", "/proc/1/comm").stdout == "systemd\n"
+    assert cluster.ssh("node-1", "systemctl", "is-system-running").stdout == "running\n"
+
+
+def test_ssh_runs_exactly_these_arguments(cluster: Cluster) -> None:
+    words = ["two words", "*", "$HOME", "--", "-n", 'quote"', "it's", "", "a;b"]
+    shown = cluster.ssh("node-1", "python3", "-c", "import sys; print(sys.argv[1:])", *words)
+    assert shown.stdout == f"{words}\n"
+    assert cluster.ssh("node-1", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_ssh_passes_standard_input(cluster: Cluster) -> None:
+    command = ["farandole", "lab", "ssh", "--name", cluster.name, "node-1", "--", "cat"]
+    sent = os.urandom(100_000)
+    assert subprocess.run(command, cwd=ROOT, input=sent, capture_output=True, check=True).stdout == sent
+
+
+def test_up_again_is_quick_and_changes_nothing(cluster: Cluster) -> None:
+    started = cluster.ssh("node-1", "stat", "-c", "%Y", "/proc/1").stdout
+    cluster.farandole("up", "--nodes", "2")
+    assert cluster.ssh("node-1", "stat", "-c", "%Y", "/proc/1").stdout == started
+
+
+def state(cluster: Cluster, node: str) -> list[str]:
+    row = next(line for line in farandole("status").stdout.splitlines() if cluster.name in line and node in line)
+    return [cell.strip() for cell in row.strip("│").split("│")[-2:]]
+
+
+def test_faults_happen_and_end(cluster: Cluster) -> None:
+    for breaks, looks, mends in (
+        ("cut", ["running", "silent"], "heal"),
+        ("pause", ["paused", "silent"], "resume"),
+        ("kill", ["exited", "silent"], "start"),
+    ):
+        cluster.farandole("fault", breaks, "node-2")
+        time.sleep(0.5)
+        assert state(cluster, "node-2") == looks
+        cluster.farandole("fault", mends, "node-2")
+        assert state(cluster, "node-2") == ["running", "answers"]
+    assert cluster.ssh("node-2", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
+
+
+def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> None:
+    look = "cat /etc/machine-id /etc/ssh/*.pub /root/kept; ip -4 -o address show eth0"
+    cluster.ssh("node-2", "sh", "-c", "echo kept >/root/kept")
+    before = cluster.ssh("node-2", "sh", "-c", look).stdout
+    cluster.farandole("fault", "reboot", "node-2")
+    strip = re.compile(r"eth0.*inet (\S+).*", re.DOTALL)
+    after = cluster.ssh("node-2", "sh", "-c", look).stdout
+    assert strip.sub(r"\1", after) == strip.sub(r"\1", before)
+    assert "kept" in after
+
+
+def test_a_lab_grows_and_mixes_releases(cluster: Cluster) -> None:
+    cluster.farandole("up", "--nodes", "3", "--suite", "trixie", "--decoy")
+    assert cluster.ssh("node-1", "cat", "/etc/debian_version").stdout.startswith("12.")
+    assert cluster.ssh("node-3", "cat", "/etc/debian_version").stdout.startswith("13.")
+    assert "172.17.0.1/16" in cluster.ssh("node-3", "ip", "address", "show", "docker0").stdout
+
+
+def test_labs_stand_side_by_side(cluster: Cluster) -> None:
+    assert farandole("up", "--nodes", "1", "--name", "test-beside").returncode == 0
+    try:
+        addresses = {
+            farandole("ssh", "--name", name, "node-1", "hostname", "-I").stdout
+            for name in (cluster.name, "test-beside")
+        }
+        assert len(addresses) == 2
+    finally:
+        farandole("down", "--name", "test-beside")
+    assert cluster.ssh("node-1", "true").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fault", "cut", "node-9", "--name", "test-lab"], "it has: node-1, node-2"),
+        (["fault", "explode", "node-1"], "'explode' is not one of"),
+        (["up", "--suite", "buster"], "'buster' is not one of"),
+        (["up", "--name", "Not A Name"], "lower-case letters"),
+        (["up", "--name", "example"], "was not written by the lab"),
+        (["up", "--name", "test-lab", "--nodes", "1"], "farandole lab down --name test-lab"),
+        (["ssh", "--name", "nowhere", "node-1"], "farandole lab up --name nowhere"),
+        (["ssh", "--name", "test-lab", "node-9"], "has no node node-9"),
+    ],
+)
+def test_wrong_words_are_answered_with_the_right_ones(cluster: Cluster, arguments: list[str], words: str) -> None:
+    assert cluster.name == "test-lab"
+    done = farandole(*arguments)
+    said = " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
+    assert done.returncode != 0
+    assert words in said
+    assert "Traceback" not in said

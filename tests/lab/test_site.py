@@ -1,0 +1,110 @@
+"""What holds for the whole of site.yml, from bare nodes on."""
+
+import subprocess
+from pathlib import Path
+
+from clusters import ENVIRONMENT, ROOT, Cluster
+
+NODES = 3
+SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
+
+
+def traces(cluster: Cluster, node: str) -> str:
+    """Everything below /etc and who has an account, as one text."""
+    script = "cd / && find etc -type f -exec sha256sum {} + | sort -k 2; getent passwd; dpkg --get-selections"
+    return cluster.ssh(node, "sh", "-c", script).stdout
+
+
+def test_check_mode_changes_nothing_and_foretells_what_a_run_changes(cluster: Cluster) -> None:
+    before = traces(cluster, "node-1")
+    foretold = cluster.play("--check", "--diff", "--limit", "node-1,node-2")
+    assert foretold.rc == 0, foretold.output
+    assert traces(cluster, "node-1") == before
+    assert not (cluster.state / "ca").exists()
+    done = cluster.play("--limit", "node-1,node-2")
+    assert done.rc == 0, done.output
+    assert foretold.changes == done.changes
+    assert done.changes
+
+
+def test_limit_left_the_third_node_bare(cluster: Cluster) -> None:
+    assert cluster.ssh("node-3", "id", "trainer").returncode == 1
+    assert cluster.ssh("node-3", "test", "-e", "/etc/farandole").returncode == 1
+
+
+def test_a_node_that_joins_touches_no_other(cluster: Cluster) -> None:
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    assert {host for _, host in done.changes} == {"node-3", "node-1"}
+    # Signing is the control machine's work; Ansible counts it to the first host.
+    assert {task for task, host in done.changes if host == "node-1"} == {
+        "ssh_trust : Sign the keys of all nodes on the control machine"
+    }
+    assert cluster.job_ssh("node-1", "node-3", "hostname").stdout == "node-3\n"
+
+
+def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
+    done = cluster.play()
+    assert done.count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}, done.output
+
+
+def test_check_mode_on_a_finished_cluster_foretells_nothing(cluster: Cluster) -> None:
+    assert cluster.play("--check").count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}
+
+
+def test_all_nodes_have_the_same_idea_of_the_cluster(cluster: Cluster) -> None:
+    tables = {cluster.ssh(f"node-{index}", "cat", "/etc/hosts").stdout for index in (1, 2, 3)}
+    assert len(tables) == 1
+
+
+def test_the_validation_play_is_green_and_names_what_is_wrong(cluster: Cluster) -> None:
+    assert "6 of 6 ways clean" in cluster.play(playbook="playbooks/validate.yml").output
+    cluster.farandole("fault", "cut", "node-3")
+    try:
+        red = cluster.play("--limit", "node-1", playbook="playbooks/validate.yml")
+        assert red.rc != 0
+        assert "nothing answers at that address" in red.output
+    finally:
+        cluster.farandole("fault", "heal", "node-3")
+
+
+def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluster, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets.yml"
+    secrets.write_text(f"ssh_trust_ca_passphrase: {SECRET}\n")
+    loud = cluster.play("-vvv", "--diff", "--extra-vars", f"@{secrets}")
+    assert loud.rc == 0, loud.output
+    assert SECRET not in loud.output
+    assert "PRIVATE KEY" not in loud.output
+    opened = subprocess.run(
+        ["ssh-keygen", "-y", "-P", "", "-f", cluster.state / "ca" / "user_ca"], capture_output=True, check=False
+    )
+    assert b"incorrect passphrase" in opened.stderr
+    locked_out = cluster.play()
+    assert locked_out.rc != 0
+    assert "ssh_trust_ca_passphrase" in locked_out.output
+    assert cluster.play("--extra-vars", f"@{secrets}").rc == 0
+
+
+def test_ansible_reads_the_plugins_documentation() -> None:
+    for plugin in sorted(ROOT.glob("plugins/modules/*.py")):
+        shown = subprocess.run(
+            ["ansible-doc", "--type", "module", plugin.stem],
+            cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+
+
+def test_a_node_that_loses_power_while_packages_are_unpacked_mends_itself(cluster: Cluster) -> None:
+    cluster.reset(2)
+    process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    unpacking = (
+        "for i in $(seq 600); do grep -qs half-installed /var/lib/dpkg/updates/* && exit 0; sleep 0.02; done; exit 1"
+    )
+    assert cluster.ssh("node-2", "sh", "-c", unpacking).returncode == 0
+    cluster.farandole("fault", "kill", "node-2")
+    process.kill()
+    process.wait()
+    cluster.farandole("fault", "start", "node-2")
+    mended = cluster.play()
+    assert mended.rc == 0, mended.output
+    assert set(cluster.play().count("changed").values()) == {0}

@@ -1,0 +1,134 @@
+"""The module as a node runs it: a program that reads its arguments and writes real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .loading import PLUGINS
+
+MODULE = PLUGINS / "modules" / "write_files.py"
+ME = pwd.getpwuid(os.geteuid()).pw_name
+# The check that the role ssh_trust uses.
+CHECK = "ssh -G -F %s localhost"
+
+
+def wanted(path: Path, content: str, **more: str) -> dict[str, str]:
+    return {"path": str(path), "content": content, "owner": ME, **more}
+
+
+def run(*files: dict[str, str], check_mode: bool = False) -> tuple[int, dict[str, Any]]:
+    arguments = {"files": files, "_ansible_check_mode": check_mode}
+    done = subprocess.run(
+        [sys.executable, MODULE],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def state(folder: Path) -> dict[Path, tuple[str, int, int]]:
+    """A file that was written again has another inode, even with the same content."""
+    return {path: (path.read_text(), path.stat().st_mode, path.stat().st_ino) for path in folder.iterdir()}
+
+
+def test_writes_once_and_then_leaves_it_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    files = wanted(folder / "b", "two\n"), wanted(folder / "a", "öne\n")
+    code, result = run(*files)
+    assert (code, result["changed"]) == (0, True)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "öne\n", "b": "two\n"}
+    before = state(folder)
+    code, result = run(*files)
+    assert (code, result["changed"], result["written"], result["diff"]) == (0, False, [], [])
+    assert state(folder) == before
+
+
+def test_only_what_differs_is_written(tmp_path: Path) -> None:
+    kept, other = tmp_path / "kept", tmp_path / "other"
+    run(wanted(kept, "1"), wanted(other, "1"))
+    before = state(tmp_path)
+    _, result = run(wanted(kept, "1"), wanted(other, "2"))
+    assert result["written"] == [str(other)]
+    assert state(tmp_path)[kept] == before[kept]
+    assert other.read_text() == "2"
+
+
+def test_check_mode_writes_nothing_and_shows_what_it_would(tmp_path: Path) -> None:
+    there, new = tmp_path / "there", tmp_path / "made" / "new"
+    there.write_text("old\n")
+    before = state(tmp_path)
+    code, result = run(wanted(there, "new\n"), wanted(new, "first\n"), check_mode=True)
+    assert (code, result["changed"], result["written"]) == (0, True, [str(there), str(new)])
+    assert [(one["after_header"], one["before"], one["after"]) for one in result["diff"]] == [
+        (str(there), "old\n", "new\n"),
+        (str(new), "", "first\n"),
+    ]
+    assert state(tmp_path) == before
+
+
+def test_check_mode_does_without_an_owner_that_is_still_to_come(tmp_path: Path) -> None:
+    code, result = run(wanted(tmp_path / "a", "", owner="no-such-user"), check_mode=True)
+    assert (code, result["changed"]) == (0, True)
+
+
+def test_what_its_check_refuses_never_lands(tmp_path: Path) -> None:
+    path = tmp_path / "ssh.conf"
+    path.write_text("User old\n")
+    before = state(tmp_path)
+    code, result = run(wanted(path, "Colour blue\n", validate=CHECK))
+    assert (code, result["failed"]) == (1, True)
+    assert result["msg"].startswith(f"{path} was not written, its check refused it: ")
+    assert "Bad configuration option: colour" in result["msg"]
+    assert state(tmp_path) == before
+
+
+def test_what_its_check_accepts_lands(tmp_path: Path) -> None:
+    path = tmp_path / "ssh.conf"
+    code, _ = run(wanted(path, "User new\n", validate=CHECK))
+    assert code == 0
+    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "User new\n")]
+
+
+def test_the_order_is_kept(tmp_path: Path) -> None:
+    first, second, bad, never = (tmp_path / name for name in ("z", "a", "m", "b"))
+    code, _ = run(
+        wanted(first, "same"),
+        # Accepted only once the first is in place.
+        wanted(second, "same", validate=f"cmp {first} %s"),
+        wanted(bad, "", validate="false %s"),
+        wanted(never, ""),
+    )
+    assert code == 1
+    assert sorted(tmp_path.iterdir()) == [second, first]
+
+
+def test_a_file_gets_its_mode_even_when_its_text_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for mode, changed in (("0600", True), ("0755", True), ("0755", False)):
+        _, result = run(wanted(path, "text", mode=mode))
+        assert (path.stat().st_mode & 0o7777, result["changed"]) == (int(mode, 8), changed)
+
+
+def test_the_mode_is_0644_unless_told(tmp_path: Path) -> None:
+    run(wanted(tmp_path / "a", ""))
+    assert (tmp_path / "a").stat().st_mode & 0o7777 == 0o644
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_gets_its_owner_and_the_owner_s_group(tmp_path: Path) -> None:
+    path, nobody = tmp_path / "a", pwd.getpwnam("nobody")
+    run(wanted(path, "text"))
+    for changed in (True, False):
+        _, result = run(wanted(path, "text", owner="nobody"))
+        assert (path.stat().st_uid, path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
+        assert result["changed"] is changed
