@@ -24,6 +24,15 @@ CAUSES = {
 }
 
 
+def explain(noise):
+    """What it means, and the words that say so."""
+    for words, cause in CAUSES.items():
+        for line in noise:
+            if words in line:
+                return f"{cause} ({line.strip()})"
+    return f"unexpected words from ssh ({noise[-1].strip()})"
+
+
 def call(target):
     """Answer, complaint and seconds of one ssh."""
     begun = time.monotonic()
@@ -34,9 +43,7 @@ def call(target):
         return [], f"no answer within {LIMIT} s", LIMIT
     noise = done.stderr.strip()
     if done.returncode or noise:
-        said = noise.splitlines()[-1] if noise else f"exit status {done.returncode}"
-        cause = next((cause for words, cause in CAUSES.items() if words in noise), "unexpected words from ssh")
-        return [], f"{cause} ({said})", time.monotonic() - begun
+        return [], explain(noise.splitlines() or [f"exit status {done.returncode}"]), time.monotonic() - begun
     return done.stdout.split(), "", time.monotonic() - begun
 
 
@@ -55,11 +62,16 @@ def main():
     ways = [(name, target) for name, address in nodes.items() for target in (name, address)]
     with ThreadPoolExecutor(max_workers=64) as pool:
         results = list(pool.map(lambda way: judge(*way), ways))
-    machines = {machine for _, machine, _ in results if machine}
     bad = sum(1 for complaint, _, _ in results if complaint)
+    names = {}
+    for (name, _), (_, machine, _) in zip(ways, results, strict=True):
+        names.setdefault(machine, set()).add(name)
+    names.pop("", None)
     print("\n".join(line for _, _, line in results))
-    print(f"  {len(machines)} machines, {len(ways) - bad} of {len(ways)} ways clean")
-    return int(bad > 0 or len(machines) != len(nodes))
+    for shared in (sorted(same) for same in names.values() if len(same) > 1):
+        print(f"  {' and '.join(shared)} are one machine: they have the same machine id")
+    print(f"  machines: {len(names)} of {len(nodes)}, clean ways: {len(ways) - bad} of {len(ways)}")
+    return int(bad > 0 or len(names) != len(nodes))
 
 
 if __name__ == "__main__":

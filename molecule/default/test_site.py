@@ -12,7 +12,7 @@ def test_the_validation_play_proves_every_way(inventory_path):
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "2 machines, 4 of 4 ways clean" in done.stdout
+    assert "machines: 2 of 2, clean ways: 4 of 4" in done.stdout
 
 
 def test_the_decoy_is_there_and_names_do_not_lead_to_it(host, addresses):

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import ssh
 
 DAY = 86400
 KINDS = ("host", "user")
+REVOKED = "revoked_keys"
 # A clock that is a little behind must not refuse a fresh certificate.
 CLOCK_SLACK = 300
 
@@ -109,6 +110,7 @@ def is_good(text: str, wish: Wish, ca: Ed25519PublicKey, now: float) -> bool:
         and public_text(key) == wish.key
         and tuple(name.decode() for name in found.valid_principals) == wish.principals
         and found.critical_options == options(wish)
+        and found.extensions == extensions(wish)
         and now + wish.days * DAY / 3 < found.valid_before <= now + wish.days * DAY + 1
     )
 
@@ -116,6 +118,11 @@ def is_good(text: str, wish: Wish, ca: Ed25519PublicKey, now: float) -> bool:
 def options(wish: Wish) -> dict[bytes, bytes]:
     """Host certificates have none; a user certificate is good from its own node alone."""
     return {b"source-address": ",".join(wish.sources).encode()} if wish.sources else {}
+
+
+def extensions(wish: Wish) -> dict[bytes, bytes]:
+    """A terminal, and neither forwarding nor a file of start-up commands."""
+    return {b"permit-pty": b""} if wish.kind == "user" else {}
 
 
 def sign(wish: Wish, ca: Ed25519PrivateKey, now: float) -> str:
@@ -136,8 +143,8 @@ def sign(wish: Wish, ca: Ed25519PrivateKey, now: float) -> str:
     )
     for name, value in options(wish).items():
         builder = builder.add_critical_option(name, value)
-    if wish.kind == "user":
-        builder = builder.add_extension(b"permit-pty", b"")
+    for name, value in extensions(wish).items():
+        builder = builder.add_extension(name, value)
     return builder.sign(ca).public_bytes().decode()
 
 
@@ -160,13 +167,17 @@ class Authority:
         self.changed = False
 
     def rotate(self) -> None:
-        """Forget everything: new keys, and what the old ones signed is worth nothing."""
+        """New keys, and what the old ones signed is worth nothing; what is revoked stays revoked."""
         self.changed = True
         if self.check_mode:
             # A folder that is not there is what the real run would find from here on.
             self.folder = self.folder / "rotated"
         elif self.folder.exists():
-            shutil.rmtree(self.folder)
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != REVOKED:
+                    path.unlink()
 
     def key(self, kind: str) -> Ed25519PrivateKey:
         """The CA's key of a kind, made at its first use and encrypted at the first use of a passphrase."""
@@ -201,8 +212,8 @@ class Authority:
         return text
 
     def revoked(self, names: list[str]) -> list[str]:
-        """Every key ever revoked under this CA, those of `names` among them from now on."""
-        path = self.folder / "revoked_keys"
+        """Every key ever revoked, those of `names` among them from now on."""
+        path = self.folder / REVOKED
         known = path.read_text().splitlines() if path.exists() else []
         keys = dict.fromkeys(known)
         for name in names:
@@ -217,6 +228,25 @@ class Authority:
         certificates = [parse(path.read_text()) for path in map(self.issued, [name] * 2, KINDS) if path.exists()]
         keys = [found.public_key() for found in certificates if found]
         return [public_text(key) for key in keys if isinstance(key, Ed25519PublicKey)]
+
+
+def refuse_unknown(names: list[str], revoked: list[str], cluster: list[str]) -> None:
+    """A misspelt name would leave a node trusted that the operator believes to be out."""
+    known = {line.split()[-1] for line in revoked} | set(cluster)
+    for name in names:
+        if name not in known:
+            raise AnsibleActionFail(
+                f"ssh_trust_revoked names {name}, which is not in the inventory and was never signed here: "
+                "check the spelling"
+            )
+
+
+def refuse_partial_rotation(nodes: list[str], revoked: list[str], cluster: list[str]) -> None:
+    """Nodes left out would keep certificates of a CA that is gone."""
+    if left_out := sorted(set(cluster) - set(nodes) - set(revoked)):
+        raise AnsibleActionFail(
+            f"a rotation concerns every node, and this run leaves out {', '.join(left_out)}: run it without --limit"
+        )
 
 
 def refuse_revoked(wanted: list[Wish], revoked: list[str]) -> None:
@@ -252,9 +282,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             }
         )
         authority = Authority(Path(arguments["folder"]), arguments["passphrase"], check_mode=self._task.check_mode)
-        if arguments["rotate"]:
-            authority.rotate()
+        cluster = (task_vars or {})["groups"]["cluster"]
         revoked = authority.revoked(arguments["revoked"])
+        refuse_unknown(arguments["revoked"], revoked, cluster)
+        if arguments["rotate"]:
+            refuse_partial_rotation([node["name"] for node in arguments["nodes"]], arguments["revoked"], cluster)
+            authority.rotate()
         days = {"host": arguments["host_days"], "user": arguments["user_days"]}
         wanted = wishes(arguments["nodes"], arguments["user"], days)
         refuse_revoked(wanted, revoked)

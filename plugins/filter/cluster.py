@@ -24,17 +24,17 @@ def host_table(names: list[str], hostvars: HostVars) -> str:
 
 def node_names(name: str, hostvars: HostVars) -> list[str]:
     """Every name and address by which a node may be called, for its host certificate."""
-    variables = hostvars[name]
-    called = [name, node_address(variables), variables.get("ansible_host"), "localhost"]
-    called += variables.get("ssh_trust_aliases") or []
-    return list(dict.fromkeys(str(one) for one in called if one))
+    return list(dict.fromkeys([name, *_called(hostvars[name]), "localhost"]))
 
 
 def node_sources(name: str, hostvars: HostVars) -> list[str]:
     """The addresses from which a node's own job user comes, for its user certificate."""
-    variables = hostvars[name]
-    own = [node_address(variables), *(variables.get("ssh_trust_aliases") or []), "127.0.0.1", "::1"]
-    return list(dict.fromkeys(address for address in map(str, own) if _is_address(address)))
+    return list(dict.fromkeys([*filter(_is_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
+
+
+def _called(variables: Mapping[str, Any]) -> list[str]:
+    aliases = variables.get("ssh_trust_aliases") or []
+    return [str(one) for one in (node_address(variables), variables.get("ansible_host"), *aliases) if one]
 
 
 def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:

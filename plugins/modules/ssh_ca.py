@@ -43,7 +43,7 @@ options:
     elements: str
     default: []
   rotate:
-    description: Make a new CA; what the old one signed is worth nothing any more.
+    description: Make a new CA; what the old one signed is worth nothing any more. All nodes have to take part.
     type: bool
     default: false
 author: Farandole

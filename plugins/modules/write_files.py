@@ -49,19 +49,19 @@ from ansible.module_utils.basic import AnsibleModule
 File = dict[str, Any]
 
 
-def current(path: Path) -> str:
+def current(path: Path) -> bytes:
     """What is there now."""
-    return path.read_text() if path.exists() else ""
+    return path.read_bytes() if path.exists() else b""
 
 
-def ids(owner: str, *, check_mode: bool) -> tuple[int, int]:
-    """uid and gid of an owner; before the first run the job user may not be there yet."""
+def ids(module: AnsibleModule, owner: str) -> tuple[int, int]:
+    """uid and gid of an owner; in check mode of a bare node the job user is not there yet."""
     try:
         entry = pwd.getpwnam(owner)
     except KeyError:
-        if check_mode:
+        if module.check_mode:
             return -1, -1
-        raise
+        module.fail_json(msg=f"there is no user {owner} to own the files")
     return entry.pw_uid, entry.pw_gid
 
 
@@ -72,7 +72,7 @@ def differs(file: File, owner: tuple[int, int]) -> bool:
         return True
     status = path.stat()
     return (
-        path.read_text() != file["content"]
+        current(path) != file["content"].encode()
         or status.st_mode & 0o7777 != int(file["mode"], 8)
         or (status.st_uid, status.st_gid) != owner
     )
@@ -82,8 +82,8 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
     """Validate a draft beside the target, then put it in the target's place."""
     path = Path(file["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        draft.write(file["content"])
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
+        draft.write(file["content"].encode())
     try:
         if file["validate"]:
             code, out, err = module.run_command(file["validate"].replace("%s", draft.name))
@@ -112,7 +112,7 @@ def main() -> None:
     )
     diffs = []
     for file in module.params["files"]:
-        owner = ids(file["owner"], check_mode=module.check_mode)
+        owner = ids(module, file["owner"])
         if not differs(file, owner):
             continue
         before = current(Path(file["path"]))
@@ -120,7 +120,7 @@ def main() -> None:
             {
                 "before_header": file["path"],
                 "after_header": file["path"],
-                "before": before,
+                "before": before.decode(errors="replace"),
                 "after": file["content"],
             }
         )

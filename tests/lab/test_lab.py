@@ -54,7 +54,8 @@ def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -
 def test_it_runs_on_a_machine_with_the_unified_cgroup_tree() -> None:
     script = """
       umount --recursive /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
-      farandole lab up --nodes 1 --name test-unified && farandole lab ssh --name test-unified node-1 systemctl is-system-running
+      farandole lab up --nodes 1 --name test-unified &&
+        farandole lab ssh --name test-unified node-1 systemctl is-system-running
       result=$?
       farandole lab down --name test-unified && exit $result
     """

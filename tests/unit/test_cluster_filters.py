@@ -48,7 +48,7 @@ def test_the_host_table_has_a_line_per_node_asked_for_in_that_order() -> None:
 def test_a_host_certificate_names_all_that_the_node_is_called() -> None:
     aliases = ["gpu1.example.org", "198.51.100.1"]
     found = asked_for("node-1", ansible_host="gpu1", cluster_ip="192.0.2.1", ssh_trust_aliases=aliases)
-    assert found["names"] == ["node-1", "192.0.2.1", "gpu1", "localhost", *aliases]
+    assert found["names"] == ["node-1", "192.0.2.1", "gpu1", *aliases, "localhost"]
 
 
 def test_no_name_or_source_is_said_twice() -> None:

@@ -323,15 +323,15 @@ def test_check_mode_encrypts_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check_mode", [False, True])
-def test_rotation_leaves_nothing_of_the_old_ca(tmp_path: Path, check_mode: bool) -> None:
+def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_revoked(tmp_path: Path, check_mode: bool) -> None:
     former = authority(tmp_path)
     old = issue(former)
-    former.revoked(["node-1"])
+    revoked = former.revoked(["node-1"])
     before = on_disk(tmp_path)
     ca = authority(tmp_path, check_mode=check_mode)
     ca.rotate()
     assert ca.changed
-    assert ca.revoked([]) == []
+    assert authority(tmp_path).revoked([]) == revoked
     for one, other in zip(old, issue(ca), strict=True):
         # Line 2 tells the CA; from line 5 on come the names and the options.
         assert shown(one)[2] != shown(other)[2]
@@ -380,6 +380,18 @@ def test_a_revoked_key_is_not_signed_again(wish: Any, file: str) -> None:
     assert f"node-1: its {wish.kind} key is revoked" in str(refusal.value)
     assert f"delete {file} on it" in str(refusal.value)
     ssh_ca.refuse_revoked([other], [f"{wish.key} node-1"])
+
+
+def test_a_name_that_is_known_nowhere_is_not_quietly_revoked() -> None:
+    with pytest.raises(AnsibleActionFail, match="ssh_trust_revoked names nodee-1"):
+        ssh_ca.refuse_unknown(["node-2", "node-1", "nodee-1"], [f"{HOST_KEY} node-1"], ["node-2"])
+    ssh_ca.refuse_unknown(["node-2", "node-1"], [f"{HOST_KEY} node-1"], ["node-2"])
+
+
+def test_a_rotation_takes_all_nodes_or_none() -> None:
+    with pytest.raises(AnsibleActionFail, match=r"leaves out node-2, node-3: run it without --limit"):
+        ssh_ca.refuse_partial_rotation(["node-1"], [], ["node-1", "node-2", "node-3"])
+    ssh_ca.refuse_partial_rotation(["node-1"], ["node-2"], ["node-1", "node-2"])
 
 
 def test_a_node_without_a_key_gets_no_certificate() -> None:
