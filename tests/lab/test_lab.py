@@ -26,12 +26,13 @@ def machine() -> list[str]:
     return [line for line in shown.splitlines() if not RESTLESS.search(line)]
 
 
-alone = pytest.mark.skipif(
-    Path("/run/farandole/namespace/mnt").exists(), reason="other labs are up, the machine is not as it was"
-)
+@pytest.fixture
+def alone() -> None:
+    if Path("/run/farandole").exists():
+        pytest.skip("other labs are up: `farandole lab status`")
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -> None:
     before = machine()
     for tenths in range(3, 14):
@@ -43,14 +44,15 @@ def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -
             time.sleep(tenths / 10 if command[0] == "up" else tenths / 40)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert farandole("up", "--nodes", "20", "--name", "test-killed").returncode == 0
+    up = farandole("up", "--nodes", "20", "--name", "test-killed")
+    assert up.returncode == 0, up.stderr
     assert farandole("ssh", "--name", "test-killed", "node-20", "hostname").stdout == "node-20\n"
     down = farandole("down", "--name", "test-killed")
     assert "put back: net.ipv4.ip_forward" in down.stdout or "net.ipv4.ip_forward = 1" in before
     assert machine() == before
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_it_runs_on_a_machine_with_the_unified_cgroup_tree() -> None:
     script = """
       umount --recursive /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup

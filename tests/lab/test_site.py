@@ -85,6 +85,20 @@ def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluste
     assert cluster.play("--extra-vars", f"@{secrets}").rc == 0
 
 
+def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
+    make = (
+        "apt-get install --yes --no-install-recommends sudo >&2 && useradd --create-home admin"
+        " && echo 'admin ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/admin"
+        " && install -d -o admin -m 700 /home/admin/.ssh"
+        " && install -o admin /root/.ssh/authorized_keys /home/admin/.ssh/"
+    )
+    for node in ("node-1", "node-2", "node-3"):
+        assert cluster.ssh(node, "sh", "-c", make).returncode == 0
+    done = cluster.play("--extra-vars", f"ansible_user=admin ssh_trust_ca_passphrase='{SECRET}'")
+    assert done.rc == 0, done.output
+    assert set(done.count("changed").values()) == {0}
+
+
 def test_ansible_reads_the_plugins_documentation() -> None:
     for plugin in sorted(ROOT.glob("plugins/modules/*.py")):
         shown = subprocess.run(

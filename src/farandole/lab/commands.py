@@ -5,7 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Annotated
 
@@ -54,21 +54,31 @@ Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Whi
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[lab.Progress]:
-    """One line that moves on a terminal, one line per step elsewhere; the seconds at the end."""
+def _work(what: str) -> Iterator[lab.Progress]:
+    """Change the machine, and say how far: one line that moves on a terminal, one per step elsewhere."""
+    host.check()
     begun = time.monotonic()
-    if console.is_terminal:
-        with console.status(what) as status:
-            yield lambda step: status.update(f"{what}: {step}")
-    else:
-        yield lambda step: console.print(f"{what}: {step}")
+    with ExitStack() as stack:
+        if console.is_terminal:
+            status = stack.enter_context(console.status(what))
+
+        def progress(step: str) -> None:
+            if console.is_terminal:
+                status.update(f"{what}: {step}")
+            else:
+                console.print(f"{what}: {step}")
+
+        stack.enter_context(host.locked(wait=lambda: progress("waiting for another lab command to end")))
+        yield progress
     console.print(f"{what}: done in {time.monotonic() - begun:.1f} s")
 
 
 @app.command()
 def setup() -> None:
     """Install the Debian packages that the lab needs on this machine."""
-    if missing := host.missing_packages():
+    if not host.is_root():
+        host.check_packages()
+    elif missing := host.missing_packages():
         console.print(f"installing {', '.join(missing)}")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "update", "--quiet", env=environment)
@@ -86,9 +96,8 @@ def up(
     decoy: Annotated[bool, typer.Option("--decoy", help="Give new nodes a docker0 with one address for all.")] = False,
 ) -> None:
     """Bring a lab up, or to more nodes; run it again at will."""
-    host.check()
     inventory.check(name)
-    with host.locked(), _progress(f"{name} up") as progress:
+    with _work(f"{name} up") as progress:
         lab.up(name, nodes, suite, decoy=decoy, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
 
@@ -96,8 +105,7 @@ def up(
 @app.command()
 def down(name: Name = "lab") -> None:
     """Remove a lab; after the last one this machine is as it was before."""
-    host.check()
-    with host.locked(), _progress(f"{name} down") as progress:
+    with _work(f"{name} down") as progress:
         restored = lab.down(name, progress)
     for line in restored:
         console.print(f"put back: {line}")
@@ -108,8 +116,7 @@ def down(name: Name = "lab") -> None:
 @app.command()
 def purge() -> None:
     """Remove the cached node images too."""
-    host.check()
-    with host.locked():
+    with _work("purge"):
         lab.purge()
 
 
@@ -160,6 +167,5 @@ def ssh(
 @app.command()
 def fault(what: Fault, node: str, name: Name = "lab") -> None:
     """Do to a node what happens to real machines."""
-    host.check()
-    with host.locked(), _progress(f"{what.value} {node}"):
+    with _work(f"{what.value} {node}"):
         FAULTS[what](lab.node(name, node))

@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _LOCK = Path("/run/lock/farandole-lab")
 _NAMESPACE = RUN / "namespace" / "mnt"
 _CGROUP = Path("/sys/fs/cgroup")
 _LEDGERS = Path("/run/containers")
+_COMPLETE = _LEDGERS / "complete"
+PODMAN_RUN = (RUN / "podman", RUN / "containers")
 
 # program or file -> Debian package that brings it
 _NEEDS = {
@@ -61,21 +64,43 @@ def install_command(packages: list[str]) -> list[str]:
     return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 
-def check() -> None:
-    """Refuse with the command that mends it, before anything is touched."""
-    if os.geteuid() != 0:
-        raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run it with sudo")
+def check_packages() -> None:
+    """Refuse with the command that mends it."""
     if missing := missing_packages():
         command = " ".join(install_command(missing))
-        raise FarandoleError(f"the lab needs {', '.join(missing)}: run `apt-get update && {command}`")
+        raise FarandoleError(f"the lab needs Debian packages: run `sudo apt-get update && sudo {command}`")
+
+
+def is_root() -> bool:
+    """Whether this command may change the machine."""
+    return os.geteuid() == 0
+
+
+def check() -> None:
+    """Refuse before anything is touched."""
+    check_packages()
+    if not is_root():
+        raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run the same with sudo")
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """One lab command at a time changes the machine."""
-    with _LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(wait: Callable[[], None]) -> Iterator[None]:
+    """One lab command at a time changes the machine; `wait` is called when there is another."""
+    with ExitStack() as stack:
+        while True:
+            lock = stack.enter_context(_LOCK.open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if _LOCK.exists() and _LOCK.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                break  # else the one before removed it: the next file counts
+        try:
+            yield
+        finally:
+            if not ready():
+                _LOCK.unlink()
 
 
 def prepare(nodes: int) -> None:
@@ -106,7 +131,7 @@ def restore() -> list[str]:
                 _set_sysctl(name, value)
         done += firewall.clean(record.firewall)
     if ready():
-        run("umount", str(_NAMESPACE))
+        _end_namespace()
         done.append("mount namespace of the lab")
     if _mounted(_NAMESPACE.parent):
         run("umount", str(_NAMESPACE.parent))
@@ -194,7 +219,12 @@ def _make_namespace() -> None:
     hybrid cgroup tree, which podman refuses, it sees a pure cgroup2 tree.
     """
     if ready():
-        return
+        if subprocess.run([*enter(), "test", "-e", _COMPLETE], check=False).returncode == 0:
+            return
+        _end_namespace()  # its making was interrupted
+    # To podman this is a boot: whatever it believes to be running is not.
+    for folder in PODMAN_RUN:
+        shutil.rmtree(folder, ignore_errors=True)
     parent = _NAMESPACE.parent
     parent.mkdir(parents=True, exist_ok=True)
     if not _mounted(parent):
@@ -205,7 +235,26 @@ def _make_namespace() -> None:
     steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_LEDGERS, "/dev/shm")]  # noqa: S108
     if _on_cgroup_v1():
         steps += [f"umount --recursive {_CGROUP}", f"mount -t cgroup2 cgroup2 {_CGROUP}"]
-    run("unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps))
+    steps.append(f"touch {_COMPLETE}")
+    command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps)]
+    # Out of a namespace that is not the first one the kernel accepts only a higher number, and draws numbers per CPU.
+    for _ in range(20):
+        with suppress(FarandoleError):
+            run(*command)
+            return
+    run(*command)
+
+
+def _end_namespace() -> None:
+    for pid, _ in inhabitants():
+        end(pid)
+    run("umount", str(_NAMESPACE))
+
+
+def power_cycle() -> None:
+    """End everything that podman runs, with all its mounts and ledgers; disks stay."""
+    _end_namespace()
+    _make_namespace()
 
 
 def _mounted(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -75,7 +76,8 @@ def ensure(suite: Suite) -> str:
 
 def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     work = host.STORE / "build"
-    work.mkdir(parents=True, exist_ok=True)
+    run("rm", "--recursive", "--force", "--one-file-system", str(work))  # what an interrupted build left
+    work.mkdir(parents=True)
     extra, disk, log = work / "overlay.tar", work / f"{suite}.tar", work / f"{suite}.log"
     extra.write_bytes(overlay)
     hooks = [
@@ -96,7 +98,9 @@ def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
         *sources,
     ]
     with log.open("w") as output:
-        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, check=False, env={**os.environ, "TMPDIR": str(work)}
+        )
     if done.returncode:
         tail = "\n".join(log.read_text().splitlines()[-5:])
         raise FarandoleError(f"building the {suite} node image failed; {log} ends with:\n{tail}")

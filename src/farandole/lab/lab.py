@@ -13,7 +13,7 @@ from typing import Any
 
 from farandole.errors import FarandoleError
 from farandole.lab import host, image, inventory
-from farandole.lab.podman import podman, query, reap_strays
+from farandole.lab.podman import podman, query, reap_strays, remove
 from farandole.lab.shell import run
 
 Progress = Callable[[str], None]
@@ -87,17 +87,15 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
     # Every address is given here; podman's ledger only remembers those of starts that were interrupted.
     run(*host.enter(), "rm", "--force", "/run/containers/networks/ipam.db")
     network = _ensure_network(lab)
-    names = {node.name for node in present}
-    missing = [index for index in range(1, count + 1) if f"node-{index}" not in names]
+    _settle(lab, progress)
+    kept = {node.name for node in nodes(lab)}
+    missing = [index for index in range(1, count + 1) if f"node-{index}" not in kept]
     if missing:
         progress(f"node image for {suite} (about a minute when it has to be built)")
         disk = image.ensure(suite)
         for index in missing:
             progress(f"starting node-{index} of {count}")
             _create(lab, index, suite, disk, network, decoy=decoy)
-    for stopped in (node for node in present if node.state != "running"):
-        progress(f"starting {stopped.name} again")
-        podman("unpause" if stopped.state == "paused" else "start", stopped.container)
     progress("waiting for ssh")
     ready = nodes(lab)
     _wait_for_ssh(ready)
@@ -115,7 +113,7 @@ def down(lab: str, progress: Progress) -> list[str]:
     present = nodes(lab)
     if present:
         progress(f"removing {len(present)} nodes")
-        podman("rm", "--force", "--time=0", *(node.container for node in present))
+        remove([node.container for node in present], progress)
     if _network_name(lab) in _networks():
         bridge = _inspect_network(lab)["network_interface"]
         if Path(f"/sys/class/net/{bridge}").exists():  # a start that was killed left it busy
@@ -177,6 +175,28 @@ def reboot(target: Node) -> None:
             return
         time.sleep(0.2)
     raise FarandoleError(f"{target.name} did not come back within {_SSH_SECONDS} s; `farandole lab status` shows it")
+
+
+def _settle(lab: str, progress: Progress) -> None:
+    """Start what is down; a node whose making or removal was interrupted is removed, to be made anew."""
+    for _ in range(3):  # clearing one away may cut the power of the others
+        down = [node for node in nodes(lab) if node.state != "running"]
+        for node in down:
+            progress(f"starting {node.name} again")
+            if not _starts(node):
+                remove([node.container], progress)
+        if not down:
+            return
+
+
+def _starts(node: Node) -> bool:
+    if node.state not in ("paused", "exited", "stopped"):
+        return False
+    try:
+        podman("unpause" if node.state == "paused" else "start", node.container)
+    except FarandoleError:
+        return False
+    return True
 
 
 def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4Network, *, decoy: bool) -> None:

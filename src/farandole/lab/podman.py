@@ -2,8 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
+from farandole.errors import FarandoleError
 from farandole.lab import host
 from farandole.lab.shell import run
 
@@ -14,7 +16,7 @@ _ENGINE = """\
 runtime = "crun"
 events_logger = "file"
 volume_path = "{store}/volumes"
-tmp_dir = "{run}/podman"
+tmp_dir = "{run[0]}"
 {cgroups}
 [network]
 network_backend = "netavark"
@@ -24,7 +26,7 @@ _STORAGE = """\
 [storage]
 driver = "overlay"
 graphroot = "{store}/graph"
-runroot = "{run}/containers"
+runroot = "{run[1]}"
 """
 
 
@@ -44,12 +46,26 @@ def images() -> list[str]:
     return podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
 
 
+def remove(containers: list[str], progress: Callable[[str], None]) -> None:
+    """Remove containers; when interrupted commands have tied podman in knots, after a restart of all it runs."""
+    command = ("rm", "--force", "--time=0", *containers)
+    try:
+        podman(*command)
+    except FarandoleError as error:
+        progress(f"podman is stuck and starts anew, which cuts the power of all nodes of all labs ({error})")
+        host.power_cycle()
+        podman(*command)
+
+
 def reap_strays() -> None:
-    """End containers whose start was killed half-way: they run, and podman does not know it."""
+    """Clear away what starts and removals leave that were killed half-way."""
     known = podman("ps", "--quiet", "--no-trunc", "--filter=status=running", "--filter=status=paused").split()
     for pid, words in host.inhabitants():
         if words[0].endswith("conmon") and words[words.index("-c") + 1] not in known:
-            host.end(pid)
+            host.end(pid)  # it runs, and podman does not know it
+    for line in podman("ps", "--all", "--external", "--format", "{{.ID}} {{.Status}}").splitlines():
+        if line.endswith(" Storage"):
+            podman("rm", "--force", line.split()[0])  # it has a disk and a name, and podman does not know it
 
 
 def _environment() -> dict[str, str]:
@@ -58,7 +74,7 @@ def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     host.STORE.mkdir(parents=True, exist_ok=True)
     for variable, template in settings.items():
-        text = template.format(store=host.STORE, run=host.RUN, cgroups=cgroups)
+        text = template.format(store=host.STORE, run=host.PODMAN_RUN, cgroups=cgroups)
         path = host.STORE / f"{variable.lower()}.toml"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
