@@ -238,9 +238,9 @@ def _make_namespace() -> None:
     steps.append(f"touch {_COMPLETE}")
     command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps)]
     # Out of a namespace that is not the first one the kernel accepts only a higher number, and draws numbers per CPU.
-    for _ in range(20):
+    for cpu in os.sched_getaffinity(0):
         with suppress(FarandoleError):
-            run(*command)
+            run("taskset", "--cpu-list", str(cpu), *command)
             return
     run(*command)
 
