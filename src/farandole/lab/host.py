@@ -81,6 +81,11 @@ def check() -> None:
     check_packages()
     if not is_root():
         raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run the same with sudo")
+    STORE.mkdir(parents=True, exist_ok=True)
+    if run("stat", "--file-system", "--format=%T", str(STORE)).strip() == "overlayfs":
+        raise FarandoleError(
+            f"podman cannot lay the nodes' disks over an overlayfs: mount a disk or a tmpfs at {STORE}"
+        )
 
 
 @contextmanager
