@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,6 @@ _LOCK = Path("/run/lock/farandole-lab")
 _NAMESPACE = RUN / "namespace" / "mnt"
 _CGROUP = Path("/sys/fs/cgroup")
 _LEDGERS = Path("/run/containers")
-_COMPLETE = _LEDGERS / "complete"
 PODMAN_RUN = (RUN / "podman", RUN / "containers")
 
 # program or file -> Debian package that brings it
@@ -224,9 +222,9 @@ def _make_namespace() -> None:
     hybrid cgroup tree, which podman refuses, it sees a pure cgroup2 tree.
     """
     if ready():
-        if subprocess.run([*enter(), "test", "-e", _COMPLETE], check=False).returncode == 0:
+        if inhabitants():
             return
-        _end_namespace()  # its making was interrupted
+        _end_namespace()  # nothing runs in it: its making may have been interrupted, or mounts be of yesterday
     # To podman this is a boot: whatever it believes to be running is not.
     for folder in PODMAN_RUN:
         shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +238,6 @@ def _make_namespace() -> None:
     steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_LEDGERS, "/dev/shm")]  # noqa: S108
     if _on_cgroup_v1():
         steps += [f"umount --recursive {_CGROUP}", f"mount -t cgroup2 cgroup2 {_CGROUP}"]
-    steps.append(f"touch {_COMPLETE}")
     command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps)]
     # Out of a namespace that is not the first one the kernel accepts only a higher number, and draws numbers per CPU.
     for cpu in os.sched_getaffinity(0):
