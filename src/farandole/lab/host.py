@@ -106,21 +106,24 @@ def locked(wait: Callable[[], None]) -> Iterator[None]:
                 _LOCK.unlink()
 
 
-def prepare(nodes: int) -> None:
-    """Make the machine fit for `nodes` nodes in all, and remember how it was."""
-    record = _load() or Record(
-        {name: _sysctl(name) for name in _SYSCTLS},
-        firewall.names(),
-        [folder for folder in _FOLDERS if Path(folder).is_dir()],
-    )
+def prepare() -> None:
+    """Remember how the machine was, and make the namespace in which podman works."""
+    if not _load():
+        folders = [folder for folder in _FOLDERS if Path(folder).is_dir()]
+        _save(Record({name: _sysctl(name) for name in _SYSCTLS}, firewall.names(), folders))
+    _make_namespace()
+
+
+def make_room(nodes: int) -> None:
+    """Raise what limits the number of nodes, as far as so many need it."""
     wanted = _needed(nodes)
+    record = _load() or Record()
     for name in wanted:
         record.sysctls.setdefault(name, _sysctl(name))
     _save(record)
     for name, value in wanted.items():
         if int(_sysctl(name)) < value:
             _set_sysctl(name, str(value))
-    _make_namespace()
 
 
 def restore() -> list[str]:

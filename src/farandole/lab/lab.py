@@ -77,13 +77,14 @@ def node(lab: str, name: str) -> Node:
 
 def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progress) -> list[Node]:
     """Bring a lab to `count` running nodes; those that are there stay as they are."""
-    host.prepare(len(nodes()) + count)
+    host.prepare()
     reap_strays()
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
+    host.make_room(len(nodes()) - len(present) + count)
     # Every address is given here; podman's ledger only remembers those of starts that were interrupted.
     run(*host.enter(), "rm", "--force", "/run/containers/networks/ipam.db")
     network = _ensure_network(lab)
@@ -108,7 +109,7 @@ def down(lab: str, progress: Progress) -> list[str]:
     inventory.remove(lab)
     if not host.STORE.exists():
         return []
-    host.prepare(0)
+    host.prepare()
     reap_strays()
     present = nodes(lab)
     if present:
