@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def site(inventory_path, tmp_path):
             env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
         )  # fmt: skip
 
-    return run
+    yield run
+    shutil.rmtree(ROOT / ".farandole" / "molecule-spoilt", ignore_errors=True)
 
 
 def node(inventory, name):
