@@ -69,9 +69,12 @@ def test_the_validation_play_is_green_and_names_what_is_wrong(cluster: Cluster) 
 
 
 def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluster, tmp_path: Path) -> None:
-    secrets = tmp_path / "secrets.yml"
+    vault, secrets = tmp_path / "vault-password", tmp_path / "secrets.yml"
+    vault.write_text("of the vault\n")
     secrets.write_text(f"ssh_trust_ca_passphrase: {SECRET}\n")
-    loud = cluster.play("-vvv", "--diff", "--extra-vars", f"@{secrets}")
+    subprocess.run(["ansible-vault", "encrypt", "--vault-password-file", vault, secrets], check=True)
+    unlocked = ("--vault-password-file", str(vault), "--extra-vars", f"@{secrets}")
+    loud = cluster.play("-vvv", "--diff", *unlocked)
     assert loud.rc == 0, loud.output
     assert SECRET not in loud.output
     assert "PRIVATE KEY" not in loud.output
@@ -82,7 +85,7 @@ def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluste
     locked_out = cluster.play()
     assert locked_out.rc != 0
     assert "ssh_trust_ca_passphrase" in locked_out.output
-    assert cluster.play("--extra-vars", f"@{secrets}").rc == 0
+    assert cluster.play(*unlocked).rc == 0
 
 
 def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
