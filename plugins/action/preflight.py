@@ -30,7 +30,7 @@ SCHEMA = 1
 SKEW_LIMIT_S = 300
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
 ARCHITECTURES = ("x86_64", "aarch64")
-OUR_VARIABLES = frozenset({"cluster_ip", "cluster_name"})
+OUR_VARIABLES = frozenset({"cluster_ip"})
 # An RFC 1123 label in small letters; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 NEW_MACHINE_ID = "rm /etc/machine-id && systemd-machine-id-setup, then reboot"

@@ -78,7 +78,7 @@ def test_a_good_inventory_has_no_finding() -> None:
         node(
             "node-1",
             "192.0.2.1",
-            variables=frozenset({"base_user", "cluster_name", "_base_x", "ansible_user"}),
+            variables=frozenset({"base_user", "cluster_ip", "_base_x", "ansible_user"}),
         ),
         node("node-2", "gpu2.example.org", cluster_ip="192.0.2.2"),
         node("node-3", "gpu2.example.org", port="2222", cluster_ip="2001:db8::3"),
@@ -170,7 +170,7 @@ def test_two_hosts_with_one_cluster_address() -> None:
         ("base_usr_id", "write base_user_id if that is meant, else remove it"),
         ("ssh_trust_dri", "write ssh_trust_dir if that is meant, else remove it"),
         ("stack_colour", "remove or rename it; names of its kind are stack_id"),
-        ("cluster_interface", "remove or rename it; names of its kind are cluster_ip, cluster_name"),
+        ("cluster_interface", "remove or rename it; names of its kind are cluster_ip"),
     ],
 )
 def test_unknown_variables(variable: str, cure: str) -> None:
