@@ -213,7 +213,7 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         f"--hostname={name}",
         "--privileged",
         "--systemd=always",
-        "--pids-limit=-1",
+        "--pids-limit=0",  # none; -1 asks for a controller that a hybrid cgroup tree lacks
         "--restart=always",
         "--no-hosts",
         "--shm-size=1g",
