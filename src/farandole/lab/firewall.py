@@ -9,6 +9,7 @@ from farandole.lab.shell import run
 Entry = dict[str, Any]
 # How the addresses of all labs begin; a start that was interrupted leaves rules for them.
 _LAB_NETWORKS = "10.94."
+_OWN = "netavark"
 
 
 def names() -> list[str]:
@@ -44,6 +45,9 @@ def clean(before: list[str]) -> list[str]:
 def _drop_empty_tables(before: list[str]) -> list[str]:
     rules = _ruleset()
     used = {f"{rule['family']} {rule['table']}" for rule in _each(rules, "rule")}
+    # Newer versions of podman's network program have a table of their own, with a chain for each network.
+    if not any(chain["table"] == _OWN and chain["name"].startswith("nv_") for chain in _each(rules, "chain")):
+        used.discard(f"inet {_OWN}")
     gone = [
         _table(entry) for entry in _each(rules, "table") if _table(entry) not in before and _table(entry) not in used
     ]

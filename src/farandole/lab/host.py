@@ -38,7 +38,7 @@ _NEEDS = {
     "nsenter": "util-linux",
 }
 # What podman and its helpers make in places that no setting moves.
-_FOLDERS = (str(_LEDGERS), "/run/crun", "/run/netns")
+_FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/netns", "/run/podman")
 # netavark turns forwarding on, which turns redirects off.
 _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
 

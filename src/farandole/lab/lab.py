@@ -13,7 +13,7 @@ from typing import Any
 
 from farandole.errors import FarandoleError
 from farandole.lab import host, image, inventory
-from farandole.lab.podman import podman, query, reap_strays, remove
+from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run
 
 Progress = Callable[[str], None]
@@ -85,18 +85,15 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
     host.make_room(len(nodes()) - len(present) + count)
-    # Every address is given here; podman's ledger only remembers those of starts that were interrupted.
-    run(*host.enter(), "rm", "--force", "/run/containers/networks/ipam.db")
     network = _ensure_network(lab)
-    _settle(lab, progress)
-    kept = {node.name for node in nodes(lab)}
-    missing = [index for index in range(1, count + 1) if f"node-{index}" not in kept]
-    if missing:
-        progress(f"node image for {suite} (about a minute when it has to be built)")
-        disk = image.ensure(suite)
-        for index in missing:
-            progress(f"starting node-{index} of {count}")
-            _create(lab, index, suite, disk, network, decoy=decoy)
+    try:
+        _fill(lab, count, suite, network, decoy=decoy, progress=progress)
+    except FarandoleError as error:
+        if "already allocated" not in str(error):
+            raise
+        # A start that was interrupted holds an address for ever in a ledger that dies with the namespace.
+        power_cycle(error, progress)
+        _fill(lab, count, suite, network, decoy=decoy, progress=progress)
     progress("waiting for ssh")
     ready = nodes(lab)
     _wait_for_ssh(ready)
@@ -176,6 +173,21 @@ def reboot(target: Node) -> None:
             return
         time.sleep(0.2)
     raise FarandoleError(f"{target.name} did not come back within {_SSH_SECONDS} s; `farandole lab status` shows it")
+
+
+def _fill(
+    lab: str, count: int, suite: image.Suite, network: ipaddress.IPv4Network, *, decoy: bool, progress: Progress
+) -> None:
+    """Start what is down, make what is missing."""
+    _settle(lab, progress)
+    there = {node.name for node in nodes(lab)}
+    missing = [index for index in range(1, count + 1) if f"node-{index}" not in there]
+    if missing:
+        progress(f"node image for {suite} (about a minute when it has to be built)")
+        disk = image.ensure(suite)
+        for index in missing:
+            progress(f"starting node-{index} of {count}")
+            _create(lab, index, suite, disk, network, decoy=decoy)
 
 
 def _settle(lab: str, progress: Progress) -> None:

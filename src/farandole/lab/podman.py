@@ -47,14 +47,19 @@ def images() -> list[str]:
 
 
 def remove(containers: list[str], progress: Callable[[str], None]) -> None:
-    """Remove containers; when interrupted commands have tied podman in knots, after a restart of all it runs."""
+    """Remove containers, if need be by force."""
     command = ("rm", "--force", "--time=0", *containers)
     try:
         podman(*command)
     except FarandoleError as error:
-        progress(f"podman is stuck and starts anew, which cuts the power of all nodes of all labs ({error})")
-        host.power_cycle()
+        power_cycle(error, progress)
         podman(*command)
+
+
+def power_cycle(reason: Exception, progress: Callable[[str], None]) -> None:
+    """The way out when interrupted commands have tied podman in knots."""
+    progress(f"podman is stuck and starts anew, which cuts the power of all nodes of all labs ({reason})")
+    host.power_cycle()
 
 
 def reap_strays() -> None:
