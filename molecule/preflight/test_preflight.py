@@ -57,6 +57,10 @@ def misspelt(inventory):
     inventory["cluster"]["vars"]["ssh_trust_messh"] = True
 
 
+def wrong_type(inventory):
+    inventory["cluster"]["vars"]["ssh_trust_mesh"] = "maybe"
+
+
 def strange_cluster_ip(inventory):
     node(inventory, "node-2")["cluster_ip"] = "10.94.255.1"
 
@@ -75,6 +79,7 @@ FINDINGS = [
     (twice_the_same_address, "node-2", "node-1"),
     (no_address, "node-2", "cluster_ip"),
     (misspelt, "ssh_trust_messh", "ssh_trust_mesh"),
+    (wrong_type, "ssh_trust_mesh is wrong", "not a valid boolean"),
     (strange_cluster_ip, "node-2", "10.94.255.1"),
     (taken_uid, "www-data", "base_user_id"),
     (wrong_port, "node-2", "refused"),
@@ -111,3 +116,21 @@ def test_good_input_is_no_finding_and_is_written_down(inventory_path):
     found = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
     assert found["findings"] == []
     assert sorted(found["hosts"]) == ["node-1", "node-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cluster:\n  hosts:\n    node-1: {}\n    node-1: {}\n", "duplicate mapping key"),
+        ("cluster:\n  hosts\n    node-1: {}\n", "failed to parse"),
+    ],
+    ids=["a node written down twice", "a colon forgotten"],
+)
+def test_a_slip_in_the_file_is_named(tmp_path, text, words):
+    (tmp_path / "hosts.yml").write_text(text)
+    done = subprocess.run(
+        ["ansible-playbook", "-i", tmp_path, "site.yml"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert words in (done.stdout + done.stderr).lower()
+    assert "PLAY" not in done.stdout

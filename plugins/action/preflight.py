@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
 Probe = Mapping[str, Any]
@@ -25,6 +26,7 @@ Answer = Mapping[str, Any]
 Fault = tuple[str, str]  # cause, cure
 Groups = Mapping[str, Sequence[str]]
 Declared = Mapping[str, frozenset[str]]
+Options = Mapping[str, Mapping[str, Any]]
 
 SCHEMA = 1
 SKEW_LIMIT_S = 300
@@ -205,10 +207,35 @@ def variable_cure(variable: str, known: Sequence[str], like_it: Iterable[str]) -
     return f"remove or rename it; names of its kind are {some(sorted(like_it)) or 'not in use'}"
 
 
-def declared_names(specs: Mapping[str, Any]) -> frozenset[str]:
-    """All names in one meta/argument_specs.yml, whatever the entry point."""
+def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
+    """What a role would refuse, said before the first role has begun."""
+    hosts: dict[Fault, list[str]] = {}
+    for host, own in values.items():
+        for variable in sorted(own):
+            for fault in value_faults(variable, own[variable], options[variable]):
+                hosts.setdefault(fault, []).append(host)
+    return [
+        Finding(host, *fault)
+        for fault, wrong in hosts.items()
+        for host in (["all"] if len(wrong) == len(values) else wrong)
+    ]
+
+
+def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fault]:
+    judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
+    cure = f"correct it; {option.get('description', 'the README of its role says what it takes')}"
+    return [(f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
+
+
+def declared_options(specs: Mapping[str, Any]) -> Options:
+    """All options in one meta/argument_specs.yml, whatever the entry point."""
     entries = (specs.get("argument_specs") or {}).values()
-    return frozenset(name for entry in entries for name in entry.get("options") or {})
+    return {name: option for entry in entries for name, option in (entry.get("options") or {}).items()}
+
+
+def declared_names(specs: Mapping[str, Any]) -> frozenset[str]:
+    """The names of those."""
+    return frozenset(declared_options(specs))
 
 
 # The nodes
@@ -532,10 +559,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": praise}
 
     def _inventory(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        groups = task_vars["groups"]
-        nodes, broken = read_nodes(groups.get("cluster", ()), task_vars["hostvars"])
-        findings = judge_inventory(groups, nodes, self._declared(Path(args["roles_dir"])))
-        return [*broken, *findings], f"{count(len(nodes), 'node')} in the inventory: no finding"
+        groups, hostvars = task_vars["groups"], task_vars["hostvars"]
+        specs = self._specs(Path(args["roles_dir"]))
+        declared = {role: declared_names(spec) for role, spec in specs.items()}
+        options = {name: option for spec in specs.values() for name, option in declared_options(spec).items()}
+        nodes, broken = read_nodes(groups.get("cluster", ()), hostvars)
+        findings = [*broken, *judge_inventory(groups, nodes, declared)]
+        if not findings:
+            values = {n.name: {name: hostvars[n.name][name] for name in n.variables & set(options)} for n in nodes}
+            findings = judge_values(values, options)
+        return findings, f"{count(len(nodes), 'node')} in the inventory: no finding"
 
     def _hosts(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
         hostvars = task_vars["hostvars"]
@@ -546,6 +579,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         write_private(Path(args["state_dir"]) / "preflight.json", record(findings, probes))
         return findings, summary(probes)
 
-    def _declared(self, roles_dir: Path) -> Declared:
-        specs = sorted(roles_dir.glob("*/meta/argument_specs.yml"))
-        return {path.parts[-3]: declared_names(self._loader.load_from_file(str(path))) for path in specs}
+    def _specs(self, roles_dir: Path) -> dict[str, Mapping[str, Any]]:
+        paths = sorted(roles_dir.glob("*/meta/argument_specs.yml"))
+        return {path.parts[-3]: self._loader.load_from_file(str(path)) for path in paths}

@@ -158,6 +158,10 @@ def test_labs_stand_side_by_side(cluster: Cluster) -> None:
         (["up", "--name", "test-lab", "--nodes", "1"], "farandole lab down --name test-lab"),
         (["ssh", "--name", "nowhere", "node-1"], "farandole lab up --name nowhere"),
         (["ssh", "--name", "test-lab", "node-9"], "has no node node-9"),
+        (["ssh", "node-1", "--name", "test-lab"], "this checkout knows no lab"),
+        (["ssh", "--name", "test-lab", "node-1", "--", "-V"], "options of this command go before node-1"),
+        (["fault", "resume", "node-1", "--name", "test-lab"], "is for a node that is paused"),
+        (["fault", "start", "node-1", "--name", "test-lab"], "is for a node that is exited"),
     ],
 )
 def test_wrong_words_are_answered_with_the_right_ones(cluster: Cluster, arguments: list[str], words: str) -> None:

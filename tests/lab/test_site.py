@@ -59,6 +59,9 @@ def test_all_nodes_have_the_same_idea_of_the_cluster(cluster: Cluster) -> None:
 
 def test_the_validation_play_is_green_and_names_what_is_wrong(cluster: Cluster) -> None:
     assert "clean ways: 6 of 6" in cluster.play(playbook="playbooks/validate.yml").output
+    limited = cluster.play("--limit", "node-2", playbook="playbooks/validate.yml")
+    assert limited.rc != 0
+    assert "nothing would be proven" in limited.output
     cluster.farandole("fault", "cut", "node-3")
     try:
         red = cluster.play("--limit", "node-1", playbook="playbooks/validate.yml")

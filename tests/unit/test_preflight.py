@@ -386,3 +386,15 @@ def test_addresses_of_all_links() -> None:
 
 def test_free_space_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert probing.free_mib(tmp_path / "no" / "where") == pytest.approx(probing.free_mib(tmp_path), rel=0.01)
+
+
+def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> None:
+    options = {"mesh": {"type": "bool", "description": "Whether."}, "days": {"type": "int", "description": "How many."}}
+    values = {"a": {"mesh": "maybe", "days": "7"}, "b": {"mesh": "maybe", "days": "week"}}
+    found = preflight.judge_values(values, options)
+    assert [finding.host for finding in found] == ["all", "b"]
+    assert "mesh is wrong" in found[0].cause
+    assert "valid boolean" in found[0].cause
+    assert found[0].cure == "correct it; Whether."
+    assert "days is wrong" in found[1].cause
+    assert preflight.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []

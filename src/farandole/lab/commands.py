@@ -46,7 +46,7 @@ FAULTS = {
 
 def _lab_name(value: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", value):
-        raise typer.BadParameter("lower-case letters, digits, _ and -, beginning with a letter")
+        raise typer.BadParameter("at most 31 lower-case letters, digits, _ and -, beginning with a letter")
     return value
 
 
@@ -105,10 +105,14 @@ def up(
 @app.command()
 def down(name: Name = "lab") -> None:
     """Remove a lab; after the last one this machine is as it was before."""
+    if not (lab.nodes(name) or inventory.folder(name).exists()):
+        console.print(f"there is no lab {name}; clearing away what one may have left")
     with _work(f"{name} down") as progress:
         restored = lab.down(name, progress)
     for line in restored:
         console.print(f"put back: {line}")
+    if others := sorted({node.lab for node in lab.nodes()}):
+        console.print(f"this machine's settings stay for the labs that are up: {', '.join(others)}")
     if host.STORE.exists():
         console.print(f"kept: the node images in {host.STORE} (`farandole lab purge` removes them)")
 
@@ -160,12 +164,26 @@ def ssh(
     if f"Host {node}\n" not in config.read_text():
         raise FarandoleError(f"lab {name} has no node {node}; `farandole lab status` shows all")
     words = command[1:] if command and command[0] == "--" else command
+    if words and words[0].startswith("-"):  # ssh would take it for its own
+        raise FarandoleError(f"{words[0]} is no program; options of this command go before {node}")
     # ssh hands the far shell one string; quoting keeps every argument what it was.
     os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])  # noqa: S606
 
 
 @app.command()
-def fault(what: Fault, node: str, name: Name = "lab") -> None:
-    """Do to a node what happens to real machines."""
+def fault(
+    what: Annotated[Fault, typer.Argument(metavar="WHAT", help="cut, heal, pause, resume, kill, start or reboot")],
+    node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
+    name: Name = "lab",
+) -> None:
+    """Do to a node what happens to real machines.
+
+    cut pulls its network cable, heal plugs it in; pause freezes it, resume lets it go on; kill pulls its power,
+    start switches it on; reboot is a reboot.
+    """
     with _work(f"{what.value} {node}"):
-        FAULTS[what](lab.node(name, node))
+        target = lab.node(name, node)
+        wanted = {Fault.resume: "paused", Fault.start: "exited"}.get(what, "running")
+        if target.state != wanted:
+            raise FarandoleError(f"{node} is {target.state}, and {what.value} is for a node that is {wanted}")
+        FAULTS[what](target)

@@ -294,8 +294,6 @@ def _index(name: str) -> int:
 
 
 def _in_network(target: Node, *command: str) -> None:
-    if not target.pid:
-        raise FarandoleError(f"{target.name} is {target.state}: `farandole lab fault start {target.name}` first")
     run("nsenter", f"--target={target.pid}", "--net", "--", *command)
 
 
