@@ -193,5 +193,6 @@ def test_a_node_whose_host_key_changed_is_not_talked_to(head, worker):
         result = as_job(head, "node-2", "hostname", "-p", "2222")
         assert result.rc == 1
         assert "Host key verification failed" in result.stderr
+        # The protection taken away:
         trusting = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
         assert as_job(head, "node-2", "hostname", "-p", "2222", *trusting).stdout.strip() == "node-2"
