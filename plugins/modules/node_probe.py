@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import shutil
 import socket
 import time
@@ -58,9 +59,15 @@ probe:
     os_version: {description: "VERSION_ID of /etc/os-release.", type: str, sample: "12"}
     codename: {description: "VERSION_CODENAME of /etc/os-release.", type: str, sample: bookworm}
     arch: {description: "Machine architecture.", type: str, sample: x86_64}
+    python: {description: "Python of the system, major and minor.", type: str, sample: "3.11"}
+    glibc: {description: "The C library.", type: str, sample: "2.36"}
+    nvidia_driver: {description: "Version of the NVIDIA driver that is loaded; empty without.", type: str}
+    cuda: {description: "Version of the CUDA toolkit, by its nvcc; empty without.", type: str, sample: "13.0"}
     hostname: {description: "Host name.", type: str, sample: node-1}
     machine_id: {description: "/etc/machine-id.", type: str}
     addresses: {description: "All its IP addresses; null without the command ip.", type: list, elements: str}
+    interfaces: {description: "Name, address and prefix length of each of them.", type: list, elements: dict}
+    gpus: {description: "How many NVIDIA GPUs the driver has.", type: int}
     init: {description: "Name of process 1.", type: str, sample: systemd}
     container: {description: "Whether the node is a container.", type: bool}
     user: {description: "The account asked about.", type: str}
@@ -72,6 +79,7 @@ probe:
     python_apt: {description: "Whether the interpreter has python3-apt.", type: bool}
     sshd_drop_ins: {description: "Whether sshd reads /etc/ssh/sshd_config.d/*.conf.", type: bool}
     disk_free_mb: {description: "Free space where /opt lies, in MiB.", type: int}
+    stacks: {description: "Ids of the stacks that are C(installed), C(current) and C(former).", type: dict}
     time: {description: "The node's clock, in seconds since 1970.", type: float}
     root: {description: "Whether the module ran as root.", type: bool}
 skew:
@@ -107,8 +115,35 @@ def os_release() -> dict[str, str]:
         return {}
 
 
-def addresses(ip_json: str) -> list[str]:
-    return [info["local"] for link in json.loads(ip_json) for info in link["addr_info"] if "local" in info]
+def interfaces(ip_json: str) -> list[dict[str, Any]]:
+    return [
+        {"name": link["ifname"], "address": info["local"], "prefix": info["prefixlen"]}
+        for link in json.loads(ip_json)
+        for info in link.get("addr_info", ())
+        if "local" in info
+    ]
+
+
+def system_python(path: Path) -> str:
+    """The one that makes virtual environments, whatever runs this module: Debian names it by its version."""
+    return path.resolve().name[len("python") :]
+
+
+def driver_version(told: str) -> str:
+    """From /proc/driver/nvidia/version, of the proprietary and of the open module."""
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", told)
+    return match[1] if match else ""
+
+
+def toolkit_version(told: str) -> str:
+    """From nvcc --version."""
+    match = re.search(r"release (\d+\.\d+)", told)
+    return match[1] if match else ""
+
+
+def cuda(module: AnsibleModule) -> str:
+    nvcc = module.get_bin_path("nvcc", opt_dirs=["/usr/local/cuda/bin"])
+    return toolkit_version(module.run_command([nvcc, "--version"])[1]) if nvcc else ""
 
 
 def includes_drop_ins(config: str) -> bool:
@@ -125,6 +160,18 @@ def includes_drop_ins(config: str) -> bool:
 def free_mib(directory: Path) -> int:
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     return shutil.disk_usage(existing).free // 2**20
+
+
+def stacks(root: Path) -> dict[str, Any]:
+    return {
+        "current": stack_of(root / "current"),
+        "former": stack_of(root / "former"),
+        "installed": sorted(path.parent.name for path in root.glob("stacks/*/manifest.json")),
+    }
+
+
+def stack_of(link: Path) -> str:
+    return link.readlink().name if (link / "manifest.json").exists() else ""
 
 
 def account(user: str, wanted: int) -> dict[str, Any]:
@@ -145,27 +192,35 @@ def find(lookup: Any, key: str | int, field: str) -> Any:
         return None
 
 
-def host_addresses(module: AnsibleModule) -> list[str] | None:
+def host_interfaces(module: AnsibleModule) -> list[dict[str, Any]] | None:
     ip = module.get_bin_path("ip")
-    return addresses(module.run_command([ip, "-j", "addr"], check_rc=True)[1]) if ip else None
+    return interfaces(module.run_command([ip, "-j", "addr"], check_rc=True)[1]) if ip else None
 
 
 def probe(module: AnsibleModule) -> dict[str, Any]:
     release = os_release()
+    links = host_interfaces(module)
     return {
         "os_id": release.get("ID", ""),
         "os_version": release.get("VERSION_ID", ""),
         "codename": release.get("VERSION_CODENAME", ""),
         "arch": platform.machine(),
+        "python": system_python(Path("/usr/bin/python3")),
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
+        "nvidia_driver": driver_version(read(Path("/proc/driver/nvidia/version"))),
+        "cuda": cuda(module),
         "hostname": socket.gethostname(),
         "machine_id": read(Path("/etc/machine-id")),
-        "addresses": host_addresses(module),
+        "addresses": links and [link["address"] for link in links],
+        "interfaces": links or [],
+        "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
         "init": read(Path("/proc/1/comm")),
         "container": any(mark.exists() for mark in CONTAINER_MARKS),
         **account(module.params["user"], module.params["id"]),
         "python_apt": importlib.util.find_spec("apt") is not None,
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
+        "stacks": stacks(Path("/opt/farandole")),
         "time": time.time(),
         "root": os.geteuid() == 0,
     }

@@ -10,6 +10,8 @@ from rich.markup import escape
 
 from farandole.errors import FarandoleError
 from farandole.lab import commands as lab
+from farandole.stack import commands as stack_commands
+from farandole.stack import show
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +21,8 @@ app = typer.Typer(
     help="Farandole turns bare Linux machines into a cluster that trains with Horovod, and proves it.",
 )
 app.add_typer(lab.app, name="lab")
+app.command()(stack_commands.lock)
+app.add_typer(show.app, name="stack")
 
 
 @app.callback()

@@ -379,9 +379,27 @@ def test_sshd_drop_ins(config: str, read: bool) -> None:
     assert probing.includes_drop_ins(config) is read
 
 
-def test_addresses_of_all_links() -> None:
-    said = [{"addr_info": [{"local": "127.0.0.1"}, {"local": "::1"}]}, {"addr_info": []}]
-    assert probing.addresses(json.dumps(said)) == ["127.0.0.1", "::1"]
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023", "535.129.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "580.95.05"),
+        ("", ""),
+    ],
+)
+def test_the_nvidia_driver(told: str, version: str) -> None:
+    assert probing.driver_version(told) == version
+
+
+def test_the_cuda_toolkit() -> None:
+    assert probing.toolkit_version("Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0") == "13.0"
+    assert probing.toolkit_version("nvcc fatal") == ""
+
+
+def test_the_system_s_python_is_named_by_its_link(tmp_path: Path) -> None:
+    (tmp_path / "python3.11").touch()
+    (tmp_path / "python3").symlink_to("python3.11")
+    assert probing.system_python(tmp_path / "python3") == "3.11"
 
 
 def test_free_space_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""What role fabric promises: jobs take the network between the nodes, and find the stack from wherever they start.
+
+OpenMPI itself, the release's own, stands where a stack would have it.
+"""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+HOSTS = "node-1:1,node-2:1"
+DECOY = "172.17.0.1"
+STACK = "/opt/farandole/current"
+# A stack of two programs, and OpenMPI's settings where this build of it looks for them.
+INSTALL = f"""
+set -e
+apt-get -qq install --no-install-recommends openmpi-bin
+mkdir -p {STACK}/mpi/bin {STACK}/venv/bin
+ln -sf /usr/bin/mpirun.openmpi {STACK}/mpi/bin/mpirun
+ln -sf /usr/bin/orted {STACK}/mpi/bin/orted
+ln -sf /usr/bin/env {STACK}/venv/bin/horovodrun
+ln -sf /usr/bin/python3 {STACK}/venv/bin/python
+ln -sf /etc/farandole/openmpi/openmpi-mca-params.conf /etc/openmpi/openmpi-mca-params.conf
+"""
+# An allreduce without anything but Python and OpenMPI's library: 21 from each of two ranks.
+REDUCE = """
+import ctypes, os, socket
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+names = ("ompi_mpi_int", "ompi_mpi_op_sum", "ompi_mpi_comm_world")
+kind, total, world = (ctypes.byref(ctypes.c_char.in_dll(mpi, name)) for name in names)
+mpi.MPI_Init(None, None)
+one, found = ctypes.c_int(21), ctypes.c_int()
+mpi.MPI_Allreduce(ctypes.byref(one), ctypes.byref(found), 1, kind, total, world)
+mpi.MPI_Finalize()
+print(socket.gethostname(), found.value, os.environ["HOROVOD_NETWORK"], os.environ["OMPI_COMM_WORLD_SIZE"])
+"""
+
+
+@pytest.fixture(scope="session")
+def stack(nodes):
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda host: host.check_output("sh -c %s", INSTALL), nodes.values()))
+
+
+@pytest.fixture(scope="session")
+def network(head):
+    """As the kernel has it, not as the role says."""
+    return head.check_output("ip -4 route show dev eth0 proto kernel").split()[0]
+
+
+def as_job(host, *words):
+    """A command of the job user, ended after a while; its status is not ssh's."""
+    command = ["timeout", "-k", "1", "12", "runuser", "-u", "trainer", "--", *words]
+    return host.run("cd / && " + " ".join(["%s"] * len(command)) + " || exit 1", *command)
+
+
+def test_the_hostfile_names_every_node_in_order(host):
+    assert host.file("/etc/farandole/hostfile").content_string == "node-1 slots=1\nnode-2 slots=1\n"
+
+
+def test_the_decoy_is_there_and_no_setting_names_it(host, network):
+    assert host.interface("docker0").addresses[0] == DECOY
+    settings = host.file("/etc/farandole/openmpi/openmpi-mca-params.conf").content_string
+    assert f"btl_tcp_if_include = {network}\noob_tcp_if_include = {network}\n" in settings
+    written = host.check_output("cat /etc/farandole/environment /etc/farandole/openmpi/*")
+    assert "172.17" not in written
+    assert "docker" not in written
+
+
+# cron has a shorter path, sudo and login shells have others.
+WAYS = {
+    "ssh without a login": 'runuser -u trainer -- ssh -o BatchMode=yes node-2 "{}"',
+    "runuser": "runuser -u trainer -- sh -c '{}'",
+    "sudo": "env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin runuser -u trainer -- sh -c '{}'",
+    "cron": "env -i PATH=/usr/bin:/bin /usr/sbin/runuser -u trainer -- sh -c '/usr/local/bin/{}'",
+    "login": "su - trainer -c '{}'",
+}
+
+
+@pytest.mark.usefixtures("stack")
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_the_stack_is_found_however_a_job_is_started(head, network, way):
+    told = dict(line.split("=", 1) for line in head.check_output("cd / && " + way.format("horovodrun")).splitlines())
+    assert told["PATH"].startswith(f"{STACK}/venv/bin:{STACK}/mpi/bin:")
+    wanted = {
+        "HOROVOD_NETWORK": network,
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
+        "TF_USE_LEGACY_KERAS": "1",
+    }
+    assert {name: told.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.usefixtures("stack")
+def test_what_a_job_sets_itself_wins(head):
+    own = ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=7", "HOROVOD_NETWORK=", "NCCL_SOCKET_IFNAME=ib0"]
+    told = as_job(head, "env", *own, "horovodrun").stdout.splitlines()
+    assert [one for one in own if one not in told] == []
+
+
+def test_nobody_else_s_path_is_changed(host):
+    assert "farandole" not in host.check_output("su - root -c env")
+    assert host.run("cat /etc/ld.so.conf /etc/ld.so.conf.d/* /etc/environment | grep farandole").rc == 1
+
+
+@pytest.mark.usefixtures("stack")
+def test_a_job_over_both_nodes_goes_by_the_network_and_not_by_the_decoy(head, network):
+    done = as_job(head, "mpirun", "-np", "2", "-H", HOSTS, "python", "-c", REDUCE)
+    assert sorted(done.stdout.splitlines()) == [f"node-{n} 42 {network} 2" for n in (1, 2)], done.stderr
+    # Without the setting the ranks greet each other over docker0, and none arrives.
+    lost = as_job(head, "mpirun", "--mca", "btl_tcp_if_include", "docker0", "-H", HOSTS, "python", "-c", REDUCE)
+    assert lost.rc == 1
+    assert "42" not in lost.stdout
+
+
+@pytest.mark.usefixtures("stack")
+def test_the_launcher_is_reached_by_the_network_alone(head, addresses):
+    def told(*settings):
+        done = as_job(head, "mpirun", *settings, "--mca", "plm_base_verbose", "5", "-H", "node-2:1", "hostname")
+        return done.stderr + done.stdout
+
+    assert f"tcp://{addresses['node-1']}:" in told()
+    assert DECOY not in told()
+    assert DECOY in told("--mca", "oob_tcp_if_include", "eth0,docker0")
+
+
+@pytest.fixture
+def play(inventory_path, tmp_path):
+    """Run the role on an inventory that was spoilt first."""
+
+    def run(spoil):
+        inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
+        spoil(inventory["cluster"])
+        folder = tmp_path / "molecule-spoilt-fabric"
+        folder.mkdir()
+        (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        done = subprocess.run(
+            ["ansible-playbook", "-i", folder, Path(__file__).parent / "refused.yml"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
+        )  # fmt: skip
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    yield run
+    shutil.rmtree(ROOT / ".farandole" / "molecule-spoilt-fabric", ignore_errors=True)
+
+
+def test_nodes_without_a_common_network_are_refused_before_anything_changes(play, nodes):
+    worker = nodes["node-2"]
+    worker.check_output("ip address add 192.0.2.2/24 dev eth0")
+    before = [host.check_output("cat /etc/farandole/hostfile /etc/farandole/environment") for host in nodes.values()]
+    try:
+        code, said = play(lambda cluster: cluster["hosts"]["node-2"].update(cluster_ip="192.0.2.2"))
+    finally:
+        worker.check_output("ip address del 192.0.2.2/24 dev eth0")
+    assert code != 0
+    assert "the nodes share no network: node-1 in 10.94." in said
+    assert "node-2 in 192.0.2.0/24" in said
+    assert "set cluster_ip of each" in said
+    assert "changed=0" in said
+    assert "changed=1" not in said
+    after = [host.check_output("cat /etc/farandole/hostfile /etc/farandole/environment") for host in nodes.values()]
+    assert after == before
+
+
+def test_the_decoy_s_network_given_by_hand_is_refused(play):
+    code, said = play(lambda cluster: cluster["vars"].update(fabric_network="172.17.0.0/16"))
+    assert code != 0
+    assert "node-1, node-2: all have 172.17.0.1 in 172.17.0.0/16" in said

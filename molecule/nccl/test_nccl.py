@@ -1,0 +1,197 @@
+"""What role nccl promises: one exact version from each source, held and working, and what it refuses."""
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEBS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "debs"
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+NEW, OLD = "2.22.3-1+cuda12.5", "2.21.5-1+cuda12.4"
+GPU = {"probe": {"nvidia_driver": "570.86.10"}}
+CALL = """
+import ctypes
+library, number = ctypes.CDLL("libnccl.so.2"), ctypes.c_int()
+print(library.ncclGetVersion(ctypes.byref(number)), number.value)
+print(library.ncclGetUniqueId(ctypes.create_string_buffer(128)))
+"""
+
+
+@pytest.fixture
+def role(inventory_path):
+    """Run the role again on one node, with other variables."""
+
+    def run(node, **variables):
+        arguments = json.dumps({"nccl_install": True, **variables})
+        done = subprocess.run(
+            ["ansible-playbook", "-i", inventory_path, "-l", node, "-e", arguments, "molecule/nccl/converge.yml"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NCCL_DEBS": str(DEBS),
+                 "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
+        )  # fmt: skip
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    return run
+
+
+def state(host):
+    """State and version of libnccl-dev and libnccl2, as dpkg has them."""
+    form = "--showformat=${db:Status-Abbrev}${Version}\n"
+    return host.run("dpkg-query --show %s libnccl2 libnccl-dev", form).stdout.split("\n")[:2]
+
+
+def is_at(host, version):
+    return state(host) == [f"hi {version}"] * 2 and host.check_output("python3 -c %s", CALL).split("\n")[1] == "0"
+
+
+def test_both_packages_are_held_at_the_version(host):
+    release = host.check_output(". /etc/os-release && echo $VERSION_ID")
+    assert state(host) == [f"hi {'2.22.3-1-1' if release == '13' else NEW}"] * 2
+
+
+def test_the_library_answers_with_its_version(host):
+    assert host.check_output("python3 -c %s", CALL) == "0 22203\n0"
+
+
+def test_one_can_compile_against_it(host):
+    assert "#define NCCL_VERSION_CODE 22203" in host.file("/usr/include/nccl.h").content_string
+    assert host.file(f"{LIBRARIES}/libnccl.so").is_symlink
+
+
+def test_an_older_version_is_chosen_on_purpose_and_held_against_upgrades(role, nodes):
+    head = nodes["node-1"]
+    code, said = role("node-1", nccl_version=OLD)
+    assert code == 0, said
+    assert is_at(head, OLD)
+    assert "kept back: libnccl-dev libnccl2" in " ".join(head.check_output("apt-get --simulate upgrade").split())
+    head.check_output("apt-mark unhold libnccl2 libnccl-dev")
+    assert f"Inst libnccl2 [{OLD}] ({NEW}" in head.check_output("apt-get --simulate upgrade")
+    code, said = role("node-1")
+    assert code == 0, said
+    assert is_at(head, NEW)
+
+
+def test_a_key_with_another_fingerprint_is_refused(role, nodes):
+    head = nodes["node-1"]
+    before = head.check_output("sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*")
+    code, said = role("node-1", nccl_version=OLD, fingerprint="0123456789" * 4)
+    assert code != 0
+    assert "key.pub is refused, nothing was installed" in said
+    assert "wanted is 0123456789012345678901234567890123456789" in said
+    assert head.check_output("sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*") == before
+    assert is_at(head, NEW)
+
+
+@pytest.mark.parametrize(("node", "there"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
+def test_a_version_that_is_not_there_is_answered_with_those_that_are(role, node, there):
+    code, said = role(node, nccl_version="2.99.1-1+cuda12.9")
+    assert code != 0
+    assert f"libnccl2 2.99.1-1+cuda12.9 is not there, there is {there};" in said
+
+
+def test_a_file_with_another_sha256_is_refused(role, nodes):
+    code, said = role(
+        "node-2", nccl_version=OLD, nccl_files=[plain("libnccl2", OLD), plain("libnccl-dev", OLD, "0" * 64)]
+    )
+    assert code != 0
+    assert "wanted is " + "0" * 64 in said
+    assert is_at(nodes["node-2"], NEW)
+
+
+def test_a_damaged_deb_leaves_what_was_there(role, nodes, tmp_path):
+    damaged = tmp_path / "damaged.deb"
+    with Path(plain("libnccl2", OLD)["path"]).open("rb") as whole:
+        damaged.write_bytes(whole.read(20 * 2**20))
+    checksum = hashlib.sha256(damaged.read_bytes()).hexdigest()
+    files = [{"path": str(damaged), "sha256": checksum}, plain("libnccl-dev", OLD)]
+    code, said = role("node-2", nccl_version=OLD, nccl_files=files)
+    assert code != 0
+    assert "damaged.deb" in said.partition("apt-get failed:")[2]
+    assert "2.22.3" in " ".join(state(nodes["node-2"]))
+    code, said = role("node-2")
+    assert code == 0, said
+    assert is_at(nodes["node-2"], NEW)
+
+
+def test_a_killed_installation_is_mended_by_the_next_run(role, nodes, addresses):
+    worker = nodes["node-2"]
+    deb = f"http://{addresses['node-1']}:8480/debs/libnccl2_{OLD}_amd64.deb"
+    worker.check_output("/usr/lib/apt/apt-helper download-file %s /var/tmp/old.deb", deb)
+    worker.check_output(
+        "dpkg --unpack /var/tmp/old.deb & pid=$!; "
+        "until grep -qs half-installed /var/lib/dpkg/updates/0*; do :; done; kill -9 $pid; wait $pid || :"
+    )
+    assert state(worker)[1].startswith("iHR")
+    assert "dpkg was interrupted" in worker.run("apt-get --yes install libnccl2").stderr
+    code, said = role("node-2")
+    assert code == 0, said
+    assert is_at(worker, NEW)
+
+
+@pytest.mark.parametrize(
+    ("node", "variables", "words"),
+    [
+        (
+            "node-1",
+            {"_preflight_probe": {"probe": {"nvidia_driver": "470.57.02"}}},
+            "which needs the NVIDIA driver 525.60.13 or newer, and the node has 470.57.02",
+        ),
+        ("node-1", {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}}, "set nccl_repository"),
+        ("node-1", {"nccl_version": "2.21.5"}, "name the exact version of the debs"),
+        ("node-1", {"nccl_source": "somewhere"}, "must be one of: repository, files, distribution"),
+        ("node-2", {"nccl_files": []}, "nccl_files is empty: name the debs there"),
+    ],
+    ids=["an old driver", "no fingerprint", "half a version", "an unknown source", "no files"],
+)
+def test_what_cannot_be_is_refused_before_anything_changes(role, nodes, node, variables, words):
+    code, said = role(node, **{"nccl_version": OLD, **variables})
+    assert code != 0
+    assert words in said
+    assert "changed=0" in said
+    assert is_at(nodes[node], NEW)
+
+
+def test_another_nccl_in_the_way_of_jobs_is_named(role, nodes):
+    head, other = nodes["node-1"], "/opt/other/libnccl.so.2"
+    pip = "/opt/farandole/current/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+    deb = f"/srv/farandole/debs/libnccl2_{OLD}_amd64.deb"
+    head.check_output("mkdir -p $(dirname %s) $(dirname %s)", pip, other)
+    head.check_output("dpkg-deb --fsys-tarfile %s | tar -xO .%s/libnccl.so.2.21.5 >%s", deb, LIBRARIES, pip)
+    head.check_output("ln %s %s && echo LD_LIBRARY_PATH=/opt/other >/etc/environment", pip, other)
+    words = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) in place of the installed NCCL 2.22.3"
+    try:
+        code, said = role("node-1")
+        assert code == 0
+        assert f"[WARNING]: {words}" in said
+        code, said = role("node-1", _preflight_probe=GPU)
+        assert code != 0
+        assert words in said
+    finally:
+        head.check_output("rm -r /opt/farandole /opt/other; : >/etc/environment")
+    code, said = role("node-1", _preflight_probe=GPU)
+    assert code == 0, said
+    assert "a job may load" not in said
+
+
+def test_a_library_that_does_not_work_is_a_failure(role, nodes):
+    library = f"{LIBRARIES}/libnccl.so.2.22.3"
+    worker = nodes["node-3"]
+    worker.check_output("mv %s /var/tmp/whole && head -c 1000000 /var/tmp/whole >%s", library, library)
+    try:
+        code, said = role("node-3")
+    finally:
+        worker.check_output("mv /var/tmp/whole %s", library)
+    assert code != 0
+    assert f"{library} does not work" in said
+
+
+def plain(name, version, checksum=None):
+    """A deb as nccl_files names it."""
+    deb = f"{name}_{version}_amd64.deb"
+    sums = yaml.safe_load((DEBS / "made.yml").read_text())["sums"]
+    return {"path": str(DEBS / deb), "sha256": checksum or sums[deb]}

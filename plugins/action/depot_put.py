@@ -1,0 +1,105 @@
+"""Bring files of the control machine to a node, each checked by its sha256, in one transfer."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+SPEC = {
+    "directory": {"type": "path", "required": True},
+    "files": {"type": "list", "elements": "dict", "required": True},
+}
+# /tmp is a memory disk on many machines, and a stack is large.
+LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a folder of the login user alone is made of it
+
+
+def sha256(path: Path) -> str:
+    """Of a file that may be large."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check(file: dict[str, str]) -> None:
+    """A file that is not what it is said to be goes nowhere."""
+    path = Path(file["path"])
+    if not path.is_file():
+        raise AnsibleActionFail(f"{path} is not there on the control machine")
+    if (got := sha256(path)) != file["sha256"]:
+        raise AnsibleActionFail(
+            f"{path} on the control machine is damaged: its sha256 is {got}, wanted is {file['sha256']}; "
+            "delete it and run again"
+        )
+
+
+def bundle(files: Iterable[dict[str, str]], archive: Path) -> None:
+    """All of them in one plain tar; they are compressed already."""
+    with tarfile.open(archive, "w", dereference=True) as tar:
+        for file in files:
+            tar.add(file["path"], arcname=file["name"])
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Asks the node what it lacks and sends only that."""
+
+    TRANSFERS_FILES = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """See the module of the same name."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec(argument_spec=SPEC)
+        wanted = {file["name"]: file["sha256"] for file in arguments["files"]}
+        call = {"directory": arguments["directory"], "wanted": wanted}
+        answer = self._module(call, task_vars)
+        lacking = [file for file in arguments["files"] if file["name"] in answer.get("missing", [])]
+        result.update(put=[file["name"] for file in lacking], changed=bool(lacking))
+        if answer.get("failed") or not lacking or self._task.check_mode:
+            return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
+        for file in lacking:
+            check(file)
+        room = sum(Path(file["path"]).stat().st_size for file in lacking)
+        landing = self._land(room)
+        host = (task_vars or {}).get("inventory_hostname", "the node")
+        Display().display(f"sending {len(lacking)} file(s), {room / 1e6:.0f} MB, to {self._delegate() or host}")
+        with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
+            bundle(lacking, Path(archive.name))
+            self._connection.put_file(archive.name, f"{landing}/bundle.tar")
+        sent = {file["name"]: file["sha256"] for file in lacking}
+        answer = self._module({**call, "wanted": sent, "bundle": f"{landing}/bundle.tar"}, task_vars)
+        return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
+
+    def _delegate(self) -> str | None:
+        delegate: str | None = self._task.delegate_to
+        return delegate
+
+    def _module(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        answer: dict[str, Any] = self._execute_module("depot_put", module_args=arguments, task_vars=task_vars)
+        return answer
+
+    def _land(self, room: int) -> str:
+        """A folder of the login user alone, whose leftovers of an earlier run are swept out."""
+        folder = shlex.quote(LANDING)
+        script = (
+            f'd={folder}-$(id -u); mkdir -p -m 0700 "$d" && test -O "$d" && test ! -L "$d" && rm -f "$d"/* && '
+            'echo "$d" && df --output=avail -B1 "$d" | tail -1'
+        )
+        answer = self._low_level_execute_command(script, sudoable=False)
+        words: list[str] = answer["stdout"].split()
+        if answer["rc"] or len(words) != 2:
+            raise AnsibleActionFail(
+                f"{LANDING}-<uid> cannot be used on the node: {answer['stderr'] or answer['stdout']}"
+            )
+        if int(words[1]) < 2 * room:
+            raise AnsibleActionFail(
+                f"{words[0]} has {int(words[1]) >> 20} MiB free on the node and {2 * room >> 20} MiB are needed: "
+                "make room"
+            )
+        return words[0]

@@ -1,0 +1,43 @@
+"""What the lock says, in the shapes that the roles need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Wheel = dict[str, str]
+
+
+def stack_wheels(wheels: list[Wheel], cache: str) -> list[dict[str, str]]:
+    """The wheels as files to send."""
+    folder = Path(cache) / "wheels"
+    return [{"path": str(folder / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in wheels]
+
+
+def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, str]]:
+    """The patches as files to send."""
+    return [{"path": f"{folder}/{one['file']}", "name": one["file"], "sha256": one["sha256"]} for one in patches]
+
+
+def stack_requirements(wheels: list[Wheel]) -> str:
+    """The wheels as pip wants them told, with hashes."""
+    return "\n".join(f"{one['name']}=={one['version']} --hash=sha256:{one['sha256']}" for one in wheels)
+
+
+def stack_modules(lock: dict[str, Any]) -> list[str]:
+    """The Python modules by which a stack is used."""
+    by_framework = {"pytorch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
+    return [by_framework[name] for name in lock.get("wanted", {}).get("frameworks", [])]
+
+
+class FilterModule:
+    """Gives Ansible the filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """By name."""
+        return {
+            "stack_modules": stack_modules,
+            "stack_patches": stack_patches,
+            "stack_requirements": stack_requirements,
+            "stack_wheels": stack_wheels,
+        }

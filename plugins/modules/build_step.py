@@ -1,0 +1,180 @@
+#!/usr/bin/python
+"""Run a long script as a unit of systemd, or look at the one that runs."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: build_step
+short_description: Run a long script on a node
+description:
+  - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it,
+    and a run that asks for the same step again waits for the one that is at work instead of starting another.
+  - A different step that is still at work, left behind by a killed run, is ended first.
+  - While it runs, the last line of its log is shown every 20 seconds.
+options:
+  name:
+    description: What is done, in a few words.
+    type: str
+    required: true
+  script:
+    description: The text for C(sh); it runs with C(set -eu) in O(directory).
+    type: str
+    required: true
+  directory:
+    description: Where it runs; the script and its log are kept there.
+    type: path
+    required: true
+  environment:
+    description: Variables for it.
+    type: dict
+    default: {}
+  start:
+    description: The action plugin fills it in.
+    type: bool
+    default: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Build OpenMPI
+  build_step:
+    name: OpenMPI 4.1.4
+    directory: /var/tmp/farandole-build
+    script: "{{ lookup('file', 'build.sh') }}"
+    environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
+"""
+
+RETURN = """
+seconds:
+  description: How long the step took.
+  type: float
+  returned: always
+log:
+  description: The file on the node to which the script wrote.
+  type: str
+  returned: always
+"""
+
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+UNIT = "farandole-build.service"
+TAIL = 25
+# Lines in which a percentage is looked for: a verbose build writes hundreds between two.
+RECENT = 2000
+# What says best why a build failed, wherever it stands in the log.
+TELLING = ("error:", "Error:", "ERROR", "No space left", "fatal:", "cannot find", "not found")
+
+
+def slug(name: str) -> str:
+    """A file name for a step."""
+    return "".join(char if char.isalnum() or char in ".-" else "-" for char in name.lower())
+
+
+def digest(parameters: dict[str, Any]) -> str:
+    """By which a step is known again."""
+    told = {key: parameters[key] for key in ("name", "script", "directory", "environment")}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def state(module: AnsibleModule) -> dict[str, str]:
+    """What systemd knows of the unit."""
+    names = "ActiveState,SubState,Description,ExecMainStatus,Result,ExecMainStartTimestampMonotonic"
+    names += ",ExecMainExitTimestampMonotonic"
+    _, out, _ = module.run_command(["systemctl", "show", f"--property={names}", UNIT], check_rc=True)
+    return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+
+
+def seconds(unit: dict[str, str]) -> float:
+    """How long it has run."""
+    begun = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
+    ended = int(unit.get("ExecMainExitTimestampMonotonic") or 0) or time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    return round(max(0, ended - begun) / 1e6, 1)
+
+
+def forget(module: AnsibleModule) -> None:
+    """End the unit with all its processes and let systemd forget it."""
+    module.run_command(["systemctl", "stop", UNIT])
+    module.run_command(["systemctl", "reset-failed", UNIT])
+
+
+def launch(module: AnsibleModule, description: str, script: Path, log: Path) -> None:
+    """Write the script down and start it."""
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(f"set -eu\n{module.params['script']}")
+    log.unlink(missing_ok=True)
+    environment = [f"--setenv={name}={value}" for name, value in module.params["environment"].items()]
+    properties = {
+        "WorkingDirectory": str(script.parent),
+        "StandardOutput": f"append:{log}",
+        "StandardError": f"append:{log}",
+        # So that its end can be asked for afterwards.
+        "RemainAfterExit": "yes",
+    }
+    command = ["systemd-run", "--quiet", f"--unit={UNIT}", f"--description={description}"]
+    command += [f"--property={name}={value}" for name, value in properties.items()]
+    code, _, err = module.run_command([*command, *environment, "sh", str(script)])
+    if code:
+        module.fail_json(msg=f"systemd did not start {module.params['name']}: {err.strip()}")
+
+
+def lines_of(log: Path) -> list[str]:
+    """What the script wrote, without empty lines."""
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+
+
+def progress(lines: list[str]) -> str:
+    """Where it is: CMake's last percentage when it counts, else the last line."""
+    counted = [line for line in lines[-RECENT:] if re.match(r"\s*\[ *\d+%\]", line)]
+    return ["", *lines[-1:], *counted[-1:]][-1].strip()[:200]
+
+
+def complaint(name: str, unit: dict[str, str], log: Path) -> str:
+    """Why it failed: the lines that say so, then the end of the log."""
+    lines = lines_of(log)
+    telling = [line for line in lines[:-TAIL] if any(word in line for word in TELLING)][-5:]
+    shown = "\n".join([*telling, *lines[-TAIL:]])
+    how = unit.get("ExecMainStatus") if unit.get("Result") == "exit-code" else unit.get("Result")
+    return f"{name} failed ({how}) after {seconds(unit):.0f} s; its log is {log}:\n{shown}"
+
+
+def main() -> None:
+    """Start the step where it is not at work, and say how it stands."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "script": {"type": "str", "required": True},
+            "directory": {"type": "path", "required": True},
+            "environment": {"type": "dict", "default": {}},
+            "start": {"type": "bool", "default": True},
+        },
+    )
+    name, directory = module.params["name"], Path(module.params["directory"])
+    script, log = directory / f"{slug(name)}.sh", directory / f"{slug(name)}.log"
+    description = f"{name} [{digest(module.params)}]"
+    unit = state(module)
+    ours = unit.get("Description") == description
+    if module.params["start"] and not (ours and unit["ActiveState"] in ("active", "activating")):
+        forget(module)
+        launch(module, description, script, log)
+        unit, ours = state(module), True
+    if not ours:
+        module.fail_json(msg=f"{name} is gone from the node, which may have been restarted: run again")
+    if unit["ActiveState"] == "active" and unit["SubState"] == "exited":
+        forget(module)
+        module.exit_json(changed=True, running=False, seconds=seconds(unit), log=str(log))
+    if unit["ActiveState"] in ("active", "activating"):
+        last = progress(lines_of(log))
+        module.exit_json(changed=True, running=True, seconds=seconds(unit), last=last, log=str(log))
+    forget(module)
+    module.fail_json(msg=complaint(name, unit, log), running=False, log=str(log))
+
+
+if __name__ == "__main__":
+    main()

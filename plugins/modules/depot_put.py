@@ -1,0 +1,120 @@
+#!/usr/bin/python
+"""The node's half of the action plugin of the same name."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: depot_put
+short_description: Bring files of the control machine to a node
+description:
+  - Sends, in one transfer, the files that the node lacks or has otherwise; each is checked by its sha256 on both ends
+    and appears under its name only when it is whole.
+options:
+  directory:
+    description: Where the files go on the node.
+    type: path
+    required: true
+  files:
+    description: Each with C(path) on the control machine, C(name) below O(directory) and C(sha256).
+    type: list
+    elements: dict
+  wanted:
+    description: The sha256 of each file by name; the action plugin fills it in.
+    type: dict
+  bundle:
+    description: The tar that has arrived; the action plugin fills it in.
+    type: path
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Put the archive on the depot
+  depot_put:
+    directory: /srv/farandole
+    files:
+      - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
+        name: stacks/0123456789ab.tar.zst
+        sha256: 3b1f...
+"""
+
+RETURN = """
+put:
+  description: The names of the files that were sent.
+  type: list
+  returned: always
+"""
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+BLOCK = 1 << 20
+
+
+def sha256(path: Path) -> str:
+    """Of a file that may be large; empty when it is not there."""
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
+    """Put each file of the bundle in its place when it is what was wanted; the first that is not, or nothing."""
+    left = dict(wanted)
+    with tarfile.open(bundle) as tar:
+        for member in tar:
+            source = tar.extractfile(member) if member.name in left and member.isfile() else None
+            if source is None:
+                return member.name
+            target = directory / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{target.name}.part")
+            try:
+                with draft.open("wb") as file:
+                    while block := source.read(BLOCK):
+                        file.write(block)
+                if sha256(draft) != left.pop(member.name):
+                    return member.name
+                draft.chmod(0o644)
+                draft.replace(target)
+            finally:
+                draft.unlink(missing_ok=True)
+    # A tar that ends too early can look whole.
+    return next(iter(left), "")
+
+
+def main() -> None:
+    """Say what is missing, or take what has arrived."""
+    module = AnsibleModule(
+        argument_spec={
+            "directory": {"type": "path", "required": True},
+            "wanted": {"type": "dict", "required": True},
+            "bundle": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    directory, wanted = Path(module.params["directory"]), module.params["wanted"]
+    if not module.params["bundle"]:
+        missing = [name for name, digest in wanted.items() if sha256(directory / name) != digest]
+        module.exit_json(changed=False, missing=missing)
+    bundle = Path(module.params["bundle"])
+    try:
+        if spoilt := unpack(bundle, directory, wanted):
+            module.fail_json(msg=f"{spoilt} arrived damaged in {directory}: run again")
+    except tarfile.TarError as error:
+        module.fail_json(msg=f"the files arrived damaged in {directory}: run again ({error})")
+    except OSError as error:
+        module.fail_json(msg=f"{directory} cannot take the files: {error}")
+    finally:
+        bundle.unlink(missing_ok=True)
+    module.exit_json(changed=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+#!/usr/bin/python
+"""Install Debian packages at exactly one version and hold them there."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: held_debs
+short_description: Install Debian packages at exactly one version and hold them there
+description:
+  - Installs, upgrades or downgrades all packages in one go, also when they are held at another version, and holds them.
+  - What a killed run left half installed is mended first.
+  - A version that is not to be had is refused with the versions that are.
+options:
+  names:
+    description: The packages.
+    type: list
+    elements: str
+    required: true
+  version:
+    description: The version that all of them get.
+    type: str
+    required: true
+  files:
+    description:
+      - Debs on the node to install from, one per package; or one deb that brings a local repository, as NVIDIA's do.
+      - Empty to install from the sources of apt.
+    type: list
+    elements: path
+    default: []
+  source:
+    description: The entry below /etc/apt/sources.list.d that has the packages; read anew when apt lacks the version.
+    type: path
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Install NCCL
+  held_debs:
+    names: [libnccl2, libnccl-dev]
+    version: 2.27.3-1+cuda12.9
+"""
+
+RETURN = """
+due:
+  description: Whether anything was not as asked, also in check mode.
+  type: bool
+  returned: always
+former:
+  description: State and version of each package as it was, in dpkg's words.
+  type: dict
+  returned: always
+  sample: {libnccl2: "hi  2.22.3-1+cuda12.5"}
+"""
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+HELD = "hi "  # wanted: hold, is: installed, no error
+WHOLE = ("i ", "n ", "c ")  # is: installed, not installed, only its settings
+KEYRINGS = ("*.gpg", "*.asc")
+APT = [
+    "apt-get",
+    "--option=DPkg::Lock::Timeout=600",
+    "--option=Dpkg::Use-Pty=0",
+    "--yes",
+    "--no-install-recommends",
+    "--allow-downgrades",
+    "--allow-change-held-packages",
+]
+
+
+class Deb(NamedTuple):
+    """What a deb says of itself."""
+
+    path: str
+    name: str
+    version: str
+
+
+def states(module: AnsibleModule, names: list[str]) -> dict[str, str]:
+    """State and version of each package, empty for one that dpkg never saw."""
+    form = "--showformat=${db:Status-Abbrev} ${Version}"
+    return {name: module.run_command(["dpkg-query", "--show", form, name])[1].rstrip() for name in names}
+
+
+def run(module: AnsibleModule, what: str, command: list[str]) -> str:
+    """Run a command that has to succeed."""
+    code, out, err = module.run_command(command, environ_update={"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"})
+    if code:
+        reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
+        module.fail_json(msg=f"{what} failed: {' '.join(reasons) or code}")
+    return str(out)
+
+
+def mend(module: AnsibleModule, names: list[str]) -> list[str]:
+    """End what dpkg has pending, else apt refuses to work; what to tell apt when a package stays half installed."""
+    # It fails when a package can only be mended by installing it anew.
+    module.run_command(["dpkg", "--configure", "--pending"], environ_update={"DEBIAN_FRONTEND": "noninteractive"})
+    broken = any(state and state[1:3] not in WHOLE for state in states(module, names).values())
+    # apt believes a half installed package to be there when its version is the wanted one.
+    return ["--reinstall"] if broken else []
+
+
+def describe(module: AnsibleModule, path: str) -> Deb:
+    """Name and version of a deb."""
+    form = "--showformat=${Package} ${Version}"
+    words = run(module, f"reading the deb {path}", ["dpkg-deb", "--show", form, path])
+    name, _, version = words.partition(" ")
+    return Deb(path, name, version)
+
+
+def versions(module: AnsibleModule, name: str) -> list[str]:
+    """The versions that apt could install, newest first."""
+    _, out, _ = module.run_command(["apt-cache", "madison", name])
+    return list(dict.fromkeys(line.split("|")[1].strip() for line in out.splitlines() if line.count("|") == 2))
+
+
+def lacking(offers: dict[str, list[str]], version: str) -> str:
+    """What to say of packages that are not to be had at this version; empty when all are."""
+    return "; ".join(
+        f"{name} {version} is not there, there is {', '.join(there) or 'no version of it'}"
+        for name, there in offers.items()
+        if version not in there
+    )
+
+
+def choose(module: AnsibleModule, debs: list[Deb], names: list[str], version: str) -> list[str]:
+    """The plain debs to install."""
+    offers = {name: [deb.version for deb in debs if deb.name == name] for name in names}
+    if complaint := lacking(offers, version):
+        module.fail_json(msg=f"the files do not fit: {complaint}")
+    return [deb.path for deb in debs if deb.name in names and deb.version == version]
+
+
+def local_repository(module: AnsibleModule, deb: Deb) -> str:
+    """Install the deb that brings a repository, put its key where its entry wants it, and return the entry's path."""
+    # Again also when it is there already: a killed run may have left a part of it.
+    run(module, f"installing {deb.path}", ["dpkg", "--install", deb.path])
+    files = [Path(line) for line in run(module, "asking dpkg", ["dpkg", "--listfiles", deb.name]).splitlines()]
+    entries = [file for file in files if file.match("/etc/apt/sources.list.d/*.*")]
+    if len(entries) != 1:
+        module.fail_json(msg=f"{deb.path} is neither one of the wanted packages nor a local repository of them")
+    for target in signed_by(entries[0].read_text()):
+        for key in files:
+            if key.name == target.name and key != target and any(key.match(form) for form in KEYRINGS):
+                shutil.copy(key, target)
+    return str(entries[0])
+
+
+def signed_by(entry: str) -> list[Path]:
+    """The keyrings that a sources file names, in either of its formats."""
+    return [Path(path) for path in re.findall(r"(?im)\bsigned-by(?:=|:\s*)(/[^\]\s,]+)", entry)]
+
+
+def refresh(module: AnsibleModule, source: str) -> None:
+    """Read one source anew, and no other."""
+    settings = (f"Dir::Etc::sourcelist={source}", "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
+    options = [f"--option={setting}" for setting in settings]
+    run(module, f"reading the packages of {source}", ["apt-get", "update", "--quiet", "--error-on=any", *options])
+
+
+def from_apt(module: AnsibleModule, source: str | None, names: list[str], version: str) -> list[str]:
+    """What to ask apt for, once it is known to have it."""
+    offers = {name: versions(module, name) for name in names}
+    if source and lacking(offers, version):
+        refresh(module, source)
+        offers = {name: versions(module, name) for name in names}
+    if complaint := lacking(offers, version):
+        module.fail_json(msg=f"{complaint} ({source or 'in the sources of apt'})")
+    return [f"{name}={version}" for name in names]
+
+
+def wishes(module: AnsibleModule) -> list[str]:
+    """The words for apt-get install."""
+    names, version, source = (module.params[key] for key in ("names", "version", "source"))
+    debs = [describe(module, path) for path in module.params["files"]]
+    if len(debs) == 1 and debs[0].name not in names:
+        source = local_repository(module, debs[0])
+    elif debs:
+        return choose(module, debs, names, version)
+    return from_apt(module, source, names, version)
+
+
+def main() -> None:
+    """Compare, mend, install, hold."""
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "version": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "path", "default": []},
+            "source": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    names = module.params["names"]
+    goal = dict.fromkeys(names, f"{HELD} {module.params['version']}")
+    former = states(module, names)
+    if former == goal or module.check_mode:
+        module.exit_json(changed=former != goal, due=former != goal, former=former)
+    run(module, "apt-get", [*APT, *mend(module, names), "install", *wishes(module)])
+    run(module, "apt-mark", ["apt-mark", "hold", *names])
+    if (now := states(module, names)) != goal:
+        module.fail_json(msg=f"apt-get ended well and yet dpkg says {now}, wanted is {goal}")
+    module.exit_json(changed=True, due=True, former=former)
+
+
+if __name__ == "__main__":
+    main()

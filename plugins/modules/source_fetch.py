@@ -1,0 +1,106 @@
+#!/usr/bin/python
+"""The node's half of the action plugin of the same name: the source of a Debian package."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: source_fetch
+short_description: Bring a source archive into the control machine's cache
+description:
+  - Takes it from the cache, from a file of the user, from a site, or from the source package of a Debian release by
+    the node's own package mirror, whichever comes first in the list. A file with another sha256 is refused.
+  - The node's own package settings stay as they are.
+options:
+  sources:
+    description: Where it may come from, each with C(file), C(sha256) and either C(url) or C(apt) and C(release).
+    type: list
+    elements: dict
+  folder:
+    description: Where it goes on the control machine.
+    type: path
+  file:
+    description: A file of the user on the control machine.
+    type: str
+  package:
+    description: Name of the source package; the action plugin fills it in.
+    type: str
+  release:
+    description: The Debian release whose source it is; the action plugin fills it in.
+    type: str
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Fetch the source
+  source_fetch:
+    folder: /root/.cache/farandole/sources
+    sources:
+      - {url: "https://example.org/thing-1.0.tar.gz", file: thing-1.0.tar.gz, sha256: 3b1f...}
+"""
+
+RETURN = """
+path:
+  description: The file on the control machine.
+  type: str
+  returned: always
+"""
+
+import tempfile
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+FOLDER = Path("/var/tmp/farandole-build/apt")  # noqa: S108, it is made by root for root
+
+
+def mirror(module: AnsibleModule) -> str:
+    """The Debian mirror from which this node takes its packages."""
+    _, out, _ = module.run_command(
+        ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(SITE)|$(REPO_URI)"], check_rc=True
+    )
+    for line in out.splitlines():
+        origin, _, uri = line.split("|", 2)
+        if origin == "Debian":
+            return str(uri)
+    module.fail_json(msg="this node takes no packages from a Debian mirror")
+    return ""
+
+
+def main() -> None:
+    """Download the archive with a package source that nothing else sees."""
+    module = AnsibleModule(
+        argument_spec={
+            "package": {"type": "str", "required": True},
+            "release": {"type": "str", "required": True},
+            "file": {"type": "str", "required": True},
+        },
+    )
+    package, release, file = (module.params[key] for key in ("package", "release", "file"))
+    uri = mirror(module)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="farandole-apt-") as state:
+        private = Path(state)
+        (private / "lists/partial").mkdir(parents=True)
+        (private / "sources.list").write_text(f"deb-src {uri} {release} main\n")
+        options = {
+            "Dir::Etc::sourcelist": f"{private}/sources.list",
+            "Dir::Etc::sourceparts": "-",
+            "Dir::State::lists": f"{private}/lists",
+            "APT::Sandbox::User": "root",
+            "pkgCacheFile": "",
+        }
+        settings = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+        for command in (["update"], ["source", "--download-only", "--tar-only", package]):
+            code, out, err = module.run_command(["apt-get", *settings, *command], cwd=str(FOLDER))
+            if code:
+                module.fail_json(
+                    msg=f"apt-get {command[0]} of {release}'s sources from {uri}: {(err or out).strip()[-300:]}"
+                )
+    if not (FOLDER / file).exists():
+        there = sorted(path.name for path in FOLDER.iterdir())
+        module.fail_json(msg=f"{release} at {uri} has {', '.join(there)} and not {file}")
+    module.exit_json(changed=True, path=str(FOLDER / file), origin=f"{release}'s source package at {uri}")
+
+
+if __name__ == "__main__":
+    main()

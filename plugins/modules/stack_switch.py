@@ -1,0 +1,114 @@
+#!/usr/bin/python
+"""Make an installed stack the current one, and sweep out those that are too many."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: stack_switch
+short_description: Make an installed stack the current one
+description:
+  - C(current) goes from one stack to the other at once; the one before becomes C(former).
+  - Of all others the youngest are kept; a stack that was not finished, and an OpenMPI that no stack uses, go.
+options:
+  id:
+    description: The stack.
+    type: str
+    required: true
+  keep:
+    description: How many stacks may stay, the current and the former one among them.
+    type: int
+    default: 3
+  root:
+    description: Below which stacks live.
+    type: path
+    default: /opt/farandole
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Switch to the stack
+  stack_switch:
+    id: 0123456789ab
+    keep: 3
+"""
+
+RETURN = """
+former:
+  description: The stack that was current before.
+  type: str
+  returned: always
+pruned:
+  description: What was removed.
+  type: list
+  returned: always
+"""
+
+import shutil
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def target_of(link: Path) -> str:
+    """The stack to which a link leads, empty without one."""
+    return link.readlink().name if link.is_symlink() else ""
+
+
+def point(link: Path, stack: str) -> None:
+    """Lead a link elsewhere at once."""
+    draft = link.with_name(f".{link.name}.new")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(f"stacks/{stack}")
+    draft.replace(link)
+
+
+def switch(root: Path, stack: str) -> str:
+    """Where `current` led before. `former` is written first: killed in between, nothing is lost."""
+    before = target_of(root / "current")
+    if before and before != stack:
+        point(root / "former", before)
+    point(root / "current", stack)
+    return before
+
+
+def surplus(root: Path, keep: int) -> list[Path]:
+    """Stacks beyond `keep` and unfinished ones, then every OpenMPI that nothing left over uses."""
+    linked = {target_of(root / "current"), target_of(root / "former")}
+    stacks = list((root / "stacks").iterdir())
+    whole = [path for path in stacks if (path / "manifest.json").exists()]
+    others = sorted((path for path in whole if path.name not in linked), key=lambda path: -path.stat().st_mtime)
+    room = max(0, keep - sum(path.name in linked for path in whole))
+    kept = {path for path in whole if path.name in linked} | set(others[:room])
+    used = {(path / "mpi").resolve() for path in kept}
+    idle = [path for path in (root / "mpi").iterdir() if path.resolve() not in used]
+    return [path for path in stacks if path not in kept] + idle
+
+
+def main() -> None:
+    """Switch, then prune."""
+    module = AnsibleModule(
+        argument_spec={
+            "id": {"type": "str", "required": True},
+            "keep": {"type": "int", "default": 3},
+            "root": {"type": "path", "default": "/opt/farandole"},
+        },
+        supports_check_mode=True,
+    )
+    root, stack = Path(module.params["root"]), module.params["id"]
+    before = target_of(root / "current")
+    if module.check_mode:
+        module.exit_json(changed=before != stack, former=before, pruned=[])
+    if not (root / "stacks" / stack / "manifest.json").exists():
+        there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
+        module.fail_json(msg=f"stack {stack} is not installed here; there are: {', '.join(there) or 'none'}")
+    switch(root, stack)
+    pruned = surplus(root, module.params["keep"])
+    for path in pruned:
+        # Without its manifest it does not count any more, however far this gets.
+        (path / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(path)
+    module.exit_json(changed=before != stack, former=before, pruned=[path.name for path in pruned])
+
+
+if __name__ == "__main__":
+    main()

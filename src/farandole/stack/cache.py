@@ -1,0 +1,114 @@
+"""The control machine's cache: what was collected and what was built, each file known by its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Lock = dict[str, Any]
+# What Horovod's extensions are compiled against.
+COMPILED_AGAINST = ("tensorflow", "tensorflow-cpu", "torch")
+
+
+def default_root() -> Path:
+    """Where every cluster of this control machine finds it."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "farandole"
+
+
+def sha256(path: Path) -> str:
+    """Of a file that may be large."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(*told: Any) -> str:
+    """A short name for whatever was told."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def openmpi_key(lock: Lock) -> str:
+    """Two locks with the same key get the same OpenMPI, to the byte of its path."""
+    openmpi = lock["openmpi"]
+    return digest(lock["platform"], lock["versions"]["gxx"], openmpi["version"], openmpi["configure"])
+
+
+def horovod_key(lock: Lock) -> str:
+    """Two locks with the same key get the same Horovod: it is compiled against nothing else."""
+    against = [wheel for wheel in lock["wheels"] if wheel["name"] in COMPILED_AGAINST]
+    return digest(openmpi_key(lock), lock["horovod"], against, lock["nccl"], lock["versions"]["cuda"])
+
+
+@dataclass(frozen=True)
+class Built:
+    """Something that a builder packed."""
+
+    path: Path
+    sha256: str
+    about: dict[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """For a playbook."""
+        size = self.path.stat().st_size
+        return {**self.about, "path": str(self.path), "name": self.path.name, "sha256": self.sha256, "size": size}
+
+
+def record_path(path: Path) -> Path:
+    """What is known of a file lies beside it."""
+    return path.with_name(f"{path.name}.json")
+
+
+def record(built: Built) -> None:
+    """Write down what a file is that has just arrived; this makes it count."""
+    draft = built.path.with_name(f".{built.path.name}.json.part")
+    draft.write_text(json.dumps({**built.about, "sha256": built.sha256}, indent=1, sort_keys=True))
+    draft.replace(record_path(built.path))
+
+
+def recall(path: Path) -> Built | None:
+    """What was packed before, unless it is not there."""
+    try:
+        about = json.loads(record_path(path).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return Built(path, about.pop("sha256"), about) if path.is_file() else None
+
+
+def recall_whole(path: Path) -> Built | None:
+    """The same; but a damaged file is thrown away, so that it is built again."""
+    built = recall(path)
+    if built and sha256(path) != built.sha256:
+        path.unlink()
+        return None
+    return built
+
+
+class Cache:
+    """Where what lies."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sources, self.wheels = root / "sources", root / "wheels"
+        self.parts, self.stacks = root / "parts", root / "stacks"
+
+    def stack(self, lock: Lock) -> Path:
+        """The packed stack of a lock."""
+        platform = lock["platform"]
+        return self.stacks / f"{lock['id']}.{platform['os']}-{platform['arch']}.tar.zst"
+
+    def openmpi(self, lock: Lock) -> Path:
+        """Its OpenMPI."""
+        return self.parts / f"openmpi-{lock['openmpi']['version']}-{openmpi_key(lock)}.tar.zst"
+
+    def horovod(self, lock: Lock) -> Path:
+        """Its Horovod."""
+        return self.parts / f"horovod-{lock['horovod']['version']}-{horovod_key(lock)}.tar.zst"
+
+    def packed(self) -> list[Built]:
+        """Every stack that is packed here, each with its lock."""
+        records = sorted(self.stacks.glob("*.tar.zst.json"))
+        return [built for path in records if (built := recall(path.with_suffix("")))]

@@ -1,0 +1,211 @@
+"""`farandole lock`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from farandole.errors import FarandoleError
+from farandole.stack import lock as locks
+from farandole.stack import nodes
+from farandole.stack.cache import default_root
+from farandole.stack.catalogue import load
+from farandole.stack.wish import wish
+
+console = Console(highlight=False, soft_wrap=True)
+progress = Console(highlight=False, soft_wrap=True, stderr=True)
+# As in roles/stack/defaults and roles/openmpi/defaults, which only a playbook reads.
+DEFAULTS: Mapping[str, Any] = {
+    "stack_frameworks": ["tensorflow", "pytorch"],
+    "stack_pins": [],
+    "stack_accelerator": "auto",
+    "openmpi_configure": [],
+}
+CONFIG = locks.PROJECT / "ansible.cfg"
+FACTS = ("python", "glibc", "nvidia_driver", "cuda")
+
+
+def lock(
+    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="Of the cluster: its folder or its file.")],
+    want: Annotated[list[str] | None, typer.Option(metavar="NAME==VERSION", help="Insist on a version.")] = None,
+    frameworks: Annotated[str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch or both.")] = "",
+    accelerator: Annotated[str, typer.Option(help="Instead of stack_accelerator: auto, cpu or cuda.")] = "",
+    *,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why each version, and write nothing.")] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="Bring the files into this machine's cache too.")] = False,
+) -> None:
+    """Choose a version of everything for a cluster and write it to stack.lock.yml."""
+    path = locks.path_of(inventory.absolute())
+    old, hint = None, ""
+    if explain and path.exists() and not (want or frameworks or accelerator):
+        new = locks.read(path)
+    else:
+        variables = inventory_variables(inventory)
+        chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
+        wanted = wish(
+            [name.strip() for name in chosen],
+            _list(variables, "stack_pins"),
+            accelerator or variables["stack_accelerator"],
+            want or (),
+            inventory=str(inventory),
+        )
+        found = nodes.read(probes(inventory, variables))
+        new = locks.make(found, wanted, _list(variables, "openmpi_configure"))
+        old = former(path)
+        hint = _hint(new, found, variables) if frameworks or accelerator else ""
+    if explain:
+        _explain(new)
+    if collect:
+        # Not needed by most runs, and not quick to import.
+        from farandole.stack.collect import collect as bring
+
+        bring(new, default_root(), lambda line: progress.print(line, markup=False))
+    if not explain:
+        locks.write(path, new)
+        _report(path, old, new)
+        if hint:
+            console.print(hint, markup=False)
+
+
+def former(path: Path) -> dict[str, Any] | None:
+    """The lock that is there, if it is one; a new one is about to take its place."""
+    try:
+        return locks.read(path)
+    except (FileNotFoundError, FarandoleError):
+        return None
+
+
+def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
+    """What site.yml, which hears the inventory alone, will say against this lock."""
+    pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
+    wanted = wish(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
+    if against := locks.differences(new, found, wanted, configure):
+        return f"the inventory has to say so too, or site.yml will refuse this lock: {'; '.join(against)}"
+    return ""
+
+
+def _report(path: Path, old: locks.Lock | None, new: locks.Lock) -> None:
+    lines = locks.changes(old, new)
+    if old and old["id"] == new["id"]:
+        console.print(f"{path}: stack {new['id']}, as before")
+        return
+    was = f", was {old['id']}" if old else ""
+    console.print(f"{path}: stack {new['id']}{was}; {_proof(new)}")
+    if old:
+        for line in lines or ["the versions are as before; sources, patches or options are not"]:
+            console.print(f"  {line}", markup=False)
+
+
+def _explain(new: locks.Lock) -> None:
+    catalogue, platform, chip = load(), new["platform"], new["wanted"]["accelerator"]
+    table = Table("component", "version", "built and ran on", "why", box=None, pad_edge=False)
+    for name, version in new["versions"].items():
+        proven = catalogue.proven(catalogue.row(name, version)) if version in catalogue.components.get(name, {}) else []
+        table.add_row(name, version, ", ".join(proven), escape(new["why"].get(name, "")))
+    console.print(table)
+    console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
+    console.print(_proof(new))
+
+
+def _proof(new: locks.Lock) -> str:
+    seen = load().proof(new["versions"], new["platform"]["os"])
+    return (
+        f"built and ran as a set: {seen}" if seen else f"nobody has built this very set on {new['platform']['os']} yet"
+    )
+
+
+# The inventory
+
+
+def _list(variables: Mapping[str, Any], name: str) -> list[str]:
+    value = variables[name]
+    if not isinstance(value, list) or any("{{" in str(one) for one in value):
+        raise FarandoleError(
+            f"{name} has to be a plain list here, and is {value!r}; as a template only site.yml reads it"
+        )
+    return [str(one) for one in value]
+
+
+def inventory_variables(inventory: Path) -> dict[str, Any]:
+    """What the inventory says of the stack, for the whole cluster, and its hosts."""
+    values = _host_variables(inventory.absolute())
+    if not values:
+        raise FarandoleError(f"{inventory}: group cluster is missing or empty; inventory/example/hosts.yml is a model")
+    found: dict[str, Any] = {"hosts": list(values)}
+    for name, default in DEFAULTS.items():
+        kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
+        if len(kinds) > 1:
+            raise FarandoleError(
+                f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
+            )
+        found[name] = json.loads(next(iter(kinds)))
+    own = next(iter(values.values()))
+    state = own.get("preflight_state_dir") or own.get("base_state_dir")
+    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    found["state"] = Path(state) if state else locks.PROJECT / ".farandole" / folder.name
+    return found
+
+
+def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:
+    """Variables by host of group cluster, as Ansible reads them; in this process, which is twice as fast."""
+    os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
+    # Ansible reads its configuration when it is imported.
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.vars.manager import VariableManager
+
+    try:
+        loader = DataLoader()
+        read = InventoryManager(loader, [str(inventory)])
+        manager = VariableManager(loader, read)
+        cluster = read.groups.get("cluster")
+        hosts = cluster.get_hosts() if cluster else ()
+        return {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
+    except AnsibleError as error:
+        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def probes(inventory: Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What preflight found of exactly these hosts; it is run where it has not been."""
+    file = variables["state"] / "preflight.json"
+    if (found := _found(file, variables["hosts"])) is None:
+        progress.print(f"preflight has not seen these nodes yet ({file}); running it")
+        _preflight(inventory)
+        found = _found(file, variables["hosts"])
+    if found is None:
+        raise FarandoleError(
+            f"{file} does not tell of all nodes: run  ansible-playbook -i {inventory} playbooks/preflight.yml"
+        )
+    return found
+
+
+def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        known: dict[str, Any] = json.loads(file.read_text())["hosts"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    whole = set(known) == set(hosts) and all(fact in probe for probe in known.values() for fact in FACTS)
+    return {host: known[host] for host in hosts} if whole else None
+
+
+def _preflight(inventory: Path) -> None:
+    command = ["ansible-playbook", "-i", str(inventory.absolute()), "playbooks/preflight.yml"]
+    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
+    try:
+        done = subprocess.run(command, cwd=locks.PROJECT, env=environment, check=False)
+    except FileNotFoundError:
+        raise FarandoleError(
+            f"there is no {command[0]} on PATH: activate the environment that `make setup` made"
+        ) from None
+    if done.returncode:
+        raise FarandoleError(f"`{' '.join(command)}` failed; it says above why")

@@ -1,0 +1,215 @@
+"""stack.lock.yml: every component of a cluster's stack with its version, source and sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from farandole.errors import FarandoleError
+from farandole.stack import solver
+from farandole.stack.catalogue import FACTS, NONE, load
+from farandole.stack.nodes import Nodes
+from farandole.stack.solver import Problem, Solution, Wish
+
+NAME = "stack.lock.yml"
+FORMAT = 1
+PROJECT = Path(__file__).resolve().parents[3]
+HEAD = """\
+# The stack of this cluster, to the last file. `farandole lock` writes it; commit it, and do not edit it:
+# wishes go into stack_frameworks, stack_pins, stack_accelerator and openmpi_configure.
+"""
+KEYS = frozenset(
+    {"format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "why"},
+)
+Lock = Mapping[str, Any]
+
+
+def identity(lock: Lock) -> str:
+    """The stack's id: what is in it, not why."""
+    content = {key: value for key, value in lock.items() if key not in ("id", "why")}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def make(nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> dict[str, Any]:
+    """Solve, and write down what came out."""
+    problem = Problem(load(), nodes, wish)
+    solution = solver.solve(problem)
+    lock = {
+        "format": FORMAT,
+        "id": "",
+        "platform": {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python},
+        "wanted": {
+            "frameworks": list(wish.frameworks),
+            "pins": sorted(f"{name}=={version}" for name, version in wish.pins),
+            "accelerator": problem.accelerator,
+        },
+        "versions": _versions(solution),
+        "openmpi": _openmpi(solution, configure),
+        "horovod": _horovod(problem, solution),
+        "nccl": {"version": solution.rows["nccl"].version} if "nccl" in solution.rows else None,
+        "wheels": _wheels(problem, solution),
+        "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
+    }
+    # Plain data, whatever kind of strings Ansible handed in.
+    plain: dict[str, Any] = json.loads(json.dumps(lock))
+    return {**plain, "id": identity(plain)}
+
+
+def _versions(solution: Solution) -> dict[str, str]:
+    found = {"cuda": NONE, "nccl": NONE} | {name: row.version for name, row in solution.rows.items()}
+    return {name: version for name, version in sorted(found.items()) if name not in FACTS}
+
+
+def _openmpi(solution: Solution, configure: Sequence[str]) -> dict[str, Any]:
+    row = solution.rows["openmpi"]
+    return {
+        "version": row.version,
+        "sources": [dict(source) for source in row.data["sources"]],
+        "configure": list(configure or load().data["openmpi_configure"]),
+    }
+
+
+def _horovod(problem: Problem, solution: Solution) -> dict[str, Any]:
+    row = solution.rows["horovod"]
+    return {
+        "version": row.version,
+        "file": row.data["file"],
+        "sha256": row.data["sha256"],
+        "patches": [
+            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in sorted((PROJECT / row.data["patches"]).glob("*.patch"))
+        ],
+        "environment": dict(sorted(_environment(problem).items())),
+    }
+
+
+def _environment(problem: Problem) -> dict[str, str]:
+    """What Horovod's build is told; nothing is left to what it finds."""
+    frameworks = {"tensorflow": "TENSORFLOW", "pytorch": "PYTORCH"}
+    told = {
+        f"HOROVOD_WITH{'' if name in problem.wish.frameworks else 'OUT'}_{word}": "1"
+        for name, word in frameworks.items()
+    }
+    told |= {"HOROVOD_WITHOUT_MXNET": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"}
+    if problem.accelerator == "cuda":
+        told |= {"HOROVOD_GPU": "CUDA", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
+    return told
+
+
+def _wheels(problem: Problem, solution: Solution) -> list[dict[str, str]]:
+    wheels = []
+    for row in solution.rows.values():
+        if row.is_wheel and (found := row.wheel(problem.nodes.platform)):
+            file, sha256 = found
+            version = str(parse_wheel_filename(file)[1])
+            wheels.append(
+                {"name": canonicalize_name(row.distribution), "version": version, "file": file, "sha256": sha256}
+            )
+    return sorted(wheels, key=lambda wheel: wheel["name"])
+
+
+# The file
+
+
+def path_of(inventory: Path) -> Path:
+    """Where the lock of an inventory lies."""
+    return (inventory if inventory.is_dir() else inventory.parent) / NAME
+
+
+def command(path: Path) -> str:
+    """What makes a new one."""
+    folder = path.parent
+    return f"farandole lock -i {os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder}"
+
+
+def write(path: Path, lock: Lock) -> None:
+    """Replace the file as a whole."""
+    text = HEAD + "".join(_dump(key, value) for key, value in lock.items())
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(draft).chmod(0o644)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def _dump(key: str, value: Any) -> str:
+    """A line for every version, file and sentence, so that a diff reads well."""
+    flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels") else False
+    return yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, width=10**6, allow_unicode=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The lock in a file, or a refusal of one that is damaged or was edited."""
+    mend = f"make a new one: {command(path)}"
+    try:
+        lock = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - the safe loader
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        raise FarandoleError(f"{path} is no YAML{f' (line {where.line + 1})' if where else ''}; {mend}") from None
+    if not isinstance(lock, dict) or lock.get("format") != FORMAT:
+        found = lock.get("format") if isinstance(lock, dict) else "none"
+        raise FarandoleError(f"{path} is of format {found}, and this version reads format {FORMAT}; {mend}")
+    if missing := KEYS - lock.keys():
+        raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {mend}")
+    if (content := identity(lock)) != lock["id"]:
+        raise FarandoleError(
+            f"{path} was edited or damaged: it says id {lock['id']}, its content gives {content}. "
+            f"Take it back (git checkout), or put what you want into stack_pins and {mend}"
+        )
+    return lock
+
+
+def differences(lock: Lock, nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> list[str]:
+    """In what a lock is not that of these nodes and of this wish."""
+    problem = Problem(load(), nodes, wish)
+    wanted = lock["wanted"]
+    pins = {f"{name}=={version}" for name, version in wish.pins}
+    platform = {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python}
+    pairs: list[tuple[str, Any, Any]] = [
+        (f"platform.{key}", lock["platform"].get(key), value) for key, value in platform.items()
+    ]
+    pairs += [
+        ("frameworks", wanted["frameworks"], list(wish.frameworks)),
+        ("accelerator", wanted["accelerator"], problem.accelerator),
+    ]
+    if configure:
+        pairs.append(("openmpi_configure", lock["openmpi"]["configure"], list(configure)))
+    found = [f"{name}: the lock says {_text(old)}, now it is {_text(new)}" for name, old, new in pairs if old != new]
+    return found + [f"pin {pin}: the lock was made without it" for pin in sorted(pins - set(wanted["pins"]))]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def check(path: Path, lock: Lock, nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> None:
+    """Refuse a lock that is of other nodes or of another wish."""
+    if found := differences(lock, nodes, wish, configure):
+        raise FarandoleError(
+            f"{path} does not fit this cluster: {'; '.join(found)}. Make a new one: {command(path)}; "
+            "or take the change back"
+        )
+
+
+def changes(old: Lock | None, new: Lock) -> list[str]:
+    """What a new lock changes, a line for each component."""
+    before: Mapping[str, str] = old["versions"] if old else {}
+    after: Mapping[str, str] = new["versions"]
+    return [
+        f"{name}: {before.get(name, NONE)} -> {after.get(name, NONE)}"
+        for name in sorted({*before, *after})
+        if before.get(name, NONE) != after.get(name, NONE)
+    ]

@@ -1,0 +1,99 @@
+"""What a run has to do about the stack, from the lock, the cache and what the nodes were found to have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.errors import FarandoleError
+from farandole.stack.cache import Built, Cache, Lock, horovod_key, openmpi_key, recall_whole
+
+Stacks = Mapping[str, Any]
+NONE: Stacks = {"current": "", "former": "", "installed": []}
+# MiB of the disk where /opt lies; what is known of a packed stack counts instead.
+ROOM_TO_INSTALL = 4_000
+ROOM_TO_BUILD = 8_000
+
+
+def stacks_of(variables: Mapping[str, Any]) -> Stacks:
+    """What a node said of its stacks when it was probed."""
+    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
+    return probe.get("stacks") or NONE
+
+
+def free_of(variables: Mapping[str, Any]) -> int | None:
+    """MiB that it has free, unless it was not probed."""
+    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
+    return probe.get("disk_free_mb")
+
+
+def plan(lock: Lock, cache: Cache, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
+    """Which nodes lack the stack, which do not run it yet, and what there is to build."""
+    lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]
+    behind = [name for name, stacks in nodes.items() if stacks["current"] != lock["id"]]
+    made: dict[str, Any] = {"lacking": lacking, "behind": behind, "archive": None, "pack": False, "build": False}
+    if not lacking:
+        return made
+    archive = recall_whole(cache.stack(lock))
+    # A builder that has the stack, while no cache holds it, only has to pack.
+    build = archive is None and (builder in lacking or builder not in nodes)
+    return {
+        **made,
+        "archive": told(archive),
+        "archive_path": str(cache.stack(lock)),
+        "pack": archive is None,
+        "build": build,
+        "openmpi": {"key": openmpi_key(lock), "path": str(cache.openmpi(lock))},
+        "horovod": {"key": horovod_key(lock), "path": str(cache.horovod(lock))},
+        "parts": {
+            "openmpi": told(recall_whole(cache.openmpi(lock)) if build else None),
+            "horovod": told(recall_whole(cache.horovod(lock)) if build else None),
+        },
+    }
+
+
+def told(built: Built | None) -> dict[str, Any] | None:
+    """For a playbook."""
+    return built.told() if built else None
+
+
+def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None], builder: str) -> None:
+    """Before anything is touched, and for all nodes at once."""
+    archive = made["archive"]
+    install = (archive["size"] + archive["unpacked"]) // 2**20 + 256 if archive else ROOM_TO_INSTALL
+    short = []
+    for name in made["lacking"]:
+        need = ROOM_TO_BUILD if made["build"] and name == builder else install
+        have = free.get(name)
+        if have is not None and have < need:
+            short.append(f"{name} has {have} MiB free where /opt lies and needs {need}")
+    if short:
+        raise FarandoleError(f"no room for the stack: {'; '.join(short)}: make room there and run again")
+
+
+def choose(wanted: str, nodes: Mapping[str, Stacks], cache: Cache) -> Lock:
+    """The stack to go back to: the one that is named, else the one that was current before on every node."""
+    stack = wanted or former(nodes)
+    packed = [built.about["lock"] for built in cache.packed()]
+    found = [dict(lock) for lock in packed if lock["id"] == stack]
+    if found:
+        return found[0]
+    if all(stack in stacks["installed"] for stacks in nodes.values()):
+        return {"id": stack}
+    kept = sorted({lock["id"] for lock in packed}.union(*(stacks["installed"] for stacks in nodes.values())))
+    raise FarandoleError(
+        f"stack {stack} is neither on every node nor packed in {cache.stacks}; there are {', '.join(kept) or 'none'}: "
+        "name one with -e stack_id=..."
+    )
+
+
+def former(nodes: Mapping[str, Stacks]) -> str:
+    """The stack that was current before, when the nodes agree."""
+    told = {name: stacks["former"] for name, stacks in nodes.items()}
+    if len(set(told.values())) == 1 and (stack := next(iter(told.values()))):
+        return str(stack)
+    each = ", ".join(f"{name}: {stack or 'none'}" for name, stack in told.items())
+    raise FarandoleError(
+        f"there is no one former stack to go back to ({each}); name a stack with -e stack_id=..., "
+        "`farandole stack list -i <inventory>` shows them"
+    )

@@ -1,0 +1,223 @@
+"""The stack on real nodes: built once, installed, joined, damaged, upgraded, taken back."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from clusters import ENVIRONMENT, ROOT, Cluster
+
+NODES = 2
+CURRENT = "/opt/farandole/current"
+FRAMEWORKS = {"torch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
+# What a run that compiles says; a node that joins must not.
+COMPILES = re.compile(r"Compile (OpenMPI|Horovod)|Make the Python environment|Pack the stack")
+EARLIER_NUMPY = "numpy==2.3.5"
+
+
+def stack_of(cluster: Cluster, node: str) -> str:
+    """Where `current` leads, empty when nowhere."""
+    return cluster.ssh(node, "readlink", CURRENT).stdout.strip().removeprefix("stacks/")
+
+
+def locked(cluster: Cluster) -> str:
+    """The id in the lock."""
+    found: str = yaml.safe_load((cluster.inventory / "stack.lock.yml").read_text())["id"]
+    return found
+
+
+def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
+    """What each rank of a job on these nodes found, run by the job user on the head."""
+    probe = (ROOT / "files/probes/allreduce.py").read_text()
+    count = str(len(nodes))
+    done = cluster.ssh(
+        "node-1", "runuser", "-u", "trainer", "--", "timeout", "120", "horovodrun", f"--{controller}", "-np", count,
+        "-H", ",".join(f"{node}:1" for node in nodes), "python", "-c", probe, framework, "--expect", count,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(found) for found in re.findall(r"\{.*\}", done.stdout)]
+
+
+def proven(cluster: Cluster, *nodes: str) -> bool:
+    """Whether one job of each framework sums over these nodes."""
+    for framework, controller in (("torch", "gloo"), ("tensorflow", "mpi")):
+        found = ranks(cluster, framework, controller, *nodes)
+        assert sorted(str(rank["host"]) for rank in found) == sorted(nodes)
+    return True
+
+
+def test_from_bare_nodes_to_a_stack_on_both(cluster: Cluster) -> None:
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    assert stack_of(cluster, "node-1") == stack_of(cluster, "node-2") == locked(cluster)
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_rank_is_on_its_node_and_has_the_exact_sum(cluster: Cluster, framework: str, controller: str) -> None:
+    found = ranks(cluster, framework, controller, "node-1", "node-2")
+    assert sorted(str(rank["host"]) for rank in found) == ["node-1", "node-2"]
+    assert len({rank["machine"] for rank in found}) == 2
+    assert {rank["stack"] for rank in found} == {locked(cluster)}
+    assert {rank["controller"] for rank in found} == {controller}
+    assert {rank["wanted"] for rank in found} == {3}
+    assert all(one["exact"] for rank in found for one in rank["sums"])  # type: ignore[attr-defined]
+
+
+def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
+    assert set(cluster.play().count("changed").values()) == {0}
+
+
+def test_nothing_is_left_of_the_build_and_no_compiler_came_to_the_worker(cluster: Cluster) -> None:
+    for node in ("node-1", "node-2"):
+        assert cluster.ssh(node, "ls", "-A", "/var/tmp/farandole-build").returncode != 0  # noqa: S108
+        assert cluster.ssh(node, "ls", "/opt/farandole/incoming").returncode != 0
+    assert cluster.ssh("node-2", "sh", "-c", "command -v g++ mpicc cmake").stdout == ""
+
+
+def test_what_was_left_out_is_left_out(cluster: Cluster) -> None:
+    root = f"{CURRENT}/"
+    assert cluster.ssh("node-2", "find", root, "-name", "*.a").stdout == ""
+    assert cluster.ssh("node-2", "find", root, "-type", "d", "-name", "tests").stdout == ""
+    library = cluster.ssh("node-1", "sh", "-c", f"readelf -S {root}venv/lib/python3*/site-packages/horovod/torch/*.so")
+    assert ".text" in library.stdout
+    assert ".debug_info" not in library.stdout
+
+
+def test_the_distribution_s_shells_find_the_stack(cluster: Cluster) -> None:
+    """Non-interactive, without anybody's dot files."""
+    version = cluster.job_ssh("node-1", "node-2", "mpirun", "--version")
+    assert "(Open MPI) 4.1" in version.stdout
+    assert cluster.job_ssh("node-1", "node-2", "horovodrun", "--version").stdout.strip() == "0.28.1"
+
+
+def test_a_third_node_joins_without_a_compiler(cluster: Cluster) -> None:
+    cluster.farandole("up", "--nodes", "3")
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    assert not COMPILES.search("\n".join(f"{task}" for task, _ in done.changes))
+    assert {host for task, host in done.changes if task.startswith("stack :")} == {"node-3"}
+    assert cluster.ssh("node-3", "sh", "-c", "command -v g++").stdout == ""
+    assert proven(cluster, "node-1", "node-2", "node-3")
+
+
+def forget_stack(cluster: Cluster, node: str) -> None:
+    """A node as it was before it had any stack."""
+    assert (
+        cluster.ssh(node, "sh", "-c", "rm -rf /opt/farandole/stacks /opt/farandole/mpi /opt/farandole/current").stdout
+        == ""
+    )
+
+
+def test_a_damaged_archive_on_the_depot_is_sent_anew(cluster: Cluster) -> None:
+    forget_stack(cluster, "node-3")
+    spoil = "for f in /srv/farandole/stacks/*.zst; do printf spoilt | dd of=$f bs=1 seek=5000000 conv=notrunc; done"
+    assert cluster.ssh("node-1", "sh", "-c", spoil).returncode == 0
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    assert ("depot : Put what is missing on the depot", "node-1") in {
+        (task, host.split(" ")[0]) for task, host in done.changes
+    }
+    assert stack_of(cluster, "node-3") == locked(cluster)
+
+
+def test_an_archive_that_arrives_damaged_is_refused_before_it_is_unpacked(cluster: Cluster) -> None:
+    call = f"id=000000000000 url=http://node-1:8480/stacks/none sha256={'0' * 64} size=1 unpacked=1"
+    for url, words in (("stacks/none", "cannot be fetched: Not Found"), ("", "cannot be fetched: Forbidden")):
+        done = ad_hoc(cluster, "node-3", "stack_install", call.replace("stacks/none", url))
+        assert words in done.stdout, done.stdout
+    assert cluster.ssh("node-1", "sh", "-c", "echo nothing >/srv/farandole/spoilt").returncode == 0
+    done = ad_hoc(cluster, "node-3", "stack_install", call.replace("stacks/none", "spoilt"))
+    assert "is damaged: its sha256 is" in done.stdout
+    assert "Nothing was unpacked" in done.stdout
+    assert cluster.ssh("node-3", "ls", "/opt/farandole/stacks").stdout.split() == [locked(cluster)]
+
+
+def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["ansible", "-i", str(cluster.inventory), node, "-m", module, "-a", arguments],
+        cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def test_without_the_cache_the_builder_packs_what_it_has(cluster: Cluster, tmp_path: Path) -> None:
+    forget_stack(cluster, "node-3")
+    cluster.ssh("node-1", "rm", "-rf", "/srv/farandole/stacks")
+    done = cluster.play("--extra-vars", f"stack_cache={tmp_path}")
+    assert done.rc == 0, done.output
+    tasks = {task for task, _ in done.changes}
+    assert "stack : Pack the stack" in tasks
+    assert not {task for task in tasks if "Compile" in task}
+    assert stack_of(cluster, "node-3") == locked(cluster)
+    assert proven(cluster, "node-1", "node-3")
+
+
+def test_a_full_disk_is_said_before_anything_is_touched(cluster: Cluster) -> None:
+    forget_stack(cluster, "node-3")
+    cluster.ssh("node-3", "mount", "-t", "tmpfs", "-o", "size=300m", "none", "/opt/farandole")
+    try:
+        # The probe looks at /opt; the module at the place itself.
+        done = cluster.play()
+        assert done.rc != 0
+        assert "node-3" in done.output
+        assert re.search(r"/opt/farandole has \d+ MiB free, and the stack needs \d+ MiB", done.output)
+        assert cluster.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""
+    finally:
+        cluster.ssh("node-3", "umount", "/opt/farandole")
+
+
+def test_a_node_that_loses_power_while_it_unpacks_mends_itself(cluster: Cluster) -> None:
+    process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    unpacking = (
+        "for i in $(seq 3000); do test -d /opt/farandole/incoming/tree/stacks && exit 0; sleep 0.02; done; exit 1"
+    )
+    assert cluster.ssh("node-3", "sh", "-c", unpacking).returncode == 0
+    cluster.farandole("fault", "kill", "node-3")
+    process.kill()
+    process.wait()
+    cluster.farandole("fault", "start", "node-3")
+    assert stack_of(cluster, "node-3") == ""
+    assert cluster.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""
+    assert stack_of(cluster, "node-1") == stack_of(cluster, "node-2") == locked(cluster)
+    mended = cluster.play()
+    assert mended.rc == 0, mended.output
+    assert stack_of(cluster, "node-3") == locked(cluster)
+    assert cluster.ssh("node-3", "ls", "/opt/farandole/incoming").returncode != 0
+
+
+def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
+    before = locked(cluster)
+    subprocess.run(
+        [sys.executable, "-m", "farandole", "lock", "-i", cluster.inventory, "--want", EARLIER_NUMPY],
+        cwd=ROOT,
+        check=True,
+    )
+    assert locked(cluster) != before
+    upgraded = cluster.play()
+    assert upgraded.rc == 0, upgraded.output
+    # Neither OpenMPI nor Horovod is compiled against numpy.
+    assert not {task for task, _ in upgraded.changes if "Compile" in task}
+    assert {stack_of(cluster, node) for node in ("node-1", "node-2", "node-3")} == {locked(cluster)}
+    assert proven(cluster, "node-1", "node-2", "node-3")
+    back = cluster.play(playbook="playbooks/rollback.yml")
+    assert back.rc == 0, back.output
+    assert {stack_of(cluster, node) for node in ("node-1", "node-2", "node-3")} == {before}
+    assert proven(cluster, "node-1", "node-2")
+    unknown = cluster.play("--extra-vars", "stack_id=ffffffffffff", playbook="playbooks/rollback.yml")
+    assert unknown.rc != 0
+    assert "stack ffffffffffff is neither on every node nor packed" in unknown.output
+    forth = cluster.play("--extra-vars", f"stack_id={locked(cluster)}", playbook="playbooks/rollback.yml")
+    assert forth.rc == 0, forth.output
+    assert stack_of(cluster, "node-3") == locked(cluster)
+
+
+def test_a_cluster_of_two_releases_is_refused_with_the_reason(cluster: Cluster) -> None:
+    cluster.farandole("up", "--nodes", "4", "--suite", "trixie")
+    refused = cluster.play()
+    assert refused.rc != 0
+    assert "debian-13" in refused.output
+    assert "node-4" in refused.output
+    assert cluster.ssh("node-4", "id", "trainer").returncode == 1

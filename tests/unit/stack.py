@@ -1,0 +1,170 @@
+"""What the tests of the stack share: a lock, a depot that answers, modules as a node runs them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from farandole.stack.cache import Built, Cache, Lock, record, sha256
+
+from .loading import PLUGINS
+
+LOCK: Lock = {
+    "format": 1,
+    "id": "aaaa00000000",
+    "platform": {"os": "debian-12", "arch": "x86_64", "python": "3.11"},
+    "wanted": {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu"},
+    "versions": {"openmpi": "4.1.4", "horovod": "0.28.1", "gxx": "12", "cuda": "none", "nccl": "none"},
+    "openmpi": {
+        "version": "4.1.4",
+        "sources": [
+            {"url": "https://example.org/openmpi-4.1.4.tar.bz2", "file": "openmpi-4.1.4.tar.bz2", "sha256": "01"}
+        ],
+        "configure": ["--enable-orterun-prefix-by-default", "--disable-mpi-fortran"],
+    },
+    "horovod": {
+        "version": "0.28.1",
+        "file": "horovod-0.28.1.tar.gz",
+        "sha256": "02",
+        "patches": [{"file": "01-one.patch", "sha256": "03"}],
+        "environment": {"HOROVOD_WITH_PYTORCH": "1"},
+    },
+    "nccl": None,
+    "wheels": [
+        {"name": "numpy", "version": "2.4.6", "file": "numpy-2.4.6.whl", "sha256": "04"},
+        {"name": "tensorflow-cpu", "version": "2.21.0", "file": "tensorflow_cpu-2.21.0.whl", "sha256": "05"},
+        {"name": "torch", "version": "2.13.0", "file": "torch-2.13.0.whl", "sha256": "06"},
+    ],
+    "why": {"openmpi": "the newest that was proven"},
+}
+
+
+def changed(*path: str | int, to: Any) -> Lock:
+    """The lock with another value in one place."""
+    lock = copy.deepcopy(LOCK)
+    place: Any = lock
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = to
+    return lock
+
+
+def pack(path: Path, content: str = "packed", **about: Any) -> Built:
+    """A file as the cache keeps it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    built = Built(path, sha256(path), about)
+    record(built)
+    return built
+
+
+def pack_stack(cache: Cache, stack: str, unpacked: int = 100 << 20) -> Built:
+    """A stack as the cache keeps it."""
+    lock = changed("id", to=stack)
+    return pack(cache.stack(lock), lock=lock, unpacked=unpacked)
+
+
+def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
+    """What a module answers when it runs as a node runs it."""
+    done = subprocess.run(
+        [sys.executable, PLUGINS / "modules" / f"{name}.py"],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == int(answer.get("failed", False))
+    return answer
+
+
+def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False) -> dict[str, Any]:
+    """What a task answers when Ansible runs it on this machine."""
+    (folder / "ansible.cfg").touch()
+    command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-c", "local", "-m", name]
+    done = subprocess.run(
+        [*command, "-a", json.dumps(arguments), *(["--check"] if check_mode else [])],
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
+            "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
+            "ANSIBLE_LIBRARY": str(PLUGINS / "modules"),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
+            "ANSIBLE_NOCOLOR": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.split(" => ", 1)[1])
+    return answer
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing about it."""
+
+    def log_message(self, *_: Any) -> None:
+        """Not into the output of the tests."""
+
+
+class BreaksOff(Quiet):
+    """A server that dies half-way."""
+
+    def do_GET(self) -> None:
+        content = Path(self.translate_path(self.path)).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+
+
+class Babbles(Quiet):
+    """Something else that listens there."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"220 mail.example.org ready\r\n")
+
+
+@contextmanager
+def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
+    """The address at which the files of a folder are."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def dead_url() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def tree(folder: Path) -> dict[str, tuple[int, str]]:
+    """What is below a folder; a file that was written again has another inode."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return {
+        str(path.relative_to(folder)): (
+            path.lstat().st_ino,
+            str(path.readlink()) if path.is_symlink() else path.read_bytes().decode(errors="replace"),
+        )
+        for path in paths
+    }

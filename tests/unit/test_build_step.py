@@ -1,0 +1,87 @@
+"""How a step is named, known again, and how its failure is told; its life under systemd is tested on a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .loading import load
+
+step, action = load("modules", "build_step"), load("action", "build_step")
+
+STEP = {"name": "OpenMPI", "script": "make\n", "directory": "/build", "environment": {"A": "1", "B": "2"}}
+UNIT = {
+    "Result": "exit-code",
+    "ExecMainStatus": "2",
+    "ExecMainStartTimestampMonotonic": "1000000",
+    "ExecMainExitTimestampMonotonic": "62400000",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("OpenMPI 4.1.4", "openmpi-4.1.4"), ("pack the stack", "pack-the-stack"), ("../a/b;c", "..-a-b-c")],
+)
+def test_a_step_has_a_name_that_a_file_can_have(name: str, file: str) -> None:
+    assert step.slug(name) == file
+
+
+def test_a_step_is_known_again() -> None:
+    turned = {**dict(reversed(STEP.items())), "environment": {"B": "2", "A": "1"}, "start": False}
+    assert step.digest(turned) == step.digest(STEP)
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "NCCL"}, {"script": "true\n"}, {"directory": "/b"}, {"environment": {"A": "1"}}]
+)
+def test_another_step_is_not_taken_for_it(other: dict[str, object]) -> None:
+    assert step.digest({**STEP, **other}) != step.digest(STEP)
+
+
+def test_empty_lines_and_foreign_bytes_do_no_harm(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert step.lines_of(log) == []
+    log.write_bytes(b"one\n\n  \n\xff two\n")
+    assert step.lines_of(log) == ["one", "\ufffd two"]
+
+
+def test_a_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(30)))
+    head, *shown = step.complaint("OpenMPI", UNIT, log).splitlines()
+    assert head == f"OpenMPI failed (2) after 61 s; its log is {log}:"
+    assert shown == [f"line {number}" for number in range(5, 30)]
+
+
+def test_a_failure_shows_what_says_why_wherever_it_stands(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    why = [f"x.c:{number}: error: no such thing" for number in range(7)]
+    rest = [f"make: waiting {number}" for number in range(24)]
+    log.write_text("\n".join([*why, "checking", *rest, "error: last"]))
+    # Each once, even when the end of the log says it.
+    assert step.complaint("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
+
+
+def test_a_failure_that_is_no_exit_code_is_told_by_its_kind(tmp_path: Path) -> None:
+    words = step.complaint("OpenMPI", {**UNIT, "Result": "oom-kill", "ExecMainStatus": "9"}, tmp_path / "log")
+    assert words == f"OpenMPI failed (oom-kill) after 61 s; its log is {tmp_path / 'log'}:\n"
+
+
+def test_what_still_runs_has_run_until_now() -> None:
+    unit = {**UNIT, "ExecMainExitTimestampMonotonic": "0"}
+    assert step.seconds(unit) > 0
+    assert step.seconds(UNIT) == 61.4
+    assert step.seconds({}) > 0
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0:00"), (61.4, "1:01"), (3600, "60:00")])
+def test_progress_tells_minutes_and_seconds(seconds: float, shown: str) -> None:
+    assert action.clock(seconds) == shown
+
+
+def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -> None:
+    assert step.progress([]) == ""
+    assert step.progress(["one", "  CC  two.lo"]) == "CC  two.lo"
+    assert step.progress(["[ 40%] Building a.o", "g++ -c b.cc", "   |   ^~~~"]) == "[ 40%] Building a.o"
+    assert step.progress(["[100%] Built a", "[  3%] Building b.o", "note: x"]) == "[  3%] Building b.o"

@@ -1,0 +1,115 @@
+"""The cache on real files: what counts as the same, what counts as there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.stack import cache
+from farandole.stack.cache import Cache, Lock
+
+from .stack import LOCK, changed, pack, pack_stack
+
+NUMPY, TENSORFLOW, TORCH = range(3)
+SAME, OTHER = True, False
+
+
+@pytest.mark.parametrize(
+    ("lock", "openmpi", "horovod"),
+    [
+        (changed("id", to="bbbb00000000"), SAME, SAME),
+        (changed("why", to={}), SAME, SAME),
+        (changed("wanted", "pins", to=["numpy==2.4.6"]), SAME, SAME),
+        (changed("wheels", NUMPY, "sha256", to="14"), SAME, SAME),
+        (changed("versions", "numpy", to="2.3.4"), SAME, SAME),
+        (changed("wheels", TORCH, "sha256", to="16"), SAME, OTHER),
+        (changed("wheels", TENSORFLOW, "sha256", to="15"), SAME, OTHER),
+        (changed("wheels", TENSORFLOW, "name", to="tensorflow"), SAME, OTHER),
+        (changed("horovod", "patches", 0, "sha256", to="13"), SAME, OTHER),
+        (changed("horovod", "environment", to={"HOROVOD_WITH_PYTORCH": "0"}), SAME, OTHER),
+        (changed("nccl", to={"version": "2.27.3-1+cuda12.9"}), SAME, OTHER),
+        (changed("versions", "cuda", to="12.9"), SAME, OTHER),
+        (changed("openmpi", "configure", to=["--disable-mpi-fortran"]), OTHER, OTHER),
+        (changed("openmpi", "sources", 0, "sha256", to="11"), OTHER, OTHER),
+        (changed("versions", "gxx", to="14"), OTHER, OTHER),
+        (changed("platform", "os", to="debian-13"), OTHER, OTHER),
+        (changed("platform", "arch", to="aarch64"), OTHER, OTHER),
+        (changed("platform", "python", to="3.13"), OTHER, OTHER),
+    ],
+)
+def test_a_part_is_compiled_again_only_for_what_it_is_compiled_from(lock: Lock, openmpi: bool, horovod: bool) -> None:
+    assert (cache.openmpi_key(lock) == cache.openmpi_key(LOCK)) is openmpi
+    assert (cache.horovod_key(lock) == cache.horovod_key(LOCK)) is horovod
+
+
+def test_the_order_in_which_a_lock_was_written_is_no_difference() -> None:
+    turned = {key: LOCK[key] for key in reversed(LOCK)}
+    turned["openmpi"] = {key: LOCK["openmpi"][key] for key in reversed(LOCK["openmpi"])}
+    assert cache.openmpi_key(turned) == cache.openmpi_key(LOCK)
+    assert cache.horovod_key(turned) == cache.horovod_key(LOCK)
+
+
+def test_each_part_has_a_name_of_its_own(tmp_path: Path) -> None:
+    there = Cache(tmp_path)
+    assert there.stack(LOCK) == tmp_path / "stacks/aaaa00000000.debian-12-x86_64.tar.zst"
+    assert there.openmpi(LOCK) == tmp_path / f"parts/openmpi-4.1.4-{cache.openmpi_key(LOCK)}.tar.zst"
+    assert there.horovod(LOCK) == tmp_path / f"parts/horovod-0.28.1-{cache.horovod_key(LOCK)}.tar.zst"
+
+
+def test_it_lies_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.default_root() == tmp_path / "farandole"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert cache.default_root() == Path("/home/ada/.cache/farandole")
+
+
+def test_what_is_recorded_is_recalled(tmp_path: Path) -> None:
+    built = pack(tmp_path / "a.tar.zst", "12345", lock={"id": "a"}, unpacked=7)
+    assert cache.recall(built.path) == built
+    assert cache.recall_whole(built.path) == built
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tar.zst", "a.tar.zst.json"}
+    assert built.told() == {
+        "lock": {"id": "a"},
+        "unpacked": 7,
+        "path": str(built.path),
+        "name": "a.tar.zst",
+        "sha256": "5994471abb01112afcc18159f6cc74b4f511b99806da59b3caf5a9c173cacfc5",
+        "size": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: cache.record_path(path).unlink(),
+        lambda path: cache.record_path(path).write_text('{"sha2'),
+    ],
+    ids=["no file", "no record", "half a record"],
+)
+def test_a_file_and_its_record_count_together_or_not_at_all(tmp_path: Path, spoil: Any) -> None:
+    built = pack(tmp_path / "a.tar.zst")
+    spoil(built.path)
+    assert cache.recall(built.path) is None
+    assert cache.recall_whole(built.path) is None
+
+
+def test_a_damaged_file_is_thrown_away(tmp_path: Path) -> None:
+    built = pack(tmp_path / "a.tar.zst", "whole")
+    built.path.write_text("who")
+    assert cache.recall(built.path) == built
+    assert cache.recall_whole(built.path) is None
+    assert not built.path.exists()
+    assert cache.recall(built.path) is None
+
+
+def test_only_whole_stacks_are_listed(tmp_path: Path) -> None:
+    there = Cache(tmp_path)
+    assert there.packed() == []
+    first, second, gone = (pack_stack(there, stack) for stack in ("bbbb00000000", "aaaa00000000", "cccc00000000"))
+    gone.path.unlink()
+    (there.stacks / ".dddd.tar.zst.json.part").write_text("{")
+    assert there.packed() == [second, first]

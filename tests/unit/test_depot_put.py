@@ -1,0 +1,148 @@
+"""Both halves of depot_put: what one packs the other unpacks, and nothing else; and the way back, depot_get."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleActionFail
+
+from farandole.stack.cache import recall_whole, sha256
+
+from .loading import load
+from .stack import run_action, run_module, tree
+
+action, module = load("action", "depot_put"), load("modules", "depot_put")
+
+
+def wanted(tmp_path: Path, **contents: str) -> list[dict[str, str]]:
+    """Files of the control machine, to be put below stacks/."""
+    files = []
+    for name, content in contents.items():
+        path = tmp_path / "cache" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        files.append({"path": str(path), "name": f"stacks/{name}", "sha256": sha256(path)})
+    return files
+
+
+def call(tmp_path: Path, files: list[dict[str, str]], **more: str) -> dict[str, Any]:
+    digests = {file["name"]: file["sha256"] for file in files}
+    return run_module("depot_put", {"directory": str(tmp_path / "depot"), "wanted": digests, **more})
+
+
+def bundle(tmp_path: Path, **contents: str) -> Path:
+    """A tar with any names in it."""
+    path = tmp_path / "bundle.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content.encode()))
+    return path
+
+
+def test_what_is_sent_arrives_and_is_not_missed_again(tmp_path: Path) -> None:
+    files = wanted(tmp_path, a="one", b="two")
+    assert call(tmp_path, files)["missing"] == ["stacks/a", "stacks/b"]
+    action.bundle(files, tmp_path / "bundle.tar")
+    assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
+    assert {name: content for name, (_, content) in tree(tmp_path / "depot").items()} == {
+        "stacks/a": "one",
+        "stacks/b": "two",
+    }
+    assert not (tmp_path / "bundle.tar").exists()
+    # nginx reads it as a user of its own.
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "depot/stacks").iterdir()} == {0o644}
+    (tmp_path / "depot/stacks/b").write_text("rot")
+    answer = call(tmp_path, files)
+    assert (answer["missing"], answer["changed"]) == (["stacks/b"], False)
+
+
+def test_what_the_link_of_a_user_leads_to_is_sent(tmp_path: Path) -> None:
+    files = wanted(tmp_path, a="one")
+    path = Path(files[0]["path"])
+    path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    action.bundle(files, tmp_path / "bundle.tar")
+    assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
+    assert (tmp_path / "depot/stacks/a").read_text() == "one"
+
+
+def test_what_arrives_damaged_does_not_land(tmp_path: Path) -> None:
+    files = wanted(tmp_path, a="one", b="two")
+    there = tmp_path / "depot/stacks/b"
+    there.parent.mkdir(parents=True)
+    there.write_text("older")
+    answer = call(tmp_path, files, bundle=str(bundle(tmp_path, **{"stacks/a": "one", "stacks/b": "twx"})))
+    assert answer["msg"] == f"stacks/b arrived damaged in {tmp_path / 'depot'}: run again"
+    assert {name: content for name, (_, content) in tree(tmp_path / "depot").items()} == {
+        "stacks/a": "one",
+        "stacks/b": "older",
+    }
+    assert not (tmp_path / "bundle.tar").exists()
+
+
+@pytest.mark.parametrize("cut", [600, 1024 + 300, 10], ids=["in a file", "in a header", "at once"])
+def test_a_bundle_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
+    files = wanted(tmp_path, a="o" * 512, b="two")
+    path = bundle(tmp_path, **{"stacks/a": "o" * 512, "stacks/b": "two"})
+    os.truncate(path, cut)
+    answer = call(tmp_path, files, bundle=str(path))
+    assert answer.get("failed"), answer
+    assert f"arrived damaged in {tmp_path / 'depot'}: run again" in answer["msg"]
+    assert set(tree(tmp_path / "depot")) <= {"stacks/a"}
+
+
+@pytest.mark.parametrize("name", ["stacks/other", "../outside/x", "stacks/../../outside/x"])
+def test_a_name_that_nobody_asked_for_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "depot").mkdir()
+    path = bundle(tmp_path, **{name: "x"})
+    before = sorted(tmp_path.rglob("*"))
+    assert module.unpack(path, tmp_path / "depot", {"stacks/a": "01"}) == name
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
+    path, link = tmp_path / "bundle.tar", tarfile.TarInfo("stacks/a")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(link)
+    assert module.unpack(path, tmp_path / "depot", {"stacks/a": "01"}) == "stacks/a"
+    assert not (tmp_path / "depot").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "depot").write_text("a file")
+    answer = call(tmp_path, wanted(tmp_path, a="one"), bundle=str(bundle(tmp_path, **{"stacks/a": "one"})))
+    assert answer["msg"].startswith(f"{tmp_path / 'depot'} cannot take the files: ")
+
+
+def test_what_is_damaged_or_gone_here_is_not_sent(tmp_path: Path) -> None:
+    (file,) = wanted(tmp_path, a="one")
+    action.check(file)
+    with pytest.raises(
+        AnsibleActionFail, match=f"{file['path']} on the control machine is damaged: .*delete it and run again"
+    ):
+        action.check({**file, "sha256": "0" * 64})
+    Path(file["path"]).unlink()
+    with pytest.raises(AnsibleActionFail, match=f"{file['path']} is not there on the control machine"):
+        action.check(file)
+
+
+def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
+    made, target = tmp_path / "made", tmp_path / "cache/stacks/a.tar.zst"
+    made.write_text("packed")
+    asked = {"path": str(made), "sha256": sha256(made), "to": str(target), "about": {"unpacked": 7}}
+    assert run_action("depot_get", asked, tmp_path, check_mode=True)["changed"]
+    wrong = run_action("depot_get", {**asked, "sha256": "0" * 64}, tmp_path)
+    assert f"{made} of localhost arrived with sha256 {asked['sha256']}, and it left with {'0' * 64}" in wrong["msg"]
+    assert list(target.parent.iterdir()) == []
+    answer = run_action("depot_get", asked, tmp_path)
+    built = recall_whole(target)
+    assert built
+    assert (answer["changed"], answer["file"], built.about) == (True, built.told(), {"unpacked": 7})
+    assert not run_action("depot_get", asked, tmp_path)["changed"]

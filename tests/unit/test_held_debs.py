@@ -1,0 +1,36 @@
+"""How the module reads what others say; what it does to dpkg is tried on real nodes, by the scenario nccl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .loading import load
+
+held_debs = load("modules", "held_debs")
+
+
+@pytest.mark.parametrize(
+    ("offers", "words"),
+    [
+        ({"a": ["2", "1"], "b": ["1"]}, ""),
+        ({"a": ["2"], "b": ["1"]}, "a 1 is not there, there is 2"),
+        ({"a": [], "b": ["3", "2"]}, "a 1 is not there, there is no version of it; b 1 is not there, there is 3, 2"),
+    ],
+)
+def test_what_is_lacking_is_said_with_what_is_there(offers: dict[str, list[str]], words: str) -> None:
+    assert held_debs.lacking(offers, "1") == words
+
+
+@pytest.mark.parametrize(
+    ("entry", "keyrings"),
+    [
+        ("deb [signed-by=/usr/share/keyrings/a.gpg] file:///var/x /\n", ["/usr/share/keyrings/a.gpg"]),
+        ("deb [signed-by=/k/a.gpg arch=amd64] file:///var/x /\n", ["/k/a.gpg"]),
+        ("Types: deb\nSigned-By: /k/a.asc\nURIs: file:///var/x\n", ["/k/a.asc"]),
+        ("deb file:///var/x /\n", []),
+    ],
+)
+def test_the_keyrings_of_an_entry_are_read_in_both_formats(entry: str, keyrings: list[str]) -> None:
+    assert held_debs.signed_by(entry) == [Path(path) for path in keyrings]

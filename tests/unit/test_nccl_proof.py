@@ -1,0 +1,65 @@
+"""How another NCCL is found, in the words of the programs that are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .loading import load
+
+proof = load("modules", "nccl_proof")
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(22203, "2.22.3"), (21805, "2.18.5"), (20900, "2.9.0"), (2708, "2.7.8"), (2400, "2.4.0")]
+)
+def test_the_number_of_the_library_is_read_in_both_schemes(number: int, version: str) -> None:
+    assert proof.spoken(number) == version
+
+
+def test_the_loader_s_cache_is_read() -> None:
+    cache = (
+        "3 libs found in cache `/etc/ld.so.cache'\n"
+        "\tlibnccl.so.2 (libc6,x86-64) => /usr/local/lib/libnccl.so.2\n"
+        "\tlibnccl.so.2 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnccl.so.2\n"
+        "\tlibnccl.so (libc6,x86-64) => /lib/x86_64-linux-gnu/libnccl.so\n"
+        "\tlibnccl-net.so.2 (libc6,x86-64) => /lib/libnccl-net.so.2\n"
+    )
+    found = [Path("/usr/local/lib/libnccl.so.2"), Path("/lib/x86_64-linux-gnu/libnccl.so.2")]
+    assert proof.on_loader_path(cache) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "folders"),
+    [
+        ("LD_LIBRARY_PATH=/a:/b\n", ["/a", "/b"]),
+        ("PATH=/x\nexport LD_LIBRARY_PATH='/a:/b'\n", ["/a", "/b"]),
+        ('LD_LIBRARY_PATH="/a:$LD_LIBRARY_PATH"\n', ["/a"]),
+        ("# LD_LIBRARY_PATH=/a\nMY_LD_LIBRARY_PATH=/b\n", []),
+    ],
+)
+def test_the_folders_of_a_file_of_variables_are_read(text: str, folders: list[str]) -> None:
+    assert proof.library_paths(text) == [Path(folder) for folder in folders]
+
+
+def test_the_library_of_the_package_is_the_one_behind_its_name(tmp_path: Path) -> None:
+    library, name = tmp_path / "libnccl.so.2.22.3", tmp_path / "libnccl.so.2"
+    library.touch()
+    name.symlink_to(library.name)
+    assert proof.packaged(f"/.\n{tmp_path}\n{library}\n{name}\n") == [library]
+
+
+def test_a_file_that_is_no_library_says_why(tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
+    version, reason = proof.call(tmp_path / "libnccl.so.2")
+    assert version == ""
+    assert "file too short" in reason
+
+
+def test_only_another_version_is_complained_of() -> None:
+    assert proof.complaint({"/a/libnccl.so.2": "2.22.3"}, "2.22.3") == ""
+    words = proof.complaint({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
+    assert words.startswith(
+        "a job may load /a.so (NCCL 2.21.5), /c.so (NCCL unknown) in place of the installed NCCL 2.22.3"
+    )

@@ -1,0 +1,138 @@
+"""`farandole stack` as a person types it, over a real cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from farandole.errors import FarandoleError
+from farandole.stack import show
+from farandole.stack.cache import Cache, Lock, default_root
+from farandole.stack.lock import identity
+
+from .stack import LOCK, changed, pack, pack_stack
+
+OTHER = "aabb00000000"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # What is printed is not cut.
+    monkeypatch.setenv("COLUMNS", "300")
+    return Cache(default_root())
+
+
+def saved(path: Path, lock: Lock) -> Path:
+    """A lock in a file, with the id that its content gives."""
+    path.write_text(yaml.safe_dump({**lock, "id": identity(lock)}))
+    return path
+
+
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(show.app, words)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_nothing_differs_between_a_lock_and_itself() -> None:
+    assert show.differences(LOCK, LOCK) == []
+    assert show.differences(LOCK, changed("why", to={})) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "change"),
+    [
+        (changed("versions", "gxx", to="14"), ("gxx", "12", "14")),
+        (changed("wheels", 0, "version", to="2.3.4"), ("numpy", "2.4.6", "2.3.4")),
+        (changed("wheels", to=LOCK["wheels"][1:]), ("numpy", "2.4.6", "-")),
+        (changed("versions", "tf-keras", to="2.21.0"), ("tf-keras", "-", "2.21.0")),
+        (changed("platform", "os", to="debian-13"), ("platform", '{"os": "debian-12"}', '{"os": "debian-13"}')),
+        (changed("wanted", "accelerator", to="cuda"), ("wanted", '{"accelerator": "cpu"}', '{"accelerator": "cuda"}')),
+        (changed("openmpi", "configure", to=[]), ("openmpi", '{"configure": ["--enable-', '{"configure": []}')),
+        (changed("horovod", "sha256", to="12"), ("horovod", '{"sha256": "02"}', '{"sha256": "12"}')),
+        # The same version from another place, such as a build for another accelerator.
+        (changed("wheels", 2, "sha256", to="16"), ("torch 2.13.0", "sha256 06", "sha256 16")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_differs_is_told_with_both_sides(new: Lock, change: tuple[str, str, str]) -> None:
+    (row,) = show.differences(LOCK, new)
+    assert all(told.startswith(words) for told, words in zip(row, change, strict=True))
+
+
+def test_a_component_is_told_once() -> None:
+    new = changed("versions", "openmpi", to="4.1.8")
+    new["openmpi"]["version"] = "4.1.8"
+    assert show.differences(LOCK, new) == [("openmpi", "4.1.4", "4.1.8")]
+
+
+def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Cache) -> None:
+    for stack in (LOCK["id"], OTHER):
+        pack_stack(cache, stack)
+    assert show.find(LOCK["id"]) == LOCK
+    assert show.find("aaa") == LOCK
+    assert show.find("aab")["id"] == OTHER
+
+
+@pytest.mark.parametrize(
+    ("told", "words"), [("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")], ids=str
+)
+def test_what_means_no_one_stack_is_refused(cache: Cache, told: str, words: str) -> None:
+    for stack in (LOCK["id"], OTHER):
+        pack_stack(cache, stack)
+    with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
+        show.find(told)
+
+
+def test_an_empty_cache_has_no_stack(cache: Cache) -> None:
+    with pytest.raises(FarandoleError, match=f"no stack begins with aaa in {cache.stacks}; packed there: none"):
+        show.find("aaa")
+
+
+def test_a_lock_file_is_a_stack_too(tmp_path: Path) -> None:
+    path = saved(tmp_path / "stack.lock.yml", LOCK)
+    assert show.find(str(path)) == {**LOCK, "id": identity(LOCK)}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "all: {hosts: {}}\n", "- a\n", "a: [\n"], ids=["empty", "other", "list", "broken"]
+)
+def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(text)
+    with pytest.raises(FarandoleError, match=f"^{path} is .*make a new one: farandole lock -i "):
+        show.find(str(path))
+
+
+def test_what_is_shown_is_a_lock_to_the_letter(cache: Cache, tmp_path: Path) -> None:
+    lock = changed("wanted", "pins", to=["numpy[red]==2.4.6", ":bug:"])
+    lock["id"] = identity(lock)
+    pack(cache.stack(lock), lock=lock, unpacked=1)
+    path = tmp_path / "stack.lock.yml"
+    path.write_text(printed("show", lock["id"][:6]))
+    assert show.find(str(path)) == lock
+
+
+def test_differences_are_printed(cache: Cache, tmp_path: Path) -> None:
+    pack_stack(cache, LOCK["id"])
+    path = saved(tmp_path / "lock", changed("wanted", "pins", to=["numpy[red]"]))
+    assert [line.split() for line in printed("diff", "aaa", str(path)).splitlines()] == [
+        ["component", "aaa", str(path)],
+        ["wanted", '{"pins":', "[]}", '{"pins":', '["numpy[red]"]}'],
+    ]
+    assert printed("diff", "aaa", LOCK["id"]) == "nothing differs\n"
+
+
+def test_packed_stacks_are_listed(cache: Cache) -> None:
+    assert printed("list") == f"no stack is packed in {cache.stacks}\n"
+    for stack in (LOCK["id"], OTHER):
+        pack_stack(cache, stack)
+    head, *rows = (line.split() for line in printed("list").splitlines())
+    assert head == ["stack", "platform", "tensorflow", "torch", "horovod", "openmpi", "numpy", "size", "packed"]
+    assert [row[:3] for row in rows] == [[stack, "debian-12", "x86_64"] for stack in (LOCK["id"], OTHER)]
+    assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]
