@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill lint unit docs requirements
+.PHONY: help setup demo demo-down test test-kill bench-stack lint unit docs requirements
 
 help: ## explain each target in a line
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +51,12 @@ lint: setup ## ansible-lint, yamllint, ruff, mypy
 unit: setup ## the unit tests alone
 	pytest --quiet tests/unit
 
-test-kill: setup ## kill site.yml at each of its tasks (half an hour)
+test-kill: setup ## kill site.yml at each of its tasks (an hour and more)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
+
+bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node, compiling everywhere
+	farandole lab setup
+	python tests/bench/stack.py
 
 docs: setup ## write the variable tables of the roles' READMEs anew
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done

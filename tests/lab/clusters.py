@@ -4,11 +4,14 @@ import os
 import re
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+# Seconds after which a task that takes long has begun and is not over.
+IN_THE_MIDDLE = 2
 
 
 @dataclass
@@ -59,8 +62,9 @@ class Cluster:
         )  # fmt: skip
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, task_number: int) -> list[str]:
-        """Start a run and kill it, with all its processes, when it begins that task; the tasks that it began."""
+    def play_until(self, task: int | str) -> list[str]:
+        """Start a run and kill it, with all its processes, when it begins that task, told by its number or, soon after
+        it began, by its name; the tasks that it began."""
         process = subprocess.Popen(
             self.command(), cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -69,7 +73,10 @@ class Cluster:
         for line in process.stdout:
             if line.startswith("TASK ["):
                 begun.append(line.strip(" *\n"))
-                if len(begun) == task_number:
+                if task == len(begun):
+                    os.killpg(process.pid, signal.SIGKILL)
+                elif str(task) in line:
+                    time.sleep(IN_THE_MIDDLE)
                     os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return begun

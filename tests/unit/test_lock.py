@@ -34,6 +34,7 @@ def test_it_holds_everything_that_is_installed(made: dict[str, Any]) -> None:
         *("openmpi-4.1.4.tar.bz2", "openmpi_4.1.4.orig.tar.xz")
     ]
     assert made["horovod"]["environment"] == {
+        "HOROVOD_BUILD_ARCH_FLAGS": "-mavx -mf16c",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI": "1",
