@@ -62,11 +62,16 @@ class Cluster:
         )  # fmt: skip
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, task: int | str) -> list[str]:
+    def play_until(self, task: int | str, playbook: str = "site.yml") -> list[str]:
         """Start a run and kill it, with all its processes, when it begins that task, told by its number or, soon after
         it began, by its name; the tasks that it began."""
         process = subprocess.Popen(
-            self.command(), cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True
+            self.command(playbook=playbook),
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            text=True,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         begun: list[str] = []
         assert process.stdout

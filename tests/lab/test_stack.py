@@ -15,7 +15,7 @@ CURRENT = "/opt/farandole/current"
 FRAMEWORKS = {"torch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
 # What a run that compiles says; a node that joins must not.
 COMPILES = re.compile(r"Compile (OpenMPI|Horovod)|Make the Python environment|Pack the stack")
-EARLIER_NUMPY = "numpy==2.3.5"
+EARLIER_NUMPY = "numpy==2.3.4"
 
 
 def stack_of(cluster: Cluster, node: str) -> str:
@@ -186,6 +186,54 @@ def test_a_node_that_loses_power_while_it_unpacks_mends_itself(cluster: Cluster)
     assert mended.rc == 0, mended.output
     assert stack_of(cluster, "node-3") == locked(cluster)
     assert cluster.ssh("node-3", "ls", "/opt/farandole/incoming").returncode != 0
+
+
+BUILD = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: a long build
+        directory: /var/tmp/farandole-build/test
+        script: "echo begun >>begun; sleep {seconds}; {end}"
+"""
+
+
+def test_a_build_whose_control_machine_died_is_waited_for_and_not_begun_again(cluster: Cluster, tmp_path: Path) -> None:
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(BUILD.format(seconds=15, end="echo ended >ended"))
+    begun = cluster.play_until("Build", playbook=str(playbook))
+    assert len(begun) == 1
+    assert cluster.ssh("node-1", "cat", "/var/tmp/farandole-build/test/ended").returncode != 0  # noqa: S108
+    assert cluster.play(playbook=str(playbook)).rc == 0
+    left = cluster.ssh("node-1", "sh", "-c", "cd /var/tmp/farandole-build/test && cat begun ended")
+    assert left.stdout.split() == ["begun", "ended"]
+
+
+def test_a_build_that_fails_shows_its_last_words_and_where_its_log_is(cluster: Cluster, tmp_path: Path) -> None:
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(BUILD.format(seconds=1, end="echo 'x.c:1:1: error: no such thing' >&2; exit 7"))
+    failed = cluster.play(playbook=str(playbook))
+    assert failed.rc != 0
+    assert "a long build failed (7)" in failed.output
+    assert "error: no such thing" in failed.output
+    assert "/var/tmp/farandole-build/test/a-long-build.log" in failed.output  # noqa: S108
+    assert cluster.ssh("node-1", "systemctl", "is-active", "farandole-build").stdout.strip() == "inactive"
+    cluster.ssh("node-1", "rm", "-rf", "/var/tmp/farandole-build")  # noqa: S108
+
+
+def test_a_second_cluster_of_the_same_platform_compiles_nothing(cluster: Cluster) -> None:
+    second = Cluster("test-stack-second")
+    second.reset(1)
+    try:
+        done = second.play()
+        assert done.rc == 0, done.output
+        assert not COMPILES.search(" ".join(task for task, _ in done.changes))
+        assert stack_of(second, "node-1") == stack_of(cluster, "node-1")
+    finally:
+        second.farandole("down")
 
 
 def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
