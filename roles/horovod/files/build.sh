@@ -10,7 +10,7 @@ for patch in $PATCHES; do
 done
 cd ..
 # The libraries are linked without debugging symbols, which are nine tenths of their size.
-export PATH="$venv/bin:/opt/farandole/mpi/$MPI/bin:$PATH" CC="gcc-$GXX" CXX="g++-$GXX" LDFLAGS=-Wl,--strip-debug
+export PATH="$venv/bin:/opt/farandole/mpi/$MPI/bin:$PATH:/usr/local/cuda/bin" CC="gcc-$GXX" CXX="g++-$GXX" LDFLAGS=-Wl,--strip-debug
 export MAKEFLAGS="-j$(nproc)" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" HOROVOD_CMAKE="$(command -v cmake)"
 PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" wheel --disable-pip-version-check --no-cache-dir --no-index --no-deps \
     --no-build-isolation --verbose --wheel-dir wheel ./source

