@@ -17,6 +17,7 @@ from ansible.utils.display import Display
 SPEC = {
     "directory": {"type": "path", "required": True},
     "files": {"type": "list", "elements": "dict", "required": True},
+    "keep": {"type": "int", "default": 0},
 }
 # /tmp is a memory disk on many machines, and a stack is large.
 LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a folder of the login user alone is made of it
@@ -73,7 +74,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             bundle(lacking, Path(archive.name))
             self._connection.put_file(archive.name, f"{landing}/bundle.tar")
         sent = {file["name"]: file["sha256"] for file in lacking}
-        answer = self._module({**call, "wanted": sent, "bundle": f"{landing}/bundle.tar"}, task_vars)
+        call.update(wanted=sent, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
+        answer = self._module(call, task_vars)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 
     def _delegate(self) -> str | None:

@@ -18,6 +18,10 @@ options:
     description: Each with C(path) on the control machine, C(name) below O(directory) and C(sha256).
     type: list
     elements: dict
+  keep:
+    description: When something was sent, how many files stay in its folder, the youngest; 0 for all.
+    type: int
+    default: 0
   wanted:
     description: The sha256 of each file by name; the action plugin fills it in.
     type: dict
@@ -89,6 +93,15 @@ def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
     return next(iter(left), "")
 
 
+def sweep(directory: Path, wanted: dict[str, str], keep: int) -> None:
+    """Of the folders that the files are in, leave these files and the youngest others."""
+    for folder in {(directory / name).parent for name in wanted}:
+        files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in files[keep:]:
+            if str(path.relative_to(directory)) not in wanted:
+                path.unlink()
+
+
 def main() -> None:
     """Say what is missing, or take what has arrived."""
     module = AnsibleModule(
@@ -96,6 +109,7 @@ def main() -> None:
             "directory": {"type": "path", "required": True},
             "wanted": {"type": "dict", "required": True},
             "bundle": {"type": "path"},
+            "keep": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
@@ -107,6 +121,8 @@ def main() -> None:
     try:
         if spoilt := unpack(bundle, directory, wanted):
             module.fail_json(msg=f"{spoilt} arrived damaged in {directory}: run again")
+        if module.params["keep"]:
+            sweep(directory, wanted, module.params["keep"])
     except tarfile.TarError as error:
         module.fail_json(msg=f"the files arrived damaged in {directory}: run again ({error})")
     except OSError as error:

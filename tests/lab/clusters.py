@@ -4,14 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-# Seconds after which a task that takes long has begun and is not over.
-IN_THE_MIDDLE = 2
 
 
 @dataclass
@@ -62,29 +59,34 @@ class Cluster:
         )  # fmt: skip
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, task: int | str, playbook: str = "site.yml") -> list[str]:
-        """Start a run and kill it, with all its processes, when it begins that task, told by its number or, soon after
-        it began, by its name; the tasks that it began."""
-        process = subprocess.Popen(
-            self.command(playbook=playbook),
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            text=True,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+    def play_until(self, task: int | str) -> list[str]:
+        """Start a run and kill it, with all its processes, when that task, told by number or name, has the answer of a
+        first node; the tasks that had one."""
+        process = self._start("site.yml", subprocess.PIPE)
         begun: list[str] = []
         assert process.stdout
         for line in process.stdout:
             if line.startswith("TASK ["):
                 begun.append(line.strip(" *\n"))
-                if task == len(begun):
-                    os.killpg(process.pid, signal.SIGKILL)
-                elif str(task) in line:
-                    time.sleep(IN_THE_MIDDLE)
+                if task == len(begun) or str(task) in line:
                     os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return begun
+
+    def play_while(self, node: str, condition: str, playbook: str = "site.yml") -> None:
+        """Start a run and kill it, with all its processes, as soon as a shell condition holds on a node."""
+        process = self._start(playbook, subprocess.DEVNULL)
+        script = f"for i in $(seq 6000); do {condition} && exit 0; sleep 0.05; done; exit 1"
+        held = self.ssh(node, "sh", "-c", script)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert held.returncode == 0, f"never on {node}: {condition}"
+
+    def _start(self, playbook: str, output: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(playbook=playbook),
+            cwd=ROOT, env=ENVIRONMENT, text=True, stdout=output, start_new_session=True,
+        )  # fmt: skip
 
     def farandole(self, *arguments: str) -> str:
         done = subprocess.run(

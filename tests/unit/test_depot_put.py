@@ -146,3 +146,15 @@ def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
     assert built
     assert (answer["changed"], answer["file"], built.about) == (True, built.told(), {"unpacked": 7})
     assert not run_action("depot_get", asked, tmp_path)["changed"]
+
+
+def test_of_a_folder_the_youngest_stay_and_what_was_wanted(tmp_path: Path) -> None:
+    folder = tmp_path / "stacks"
+    folder.mkdir()
+    for age, name in enumerate(("new", "second", "third", "old")):
+        (folder / name).write_text(name)
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    (tmp_path / "elsewhere").write_text("")
+    module.sweep(tmp_path, {"stacks/old": ""}, keep=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["new", "old", "second"]
+    assert (tmp_path / "elsewhere").exists()
