@@ -24,6 +24,10 @@ options:
     description: TCP port on which it has to answer afterwards.
     type: int
     required: true
+  start:
+    description: Whether it also has to run, now and after every boot; its unit is then one of O(files).
+    type: bool
+    default: false
 author: Farandole
 """
 
@@ -69,6 +73,24 @@ def answers(port: int) -> bool:
     return False
 
 
+def rests(module: AnsibleModule, name: str) -> bool:
+    """Whether it does not run, or would not after a boot."""
+    return any(module.run_command(["systemctl", "--quiet", verb, name])[0] for verb in ("is-active", "is-enabled"))
+
+
+def wake(module: AnsibleModule, name: str, younger: list[Path]) -> tuple[int, str]:
+    """Exit status and complaint of whatever makes it read its files."""
+    commands = [["reload-or-restart", name]]
+    if module.params["start"]:
+        verb = "restart" if any(file.suffix == ".service" for file in younger) else "reload-or-restart"
+        commands = [["daemon-reload"], ["enable", "--quiet", name], [verb, name]]
+    for command in commands:
+        code, _, err = module.run_command(["systemctl", *command])
+        if code:
+            return code, err
+    return 0, ""
+
+
 def main() -> None:
     """Reload where it is due."""
     module = AnsibleModule(
@@ -76,15 +98,17 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "path", "required": True},
             "port": {"type": "int", "required": True},
+            "start": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     name, port = module.params["name"], module.params["port"]
     files = [Path(file) for file in module.params["files"]]
     read_at = last_read(module, name)
-    due = any(not file.exists() or file.stat().st_mtime > read_at for file in files)
+    younger = [file for file in files if not file.exists() or file.stat().st_mtime > read_at]
+    due = bool(younger) or (module.params["start"] and rests(module, name))
     if due and not module.check_mode:
-        code, _, err = module.run_command(["systemctl", "reload-or-restart", name])
+        code, err = wake(module, name, younger)
         if code:
             module.fail_json(msg=f"{name} refused to reload: {err.strip()}; `journalctl --unit {name}` says more")
         time.sleep(SETTLE)
