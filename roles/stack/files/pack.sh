@@ -6,11 +6,11 @@ for module in $MODULES; do
     TF_USE_LEGACY_KERAS=1 TF_CPP_MIN_LOG_LEVEL=2 "$stack/venv/bin/python" -c "import $module"
 done
 # Compiled here, as the job user cannot write there; valid by content, as the archive has no times of its own.
-"$stack/venv/bin/python" - <<'END'
+"$stack/venv/bin/python" -c '
 import compileall, py_compile, sysconfig
-compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, force=True,
-                       invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-END
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, force=True, invalidation_mode=mode)
+'
 unpacked=$(du --summarize --block-size=1 "$stack" "/opt/farandole/mpi/$MPI" | awk '{ sum += $1 } END { print sum }')
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
