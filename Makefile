@@ -32,7 +32,7 @@ demo: setup ## two real hosts on this machine, provisioned and proven
 	@echo
 	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it."
 	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
-	@echo "As a job does: .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- ssh node-2 hostname"
+	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 hostname"
 
 demo-down: setup ## remove the demo's lab and put this machine back as it was
 	farandole lab down --name $(LAB)
