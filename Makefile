@@ -54,7 +54,7 @@ unit: setup ## the unit tests alone
 test-kill: setup ## kill site.yml at each of its tasks (an hour and more)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
 
-bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node, compiling everywhere
+bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node
 	farandole lab setup
 	python tests/bench/stack.py
 

@@ -61,6 +61,7 @@ seconds:
   returned: when something was installed
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -100,6 +101,10 @@ def fetch(module: AnsibleModule, target: Path) -> None:
                 digest.update(block)
                 file.write(block)
     except (OSError, HTTPException) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            module.fail_json(
+                msg=f"{target.parent} is full: make room there, or lower stack_keep so that older stacks go"
+            )
         module.fail_json(
             msg=f"{url} cannot be fetched: {getattr(error, 'reason', error)}. Does the depot answer "
             "(systemctl status farandole-depot on the head), and may this node reach it?"
