@@ -62,11 +62,14 @@ seconds:
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,18 @@ from ansible.module_utils.basic import AnsibleModule
 BLOCK = 1 << 20
 # Room that the rest of the machine keeps.
 RESERVE = 256 << 20
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Keep others off meanwhile: a control machine that was killed leaves this module at work on the node."""
+    root.mkdir(parents=True, exist_ok=True)
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def refuse_without_room(module: AnsibleModule, root: Path) -> None:
@@ -202,14 +217,17 @@ def main() -> None:
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
     os.umask(0o022)
     root = Path(module.params["root"])
-    if (root / "stacks" / module.params["id"] / "manifest.json").exists():
-        module.exit_json(changed=False)
-    if module.check_mode:
-        module.exit_json(changed=True)
+    manifest = root / "stacks" / module.params["id"] / "manifest.json"
+    if module.check_mode or manifest.exists():
+        module.exit_json(changed=not manifest.exists())
     try:
-        module.exit_json(changed=True, seconds=install(module, root))
+        with alone(root):
+            if manifest.exists():
+                module.exit_json(changed=False)
+            seconds = install(module, root)
     except OSError as error:
         module.fail_json(msg=f"{root} cannot take the stack: {error}")
+    module.exit_json(changed=True, seconds=seconds)
 
 
 if __name__ == "__main__":

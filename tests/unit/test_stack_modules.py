@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from farandole.stack.cache import sha256
 from .loading import load
 from .stack import Babbles, BreaksOff, dead_url, run_module, served, tree
 
-switch = load("modules", "stack_switch")
+install, switch = load("modules", "stack_install"), load("modules", "stack_switch")
 
 NEW, OLD = "aaaa00000000", "bbbb00000000"
 MPI = "0123456789ab"
@@ -286,3 +287,13 @@ def test_check_mode_switches_and_removes_nothing(root: Path) -> None:
     before = tree(root)
     assert [to(root, stack, 1, check_mode=True)["changed"] for stack in (OLD, NEW, "to-come")] == [False, True, True]
     assert tree(root) == before
+
+
+def test_an_installation_waits_for_one_that_a_killed_run_left_at_work(tmp_path: Path) -> None:
+    root = tmp_path / "farandole"
+    with install.alone(root):
+        holder = os.open(root, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(holder)

@@ -147,13 +147,27 @@ def restore() -> list[str]:
 
 
 def _remove_leftovers(before: list[str]) -> None:
-    """The names of network namespaces that are gone, and folders that podman made and left empty."""
+    """The names of network namespaces and the notes of containers that are gone; folders that are empty then."""
     for name in Path("/run/netns").glob("netns-*"):
         if not _mounted(name):
             name.unlink()
+    for notes in Path("/run/crun").glob("*"):
+        if not _alive(notes / "status"):
+            shutil.rmtree(notes, ignore_errors=True)
     for folder in map(Path, _FOLDERS):
         if str(folder) not in before and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _alive(status: Path) -> bool:
+    """Whether the container runs of which crun keeps this note; one that was killed early has none."""
+    try:
+        note = json.loads(status.read_text())
+        # Numbers of processes are used again; field 22 is when this one began.
+        began = Path(f"/proc/{note['pid']}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, ValueError, KeyError):
+        return False
+    return began == str(note["process-start-time"])
 
 
 def changes() -> list[str]:
