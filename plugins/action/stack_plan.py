@@ -10,7 +10,7 @@ from ansible.plugins.action import ActionBase
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Cache
-from farandole.stack.plan import choose, free_of, plan, refuse_without_room, stacks_of
+from farandole.stack.plan import choose, free_of, plan, refuse_elsewhere, refuse_without_room, stacks_of, system_of
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -37,6 +37,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             if arguments["back_to"] is not None:
                 lock = choose(arguments["back_to"], nodes, cache)
+                refuse_elsewhere(lock, {name: system_of(variables) for name, variables in known.items()})
             made = plan(lock, cache, nodes, builder)
             refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
         except FarandoleError as error:

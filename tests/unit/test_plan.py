@@ -9,7 +9,18 @@ import pytest
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Cache, horovod_key, openmpi_key
-from farandole.stack.plan import NONE, Stacks, choose, former, free_of, plan, refuse_without_room, stacks_of
+from farandole.stack.plan import (
+    NONE,
+    Stacks,
+    choose,
+    former,
+    free_of,
+    plan,
+    refuse_elsewhere,
+    refuse_without_room,
+    stacks_of,
+    system_of,
+)
 
 from .stack import LOCK, changed, pack, pack_stack
 
@@ -147,3 +158,17 @@ def test_nodes_that_disagree_about_the_former_one_are_named(nodes: dict[str, Any
     with pytest.raises(FarandoleError) as refusal:
         former(nodes)
     assert f"there is no one former stack to go back to {words}; name a stack with -e stack_id=" in str(refusal.value)
+
+
+def test_a_stack_of_another_release_is_refused_before_it_is_sent() -> None:
+    lock = {"id": "aaaa", "platform": {"os": "debian-13"}}
+    with pytest.raises(FarandoleError, match="was built for debian-13; node-2 has debian-12: name another"):
+        refuse_elsewhere(lock, {"node-1": "debian-13", "node-2": "debian-12", "node-3": ""})
+    refuse_elsewhere(lock, {"node-1": "debian-13"})
+    refuse_elsewhere({"id": "aaaa"}, {"node-1": "debian-12"})
+
+
+def test_a_node_is_called_as_locks_call_it() -> None:
+    probe = {"os_id": "debian", "os_version": "12"}
+    assert system_of({"_preflight_probe": {"probe": probe}}) == "debian-12"
+    assert system_of({}) == ""

@@ -87,6 +87,19 @@ def choose(wanted: str, nodes: Mapping[str, Stacks], cache: Cache) -> Lock:
     )
 
 
+def refuse_elsewhere(lock: Lock, systems: Mapping[str, str]) -> None:
+    """A stack runs on the release that it was built on."""
+    built = (lock.get("platform") or {}).get("os")
+    if other := [f"{name} has {system}" for name, system in systems.items() if built and system and system != built]:
+        raise FarandoleError(f"stack {lock['id']} was built for {built}; {', '.join(other)}: name another stack")
+
+
+def system_of(variables: Mapping[str, Any]) -> str:
+    """The release of a node, as locks call it; empty when it was not probed."""
+    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
+    return f"{probe['os_id']}-{probe['os_version']}" if "os_id" in probe else ""
+
+
 def former(nodes: Mapping[str, Stacks]) -> str:
     """The stack that was current before, when the nodes agree."""
     told = {name: stacks["former"] for name, stacks in nodes.items()}
