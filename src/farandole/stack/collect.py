@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import parse_wheel_filename
+from pip._internal.models.index import PyPI
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
@@ -212,7 +213,8 @@ def _source(name: str, wanted: Mapping[str, str], folder: Path) -> None:
 def _indexes() -> list[str]:
     settings = _pip_settings()
     found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
-    return [*found, "https://pypi.org/simple"] if "index-url" not in settings else found
+    # The default stands nowhere in pip's settings, only in pip itself.
+    return found if "index-url" in settings else [*found, PyPI.simple_url]
 
 
 def _pip_settings() -> dict[str, str]:
