@@ -36,8 +36,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         lock = arguments["lock"]
         try:
             if arguments["back_to"] is not None:
-                lock = choose(arguments["back_to"], nodes, cache)
-                refuse_elsewhere(lock, {name: system_of(variables) for name, variables in known.items()})
+                systems = {name: system_of(variables) for name, variables in known.items()}
+                lock = choose(arguments["back_to"], nodes, systems.values(), cache)
+                refuse_elsewhere(lock, systems)
             made = plan(lock, cache, nodes, builder)
             refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
         except FarandoleError as error:

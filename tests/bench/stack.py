@@ -19,10 +19,10 @@ INVENTORY = ROOT / "inventory" / LAB
 Figures = dict[str, float]
 
 
-def lab(*arguments: str) -> str:
-    """The lab command."""
-    command = [sys.executable, "-m", "farandole", "lab", *arguments, "--name", LAB]
-    return subprocess.run(command, cwd=ROOT, check=True, text=True, capture_output=True).stdout
+def lab(verb: str, *arguments: str) -> None:
+    """The lab command; it says why it fails."""
+    command = [sys.executable, "-m", "farandole", "lab", verb, "--name", LAB, *arguments]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def play(playbook: str, cache: Path, log: str) -> tuple[float, str]:
@@ -58,35 +58,61 @@ def installing(log: str) -> float:
     return sum(map(float, re.findall(r"^ +(?:fetch|unpack|prove): ([\d.]+)$", log, re.MULTILINE)))
 
 
-def measure(cache: Path) -> Figures:
+def built_by(node: str, cache: Path) -> float:
+    """Seconds in which a node builds the stack itself, from sources and wheels that are downloaded already."""
+    own = cache / node
+    for kind in ("sources", "wheels"):
+        shutil.copytree(cache / "farandole" / kind, own / "farandole" / kind, copy_function=os.link)
+    lab("ssh", node, "--", "rm", "-rf", "/opt/farandole")
+    builders = INVENTORY / "builders.yml"
+    builders.write_text(json.dumps({"builders": {"hosts": {node: {}}}}))
+    try:
+        _, log = play("site.yml", own, f"built-by-{node}")
+    finally:
+        builders.unlink()
+    return compiling(log)
+
+
+def measure(cache: Path, figures: Figures) -> None:
     """Everything in turn."""
-    figures: Figures = {}
     print("cold: two bare nodes, an empty cache", flush=True)
     figures["cold, bare nodes to jobs, s"], log = two_nodes(cache, "cold")
-    figures["of which building, s"] = compiling(log)
+    built = figures["of which building, s"] = compiling(log)
     archive = next((cache / "farandole" / "stacks").glob("*.zst"))
     about = json.loads(archive.with_name(f"{archive.name}.json").read_text())
     figures["packed, MB"], figures["unpacked, MB"] = archive.stat().st_size / 1e6, about["unpacked"] / 1e6
+    once = {2: built + installing(log)}
     print("again: nothing to do", flush=True)
     figures["again, s"], _ = play("site.yml", cache, "again")
-    print("join: a third node", flush=True)
-    lab("up", "--nodes", "3")
-    figures["join, all of site.yml, s"], log = play("site.yml", cache, "join")
-    figures["of which fetch, unpack, prove, s"] = installing(log)
-    figures["building / installing"] = figures["of which building, s"] / installing(log)
+    for number in (3, 4):
+        print(f"join: a node more, {number} in all", flush=True)
+        lab("up", "--nodes", str(number))
+        figures[f"node {number} joins, all of site.yml, s"], log = play("site.yml", cache, f"join-{number}")
+        further = figures[f"node {number} fetches, unpacks, proves, s"] = installing(log)
+        once[number] = once[number - 1] + further
+    figures["building / a further node"] = built / further
+    everywhere = built
+    for number in (2, 3, 4):
+        print(f"everywhere: node {number} builds for itself", flush=True)
+        everywhere += built_by(f"node-{number}", cache)
+        figures[f"built on {number} nodes, s"] = everywhere
+        figures[f"built once for {number} nodes, s"] = once[number]
+        figures[f"everywhere / once, {number} nodes"] = everywhere / once[number]
     print("warm: two bare nodes, a full cache", flush=True)
-    figures["warm, bare nodes to jobs, s"], log = two_nodes(cache, "warm")
-    return figures
+    figures["warm, bare nodes to jobs, s"], _ = two_nodes(cache, "warm")
 
 
 def main() -> None:
     """A table at the end, and nothing left behind."""
     (ROOT / ".farandole").mkdir(exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / ".farandole"))
+    figures: Figures = {}
     try:
-        for name, value in measure(scratch).items():
-            print(f"{name:<36}{value:>8.1f}")
+        measure(scratch, figures)
     finally:
+        # Of a run that ends early, what it measured.
+        for name, value in figures.items():
+            print(f"{name:<36}{value:>8.1f}")
         lab("down")
         shutil.rmtree(scratch)
 

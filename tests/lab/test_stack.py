@@ -255,7 +255,7 @@ def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
     assert proven(cluster, "node-1", "node-2")
     unknown = cluster.play("--extra-vars", "stack_id=ffffffffffff", playbook="playbooks/rollback.yml")
     assert unknown.rc != 0
-    assert "stack ffffffffffff is neither on every node nor packed" in unknown.output
+    assert "no stack ffffffffffff is on every node or in" in unknown.output
     forth = cluster.play("--extra-vars", f"stack_id={locked(cluster)}", playbook="playbooks/rollback.yml")
     assert forth.rc == 0, forth.output
     assert stack_of(cluster, "node-3") == locked(cluster)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -137,6 +138,23 @@ class Babbles(Quiet):
 
     def do_GET(self) -> None:
         self.wfile.write(b"220 mail.example.org ready\r\n")
+
+
+class Silent(Quiet):
+    """Takes the call and says nothing."""
+
+    def do_GET(self) -> None:
+        time.sleep(2)
+
+
+class Drips(Quiet):
+    """Answers and does not come to an end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"a")
+        time.sleep(2)
 
 
 @contextmanager

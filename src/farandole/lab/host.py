@@ -131,10 +131,11 @@ def restore() -> list[str]:
     record = _load()
     done = []
     if record:
-        for name, value in record.sysctls.items():
-            if _sysctl(name) != value:
-                done.append(f"{name} = {value}")
-                _set_sysctl(name, value)
+        # All are compared first: to set one may change another.
+        changed = {name: value for name, value in record.sysctls.items() if _sysctl(name) != value}
+        for name, value in changed.items():
+            done.append(f"{name} = {value}")
+            _set_sysctl(name, value)
         done += firewall.clean(record.firewall)
     if ready():
         _end_namespace()

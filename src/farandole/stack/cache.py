@@ -65,7 +65,7 @@ def record_path(path: Path) -> Path:
 def record(built: Built) -> None:
     """Write down what a file is that has just arrived; this makes it count."""
     draft = built.path.with_name(f".{built.path.name}.json.part")
-    draft.write_text(json.dumps({**built.about, "sha256": built.sha256}, indent=1, sort_keys=True))
+    draft.write_text(json.dumps({**built.about, "sha256": built.sha256}, indent=1))
     draft.replace(record_path(built.path))
 
 

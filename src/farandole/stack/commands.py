@@ -11,15 +11,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from farandole.errors import FarandoleError
 from farandole.stack import lock as locks
 from farandole.stack import nodes
-from farandole.stack.cache import default_root
+from farandole.stack.cache import Cache, default_root
 from farandole.stack.catalogue import load
 from farandole.stack.wish import wish
+from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
@@ -72,8 +71,7 @@ def lock(
     if not explain:
         locks.write(path, new)
         _report(path, old, new)
-        if hint:
-            console.print(hint, markup=False)
+        console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
 
 
 def former(path: Path) -> dict[str, Any] | None:
@@ -95,6 +93,8 @@ def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> 
 
 def _report(path: Path, old: locks.Lock | None, new: locks.Lock) -> None:
     lines = locks.changes(old, new)
+    if old and (lost := sorted({*old["wanted"]["pins"]} - {*new["wanted"]["pins"]})):
+        lines.append(f"the old lock was made with {', '.join(lost)}, this one is not: to keep it, say so in stack_pins")
     if old and old["id"] == new["id"]:
         console.print(f"{path}: stack {new['id']}, as before")
         return
@@ -107,20 +107,22 @@ def _report(path: Path, old: locks.Lock | None, new: locks.Lock) -> None:
 
 def _explain(new: locks.Lock) -> None:
     catalogue, platform, chip = load(), new["platform"], new["wanted"]["accelerator"]
-    table = Table("component", "version", "built and ran on", "why", box=None, pad_edge=False)
+    none = f"the cluster is on {'CPUs' if chip == 'cpu' else 'GPUs'}"
+    rows = [["component", "version", "built and ran on", "why"]]
     for name, version in new["versions"].items():
         proven = catalogue.proven(catalogue.row(name, version)) if version in catalogue.components.get(name, {}) else []
-        table.add_row(name, version, ", ".join(proven), escape(new["why"].get(name, "")))
-    console.print(table)
+        rows.append([name, version, ", ".join(proven), new["why"].get(name, none)])
+    console.print(table(rows), markup=False)
     console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
     console.print(_proof(new))
 
 
 def _proof(new: locks.Lock) -> str:
-    seen = load().proof(new["versions"], new["platform"]["os"])
-    return (
-        f"built and ran as a set: {seen}" if seen else f"nobody has built this very set on {new['platform']['os']} yet"
-    )
+    if seen := load().proof(new["versions"], new["platform"]["os"]):
+        return f"built and ran as a set: {seen}"
+    if any(built.about["lock"]["id"] == new["id"] for built in Cache(default_root()).packed()):
+        return "packed on this machine"
+    return f"nobody has built this very set on {new['platform']['os']} yet"
 
 
 # The inventory

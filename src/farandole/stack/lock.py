@@ -26,9 +26,8 @@ HEAD = """\
 # The stack of this cluster, to the last file. `farandole lock` writes it; commit it, and do not edit it:
 # wishes go into stack_frameworks, stack_pins, stack_accelerator and openmpi_configure.
 """
-KEYS = frozenset(
-    {"format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "why"},
-)
+# In the order of the file.
+KEYS = ("format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "why")
 Lock = Mapping[str, Any]
 
 
@@ -133,13 +132,17 @@ def command(path: Path) -> str:
     return f"farandole lock -i {os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder}"
 
 
+def text(lock: Lock) -> str:
+    """The file's content."""
+    return HEAD + "".join(_dump(key, lock[key]) for key in KEYS)
+
+
 def write(path: Path, lock: Lock) -> None:
     """Replace the file as a whole."""
-    text = HEAD + "".join(_dump(key, value) for key, value in lock.items())
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "w") as file:
-            file.write(text)
+            file.write(text(lock))
         Path(draft).chmod(0o644)
         Path(draft).replace(path)
     except BaseException:
@@ -164,12 +167,12 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(lock, dict) or lock.get("format") != FORMAT:
         found = lock.get("format") if isinstance(lock, dict) else "none"
         raise FarandoleError(f"{path} is of format {found}, and this version reads format {FORMAT}; {mend}")
-    if missing := KEYS - lock.keys():
+    if missing := set(KEYS) - lock.keys():
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {mend}")
     if (content := identity(lock)) != lock["id"]:
         raise FarandoleError(
             f"{path} was edited or damaged: it says id {lock['id']}, its content gives {content}. "
-            f"Take it back (git checkout), or put what you want into stack_pins and {mend}"
+            f"Take the edit back, or put what you want into stack_pins and {mend}"
         )
     return lock
 

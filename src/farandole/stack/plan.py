@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from farandole.errors import FarandoleError
@@ -71,20 +71,22 @@ def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None],
         raise FarandoleError(f"no room for the stack: {'; '.join(short)}: make room there and run again")
 
 
-def choose(wanted: str, nodes: Mapping[str, Stacks], cache: Cache) -> Lock:
-    """The stack to go back to: the one that is named, else the one that was current before on every node."""
-    stack = wanted or former(nodes)
-    packed = [built.about["lock"] for built in cache.packed()]
-    found = [dict(lock) for lock in packed if lock["id"] == stack]
-    if found:
+def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], cache: Cache) -> Lock:
+    """The stack to go back to: the one whose id begins so, else the one that was current before on every node."""
+    packed = {lock["id"]: dict(lock) for lock in (built.about["lock"] for built in cache.packed())}
+    everywhere = set.intersection(*(set(stacks["installed"]) for stacks in nodes.values()))
+    there = {stack: packed.get(stack, {"id": stack}) for stack in sorted({*packed, *everywhere})}
+    begun = wanted or former(nodes)
+    found = [lock for stack, lock in there.items() if stack.startswith(begun)]
+    if len(found) == 1:
         return found[0]
-    if all(stack in stacks["installed"] for stacks in nodes.values()):
-        return {"id": stack}
-    kept = sorted({lock["id"] for lock in packed}.union(*(stacks["installed"] for stacks in nodes.values())))
-    raise FarandoleError(
-        f"stack {stack} is neither on every node nor packed in {cache.stacks}; there are {', '.join(kept) or 'none'}: "
-        "name one with -e stack_id=..."
+    fitting = [stack for stack, lock in there.items() if "platform" not in lock or lock["platform"]["os"] in systems]
+    what = (
+        f"more than one stack begins with {begun}"
+        if found
+        else f"no stack {begun} is on every node or in {cache.stacks}"
     )
+    raise FarandoleError(f"{what}; there are {', '.join(fitting) or 'none'}: name one with -e stack_id=...")
 
 
 def refuse_elsewhere(lock: Lock, systems: Mapping[str, str]) -> None:

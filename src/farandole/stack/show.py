@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, Cache, Lock, default_root, record_path
-from farandole.stack.lock import read
+from farandole.stack.lock import read, text
+from farandole.table import table
 
 app = typer.Typer(no_args_is_help=True, help="Look at stacks: packed on this machine, installed on nodes.")
 Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster whose nodes are asked.")]
@@ -37,8 +38,8 @@ def list_stacks(inventory: Inventory = None) -> None:
 
 @app.command()
 def show(stack: Annotated[str, typer.Argument(help="Its id or the beginning of it, or a lock file.")]) -> None:
-    """The lock of a stack: every component with its version, source and sha256."""
-    typer.echo(yaml.safe_dump(find(stack), sort_keys=False, width=120), nl=False)
+    """The lock of a stack, as its file is: every component with its version, source and sha256."""
+    typer.echo(text(find(stack)), nl=False)
 
 
 @app.command()
@@ -49,12 +50,6 @@ def diff(
     """What differs between two stacks."""
     changes = differences(find(old), find(new))
     typer.echo(table([["component", old, new], *map(list, changes)]) if changes else "nothing differs")
-
-
-def table(rows: list[list[str]]) -> str:
-    """Columns as wide as they need, so that ids can be copied and lines be cut by other programs."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
 
 
 def row(built: Built) -> list[str]:
@@ -126,19 +121,31 @@ def find(told: str) -> Lock:
 
 
 def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
-    """What every node has right now."""
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(inventory), "playbooks/preflight.yml"]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
-    if done.returncode:
+    """What every node answers right now, or why it does not."""
+    with tempfile.TemporaryDirectory() as answers:
+        command = [
+            str(Path(sys.executable).with_name("ansible")),
+            "cluster",
+            "-i",
+            str(inventory.absolute()),
+            "--become",
+        ]
+        # The account is asked about by preflight; here any will do.
+        command += ["--tree", answers, "-m", "node_probe", "-a", "user=nobody id=65534"]
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+        found = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
+    if not found:
         raise FarandoleError(f"the nodes of {inventory} cannot be asked:\n{(done.stdout + done.stderr).strip()}")
-    state = ROOT / ".farandole" / inventory.resolve().name / "preflight.json"
-    return {host: probe["stacks"] for host, probe in json.loads(state.read_text())["hosts"].items()}
+    return found
 
 
 def node_table(nodes: dict[str, dict[str, Any]]) -> str:
     """A line for each node."""
-    rows = [
-        [host, stacks["current"] or "-", stacks["former"] or "-", " ".join(stacks["installed"]) or "-"]
-        for host, stacks in nodes.items()
-    ]
-    return table([["node", "current", "former", "installed"], *rows])
+    rows = [["node", "current", "former", "installed"]]
+    for host, answer in nodes.items():
+        if "probe" in answer:
+            stacks = answer["probe"]["stacks"]
+            rows.append([host, stacks["current"], stacks["former"], " ".join(stacks["installed"])])
+        else:
+            rows.append([host, "?", "?", answer.get("unreachable_reason") or answer.get("msg", "")])
+    return table([[cell or "-" for cell in row] for row in rows])
