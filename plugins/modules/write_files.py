@@ -20,7 +20,13 @@ options:
       content: {description: "The whole text.", type: str, required: true}
       mode: {description: "Permissions.", type: str, default: "0644"}
       owner: {description: "Owning user; its group goes with it.", type: str, default: root}
+      group: {description: "Another group.", type: str}
       validate: {description: "Command that must accept the file, with C(%s) for its path.", type: str}
+  sweep:
+    description: Folders that are this task's own; any other file in them goes, but for C(__pycache__).
+    type: list
+    elements: path
+    default: []
 author: Farandole
 """
 
@@ -37,8 +43,13 @@ written:
   description: The files that changed.
   type: list
   returned: always
+swept:
+  description: The files that went.
+  type: list
+  returned: always
 """
 
+import grp
 import pwd
 import tempfile
 from pathlib import Path
@@ -54,15 +65,19 @@ def current(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def ids(module: AnsibleModule, owner: str) -> tuple[int, int]:
-    """uid and gid of an owner; in check mode of a bare node the job user is not there yet."""
+def ids(module: AnsibleModule, file: File) -> tuple[int, int]:
+    """uid and gid of a file; in check mode of a bare node the job user is not there yet."""
+    what, name = "user", file["owner"]
     try:
-        entry = pwd.getpwnam(owner)
+        entry = pwd.getpwnam(name)
+        if not file["group"]:
+            return entry.pw_uid, entry.pw_gid
+        what, name = "group", file["group"]
+        return entry.pw_uid, grp.getgrnam(name).gr_gid
     except KeyError:
-        if module.check_mode:
-            return -1, -1
-        module.fail_json(msg=f"there is no user {owner} to own the files")
-    return entry.pw_uid, entry.pw_gid
+        if not module.check_mode:
+            module.fail_json(msg=f"there is no {what} {name} to own the files")
+    return -1, -1
 
 
 def differs(file: File, owner: tuple[int, int]) -> bool:
@@ -97,6 +112,22 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
         Path(draft.name).unlink(missing_ok=True)
 
 
+def strangers(folder: Path, files: list[File]) -> list[Path]:
+    """What is in a folder and none of the files."""
+    ours = {Path(file["path"]) for file in files}
+    inside = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [path for path in inside if path not in ours and path.parent.name != "__pycache__"]
+
+
+def remove(path: Path, folder: Path) -> None:
+    """A file, and the folders that it leaves empty."""
+    path.unlink()
+    for parent in path.parents:
+        if parent == folder or any(parent.iterdir()):
+            break
+        parent.rmdir()
+
+
 def main() -> None:
     """Compare, write, report."""
     options = {
@@ -104,15 +135,19 @@ def main() -> None:
         "content": {"type": "str", "required": True},
         "mode": {"type": "str", "default": "0644"},
         "owner": {"type": "str", "default": "root"},
+        "group": {"type": "str"},
         "validate": {"type": "str"},
     }
     module = AnsibleModule(
-        argument_spec={"files": {"type": "list", "elements": "dict", "required": True, "options": options}},
+        argument_spec={
+            "files": {"type": "list", "elements": "dict", "required": True, "options": options},
+            "sweep": {"type": "list", "elements": "path", "default": []},
+        },
         supports_check_mode=True,
     )
     diffs = []
     for file in module.params["files"]:
-        owner = ids(module, file["owner"])
+        owner = ids(module, file)
         if not differs(file, owner):
             continue
         before = current(Path(file["path"]))
@@ -126,8 +161,14 @@ def main() -> None:
         )
         if not module.check_mode:
             write(module, file, owner)
-    written = [diff["after_header"] for diff in diffs]
-    module.exit_json(changed=bool(diffs), written=written, diff=diffs)
+    written, swept = [diff["after_header"] for diff in diffs], []
+    for folder in map(Path, module.params["sweep"]):
+        for path in strangers(folder, module.params["files"]):
+            swept.append(str(path))
+            diffs.append({"before_header": str(path), "after_header": str(path), "before": "there\n", "after": ""})
+            if not module.check_mode:
+                remove(path, folder)
+    module.exit_json(changed=bool(diffs), written=written, swept=swept, diff=diffs)
 
 
 if __name__ == "__main__":

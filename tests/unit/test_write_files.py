@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ def wanted(path: Path, content: str, **more: str) -> dict[str, str]:
     return {"path": str(path), "content": content, "owner": ME, **more}
 
 
-def run(*files: dict[str, str], check_mode: bool = False) -> tuple[int, dict[str, Any]]:
-    arguments = {"files": files, "_ansible_check_mode": check_mode}
+def run(*files: dict[str, str], check_mode: bool = False, sweep: Sequence[Path] = ()) -> tuple[int, dict[str, Any]]:
+    arguments = {"files": files, "sweep": [str(path) for path in sweep], "_ansible_check_mode": check_mode}
     done = subprocess.run(
         [sys.executable, MODULE],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
@@ -132,3 +134,52 @@ def test_a_file_gets_its_owner_and_the_owner_s_group(tmp_path: Path) -> None:
         _, result = run(wanted(path, "text", owner="nobody"))
         assert (path.stat().st_uid, path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
         assert result["changed"] is changed
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_gets_another_group(tmp_path: Path) -> None:
+    path, group = tmp_path / "a", grp.getgrnam("daemon")
+    for changed in (True, False):
+        _, result = run(wanted(path, "text", group="daemon"))
+        assert (path.stat().st_uid, path.stat().st_gid) == (0, group.gr_gid)
+        assert result["changed"] is changed
+
+
+def test_a_group_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = wanted(tmp_path / "a", "", group="no-such-group")
+    code, result = run(file)
+    assert (code, result["msg"]) == (1, "there is no group no-such-group to own the files")
+    code, result = run(file, check_mode=True)
+    assert (code, result["changed"]) == (0, True)
+
+
+def test_in_a_folder_of_its_own_nothing_else_stays(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "own", tmp_path / "own/jobs/kept"
+    run(
+        wanted(kept, "1"),
+        wanted(folder / "old", "1"),
+        wanted(folder / "gone/deep/old", "1"),
+        wanted(tmp_path / "b", ""),
+    )
+    (folder / "link").symlink_to(tmp_path)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__/kept.pyc").touch()
+    strangers = [str(folder / name) for name in ("gone/deep/old", "link", "old")]
+    for check_mode in (True, False):
+        _, result = run(wanted(kept, "1"), check_mode=check_mode, sweep=[folder])
+        assert (result["changed"], result["written"], result["swept"]) == (True, [], strangers)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "b",
+        "own",
+        "own/__pycache__",
+        "own/__pycache__/kept.pyc",
+        "own/jobs",
+        "own/jobs/kept",
+    ]
+    _, result = run(wanted(kept, "1"), sweep=[folder])
+    assert (result["changed"], result["swept"]) == (False, [])
+
+
+def test_a_folder_of_its_own_may_be_still_to_come(tmp_path: Path) -> None:
+    code, result = run(wanted(tmp_path / "own/a", ""), check_mode=True, sweep=[tmp_path / "own"])
+    assert (code, result["swept"]) == (0, [])

@@ -1,0 +1,79 @@
+"""LeNet-5 on MNIST with PyTorch and elastic Horovod: goes on when a node is lost, and with it when it is back.
+
+horovodrun -np 2 --min-np 1 --host-discovery-script /opt/farandole/samples/discover_hosts.sh python pytorch_elastic.py
+"""
+
+import sys
+
+import horovod.torch as hvd
+import proof
+import torch
+import torch.nn.functional as F
+from pytorch_mnist import LeNet5, datasets, metric_average
+from torch import optim
+
+
+@hvd.elastic.run
+def train(state, data, options, meter):
+    """From the last commit on; called anew whenever the workers change."""
+    if hvd.rank() == 0:
+        print(f"{proof.count(hvd.size(), 'worker')} from epoch {state.epoch + 1} on", flush=True)
+    batches = torch.utils.data.DataLoader(data, options.batch_size, sampler=state.sampler)
+    while state.epoch < options.epochs:
+        state.model.train()
+        for index, (x, y) in enumerate(batches):
+            state.optimizer.zero_grad()
+            loss = F.cross_entropy(state.model(x), y)
+            loss.backward()
+            state.optimizer.step()
+            meter.step(len(x))
+            # What has been seen is not shown again to the workers that are left.
+            state.sampler.record_batch(index, options.batch_size)
+            if index % options.commit_interval == 0:
+                state.commit()
+            if index % options.log_interval == 0 and hvd.rank() == 0:
+                print(f"epoch {state.epoch + 1}, {hvd.size()} workers, batch {index}: {loss.item():.4f}", flush=True)
+        state.epoch += 1
+        state.sampler.set_epoch(state.epoch)
+        state.commit()
+
+
+@torch.no_grad()
+def test(model, data):
+    """Loss and accuracy over all images; every worker looks at all of them."""
+    model.eval()
+    x, y = data.tensors
+    output = model(x)
+    loss, right = F.cross_entropy(output, y).item(), (output.argmax(1) == y).float().mean().item()
+    return metric_average(loss, "avg_loss"), metric_average(right, "avg_acc")
+
+
+def main():
+    """Train, test, prove."""
+    options = proof.arguments(
+        __doc__.splitlines()[0],
+        lr=0.05,
+        momentum=(float, 0.9, "of the optimizer"),
+        epochs=(int, 12, "times through all images"),
+        commit_interval=(int, 10, "steps that are lost at most when a worker is"),
+        log_interval=(int, 10, "steps between two lines"),
+    )
+    hvd.init()
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)
+    train_data, test_data = datasets(options.images)
+    model = LeNet5()
+    # The number of workers changes, so the rate is that of one.
+    optimizer = optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    sampler = hvd.elastic.ElasticSampler(train_data, shuffle=True, seed=options.seed)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
+    meter = proof.Meter()
+    train(state, train_data, options, meter)
+    loss, accuracy = test(model, test_data)
+    weights = [one.numpy() for one in model.state_dict().values()]
+    return proof.finish(options, hvd.allgather_object, hvd.rank(), hvd.size(), weights, meter, accuracy, loss)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

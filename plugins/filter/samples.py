@@ -1,0 +1,32 @@
+"""A folder of scripts, in the shape that write_files takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = (".py", ".sh")
+
+
+def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
+    """Every file below a folder of the control machine, but for what editors and Python leave there."""
+    root = Path(source)
+    inside = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    ours = (path for path in inside if not any(part.startswith((".", "__pycache__")) for part in path.parts))
+    return [
+        {
+            "path": f"{target}/{path}",
+            "content": (root / path).read_text(),
+            "mode": "0755" if path.suffix in PROGRAMS else "0644",
+            "group": group,
+        }
+        for path in ours
+    ]
+
+
+class FilterModule:
+    """Gives Ansible the filter."""
+
+    def filters(self) -> dict[str, Any]:
+        """By name."""
+        return {"folder_files": folder_files}

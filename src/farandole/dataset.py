@@ -1,0 +1,285 @@
+"""The data of the sample scripts, in the control machine's cache: MNIST, or scikit-learn's digits in its format."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import queue
+import ssl
+import struct
+import tarfile
+import threading
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.errors import FarandoleError
+from farandole.stack.cache import Built, digest, recall_whole, record, sha256
+from farandole.stack.collect import _drafts, _no_space, _pip_settings, _wheels
+
+Say = Callable[[str], None]
+Facts = Mapping[str, Any]
+Image = Sequence[Sequence[int]]
+Digit = tuple[Image, int]
+
+FILE = Path(__file__).with_name("dataset.yml")
+# So long a site has to begin with a file; one that does not answer must not hold a run up.
+ANSWER_S = 10
+# So long the file may take then.
+FILE_S = 300
+# Raise it when the same source is made into other files.
+RECIPE = 1
+OLD, NEW, INK = 8, 28, 16
+
+
+def load() -> Facts:
+    """What there is and where."""
+    facts: Facts = yaml.safe_load(FILE.read_text())
+    return facts
+
+
+def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Built:
+    """The data that `samples_data` asks for, from the cache or made now."""
+    facts, folder = facts or load(), root / "data"
+    with _no_space(root):
+        if built := _kept(wish, facts, folder):
+            return built
+        folder.mkdir(parents=True, exist_ok=True)
+        if wish == "digits":
+            return _digits(facts, folder, say)
+        reasons = _fetch(facts, folder, say)
+        if not reasons:
+            return _mnist(facts, folder)
+        if wish == "mnist":
+            raise FarandoleError(_refusal(reasons, facts, folder))
+        say(f"{_unreached(reasons)}, so the samples get {_told_digits(facts)}")
+        return _stand_in(reasons, facts, folder, say)
+
+
+def _kept(wish: str, facts: Facts, folder: Path) -> Built | None:
+    """What was made before, MNIST first, or can be made of files that somebody put there."""
+    if wish != "digits":
+        built = _recall(folder / "mnist.tar", _key(facts["mnist"]["files"]))
+        if built or not _missing(facts, folder):
+            return built or _mnist(facts, folder)
+    return _recall(folder / "digits.tar", _key(facts["digits"])) if wish != "mnist" else None
+
+
+def _recall(path: Path, key: str) -> Built | None:
+    built = recall_whole(path)
+    return built if built and built.about.get("key") == key else None
+
+
+def _key(*made_of: Any) -> str:
+    return digest(RECIPE, *made_of)
+
+
+def _missing(facts: Facts, folder: Path) -> list[str]:
+    wanted = facts["mnist"]["files"].items()
+    return [name for name, good in wanted if not (folder / name).is_file() or sha256(folder / name) != good]
+
+
+def _unreached(reasons: Sequence[str]) -> str:
+    return f"MNIST cannot be fetched ({'; '.join(reasons)})"
+
+
+def _refusal(reasons: Sequence[str], facts: Facts, folder: Path) -> str:
+    files = ", ".join(facts["mnist"]["files"])
+    damaged = [name for name in _missing(facts, folder) if (folder / name).exists()]
+    there = f" What lies there as {', '.join(damaged)} is not MNIST's." if damaged else ""
+    return f"{_unreached(reasons)}: put {files} into {folder}, or set samples_data: digits.{there}"
+
+
+def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Built:
+    try:
+        return _digits(facts, folder, say)
+    except FarandoleError as error:
+        raise FarandoleError(
+            f"there is no data for the sample scripts. {_unreached(reasons)}; {_told_digits(facts)}: {error}. Mend "
+            f"either, put {', '.join(facts['mnist']['files'])} into {folder}, or go without: --skip-tags samples"
+        ) from error
+
+
+# MNIST
+
+
+def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
+    """Bring what is missing from the first site that has it; nothing, or why none has."""
+    reasons, trust = [], _certificates()
+    for site in facts["mnist"]["sites"]:
+        if not (reason := _fetch_from(site, facts, folder, trust, say)):
+            return []
+        reasons.append(f"{site}: {reason}")
+    return reasons
+
+
+def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, say: Say) -> str:
+    for name in _missing(facts, folder):
+        try:
+            content = _read(f"{site}{name}", trust)
+            _check(content, name, facts["mnist"]["files"][name])
+        except (OSError, HTTPException, FarandoleError) as error:
+            return str(getattr(error, "reason", error))
+        _write(folder / name, content)
+        say(f"{name} from {site}")
+    return ""
+
+
+def _check(content: bytes, name: str, wanted: str) -> None:
+    if (got := hashlib.sha256(content).hexdigest()) != wanted:
+        raise FarandoleError(f"{name} has sha256 {got}, wanted is {wanted}")
+
+
+def _read(url: str, trust: ssl.SSLContext) -> bytes:
+    """In a thread of its own, as looking up a name and a server that drips know no end."""
+    came: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            # Its own limit is for a line that goes dead in the middle.
+            with urllib.request.urlopen(url, timeout=2 * ANSWER_S, context=trust) as answer:  # noqa: S310
+                came.put(b"it answers")
+                came.put(answer.read())
+        except (OSError, HTTPException) as error:
+            came.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    _take(came, ANSWER_S, "no answer")
+    return _take(came, FILE_S, "not whole")
+
+
+def _take(came: queue.SimpleQueue[bytes | Exception], seconds: float, otherwise: str) -> bytes:
+    try:
+        what = came.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"{otherwise} after {seconds} seconds") from None
+    if isinstance(what, Exception):
+        raise what
+    return what
+
+
+def _certificates() -> ssl.SSLContext:
+    """Those that pip is told to trust: where a proxy looks into TLS, they are the ones that count."""
+    cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
+    return ssl.create_default_context(cafile=cafile)
+
+
+def _mnist(facts: Facts, folder: Path) -> Built:
+    files = {name: (folder / name).read_bytes() for name in facts["mnist"]["files"]}
+    return _pack(folder / "mnist.tar", files, "MNIST", _key(facts["mnist"]["files"]))
+
+
+# Digits
+
+
+def _told_digits(facts: Facts) -> str:
+    return f"digits of scikit-learn {facts['digits']['wheel']['version']}, scaled to {NEW}x{NEW}"
+
+
+def _digits(facts: Facts, folder: Path, say: Say) -> Built:
+    digits = _parse(_csv(facts["digits"], folder, say))
+    test, train = digits[::6], [digit for place, digit in enumerate(digits) if place % 6]
+    files = {**_idx("t10k", test), **_idx("train", train)}
+    return _pack(folder / "digits.tar", files, _told_digits(facts), _key(facts["digits"]))
+
+
+def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
+    """Of the cache or of the wheel, which pip brings with the configuration of this machine."""
+    target = folder / Path(digits["member"]).name
+    if target.is_file() and sha256(target) == digits["sha256"]:
+        return target.read_bytes()
+    wheel = digits["wheel"]
+    with _drafts(folder) as drafts:
+        say(f"collecting {wheel['file']}")
+        _wheels([wheel], digits["python"], drafts, say)
+        content = zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"])
+    _check(content, f"{digits['member']} of {wheel['file']}", digits["sha256"])
+    _write(target, content)
+    return content
+
+
+def _parse(csv: bytes) -> list[Digit]:
+    """A line is 64 pixels and what they show."""
+    lines = ([int(word) for word in line.split(",")] for line in gzip.decompress(csv).decode().splitlines())
+    return [([line[row * OLD : row * OLD + OLD] for row in range(OLD)], line[-1]) for line in lines]
+
+
+def _steps() -> list[tuple[int, int, int]]:
+    """For each new pixel its two old neighbours, and the weight of the second in fourteenths."""
+    places = (min(max(4 * new - 5, 0), 14 * (OLD - 1)) for new in range(NEW))
+    return [(place // 14, min(place // 14 + 1, OLD - 1), place % 14) for place in places]
+
+
+def scale(image: Image) -> bytes:
+    """8x8 of 0 to 16 to 28x28 of 0 to 255, bilinear; in whole numbers, so it is the same everywhere."""
+    steps = _steps()
+    wide = [[(14 - part) * row[low] + part * row[high] for low, high, part in steps] for row in image]
+    full = 14 * 14 * INK
+    return bytes(
+        (((14 - part) * one + part * other) * 255 + full // 2) // full
+        for low, high, part in steps
+        for one, other in zip(wide[low], wide[high], strict=True)
+    )
+
+
+def _idx(kind: str, digits: Sequence[Digit]) -> dict[str, bytes]:
+    images = struct.pack(">4I", 0x803, len(digits), NEW, NEW) + b"".join(scale(image) for image, _ in digits)
+    labels = struct.pack(">2I", 0x801, len(digits)) + bytes(label for _, label in digits)
+    return {f"{kind}-images-idx3-ubyte.gz": _gzip(images), f"{kind}-labels-idx1-ubyte.gz": _gzip(labels)}
+
+
+def _gzip(content: bytes) -> bytes:
+    """Without name and time, so that the same content is the same file."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
+        file.write(content)
+    return packed.getvalue()
+
+
+# Files
+
+
+def _pack(path: Path, files: Mapping[str, bytes], source: str, key: str) -> Built:
+    """One plain tar; the record beside it is what makes it count."""
+    members = {**dict(sorted(files.items())), "SOURCE": f"{source}\n".encode()}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+    _write(path, packed.getvalue())
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
+    built = Built(path, sha256(path), {"source": source, "files": sums, "key": key})
+    record(built)
+    return built
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Nothing appears under its name before it is whole."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# Nodes
+
+
+def lacking(built: Built, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Those that did not say, when they were probed, that they have just these files."""
+    return [name for name in nodes if _data_of(known[name]) != built.about["files"]]
+
+
+def _data_of(variables: Mapping[str, Any]) -> Any:
+    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
+    return probe.get("data")

@@ -1,0 +1,220 @@
+"""The samples on real nodes, and a job to which something happens: it ends, it says why, nothing is left."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from clusters import ROOT, Cluster
+
+from farandole.validation.judge import explain, failure
+from farandole.validation.plan import SAMPLES, horovodrun
+
+NODES = 2
+BOTH = ("node-1", "node-2")
+TRAIN = f"{SAMPLES}/pytorch_mnist.py"
+HOME = "/home/trainer"
+# Trains until it is told to end.
+LONG = (TRAIN, "--epochs", "100000", "--log-interval", "1000000")
+
+
+def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, seconds: int = 60) -> dict[str, Any]:
+    """A job as the validation play runs it, from the head by the job user."""
+    task = {"argv": argv, "nodes": nodes, "seconds": seconds}
+    runner = (ROOT / "files/probes/job.py").read_text()
+    done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", runner, json.dumps(task))
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return {**said, "job": task}
+
+
+def workers(cluster: Cluster) -> list[str]:
+    """Processes of the job user on any node, but for its session's."""
+    found = []
+    for node in BOTH:
+        listed = cluster.ssh(node, "ps", "-u", "trainer", "-o", "args=").stdout.splitlines()
+        found += [f"{node}: {line}" for line in listed if "python" in line or "orted" in line or "horovod" in line]
+    return found
+
+
+@contextmanager
+def meanwhile(cluster: Cluster, begun: str, *faults: tuple[int, str]) -> Iterator[None]:
+    """What happens to node-2, each so many seconds after the one before, from when a condition holds on the head."""
+
+    def strike() -> None:
+        cluster.ssh("node-1", "sh", "-c", f"for i in $(seq 600); do {begun} && break; sleep 0.1; done")
+        for seconds, fault in faults:
+            time.sleep(seconds)
+            cluster.farandole("fault", fault, "node-2")
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_the_samples_are_there(cluster: Cluster) -> None:
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    again = cluster.play()
+    assert set(again.count("changed").values()) == {0}, again.changes
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "tensorflow_session", "Keras_TF_MultiNode_GPU"])
+def test_each_sample_learns_on_two_nodes_and_ends_with_the_same_weights(
+    cluster: Cluster, sample: str, controller: str
+) -> None:
+    done = job(cluster, (*horovodrun(controller, BOTH), f"{SAMPLES}/{sample}.py", "--json", "--batch-size", "64"))
+    assert failure(done) == "", done
+    assert done["accuracy"] >= 0.95
+    assert len({rank["weights"] for rank in done["ranks"]}) == 1
+
+
+@pytest.mark.parametrize("script", ["horovodrun", "mpirun", "shell"])
+def test_the_job_scripts_run(cluster: Cluster, script: str) -> None:
+    command = f"cd / && sh {SAMPLES}/jobs/{script}.sh {TRAIN} --epochs 1 --json"
+    said = cluster.ssh("node-1", "su", "-", "trainer", "-c", command)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert ("1 worker on 1 machine" if script == "shell" else "2 workers on 2 machines") in said.stdout
+
+
+@pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "Keras_TF_MultiNode_GPU"])
+def test_a_job_goes_on_from_its_checkpoint(cluster: Cluster, sample: str) -> None:
+    options = (f"{SAMPLES}/{sample}.py", "--json", "--checkpoints", f"{HOME}/{sample}")
+    first = job(cluster, (*horovodrun("gloo", BOTH), *options, "--epochs", "4"))
+    assert failure(first) == "", first
+    assert cluster.ssh("node-2", "ls", f"{HOME}/{sample}").returncode != 0
+    more = job(cluster, (*horovodrun("gloo", BOTH), *options, "--epochs", "8"))
+    assert failure(more) == "", more
+    assert any("going on" in line for line in more["said"]), more["said"]
+    assert more["loss"] < first["loss"]
+
+
+def test_a_damaged_checkpoint_costs_one_epoch_not_all(cluster: Cluster) -> None:
+    cluster.ssh("node-1", "sh", "-c", f"for f in {HOME}/pytorch_mnist/*; do last=$f; done; truncate -s 1000 $last")
+    done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--checkpoints", f"{HOME}/pytorch_mnist"))
+    assert failure(done) == "", done
+    assert any("is damaged, trying the one before" in line for line in done["said"])
+    assert any("going on after epoch 7" in line for line in done["said"])
+
+
+CRASH = "import os, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and exit('out of luck'); hvd.barrier()"
+HANG = "import time, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and time.sleep(1000); hvd.barrier()"
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize(
+    ("nodes", "script", "seconds", "words", "cause"),
+    [
+        (("node-1", "nod-2"), "1", 60, "ended with status", "no node is called nod-2"),
+        (BOTH, CRASH, 60, "ended with status", "out of luck"),
+        (BOTH, HANG, 15, "was ended after 15 s", ""),
+    ],
+    ids=["wrong name", "crash", "hang"],
+)
+def test_a_job_that_cannot_go_well_ends_and_leaves_nothing(
+    cluster: Cluster, controller: str, nodes: tuple[str, ...], script: str, seconds: int, words: str, cause: str
+) -> None:
+    done = job(cluster, (*horovodrun(controller, nodes), "-c", script), nodes, seconds)
+    assert words in failure(done), done
+    assert done["seconds"] < seconds + 25
+    assert cause in explain(done["said"])[0] or any(cause in line for line in done["said"]), done["said"]
+    assert workers(cluster) == []
+
+
+def test_too_many_workers_are_refused_in_a_sentence(cluster: Cluster) -> None:
+    argv = ("/usr/local/bin/horovodrun", "--gloo", "-np", "3", "-H", "node-1:1,node-2:1", "python", "-c", "1")
+    done = job(cluster, argv)
+    assert done["code"]
+    assert done["seconds"] < 10
+    assert explain(done["said"])[0] == "more workers are asked for than there are slots", done["said"]
+    assert not any("Traceback" in line for line in done["said"])
+
+
+def test_a_node_that_is_off_is_named(cluster: Cluster) -> None:
+    cluster.farandole("fault", "kill", "node-2")
+    try:
+        done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN))
+    finally:
+        cluster.farandole("fault", "start", "node-2")
+    assert done["code"]
+    assert done["seconds"] < 30
+    assert explain(done["said"]) == (
+        "node-2 does not answer to ssh", "start or reconnect node-2; playbooks/preflight.yml says more"
+    )  # fmt: skip
+    assert not any("Traceback" in line for line in done["said"])
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_node_that_is_cut_off_in_mid_training_ends_the_job(cluster: Cluster, controller: str) -> None:
+    kept = f"{HOME}/cut-{controller}"
+    argv = (*horovodrun(controller, BOTH), *LONG, "--checkpoints", kept)
+    try:
+        with meanwhile(cluster, f"[ -e {kept}/pytorch-0003.pt ]", (1, "cut")):
+            done = job(cluster, argv, seconds=80)
+    finally:
+        cluster.farandole("fault", "heal", "node-2")
+    assert failure(done)
+    assert done["seconds"] < 105
+    names = cluster.ssh("node-1", "ls", kept).stdout.split()
+    assert len(names) > 1
+    load = f"import torch; print(torch.load('{kept}/{names[-1]}', weights_only=True)['epoch'])"
+    assert cluster.ssh("node-1", "/opt/farandole/current/venv/bin/python", "-c", load).stdout.strip().isdigit()
+    # A worker on the far side ends when its sshd notices; nobody can tell it to.
+    deadline = time.monotonic() + 60
+    while workers(cluster) and time.monotonic() < deadline:
+        time.sleep(1)
+    assert workers(cluster) == []
+
+
+def test_a_full_disk_costs_no_checkpoint_that_was_written(cluster: Cluster) -> None:
+    mount = f"mkdir -p {HOME}/small && mount -t tmpfs -o size=3m,uid=2000 none {HOME}/small"
+    assert cluster.ssh("node-1", "sh", "-c", mount).returncode == 0
+    try:
+        done = job(cluster, (*horovodrun("gloo", BOTH), *LONG, "--checkpoints", f"{HOME}/small/kept"))
+        assert done["code"]
+        assert explain(done["said"])[0] == "a disk is full", done["said"]
+        assert any("node-1: " in line and "the checkpoints before it are whole" in line for line in done["said"])
+        kept = cluster.ssh("node-1", "sh", "-c", f"ls {HOME}/small/kept/*.pt").stdout.split()
+        load = "import sys, torch; [torch.load(path, weights_only=True) for path in sys.argv[1:]]"
+        python = "/opt/farandole/current/venv/bin/python"
+        assert kept
+        assert cluster.ssh("node-1", python, "-c", load, *kept).returncode == 0
+    finally:
+        cluster.ssh("node-1", "umount", f"{HOME}/small")
+    assert workers(cluster) == []
+
+
+@pytest.mark.parametrize("damage", ["truncate -s 5000", "rm"])
+def test_damaged_data_is_named_and_mended(cluster: Cluster, damage: str) -> None:
+    path = "/opt/farandole/data/mnist/train-images-idx3-ubyte.gz"
+    cluster.ssh("node-2", "sh", "-c", f"{damage} {path}")
+    done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN))
+    assert done["code"]
+    assert explain(done["said"])[0] == f"the data {path} on node-2 is damaged or missing", done["said"]
+    mended = cluster.play()
+    assert {host for host, number in mended.count("changed").items() if number} == {"node-2"}, mended.output
+    assert failure(job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--epochs", "1"))) == ""
+
+
+def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(cluster: Cluster) -> None:
+    argv = (
+        "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1",
+        "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh",
+        "python", f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epochs", "6",
+        "--log-interval", "1000000",
+    )  # fmt: skip
+    with meanwhile(cluster, "pgrep -u trainer -f pytorch_elastic >/dev/null", (12, "kill"), (10, "start")):
+        done = job(cluster, argv, seconds=150)
+    assert done["code"] == 0, done["said"]
+    assert done["accuracy"] >= 0.95
+    turns = [found[1] for line in done["said"] if (found := re.search(r"(\d) workers? from epoch", line))]
+    assert turns == ["2", "1", "2"], done["said"]
+    assert [rank["host"] for rank in done["ranks"]] == list(BOTH)

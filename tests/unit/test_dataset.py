@@ -1,0 +1,397 @@
+"""The data of the samples from real sites and a real package index that are there, damaged, or silent."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import dataset
+from farandole.errors import FarandoleError
+from farandole.stack.cache import Built, sha256
+
+from .loading import load
+from .stack import BreaksOff, Drips, Quiet, Silent, dead_url, run_action, served
+
+NAMES = [
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+]
+WHEEL = "scikit_learn-1.0-py3-none-any.whl"
+MEMBER = "sklearn/datasets/data/digits.csv.gz"
+DIGITS = "digits of scikit-learn 1.0, scaled to 28x28"
+
+
+def write_wheel(folder: Path, csv: bytes) -> Path:
+    """As scikit-learn's is, as far as anybody looks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = "scikit_learn-1.0.dist-info"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: scikit-learn\nVersion: 1.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+        MEMBER: csv,
+    }
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return folder / WHEEL
+
+
+def csv(count: int = 20) -> bytes:
+    """So many digits; a digit is as dark as its number."""
+    lines = (",".join([str(place % 10)] * 64 + [str(place % 10)]) for place in range(count))
+    return gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
+
+
+class World:
+    """A site with an MNIST of a few bytes, a package index with digits, and a cache."""
+
+    def __init__(self, root: Path, url: str) -> None:
+        self.root, self.cache, self.site, self.index = root, root / "cache", root / "site", root / "simple"
+        self.folder, self.said = self.cache / "data", list[str]()
+        self.site.mkdir()
+        for name in NAMES:
+            (self.site / name).write_bytes(name.encode())
+        wheel = write_wheel(self.index / "scikit-learn", csv())
+        self.facts: dict[str, Any] = {
+            "mnist": {"sites": [f"{url}/site/"], "files": {name: sha256(self.site / name) for name in NAMES}},
+            "digits": {
+                "python": "3.11",
+                "wheel": {"name": "scikit-learn", "version": "1.0", "file": WHEEL, "sha256": sha256(wheel)},
+                "member": MEMBER,
+                "sha256": hashlib.sha256(csv()).hexdigest(),
+            },
+        }
+
+    def bring(self, wish: str = "auto") -> Built:
+        return dataset.bring(wish, self.cache, self.said.append, self.facts)
+
+    def refused(self, wish: str = "auto") -> str:
+        with pytest.raises(FarandoleError) as refusal:
+            self.bring(wish)
+        return str(refusal.value)
+
+    def sites(self, *urls: str) -> None:
+        self.facts["mnist"]["sites"] = [f"{url}/" for url in urls]
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    with served(tmp_path) as url:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, "127.0.0.1")
+        yield World(tmp_path, url)
+
+
+def members(built: Built) -> dict[str, bytes]:
+    with tarfile.open(built.path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+MNIST_THERE = sorted([*NAMES, "mnist.tar", "mnist.tar.json"])
+DIGITS_THERE = ["digits.csv.gz", "digits.tar", "digits.tar.json"]
+
+
+# MNIST
+
+
+def test_mnist_is_brought_once(world: World) -> None:
+    built = world.bring()
+    assert members(built) == {**{name: name.encode() for name in NAMES}, "SOURCE": b"MNIST\n"}
+    assert (built.path.name, built.sha256) == ("mnist.tar", sha256(built.path))
+    assert world.files() == MNIST_THERE
+    world.said.clear()
+    world.sites(dead_url())
+    assert world.bring() == world.bring("mnist") == built
+    assert world.said == []
+
+
+def test_the_second_site_is_asked_when_the_first_is_silent(world: World) -> None:
+    world.sites(dead_url(), *(site.rstrip("/") for site in world.facts["mnist"]["sites"]))
+    assert world.bring().about["source"] == "MNIST"
+    assert len(world.said) == 4
+
+
+def test_a_file_with_another_sha256_is_not_kept(world: World) -> None:
+    (world.site / NAMES[2]).write_text("a page that wants a password")
+    said = world.refused("mnist")
+    assert f"{NAMES[2]} has sha256 {sha256(world.site / NAMES[2])}" in said
+    assert f"wanted is {world.facts['mnist']['files'][NAMES[2]]}" in said
+    assert world.files() == NAMES[:2]
+
+
+def test_what_a_broken_line_left_is_not_fetched_again(world: World) -> None:
+    (world.site / NAMES[2]).rename(world.site / "gone")
+    assert "Not Found" in world.refused("mnist") or "File not found" in world.refused("mnist")
+    (world.site / "gone").rename(world.site / NAMES[2])
+    world.said.clear()
+    world.bring("mnist")
+    assert [line.split()[0] for line in world.said] == NAMES[2:]
+
+
+def test_files_put_there_by_hand_are_taken(world: World) -> None:
+    world.sites(dead_url())
+    assert world.bring().about["source"] == DIGITS
+    for name in NAMES:
+        (world.folder / name).write_bytes((world.site / name).read_bytes())
+    assert world.bring("digits").about["source"] == DIGITS
+    assert world.bring().about["source"] == "MNIST"
+
+
+def test_files_put_there_that_are_not_mnist_are_named(world: World) -> None:
+    world.sites(dead_url())
+    world.folder.mkdir(parents=True)
+    for name in NAMES:
+        (world.folder / name).write_bytes((world.site / name).read_bytes())
+    (world.folder / NAMES[0]).write_text("fashion")
+    assert f"What lies there as {NAMES[0]} is not MNIST's" in world.refused("mnist")
+    assert world.bring().about["source"] == DIGITS
+
+
+def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
+    dead = dead_url()
+    world.sites(dead)
+    said = world.refused("mnist")
+    assert said.startswith(f"MNIST cannot be fetched ({dead}/: [Errno 111] Connection refused): put {NAMES[0]}, ")
+    assert said.endswith(f" into {world.folder}, or set samples_data: digits.")
+
+
+@pytest.mark.parametrize(
+    ("handler", "limit", "words"),
+    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Drips, "FILE_S", "not whole after 0.3 seconds")],
+)
+def test_a_site_has_so_much_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: str, words: str
+) -> None:
+    monkeypatch.setattr(dataset, limit, 0.3)
+    with served(world.root, handler) as url:
+        world.sites(url)
+        assert words in world.refused("mnist")
+
+
+def test_a_site_that_breaks_off_leaves_nothing(world: World) -> None:
+    with served(world.site, BreaksOff) as url:
+        world.sites(url)
+        assert "IncompleteRead" in world.refused("mnist")
+    assert world.files() == []
+
+
+# Digits
+
+
+def test_where_mnist_is_out_of_reach_there_are_digits(world: World) -> None:
+    dead = dead_url()
+    world.sites(dead)
+    assert world.bring().about["source"] == DIGITS
+    assert world.said[0] == (
+        f"MNIST cannot be fetched ({dead}/: [Errno 111] Connection refused), so the samples get {DIGITS}"
+    )
+    assert world.files() == DIGITS_THERE
+
+
+def test_digits_are_asked_for_without_a_look_at_mnist(world: World) -> None:
+    world.bring()
+    world.said.clear()
+    assert world.bring("digits").about["source"] == DIGITS
+    assert not any("MNIST" in line for line in world.said)
+
+
+def test_the_files_are_in_the_format_of_mnist(world: World) -> None:
+    files = members(world.bring("digits"))
+    assert files.pop("SOURCE").decode() == f"{DIGITS}\n"
+    assert sorted(files) == NAMES
+    count = {"t10k": 4, "train": 16}
+    for kind, numbers in (("t10k", [0, 6, 12, 18]), ("train", [one for one in range(20) if one % 6])):
+        images = gzip.decompress(files[f"{kind}-images-idx3-ubyte.gz"])
+        labels = gzip.decompress(files[f"{kind}-labels-idx1-ubyte.gz"])
+        assert struct.unpack(">4I", images[:16]) == (2051, count[kind], 28, 28)
+        assert struct.unpack(">2I", labels[:8]) == (2049, count[kind])
+        assert list(labels[8:]) == [number % 10 for number in numbers]
+        pixels = [images[16 + 784 * place : 16 + 784 * (place + 1)] for place in range(count[kind])]
+        assert pixels == [bytes([(number % 10 * 255 + 8) // 16]) * 784 for number in numbers]
+
+
+def test_an_image_keeps_its_shape() -> None:
+    image = [[0] * 8 for _ in range(8)]
+    image[2][5] = 16
+    # A pixel is three and a half of the new ones, and fades over as many.
+    down = [max(0, 1 - abs(row - 8.25) / 3.5) for row in range(28)]
+    right = [max(0, 1 - abs(column - 18.75) / 3.5) for column in range(28)]
+    wanted = [255 * one * other for one in down for other in right]
+    assert all(abs(got - want) <= 0.5 for got, want in zip(dataset.scale(image), wanted, strict=True))
+    assert dataset.scale([[16] * 8] * 8) == b"\xff" * 784
+
+
+def test_the_same_digits_are_the_same_bytes(world: World) -> None:
+    built = world.bring("digits")
+    first = built.path.read_bytes()
+    built.path.unlink()
+    assert world.bring("digits") == built
+    assert built.path.read_bytes() == first
+
+
+def test_a_damaged_tar_is_made_again_without_the_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = world.bring("digits")
+    built.path.write_bytes(built.path.read_bytes()[:-1])
+    monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
+    assert world.bring("digits") == built
+    assert sha256(built.path) == built.sha256
+
+
+def test_a_damaged_table_of_digits_is_fetched_again(world: World) -> None:
+    world.bring("digits")
+    for name in ("digits.tar", "digits.csv.gz"):
+        (world.folder / name).write_text("half")
+    world.bring("digits")
+    assert sha256(world.folder / "digits.csv.gz") == world.facts["digits"]["sha256"]
+
+
+def test_another_version_makes_other_data(world: World) -> None:
+    world.bring("digits")
+    wheel = write_wheel(world.index / "scikit-learn", csv(30))
+    world.facts["digits"]["wheel"]["sha256"] = sha256(wheel)
+    world.facts["digits"]["sha256"] = hashlib.sha256(csv(30)).hexdigest()
+    images = gzip.decompress(members(world.bring("digits"))[NAMES[0]])
+    assert struct.unpack(">4I", images[:16]) == (2051, 5, 28, 28)
+
+
+def test_another_wheel_is_refused(world: World) -> None:
+    write_wheel(world.index / "scikit-learn", csv(3))
+    said = world.refused("digits")
+    assert world.facts["digits"]["wheel"]["sha256"] in said
+    assert world.files() == []
+
+
+def test_another_table_in_the_wheel_is_refused(world: World) -> None:
+    world.facts["digits"]["sha256"] = "0" * 64
+    assert f"{MEMBER} of {WHEEL} has sha256 " in world.refused("digits")
+    assert world.files() == []
+
+
+def test_with_neither_both_causes_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
+    world.sites(dead_url())
+    said = world.refused()
+    assert "MNIST cannot be fetched" in said
+    assert "the package index cannot be reached from this machine" in said
+    assert f"into {world.folder}, or go without: --skip-tags samples" in said
+
+
+def test_an_interruption_leaves_nothing_half(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site takes its time with one file, and the user does not wait."""
+    code = "import sys, json; from pathlib import Path; from farandole.dataset import bring; "
+    code += "bring('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
+    asked = threading.Event()
+
+    original = Quiet.do_GET
+
+    def do_get(handler: Quiet) -> None:
+        if handler.path.endswith(NAMES[2]):
+            asked.set()
+            threading.Event().wait(2)
+        original(handler)
+
+    monkeypatch.setattr(Quiet, "do_GET", do_get)
+    with served(world.site) as url:
+        world.sites(url)
+        command = [sys.executable, "-c", code, str(world.cache), json.dumps(world.facts)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+            assert asked.wait(30)
+            running.send_signal(signal.SIGINT)
+            running.wait(30)
+        assert running.returncode != 0
+        assert world.files() == NAMES[:2]
+        monkeypatch.setattr(Quiet, "do_GET", original)
+        assert world.bring().about["source"] == "MNIST"
+    assert world.files() == MNIST_THERE
+
+
+def test_a_cache_that_cannot_be_written(world: World) -> None:
+    world.cache.write_text("in the way")
+    assert f"{world.cache}" in world.refused()
+
+
+# As a task
+
+
+def in_cache(cache: Path) -> Built:
+    """What a former run left there."""
+    folder = cache / "data"
+    folder.mkdir(parents=True)
+    facts = dataset.load()
+    files = {name: name.encode() for name in NAMES}
+    return dataset._pack(folder / "digits.tar", files, "digits", dataset._key(facts["digits"]))
+
+
+def test_a_task_says_what_there_is(tmp_path: Path) -> None:
+    built = in_cache(tmp_path / "cache")
+    for check_mode in (False, True):
+        answer = run_action("dataset", {"cache": str(tmp_path / "cache")}, tmp_path, check_mode=check_mode)
+        assert answer["changed"] is False
+        assert (answer["name"], answer["source"], answer["path"]) == ("digits", "digits", str(built.path))
+        assert (answer["sha256"], answer["file"]) == (built.sha256, f"digits.{built.sha256[:12]}.tar")
+        assert answer["files"]["SOURCE"] == hashlib.sha256(b"digits\n").hexdigest()
+
+
+def test_a_task_that_insists_fails_with_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", dead_url())
+    answer = run_action("dataset", {"cache": str(tmp_path / "cache"), "data": "mnist"}, tmp_path)
+    assert "MNIST cannot be fetched" in answer["msg"]
+    assert "or set samples_data: digits" in answer["msg"]
+
+
+def test_nodes_lack_what_they_did_not_tell_of(tmp_path: Path) -> None:
+    built = in_cache(tmp_path)
+    has = {"_preflight_probe": {"probe": {"data": built.about["files"]}}}
+    other = {"_preflight_probe": {"probe": {"data": {**built.about["files"], "SOURCE": "0"}}}}
+    known: dict[str, Any] = {"has": has, "other": other, "none": {"_preflight_probe": {"probe": {}}}, "silent": {}}
+    assert dataset.lacking(built, known, known) == ["other", "none", "silent"]
+
+
+# On a node
+
+
+def test_what_a_node_tells_is_what_was_packed(tmp_path: Path) -> None:
+    built = in_cache(tmp_path / "cache")
+    with tarfile.open(fileobj=io.BytesIO(built.path.read_bytes())) as tar:
+        tar.extractall(tmp_path / "data", filter="data")
+    for module in ("node_probe", "data_install"):
+        assert load("modules", module).sums(tmp_path / "data") == built.about["files"]
+        assert load("modules", module).sums(tmp_path / "none") == {}
+
+
+# Of the world
+
+
+def test_the_facts_are_whole() -> None:
+    facts = dataset.load()
+    assert sorted(facts["mnist"]["files"]) == NAMES
+    assert all(site.startswith("https://") and site.endswith("/") for site in facts["mnist"]["sites"])
+    sums = [*facts["mnist"]["files"].values(), facts["digits"]["wheel"]["sha256"], facts["digits"]["sha256"]]
+    assert all(len(bytes.fromhex(one)) == 32 for one in sums)
+    assert f"-{facts['digits']['wheel']['version']}-" in facts["digits"]["wheel"]["file"]

@@ -1,0 +1,173 @@
+"""What a node gets to train with: data_install as it runs there, and the scripts as they are told to write_files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .loading import ROOT, load
+from .stack import Babbles, BreaksOff, dead_url, run_module, served, tree
+
+samples = load("filter", "samples")
+
+FILES = {"images.gz": b"images", "SOURCE": b"MNIST\n"}
+
+
+@pytest.fixture
+def depot(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "depot").mkdir()
+    with served(tmp_path / "depot") as url:
+        yield url
+
+
+def wish(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dict[str, Any]:
+    """What the role asks for, with the tar on the depot."""
+    archive = tmp_path / "depot/data.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name, content in files.items():
+            about = tarfile.TarInfo(name)
+            about.size, about.mode = len(content), 0o600
+            tar.addfile(about, io.BytesIO(content))
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return {"url": f"{url}/data.tar", "sha256": digest, "files": sums, "path": str(tmp_path / "opt/data/mnist")}
+
+
+def there(asked: dict[str, Any]) -> dict[str, bytes]:
+    """Everything below the folder in which the data has its folder."""
+    folder = Path(asked["path"]).parent
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+WHOLE = {f"mnist/{name}": content for name, content in FILES.items()}
+
+
+def test_data_is_installed_once(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    assert run_module("data_install", asked)["changed"]
+    assert there(asked) == WHOLE
+    folder = Path(asked["path"])
+    assert [path.stat().st_mode & 0o777 for path in (folder, *sorted(folder.iterdir()))] == [0o755, 0o644, 0o644]
+    before = tree(folder)
+    assert not run_module("data_install", {**asked, "url": dead_url()})["changed"]
+    assert tree(folder) == before
+
+
+def test_check_mode_foretells_and_fetches_nothing(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    ahead = {**asked, "url": dead_url()}
+    assert run_module("data_install", ahead, check_mode=True)["changed"]
+    assert not (tmp_path / "opt").exists()
+    run_module("data_install", asked)
+    assert not run_module("data_install", ahead, check_mode=True)["changed"]
+
+
+@pytest.mark.parametrize("harm", ["damage", "loss", "stranger", "other data"])
+def test_what_is_not_as_it_should_be_is_made_so(tmp_path: Path, depot: str, harm: str) -> None:
+    asked = wish(tmp_path, depot)
+    run_module("data_install", asked)
+    folder = Path(asked["path"])
+    if harm == "damage":
+        (folder / "images.gz").write_bytes(b"imagos")
+    elif harm == "loss":
+        (folder / "SOURCE").unlink()
+    elif harm == "stranger":
+        (folder / "more").mkdir()
+        (folder / "more/still").touch()
+    else:
+        asked = wish(tmp_path, depot, {"other.gz": b"other"})
+    assert run_module("data_install", asked)["changed"]
+    assert there(asked) == (WHOLE if harm != "other data" else {"mnist/other.gz": b"other"})
+    assert not run_module("data_install", asked)["changed"]
+
+
+def test_what_a_killed_run_left_is_swept_away(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    left = Path(asked["path"]).with_name(".mnist.incoming")
+    (left / "new").mkdir(parents=True)
+    (left / "archive").write_text("half")
+    assert run_module("data_install", asked)["changed"]
+    assert there(asked) == WHOLE
+
+
+def refused(asked: dict[str, Any], words: str) -> None:
+    """It says why, and what was there stays."""
+    before = there(asked)
+    assert words in run_module("data_install", asked)["msg"]
+    assert there(asked) == before
+
+
+def test_a_refusal_leaves_what_was_there(tmp_path: Path, depot: str) -> None:
+    run_module("data_install", wish(tmp_path, depot))
+    other = wish(tmp_path, depot, {"other.gz": b"other"})
+    refused({**other, "sha256": "0" * 64}, f"its sha256 is {other['sha256']}, wanted is {'0' * 64}")
+    refused({**other, "url": f"{dead_url()}/data.tar"}, "Connection refused. Does the depot answer")
+    refused({**other, "url": f"{depot}/gone.tar"}, "cannot be fetched")
+    for handler in (Babbles, BreaksOff):
+        with served(tmp_path / "depot", handler) as url:
+            refused({**other, "url": f"{url}/data.tar"}, "cannot be fetched")
+    refused({**other, "files": {"other.gz": "00"}}, "has other files than other.gz")
+    outside = wish(tmp_path, depot, {"../../outside": b"", "a/b": b""})
+    refused(outside, "has other files than")
+    assert not (tmp_path / "opt/outside").exists()
+
+
+def test_a_tar_that_is_none_is_refused(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    (tmp_path / "depot/data.tar").write_bytes(b"no tar")
+    asked["sha256"] = hashlib.sha256(b"no tar").hexdigest()
+    refused(asked, f"{asked['path']} cannot take the data")
+
+
+def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    parent = Path(asked["path"]).parent
+    parent.mkdir(parents=True)
+    opened = os.open(parent, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    answers: list[dict[str, Any]] = []
+    second = threading.Thread(target=lambda: answers.append(run_module("data_install", asked)))
+    second.start()
+    second.join(1)
+    assert second.is_alive()
+    assert there(asked) == {}
+    os.close(opened)
+    second.join(30)
+    assert answers[0]["changed"]
+    assert there(asked) == WHOLE
+
+
+def test_a_proxy_to_the_world_is_not_asked_for_the_depot(tmp_path: Path, depot: str) -> None:
+    assert run_module("data_install", wish(tmp_path, depot), http_proxy=dead_url(), no_proxy="")["changed"]
+
+
+# Scripts
+
+
+def test_scripts_are_told_with_folders_and_modes(tmp_path: Path) -> None:
+    for name in ("train.py", "jobs/run.sh", "jobs/host file", ".train.py.swp", "__pycache__/train.pyc"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"of {name}, {{{{ a }}}}")
+    told = samples.folder_files(str(tmp_path), "/opt/s", "users")
+    assert [(one["path"], one["mode"]) for one in told] == [
+        ("/opt/s/jobs/host file", "0644"),
+        ("/opt/s/jobs/run.sh", "0755"),
+        ("/opt/s/train.py", "0755"),
+    ]
+    assert {one["group"] for one in told} == {"users"}
+    assert told[2]["content"] == "of train.py, {{ a }}"
+
+
+def test_the_scripts_of_the_project_are_found() -> None:
+    told = samples.folder_files(str(ROOT / "files/samples"), "/opt/s", "users")
+    assert any(one["path"].endswith(".py") for one in told)
