@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill bench-stack lint unit docs requirements
+.PHONY: help setup demo demo-down test test-kill test-samples bench-stack lint unit docs requirements
 
 help: ## explain each target in a line
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,11 +28,11 @@ demo: setup ## two real hosts on this machine, provisioned and proven
 	farandole lab setup
 	farandole lab up --name $(LAB) --nodes $(NODES)
 	ansible-playbook -i inventory/$(LAB) site.yml
-	ansible-playbook -i inventory/$(LAB) playbooks/validate.yml
+	farandole validate -i inventory/$(LAB)
 	@echo
 	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it."
 	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
-	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 hostname"
+	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 python /opt/farandole/samples/pytorch_mnist.py"
 
 demo-down: setup ## remove the demo's lab and put this machine back as it was
 	farandole lab down --name $(LAB)
@@ -53,6 +53,10 @@ unit: setup ## the unit tests alone
 
 test-kill: setup ## kill site.yml at each of its tasks (an hour and more)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
+
+test-samples: setup ## every sample on two nodes, and what befalls jobs: crash, hang, a node lost, a full disk (ten minutes)
+	farandole lab setup
+	python tests/run.py "lab samples"
 
 bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node
 	farandole lab setup

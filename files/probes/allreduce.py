@@ -8,11 +8,17 @@ import argparse
 import json
 import os
 import socket
+import statistics
 import sys
+import time
 from pathlib import Path
 
 SIZES = (1, 1000, 1_000_000)
 TYPES = ("float32", "float64", "int64")
+MOVED = ("float32", "float64", "int32", "int64", "uint8")
+# Bytes whose sum is measured, and for how many seconds each.
+MEASURED = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+SECONDS = 0.35
 CURRENT = Path("/opt/farandole/current")
 
 
@@ -22,6 +28,7 @@ def arguments():
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
     parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless they are on M machines; default: N")
+    parser.add_argument("--bandwidth", action="store_true", help="measure how fast sums of several sizes are")
     options = parser.parse_args()
     if options.expect_hosts is None:
         options.expect_hosts = options.expect
@@ -66,6 +73,104 @@ def reduce(hvd, tensor, wanted):
             yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
 
 
+def number(rank):
+    """What a rank puts into what is moved: never the 0 of memory that nobody wrote, and small enough for a byte."""
+    return rank % 250 + 1
+
+
+def lengths(size, ranks):
+    """What each rank gives to a gathering of about so many elements: of each another length."""
+    return [max(1, size // ranks) + rank for rank in range(ranks)]
+
+
+def extremes(values):
+    """The least and the greatest."""
+    return (values.min().item(), values.max().item()) if len(values) else ()
+
+
+def gather(hvd, tensor, ranks):
+    """What is wrong with arrays that are put one after another, by type."""
+    own = hvd.rank()
+    wrong = {}
+    for kind in MOVED:
+        wrong[kind] = []
+        for size in SIZES:
+            parts = lengths(size, len(ranks))
+            part = tensor(parts[own], number(own), kind)
+            whole = hvd.allgather(part, name=f"gather.{kind}.{size}").numpy()
+            wrong[kind] += misplaced(whole, parts, kind, ranks)
+    return wrong
+
+
+def misplaced(whole, parts, kind, ranks):
+    """What is wrong with what was gathered, rank by rank."""
+    if len(whole) != sum(parts):
+        yield f"{len(whole)} {kind} were gathered, not {sum(parts)}"
+        return
+    start = 0
+    for rank, length in enumerate(parts):
+        found, wanted = extremes(whole[start : start + length]), number(rank)
+        start += length
+        if set(found) != {wanted}:
+            yield (
+                f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {ranks[rank]['host']} "
+                f"are {found[0]} to {found[1]}, not {wanted}"
+            )
+
+
+def broadcast(hvd, tensor, ranks):
+    """What is wrong with arrays that the first and the last rank give to all, by type."""
+    wrong = {}
+    for kind in MOVED:
+        wrong[kind] = []
+        for size in SIZES:
+            for root in sorted({0, len(ranks) - 1}):
+                own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
+                came = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").numpy()
+                wrong[kind] += mistaken(came, size, kind, root, ranks)
+    return wrong
+
+
+def mistaken(came, size, kind, root, ranks):
+    """What is wrong with what a rank gave to all."""
+    found, wanted = extremes(came), number(root)
+    if len(came) != size:
+        yield f"{len(came)} {kind} came from rank {root} on {ranks[root]['host']}, not {size}"
+    elif set(found) != {wanted}:
+        yield (
+            f"the {size} {kind} broadcast by rank {root} on {ranks[root]['host']} "
+            f"came as {found[0]} to {found[1]}, not {wanted}"
+        )
+
+
+def bandwidth(hvd, tensor):
+    """How fast sums of float32 are, by size; all ranks take part."""
+    for size in MEASURED:
+        job = (hvd, tensor(size // 4, 1, "float32"), f"bandwidth.{size}")
+        fastest = min(timed(*job) for _ in range(4))
+        # Every rank has to do it as often.
+        count = hvd.broadcast_object(often(fastest), root_rank=0, name=f"often.{size}")
+        yield pace(size, statistics.median(timed(*job) for _ in range(count)), hvd.size())
+
+
+def timed(hvd, own, name):
+    """The seconds that a sum takes."""
+    begun = time.perf_counter()
+    hvd.allreduce(own, op=hvd.Sum, name=name).numpy()
+    return time.perf_counter() - begun
+
+
+def often(seconds):
+    """How often to do what takes so long."""
+    return max(3, min(200, round(SECONDS / seconds)))
+
+
+def pace(size, seconds, ranks):
+    """The bandwidth that the links between the ranks need for it, however many ranks there are."""
+    moved = 2 * (ranks - 1) / ranks * size
+    return {"bytes": size, "seconds": round(seconds, 6), "busbw_mbs": round(moved / seconds / 1e6, 1)}
+
+
 def judge(ranks, options):
     """What is wrong with the job as a whole; every rank comes to the same."""
     if options.expect not in (None, len(ranks)):
@@ -101,13 +206,19 @@ def main():
     hvd.init()
     own = {**describe(hvd), "framework": options.framework, "version": version}
     wanted = hvd.size() * (hvd.size() + 1) // 2
-    common = list(judge(hvd.allgather_object(own, name="ranks"), options))
+    ranks = hvd.allgather_object(own, name="ranks")
+    common = list(judge(ranks, options))
     sums = list(reduce(hvd, tensor, wanted))
+    moved = {"gathers": gather(hvd, tensor, ranks), "broadcasts": broadcast(hvd, tensor, ranks)}
     mine = [
         f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}" for one in sums if not one["exact"]
     ]
+    mine += [words for kinds in moved.values() for complaints in kinds.values() for words in complaints]
     wrong = common + mine
-    print(json.dumps({**own, "wanted": wanted, "sums": sums, "wrong": wrong}), flush=True)
+    told = {what: {kind: not words for kind, words in kinds.items()} for what, kinds in moved.items()}
+    if options.bandwidth and (found := list(bandwidth(hvd, tensor))) and own["rank"] == 0:
+        told["bandwidth"] = found
+    print(json.dumps({**own, "wanted": wanted, "sums": sums, **told, "wrong": wrong}), flush=True)
     # What all of them see one says.
     for words in wrong if own["rank"] == 0 else mine:
         print(f"{own['host']}, rank {own['rank']}: {words}", file=sys.stderr, flush=True)

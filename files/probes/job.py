@@ -1,35 +1,67 @@
-"""Run one allreduce job over the cluster as its job user, and say in a line what came of it.
+"""Run one job over the cluster as its job user, within its time, and say in a line of JSON what came of it.
 
-python3 job.py '{"nodes": ["node-1"], "framework": "torch", "controller": "gloo", "seconds": 120, "probe": "<source>"}'
+python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120}'
 """
 
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
-LAUNCHER = "/usr/local/bin/horovodrun"
 # Lines of a launcher's log that say nothing to the reader of a failure.
 NOISE = re.compile(r"^\s*$|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow")
-SHOWN = 12
+TELLING = re.compile(
+    r"No space left|cannot be written|is damaged|is not there|ssh not successful|Could not resolve|going on"
+)
+SHOWN = 25
+PATIENCE = 10
+# So long a process may take to be gone after its job has ended.
+GRACE = 3
+MARK = "FARANDOLE_JOB"
+# Ends what still runs of a job on a node, known by the mark that its processes inherit, and names it.
+REAP = """
+import os, pathlib, signal, time
+
+def found():
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if MARK in (entry / "environ").read_bytes().split(b"\\0"):
+                yield int(entry.name), (entry / "comm").read_text().strip()
+        except (OSError, ValueError):
+            pass
+
+until = time.monotonic() + GRACE
+while (left := list(found())) and time.monotonic() < until:
+    time.sleep(0.1)
+for number, _ in left:
+    try:
+        os.kill(number, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+print(*(name for _, name in left), sep="\\n")
+"""
 
 
-def command(task):
-    """How the job is started."""
-    count = str(len(task["nodes"]))
-    hosts = ",".join(f"{node}:1" for node in task["nodes"])
-    python = ["python", "-c", task["probe"], task["framework"], "--expect", count]
-    return [LAUNCHER, f"--{task['controller']}", "-np", count, "-H", hosts, *python]
-
-
-def run(task):
-    """Its exit status, None when time was up, and its output; no process of it is left behind."""
+def run(task, mark):
+    """Its exit status, None when time was up, and its output; its process group is gone afterwards."""
+    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     # The launcher enters its own directory on every node, so it has to be one that all of them have.
     job = subprocess.Popen(
-        command(task), cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        task["argv"],
+        cwd="/",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
     try:
         output, _ = job.communicate(timeout=task["seconds"])
@@ -37,49 +69,59 @@ def run(task):
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGTERM)
         try:
-            output, _ = job.communicate(timeout=10)
+            output, _ = job.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             output, _ = job.communicate()
         return None, output
 
 
-def ranks_of(output):
-    """What each rank printed of itself."""
-    found = []
+def reap(node, mark):
+    """What was still there of the job on a node; it is ended."""
+    script = f"MARK = {f'{MARK}={mark}'.encode()!r}; GRACE = {GRACE}{REAP}"
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, "python3", "-"]
+    if node == socket.gethostname():
+        # When the last login of a user ends, systemd removes the semaphores of all that runs as this user.
+        command = ["python3", "-"]
+    try:
+        done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return ["no answer"]
+    return done.stdout.split() if done.returncode == 0 else ["no answer"]
+
+
+def records(output):
+    """The lines of JSON that ranks printed, whatever the launcher put before them."""
     for line in output.splitlines():
-        start = line.find('{"rank"')
+        start = line.find('{"')
         if start >= 0:
-            found.append(json.loads(line[start:]))
-    return sorted(found, key=lambda rank: rank["rank"])
-
-
-def report(ranks, seconds):
-    """A job that is right, rank by rank."""
-    yield f"{len(ranks)} ranks on {len({rank['machine'] for rank in ranks})} machines in {seconds:.1f} s"
-    for rank in ranks:
-        sums = ", ".join(map(str, sorted({one["sum"] for one in rank["sums"]})))
-        yield f"  rank {rank['rank']}: {rank['host']}, machine {rank['machine']}, sum {sums}"
-
-
-def complaint(task, code, output):
-    """A job that is not: what it said at its end."""
-    lines = [line for line in output.splitlines() if not NOISE.search(line)]
-    how = f"was ended after {task['seconds']} s" if code is None else f"ended with status {code}"
-    yield f"the job {how}; its last words:"
-    yield from (f"  {line[:300]}" for line in lines[-SHOWN:])
+            try:
+                yield json.loads(line[start:])
+            except ValueError:
+                continue
 
 
 def main():
     """One job."""
     task = json.loads(sys.argv[1])
+    mark = uuid.uuid4().hex
     begun = time.monotonic()
-    code, output = run(task)
-    ranks = ranks_of(output)
-    good = code == 0 and len(ranks) == len(task["nodes"]) and not any(rank["wrong"] for rank in ranks)
-    lines = report(ranks, time.monotonic() - begun) if good else complaint(task, code, output)
-    print(f"{task['framework']} over {task['controller']}: " + "\n".join(lines))
-    return 0 if good else 1
+    code, output = run(task, mark)
+    seconds = time.monotonic() - begun
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        left = dict(zip(task["nodes"], pool.map(lambda node: reap(node, mark), task["nodes"]), strict=True))
+    told = {"code": code, "seconds": round(seconds, 1), "left": left, "ranks": []}
+    for record in records(output):
+        if "rank" in record:
+            told["ranks"].append(record)
+        elif "ranks" in record:
+            told.update(record)
+    told["ranks"].sort(key=lambda rank: rank["rank"])
+    lines = [line[:300] for line in output.splitlines() if not NOISE.search(line)]
+    # What a rank said in one sentence must not drown in the others' tracebacks.
+    told["said"] = [line for line in lines[:-SHOWN] if TELLING.search(line)][-SHOWN:] + lines[-SHOWN:]
+    print(json.dumps(told))
+    return 0
 
 
 if __name__ == "__main__":

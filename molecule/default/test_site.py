@@ -1,23 +1,54 @@
 """What a cluster is after site.yml, beside what each role's own scenario proves."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "files/samples"
+TRAINED = {
+    "tensorflow": ("tensorflow_session", "tensorflow_tape", "Keras_TF_MultiNode_GPU"),
+    "pytorch": ("pytorch_mnist",),
+}
 
 
-def test_the_validation_play_proves_every_way_and_every_job(inventory_path, head):
+@pytest.fixture(scope="module")
+def result(inventory_path):
+    """What the validation play came to, in full; how fast the jobs were is for benchmarks."""
+    fast = dict.fromkeys(("mpi_bandwidth", "mpi_latency", "efficiency", "yardstick"), 0)
+    bars = json.dumps({"validation_bars": {"accuracy": 0.95, "parity": 0.01, **fast}})
     done = subprocess.run(
-        ["ansible-playbook", "-i", inventory_path, "playbooks/validate.yml"],
+        ["ansible-playbook", "-i", inventory_path, "-e", bars, "playbooks/validate.yml"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "machines: 2 of 2, clean ways: 4 of 4" in done.stdout
-    wanted = json.loads(head.check_output("cat /opt/farandole/current/manifest.json"))["wanted"]
-    for framework in wanted["frameworks"]:
-        for controller in ("gloo", "mpi"):
-            assert f"{framework.replace('pytorch', 'torch')} over {controller}: 2 ranks on 2 machines" in done.stdout
+    folder = re.search(r"report: ([\w/.-]+)", done.stdout)
+    return json.loads((Path(folder[1]) / "result.json").read_text())
+
+
+def test_the_validation_play_measured_everything_and_nothing_is_red(result, head):
+    checks = {check["id"]: check for check in result["checks"]}
+    wanted = json.loads(head.check_output("cat /opt/farandole/current/manifest.json"))["wanted"]["frameworks"]
+    measured = {name for name, check in checks.items() if check["status"] == "green"}
+    assert set(checks) - measured == {"nccl", "rdma"}
+    assert {"trust.node-1", "mpi", "mpi.bandwidth", "mpi.latency"} < measured
+    for framework, module in (("tensorflow", "tensorflow"), ("pytorch", "torch")):
+        names = {f"horovod.{module}.gloo", f"horovod.{module}.mpi"}
+        names |= {f"training.{sample}.accuracy" for sample in TRAINED[framework]}
+        assert names <= measured or framework not in wanted
+    assert "machines: 2 of 2, clean ways: 4 of 4" in checks["trust.node-1"]["words"]
+    assert len(result["data"]) == 1
+
+
+def test_both_command_lines_of_the_manual_train(head, addresses):
+    script = "python /opt/farandole/samples/Keras_TF_MultiNode_GPU.py --epochs 2"
+    for words, count in (("-np 1 -H localhost:1", 1), (f"-np 2 -H localhost:1,{addresses['node-2']}:1", 2)):
+        said = head.check_output(f"runuser -u trainer -- horovodrun {words} {script}")
+        each = "1 worker on 1 machine" if count == 1 else "2 workers on 2 machines"
+        assert f"{each}: accuracy" in said
 
 
 def test_all_nodes_run_the_same_stack_and_nothing_is_left_of_its_making(host, head):
@@ -40,3 +71,37 @@ def test_the_head_builds_and_the_worker_does_not(nodes):
 
 def test_nothing_failed_on_the_node(host):
     assert host.check_output("systemctl list-units --failed --plain --no-legend") == ""
+
+
+def test_the_job_user_reads_data_that_say_what_they_are(host):
+    folder = "/opt/farandole/data/mnist"
+    source = host.file(f"{folder}/SOURCE").content_string
+    assert source == "MNIST\n" or re.fullmatch(r"digits of scikit-learn [\d.]+, scaled to 28x28\n", source)
+    read = (
+        "import gzip, pathlib, sys\n"
+        "for kind in ('train', 't10k'):\n"
+        "    labels, images = (gzip.open(pathlib.Path(sys.argv[1]) / f'{kind}-{what}-ubyte.gz').read()"
+        " for what in ('labels-idx1', 'images-idx3'))\n"
+        "    count = int.from_bytes(labels[4:8], 'big')\n"
+        "    assert images[:16] == b''.join(n.to_bytes(4, 'big') for n in (2051, count, 28, 28))\n"
+        "    assert (len(images), len(labels)) == (16 + count * 784, 8 + count)\n"
+        "    print(kind, count, sorted(set(labels[8:])) == list(range(10)))\n"
+    )
+    told = host.check_output("runuser -u trainer -- python3 -c %s %s", read, folder).splitlines()
+    counts = ("60000", "10000") if source == "MNIST\n" else ("1497", "300")
+    assert told == [f"train {counts[0]} True", f"t10k {counts[1]} True"]
+
+
+def test_the_samples_are_those_of_the_project_and_the_job_user_s_to_run(host):
+    wanted = {path.relative_to(SAMPLES): path for path in SAMPLES.rglob("*") if path.suffix in (".py", ".sh")}
+    assert wanted
+    for name, path in wanted.items():
+        there = host.file(f"/opt/farandole/samples/{name}")
+        assert there.content_string == path.read_text()
+        assert (there.user, there.group, there.mode) == ("root", "trainer", 0o755)
+    assert host.run("runuser -u trainer -- touch /opt/farandole/samples/mine").failed
+
+
+def test_nothing_is_left_of_bringing_the_data(host, head):
+    assert host.check_output("ls -A /opt/farandole/data") == "mnist"
+    assert len(head.check_output("ls -A /srv/farandole/data").split()) == 1

@@ -12,6 +12,7 @@ from farandole.errors import FarandoleError
 from farandole.lab import commands as lab
 from farandole.stack import commands as stack_commands
 from farandole.stack import show
+from farandole.validation import commands as validation_commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.add_typer(lab.app, name="lab")
 app.command()(stack_commands.lock)
 app.add_typer(show.app, name="stack")
+app.command()(validation_commands.validate)
 
 
 @app.callback()

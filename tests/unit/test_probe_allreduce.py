@@ -53,3 +53,139 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
 )
 def test_what_is_wrong_is_said_with_what_mends_it(ranks: list[dict[str, str]], words: str) -> None:
     assert words in judged(*ranks)[0]
+
+
+class Scalar:
+    """What numpy gives for one element."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def item(self) -> int:
+        return self.value
+
+
+class Numbers(list[int]):
+    """As much of an array of numpy as the probe asks for."""
+
+    def numpy(self) -> Numbers:
+        return self
+
+    def min(self) -> Scalar:
+        return Scalar(min(self))
+
+    def max(self) -> Scalar:
+        return Scalar(max(self))
+
+    def __getitem__(self, which: Any) -> Any:
+        return Numbers(super().__getitem__(which)) if isinstance(which, slice) else super().__getitem__(which)
+
+
+class Horovod:
+    """The second of three ranks, in whose place the others' arrays are made up; it may spoil one of them."""
+
+    Sum = "sum"
+
+    def __init__(self, spoiled: str = "", element: int = 0) -> None:
+        self.spoiled, self.element = spoiled, element
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 3
+
+    def spoil(self, values: Numbers, name: str) -> Numbers:
+        if name == self.spoiled:
+            values[self.element] = 0
+        return values
+
+    def allgather(self, own: Numbers, name: str) -> Numbers:
+        size = int(name.split(".")[2])
+        parts = allreduce.lengths(size, 3)
+        assert own == [2] * parts[1]
+        return self.spoil(Numbers(number for number in (1, 2, 3) for _ in range(parts[number - 1])), name)
+
+    def broadcast(self, own: Numbers, root: int, name: str) -> Numbers:
+        assert own == [0] * len(own), "not the root, so it has nothing to give"
+        return self.spoil(Numbers([root + 1] * len(own)), name)
+
+    def allreduce(self, own: Numbers, op: str, name: str) -> Numbers:
+        assert (op, set(own)) == ("sum", {1}) and name.startswith("bandwidth.")
+        return Numbers([3])
+
+    def broadcast_object(self, thing: int, root_rank: int, name: str) -> int:
+        assert root_rank == 0 and name.startswith("often.")
+        return thing
+
+
+RANKS = [{"host": host} for host in "abc"]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that a list can have."""
+    monkeypatch.setattr(allreduce, "SIZES", (1, 1000))
+    monkeypatch.setattr(allreduce, "MEASURED", (4096, 8192))
+    monkeypatch.setattr(allreduce, "SECONDS", 0.001)
+
+
+def tensor(size: int, value: int, kind: str) -> Numbers:
+    assert kind in allreduce.MOVED
+    return Numbers([value] * size)
+
+
+def complaints(found: dict[str, list[str]]) -> list[str]:
+    assert list(found) == list(allreduce.MOVED)
+    return [words for kind in found.values() for words in kind]
+
+
+@pytest.mark.usefixtures("few")
+def test_what_is_moved_arrives() -> None:
+    assert complaints(allreduce.gather(Horovod(), tensor, RANKS)) == []
+    assert complaints(allreduce.broadcast(Horovod(), tensor, RANKS)) == []
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("spoiled", "element", "words"),
+    [
+        ("gather.int32.1", 5, "of 6 int32 gathered, the 3 of rank 2 on c are 0 to 3, not 3"),
+        ("gather.uint8.1000", 332, "of 1002 uint8 gathered, the 333 of rank 0 on a are 0 to 1, not 1"),
+        ("gather.uint8.1000", 333, "of 1002 uint8 gathered, the 334 of rank 1 on b are 0 to 2, not 2"),
+        ("broadcast.float64.1.0", 0, "the 1 float64 broadcast by rank 0 on a came as 0 to 0, not 1"),
+        ("broadcast.int64.1000.2", 999, "the 1000 int64 broadcast by rank 2 on c came as 0 to 3, not 3"),
+    ],
+)
+def test_one_wrong_element_is_told_with_its_rank(spoiled: str, element: int, words: str) -> None:
+    horovod = Horovod(spoiled, element)
+    found = allreduce.gather(horovod, tensor, RANKS), allreduce.broadcast(horovod, tensor, RANKS)
+    assert [told for one in found for told in complaints(one)] == [words]
+
+
+def test_what_is_lost_is_told() -> None:
+    parts = allreduce.lengths(1, 3)
+    assert parts == [1, 2, 3]
+    assert list(allreduce.misplaced(Numbers([1, 2, 2, 3, 3]), parts, "int32", RANKS)) == [
+        "5 int32 were gathered, not 6"
+    ]
+    assert list(allreduce.misplaced(Numbers(), parts, "int32", RANKS)) == ["0 int32 were gathered, not 6"]
+    assert list(allreduce.mistaken(Numbers([3]), 2, "int32", 2, RANKS)) == ["1 int32 came from rank 2 on c, not 2"]
+
+
+def test_a_rank_never_gives_nothing_or_more_than_a_byte() -> None:
+    assert [allreduce.number(rank) for rank in (0, 1, 249, 250)] == [1, 2, 250, 1]
+
+
+@pytest.mark.usefixtures("few")
+def test_bandwidth_is_measured_by_size() -> None:
+    found = list(allreduce.bandwidth(Horovod(), tensor))
+    assert [one["bytes"] for one in found] == [4096, 8192]
+    assert all(one["seconds"] >= 0 and one["busbw_mbs"] > 0 for one in found)
+
+
+def test_bandwidth_counts_what_a_link_carries() -> None:
+    assert allreduce.pace(1_000_000, 0.01, 2) == {"bytes": 1_000_000, "seconds": 0.01, "busbw_mbs": 100.0}
+    assert allreduce.pace(1_000_000, 0.01, 4)["busbw_mbs"] == 150.0
+    assert allreduce.pace(1_000_000, 0.01, 1)["busbw_mbs"] == 0.0
+    assert [allreduce.often(seconds) for seconds in (1e-6, 0.01, 9)] == [200, 35, 3]

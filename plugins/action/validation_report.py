@@ -1,0 +1,77 @@
+"""Judge what was run and write the report; on the control machine alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, judge
+from farandole.validation.report import text, verdict, write
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """What is red is for the play to act on."""
+
+    _requires_connection = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """See the module of the same name."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, told = self.validate_argument_spec(
+            argument_spec={
+                "folder": {"type": "path", "required": True},
+                "trust": {"type": "dict", "required": True},
+                "jobs": {"type": "list", "elements": "dict", "required": True},
+                "bars": {"type": "dict", "required": True},
+                "about": {"type": "dict", "required": True},
+                "begun": {"type": "float", "required": True},
+                "unmeasured": {"type": "dict", "default": {}},
+            }
+        )
+        results = {item["item"]["id"]: ran(item) for item in told["jobs"]}
+        bars = Bars(**{name: float(value) for name, value in told["bars"].items()})
+        checks = [*trusted(told["trust"]), *judge(results, bars)]
+        checks += [Check(name, NOT_MEASURED, why) for name, why in told["unmeasured"].items()]
+        data = sorted({one["data"] for one in results.values() if "data" in one})
+        seconds = round(time.time() - told["begun"], 1)
+        about = {**told["about"], "data": data, "seconds": seconds, "bars": told["bars"]}
+        target = write(Path(told["folder"]), about, checks)
+        answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
+        return {**result, "changed": False, "_ansible_verbose_always": True, **answer}
+
+
+def ran(item: dict[str, Any]) -> dict[str, Any]:
+    """What job.py said of a job; or that it could not even say that."""
+    try:
+        said = json.loads(item.get("stdout") or "")
+    except ValueError:
+        words = [*(item.get("stderr_lines") or []), str(item.get("msg", ""))]
+        said = {
+            "code": item.get("rc", 1),
+            "seconds": 0.0,
+            "left": {},
+            "ranks": [],
+            "said": [line for line in words if line],
+        }
+    return {**said, "job": item["item"]}
+
+
+def trusted(trust: dict[str, Any]) -> list[Check]:
+    """A check for each node from which jobs are launched."""
+    checks = []
+    for host, answer in trust.items():
+        lines = (answer.get("stdout") or answer.get("stderr") or answer.get("msg") or "").splitlines()
+        if answer.get("rc") == 0:
+            checks.append(Check(f"trust.{host}", GREEN, lines[-1].strip(), hosts=[host]))
+            continue
+        cure = "start or reconnect what does not answer; for all else site.yml"
+        # The ways that work end with their seconds.
+        bad = [line for line in lines if not re.search(r"\d\.\d\d s$", line)]
+        cause = "not every node is reached by name and by address as the job user"
+        checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))
+    return checks

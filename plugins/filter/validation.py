@@ -1,0 +1,45 @@
+"""The jobs that prove a cluster, for the role that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.validation.plan import jobs
+
+
+def validation_jobs(nodes: list[str], frameworks: list[str], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
+    """In their order."""
+    return jobs(nodes, frameworks, int(seconds), quick=quick)
+
+
+def validation_task(job: dict[str, Any], source: str) -> dict[str, Any]:
+    """A job as files/probes/job.py takes it."""
+    argv = [source if word == "{probe}" else word for word in job["argv"]]
+    return {"argv": argv, "nodes": job["nodes"], "seconds": job["seconds"]}
+
+
+def validation_trust(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str, Any]:
+    """What the nodes from which jobs are launched said of the others."""
+    answers = {host: hostvars[host].get("_validation_trust", {}) for host in hosts if host in hostvars}
+    return {host: dict(answer) for host, answer in answers.items() if "rc" in answer}
+
+
+def validation_unmeasured(manifest: dict[str, Any]) -> dict[str, str]:
+    """What no job of this cluster shows, and why."""
+    cpu = manifest["wanted"]["accelerator"] == "cpu"
+    why = "the cluster is on CPUs" if cpu else "the probes sum on CPUs; only the samples use the GPUs"
+    return {"nccl": f"NCCL across nodes: {why}", "rdma": "InfiniBand, RoCE: no job asks for them"}
+
+
+class FilterModule:
+    """Gives Ansible the filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """By name."""
+        return {
+            "validation_jobs": validation_jobs,
+            "validation_task": validation_task,
+            "validation_trust": validation_trust,
+            "validation_unmeasured": validation_unmeasured,
+        }

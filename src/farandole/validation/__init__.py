@@ -1,0 +1,1 @@
+"""What proves a cluster: which jobs run, what they mean, and the report."""

@@ -1,0 +1,182 @@
+"""What the jobs said, held against the bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GREEN, RED, NOT_MEASURED = "green", "red", "not measured"
+Result = Mapping[str, Any]
+
+# What a job's last words mean, and what mends it; the first that fits counts.
+CAUSES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"Could not resolve hostname (\S+?):",
+        "no node is called {0}",
+        "correct the name; /etc/farandole/hostfile lists the nodes",
+    ),
+    (
+        r"ssh not successful for host (\S+?):?$",
+        "{0} does not answer to ssh",
+        "start or reconnect {0}; playbooks/preflight.yml says more",
+    ),
+    (
+        r"([\w.-]+): (\S+) (?:is damaged|is not there|is no IDX file)",
+        "the data {1} on {0} is damaged or missing",
+        "site.yml brings it again",
+    ),
+    (
+        r"No space left on device|cannot be written, 0 MiB are free",
+        "a disk is full",
+        "make room on the node that says so",
+    ),
+    (
+        r"not enough slots|Requested more processes|more processes \(\d+\) than",
+        "more workers are asked for than there are slots",
+        "lower -np, or name more hosts",
+    ),
+    (
+        r"terminated with signal (\d+)|exited on signal (\d+)",
+        "a worker was ended by signal {0}",
+        "look for what ended it, for instance: journalctl -k | grep -i oom",
+    ),
+    (r"Missing ranks|stalled", "a worker does not take part any more", "look at that worker's node"),
+    (
+        r"ORTE has lost communication|Connection reset by peer|Connection closed by|socket closed",
+        "a node was lost in the middle",
+        "start or reconnect it, and run again",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """From what on a measured value is good."""
+
+    accuracy: float
+    parity: float
+    mpi_bandwidth: float
+    mpi_latency: float
+    efficiency: float
+    yardstick: float
+
+
+@dataclass
+class Check:
+    """One line of the report."""
+
+    id: str
+    status: str
+    words: str
+    value: float | None = None
+    bar: float | None = None
+    hosts: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    cause: str = ""
+    cure: str = ""
+    log: list[str] = field(default_factory=list)
+
+
+def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
+    """Every job by itself, then what needs several of them."""
+    checks = [check for result in results.values() for check in _of_job(result, bars)]
+    return [*checks, *_parity(results, bars), *_speed(results, bars)]
+
+
+def explain(lines: Sequence[str]) -> tuple[str, str]:
+    """Cause and cure that the last words tell of."""
+    for pattern, cause, cure in CAUSES:
+        for line in lines:
+            if found := re.search(pattern, line):
+                told = [text or "" for text in found.groups()]
+                return cause.format(*told), cure.format(*told)
+    return "the job says above why", "run it by hand as the job user; if it is the stack's fault, site.yml mends it"
+
+
+def failure(result: Result) -> str:
+    """Why a job does not count; empty when it does."""
+    job = result["job"]
+    ranks, wanted = result["ranks"], len(job["nodes"])
+    if result["code"] is None:
+        return f"was ended after {job['seconds']} s"
+    wrong = [words for rank in ranks for words in rank.get("wrong", ())]
+    if wrong:
+        return "; ".join(dict.fromkeys(wrong))
+    if result["code"]:
+        return f"ended with status {result['code']}"
+    if len(ranks) != wanted:
+        return f"{len(ranks)} of {wanted} workers reported"
+    if any(rank["size"] != wanted for rank in ranks):
+        return f"was not one job of {wanted} workers but several"
+    if (machines := len({rank["machine"] for rank in ranks})) != wanted:
+        return f"ran on {machines} of {wanted} machines"
+    for what in ("stack", "python", "weights"):
+        if len({rank.get(what) for rank in ranks}) > 1:
+            return f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
+    if left := {host: names for host, names in result["left"].items() if names}:
+        return f"left processes behind: {left}"
+    return ""
+
+
+def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
+    job, ranks = result["job"], result["ranks"]
+    common: dict[str, Any] = {"hosts": list(job["nodes"]), "seconds": result["seconds"]}
+    if why := failure(result):
+        cause, cure = explain(result["said"])
+        yield Check(job["id"], RED, f"{job['title']}: {why}", **common, cause=cause, cure=cure, log=result["said"])
+        return
+    first = ranks[0]
+    if job["group"] == "training":
+        yield _bar(f"{job['id']}.accuracy", result["accuracy"], bars.accuracy, f"{job['title']}: accuracy", common)
+    else:
+        yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
+    if job["group"] == "mpi" and first.get("tcp_mbs"):
+        mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
+        words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
+        yield _bar("mpi.bandwidth", mine / theirs, bars.mpi_bandwidth, words, common)
+        mine, theirs = first["latency_us"], first["tcp_latency_us"]
+        words = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
+        yield _bar("mpi.latency", theirs / mine, bars.mpi_latency, words, common)
+
+
+def _bar(name: str, value: float, bar: float, words: str, common: Mapping[str, Any]) -> Check:
+    check = Check(name, GREEN, words, round(value, 4), bar, **common)
+    if value < bar:
+        check.status, check.cause = RED, f"{value:.3f} is below {bar}"
+        check.cure = "run it again on idle nodes; then compare with the report of a good run"
+    return check
+
+
+def _pair(results: Mapping[str, Result], one: str, other: str) -> tuple[Result, Result] | None:
+    found = [results[name] for name in (one, other) if name in results and not failure(results[name])]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
+    for name in sorted({name.split(".")[1] for name in results if name.startswith("parity.")}):
+        if pair := _pair(results, f"parity.{name}.one", f"parity.{name}.all"):
+            one, other = (float(result["loss"]) for result in pair)
+            apart = abs(one - other) / max(abs(one), 1e-9)
+            words = f"{name}: loss of 1 worker {one:.4f}, of {len(pair[1]['ranks'])} {other:.4f}, apart"
+            nodes = list(pair[1]["job"]["nodes"])
+            check = Check(f"parity.{name}", GREEN, words, round(apart, 6), bars.parity, nodes)
+            if apart > bars.parity:
+                check.status, check.cause = RED, "the workers together do not compute the steps that one computes"
+                check.cure = "compare what the nodes run: farandole stack list -i INVENTORY"
+            yield check
+
+
+def _speed(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
+    if pair := _pair(results, "speed.horovod.one", "speed.horovod.all"):
+        one, other = (sum(rank["rate"] for rank in result["ranks"]) for result in pair)
+        count = len(pair[1]["ranks"])
+        words = f"Horovod: {one:.0f} images/s with 1 worker, {other:.0f} with {count}: efficiency"
+        yield _bar(
+            "speed.efficiency", other / one / count, bars.efficiency, words, {"hosts": list(pair[1]["job"]["nodes"])}
+        )
+    if pair := _pair(results, "speed.horovod.all", "speed.ddp.all"):
+        mine, theirs = (sum(rank["rate"] for rank in result["ranks"]) for result in pair)
+        words = f"Horovod {mine:.0f}, torch.distributed {theirs:.0f} images/s: ratio"
+        yield _bar("speed.yardstick", mine / theirs, bars.yardstick, words, {"hosts": list(pair[1]["job"]["nodes"])})

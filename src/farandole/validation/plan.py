@@ -1,0 +1,129 @@
+"""The jobs that prove a cluster, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SAMPLES = "/opt/farandole/samples"
+MODULES = {"pytorch": "torch", "tensorflow": "tensorflow"}
+# Which framework a sample needs, over what it is trained here, the learning rate of one worker and how long it learns.
+TRAINING: Mapping[str, tuple[str, str, float, str, int]] = {
+    "tensorflow_session.py": ("tensorflow", "mpi", 0.001, "--steps", 600),
+    "tensorflow_tape.py": ("tensorflow", "gloo", 0.001, "--epochs", 12),
+    "Keras_TF_MultiNode_GPU.py": ("tensorflow", "mpi", 1.0, "--epochs", 12),
+    "pytorch_mnist.py": ("pytorch", "gloo", 0.05, "--epochs", 12),
+}
+# Trained by one worker and by all, on the same images in the same order, to compare the loss.
+PARITY: Mapping[str, tuple[str, float]] = {
+    "pytorch_mnist.py": ("pytorch", 0.05),
+    "tensorflow_tape.py": ("tensorflow", 0.001),
+}
+# Images in a step of all workers together, in training and for parity; of each worker for speed.
+GLOBAL_BATCH, BATCH = 128, 256
+SPEED_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to run on the head."""
+
+    id: str
+    group: str
+    title: str
+    nodes: tuple[str, ...]
+    argv: tuple[str, ...]
+    seconds: int
+    # Its source goes where {probe} stands among the arguments.
+    probe: str = ""
+
+
+def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """A worker on each of these nodes."""
+    count = str(len(nodes))
+    hosts = ",".join(f"{node}:1" for node in nodes)
+    return "/usr/local/bin/horovodrun", f"--{controller}", "-np", count, "-H", hosts, "python"
+
+
+def mpirun(nodes: Sequence[str]) -> tuple[str, ...]:
+    """The same without Horovod."""
+    count = str(len(nodes))
+    hosts = ",".join(f"{node}:1" for node in nodes)
+    told = ("-x", "FARANDOLE_JOB", "-x", "OMP_NUM_THREADS")
+    return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *told, "python"
+
+
+def jobs(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
+    """All of them, or those that take half a minute."""
+    found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick)]
+    if not quick:
+        found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
+        found += _speed(nodes, frameworks, seconds)
+    return [asdict(job) for job in found]
+
+
+def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
+    argv = (*mpirun(nodes), "-c", "{probe}", "--expect", str(len(nodes)))
+    yield Job("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi.py")
+
+
+def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool) -> Iterator[Job]:
+    for framework in sorted(frameworks):
+        module = MODULES[framework]
+        for controller in ("gloo",) if quick else ("gloo", "mpi"):
+            probe = ("-c", "{probe}", module, "--expect", str(len(nodes)), "--bandwidth")
+            title = f"{module} over {controller}"
+            argv = (*horovodrun(controller, nodes), *probe)
+            yield Job(f"horovod.{module}.{controller}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
+
+
+def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    """Whatever the number of workers, a step is of as many images, and there are as many steps."""
+    count = len(nodes)
+    for sample, (framework, controller, rate, what, amount) in TRAINING.items():
+        if framework not in frameworks:
+            continue
+        size = ("--batch-size", str(max(1, GLOBAL_BATCH // count)), "--lr", str(rate / count))
+        learn = (what, str(amount * count if what == "--steps" else amount))
+        argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
+        name = sample.removesuffix(".py")
+        yield Job(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)
+
+
+def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    share = max(1, GLOBAL_BATCH // len(nodes))
+    images = str(share * len(nodes) * 4)
+    for sample, (framework, rate) in PARITY.items():
+        if framework not in frameworks or len(nodes) == 1:
+            continue
+        name = sample.removesuffix(".py")
+        for which, some, batch in (("one", nodes[:1], share * len(nodes)), ("all", nodes, share)):
+            # Samples multiply the rate by the number of workers; here all steps are to be the same.
+            size = ("--images", images, "--batch-size", str(batch))
+            options = ("--json", "--epochs", "3", *size, "--lr", str(rate / len(some)))
+            argv = (*horovodrun("gloo", some), f"{SAMPLES}/{sample}", *options)
+            title = f"{sample}, {len(some)} worker{'s' * (len(some) > 1)}, the same images in each step"
+            yield Job(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
+
+
+def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    if "pytorch" not in frameworks or len(nodes) == 1:
+        return
+    for which, some in (("one", nodes[:1]), ("all", nodes)):
+        images = str(BATCH * len(some) * SPEED_STEPS)
+        size = ("--batch-size", str(BATCH), "--images", images)
+        argv = (*horovodrun("gloo", some), f"{SAMPLES}/pytorch_mnist.py", "--json", "--epochs", "1", *size)
+        yield Job(
+            f"speed.horovod.{which}", "speed", f"Horovod, {len(some)} of {len(nodes)} nodes", tuple(some), argv, seconds
+        )
+        ddp = (*mpirun(some), "-c", "{probe}", "--master", nodes[0], *size, "--steps", str(SPEED_STEPS))
+        yield Job(
+            f"speed.ddp.{which}",
+            "speed",
+            f"torch.distributed, {len(some)} of {len(nodes)} nodes",
+            tuple(some),
+            ddp,
+            seconds,
+            "ddp.py",
+        )

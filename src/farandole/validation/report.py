@@ -1,0 +1,72 @@
+"""result.json, junit.xml and a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from farandole.table import table
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
+
+FORMAT = 1
+SHOWN = 8
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """Green when something was measured and nothing was red."""
+    seen = {check.status for check in checks}
+    return RED if RED in seen or GREEN not in seen else GREEN
+
+
+def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Path:
+    """A folder of its own for this run, and `latest` points to it."""
+    now = datetime.now(UTC)
+    target = folder / f"{now:%Y%m%dT%H%M%SZ}"
+    target.mkdir(parents=True, exist_ok=True)
+    told = {"format": FORMAT, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}", "verdict": verdict(checks), **about}
+    result = {**told, "checks": [asdict(check) for check in checks]}
+    (target / "junit.xml").write_bytes(junit(checks))
+    # Last, because it is what others look for.
+    (target / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    draft = folder / ".latest"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target.name)
+    draft.replace(folder / "latest")
+    return target
+
+
+def junit(checks: Sequence[Check]) -> bytes:
+    """For a CI system."""
+    counts = {status: str(sum(check.status == status for check in checks)) for status in (RED, NOT_MEASURED)}
+    suite = ET.Element(
+        "testsuite", name="farandole", tests=str(len(checks)), failures=counts[RED], skipped=counts[NOT_MEASURED]
+    )
+    for check in checks:
+        case = ET.SubElement(suite, "testcase", classname="farandole", name=check.id, time=str(check.seconds))
+        if check.status == RED:
+            ET.SubElement(case, "failure", message=check.words).text = "\n".join([check.cause, check.cure, *check.log])
+        elif check.status == NOT_MEASURED:
+            ET.SubElement(case, "skipped", message=check.words)
+    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
+    """For the terminal: every check, then what is red in full."""
+    rows = [["check", "result", "value", "bar", "seconds", "what was seen"]]
+    for check in checks:
+        numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
+        rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
+    lines = [table(rows), ""]
+    for check in checks:
+        if check.status == RED:
+            lines.append(f"{check.id} is red: {check.words}\n  cause: {check.cause}\n  cure: {check.cure}")
+            lines += [f"  | {line}" for line in check.log[-SHOWN:]]
+    counts = {status: sum(check.status == status for check in checks) for status in (GREEN, RED, NOT_MEASURED)}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    lines.append(f"{verdict(checks)}: {told}; {seconds:.0f} s; report: {target}")
+    return "\n".join(lines)

@@ -1,0 +1,220 @@
+"""What the proof of MPI makes of its ranks, and how it measures. It is run for real by playbooks/validate.yml."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import queue
+import socket
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from .loading import ROOT
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mpi", ROOT / "files" / "probes" / "mpi.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+mpi = load()
+
+
+def rank(host: str, **other: str) -> dict[str, str]:
+    return {"host": host, "machine": f"id-of-{host}", "stack": "0a", "python": "/p", "version": "4", **other}
+
+
+def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[str]:
+    return list(mpi.judge(ranks, argparse.Namespace(expect=expect, expect_hosts=hosts)))
+
+
+def test_a_job_that_is_as_it_was_asked_for() -> None:
+    assert judged(rank("a"), rank("b")) == []
+    assert judged(rank("a"), rank("a"), hosts=1) == []
+    assert judged(rank("a"), rank("a"), rank("b"), expect=None, hosts=None) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([rank("a")], "1 of 2 ranks are in this job, a job of its own; launch it with /usr/local/bin/mpirun"),
+        ([rank("a"), rank("b"), rank("b")], "3 of 2 ranks are in this job; launch"),
+        ([rank("a"), rank("b", machine="id-of-a")], "the ranks are on 1 of 2 machines: a, b; correct -H"),
+        ([rank("a"), rank("b", stack="")], "not the same stack on all ranks: 0a on a; none on b; run site.yml"),
+        ([rank("a"), rank("b", python="/q")], "not the same python on all ranks: /p on a; /q on b"),
+        ([rank("a"), rank("b", version="3")], "not the same version on all ranks: 4 on a; 3 on b"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_mends_it(ranks: list[dict[str, str]], words: str) -> None:
+    assert words in judged(*ranks)[0]
+
+
+class Rank:
+    """One of several ranks that are threads; what it sends to another lies in the other's queue."""
+
+    def __init__(self, rank: int, queues: list[queue.Queue[int]], lost: int) -> None:
+        self.rank, self.size, self.queues, self.lost = rank, len(queues), queues, lost
+
+    def send(self, values: array[int], to: int) -> None:
+        self.queues[to].put(values[0] - (self.lost if to == 0 else 0))
+
+    def receive(self, values: array[int], of: int) -> None:
+        assert of == (self.rank - 1) % self.size
+        values[0] = self.queues[self.rank].get(timeout=5)
+
+
+def ring(size: int, lost: int = 0) -> list[int]:
+    queues: list[queue.Queue[int]] = [queue.Queue() for _ in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(mpi.ring, [Rank(number, queues, lost) for number in range(size)]))
+
+
+@pytest.mark.parametrize(("size", "worths"), [(1, [1]), (2, [3, 3]), (4, [10, 3, 6, 10])])
+def test_a_token_goes_once_round(size: int, worths: list[int]) -> None:
+    assert ring(size) == worths
+    assert [words for number, worth in enumerate(worths) for words in mpi.misled(worth, number, size)] == []
+
+
+def test_a_token_that_loses_something_is_told() -> None:
+    worth, *_ = ring(3, lost=1)
+    assert list(mpi.misled(worth, 0, 3)) == ["the token that goes round the ranks is 5 after 3 of 3, not 6"]
+    assert list(mpi.misled(2, 1, 3)) == ["the token that goes round the ranks is 2 after 2 of 3, not 3"]
+
+
+class Summing:
+    """Three ranks that all have what this one has; one of a thousand elements may come out wrong."""
+
+    size = 3
+
+    def __init__(self, rank: int, wrong: float = 0) -> None:
+        self.rank, self.wrong = rank, wrong
+
+    def reduce(self, values: array[Any], kind: str, how: str) -> array[Any]:
+        assert how == "sum" and kind in ("float", "double", "int64_t")
+        total: array[Any] = array(values.typecode, [6]) * len(values)
+        if len(values) == 1000 and kind == "double":
+            total[500] += self.wrong
+        return total
+
+
+def test_sums_are_exact_or_told() -> None:
+    assert {one["sum"] for one in mpi.sums(Summing(1))} == {6}
+    assert len(list(mpi.sums(Summing(1)))) == 9
+    assert list(mpi.missed(mpi.sums(Summing(1)), 3)) == []
+    assert list(mpi.missed(mpi.sums(Summing(1, 0.5)), 3)) == ["the sum of 1000 float64 is 6.5, not 6"]
+    assert [one["exact"] for one in mpi.sums(Summing(1, -0.5))].count(False) == 1
+
+
+def test_the_address_in_the_network_of_the_cluster() -> None:
+    found = ["127.0.0.1", "172.17.0.1", "10.94.0.11"]
+    assert mpi.own_address("10.94.0.0/24", found) == "10.94.0.11"
+    assert mpi.own_address("10.94.0.11/24", found) == "10.94.0.11"
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        (None, "HOROVOD_NETWORK is not set, so TCP was not measured; launch with /usr/local/bin/mpirun"),
+        ("", "HOROVOD_NETWORK is not set"),
+        ("eth0", "HOROVOD_NETWORK is eth0, which is no network; run site.yml"),
+        ("10.95.0.0/24", "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24; run site.yml"),
+    ],
+)
+def test_no_address_in_it_is_told(network: str | None, words: str) -> None:
+    with pytest.raises(mpi.WayError) as told:
+        mpi.own_address(network, ["127.0.0.1", "10.94.0.11"])
+    assert words in str(told.value)
+
+
+class Meeting:
+    """Two ranks that are threads and hand each other what they gather."""
+
+    def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
+        self.rank, self.size, self.boxes = rank, 2, boxes
+
+    def gather(self, thing: Any) -> list[Any]:
+        self.boxes[1 - self.rank].put(thing)
+        other = self.boxes[self.rank].get(timeout=5)
+        return [thing, other] if self.rank == 0 else [other, thing]
+
+    def send(self, values: array[int], to: int) -> None:
+        self.boxes[to].put(values[0])
+
+    def receive(self, values: array[int], of: int) -> None:
+        assert of == 1 - self.rank
+        values[0] = self.boxes[self.rank].get(timeout=5)
+
+
+def both(job: Any) -> list[Any]:
+    boxes: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(job, [Meeting(0, boxes), Meeting(1, boxes)]))
+
+
+def met(monkeypatch: pytest.MonkeyPatch, network: str) -> list[Any]:
+    monkeypatch.setattr(mpi, "addresses", lambda: ["127.0.0.2"])
+    return both(lambda one: mpi.meet(one, network))
+
+
+def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "SMALL_SECONDS", 0.005)
+    monkeypatch.setattr(mpi, "LARGE_SECONDS", 0.01)
+    connections = [connection for connection, words in met(monkeypatch, "127.0.0.0/8") if words == []]
+    assert [one.gettimeout() for one in connections] == [None, None]
+    assert [one.getpeername()[0] for one in connections] == ["127.0.0.2", "127.0.0.2"]
+    first, second = both(lambda one: mpi.compare(one, [mpi.OverTCP(one.rank == 0, connections[one.rank])]))
+    assert [len(batches) for batches in first] == [mpi.BATCHES] * 2 == [len(batches) for batches in second]
+    told = mpi.speeds(first)
+    assert 1 < told["latency_us"] < 10_000 and 10 < told["bandwidth_mbs"] < 100_000
+    for one in connections:
+        one.close()
+
+
+def test_a_way_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [words for _, words in met(monkeypatch, "10.95.0.0/24")] == [
+        ["none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24; run site.yml"],
+        [],
+    ]
+    # Bound, but nobody listens there.
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(mpi, "listen", lambda _: silent)
+        (none, quiet), (nothing, words) = met(monkeypatch, "127.0.0.0/8")
+        number = silent.getsockname()[1]
+    assert (none, nothing, quiet) == (None, None, [])
+    assert words == [
+        f"127.0.0.2 cannot reach 127.0.0.1, port {number}: [Errno 111] Connection refused; "
+        "let the nodes' firewall pass all ports between them"
+    ]
+
+
+def test_a_connection_that_breaks_ends_the_job() -> None:
+    one, other = socket.socketpair()
+    other.sendall(b"1234")
+    other.close()
+    way = mpi.OverTCP.__new__(mpi.OverTCP)
+    way.connection, way.small = one, memoryview(bytearray(8))
+    with pytest.raises(ConnectionError):
+        way.receive()
+    one.close()
+
+
+def test_batches_are_long_enough() -> None:
+    assert mpi.often(seconds=0.01, count=50, enough=0.06) == 300
+    assert mpi.often(seconds=9, count=8, enough=0.17) == 1
+    assert mpi.often(seconds=0, count=8, enough=0.17) == 10_000
+
+
+def test_speeds_are_the_usual_round_trip_and_the_best_message() -> None:
+    mine, theirs = [[20e-6, 900e-6, 22e-6], [0.002, 0.001]], [[40e-6], [0.0005]]
+    both_ways = {"latency_us": 11.0, "bandwidth_mbs": 4194.3, "tcp_latency_us": 20.0, "tcp_mbs": 8388.6}
+    assert mpi.speeds([*mine, *theirs]) == both_ways
+    assert mpi.speeds(mine) == {**both_ways, "tcp_latency_us": None, "tcp_mbs": None}
+    assert mpi.speeds([]) == dict.fromkeys(both_ways)

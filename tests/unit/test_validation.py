@@ -1,0 +1,196 @@
+"""What the jobs of the validation play mean. The jobs themselves run for real in Molecule and on the labs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from farandole.cli import app
+from farandole.validation import report
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, explain, failure, judge
+from farandole.validation.plan import jobs
+
+ROOT = Path(__file__).parents[2]
+BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
+NODES = ("node-1", "node-2")
+PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=False)}
+
+
+def rank(number: int, **told: Any) -> dict[str, Any]:
+    own = {"rank": number, "size": 2, "host": f"node-{number + 1}", "machine": f"m{number}", "wrong": []}
+    return {**own, "stack": "aaaa", "python": "/python", "weights": "cafe", "rate": 1000.0, **told}
+
+
+def ran(name: str, **told: Any) -> dict[str, Any]:
+    """A job that went well, but for what is told."""
+    job = PLANNED[name]
+    ranks = [rank(number, size=len(job["nodes"])) for number in range(len(job["nodes"]))]
+    good = {"job": job, "code": 0, "seconds": 5.0, "left": {"node-1": [], "node-2": []}, "said": [], "ranks": ranks}
+    return {**good, "accuracy": 0.97, "loss": 0.1, "data": "MNIST", **told}
+
+
+def judged(*results: dict[str, Any]) -> dict[str, Check]:
+    return {check.id: check for check in judge({one["job"]["id"]: one for one in results}, BARS)}
+
+
+def test_quick_is_a_part_of_the_whole() -> None:
+    quick = [job["id"] for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=True)]
+    assert quick == ["mpi", "horovod.torch.gloo", "horovod.tensorflow.gloo"]
+    assert set(quick) < set(PLANNED)
+    assert all(job["nodes"] and job["seconds"] == 120 for job in PLANNED.values())
+
+
+def test_a_framework_that_is_not_there_has_no_jobs() -> None:
+    for name, other in (("tensorflow", "torch"), ("pytorch", "tensorflow")):
+        assert not [job["id"] for job in jobs(NODES, [name], 120, quick=False) if f".{other}" in job["id"]]
+
+
+def test_probes_and_samples_are_there() -> None:
+    for job in PLANNED.values():
+        assert not job["probe"] or (ROOT / "files/probes" / job["probe"]).is_file()
+        for word in job["argv"]:
+            if word.startswith("/opt/farandole/samples/"):
+                assert (ROOT / "files/samples" / Path(word).name).is_file()
+
+
+def test_parity_shows_the_same_images_in_each_step() -> None:
+    def value(name: str, option: str) -> float:
+        argv = PLANNED[name]["argv"]
+        return float(argv[argv.index(option) + 1])
+
+    for sample in ("pytorch_mnist", "tensorflow_tape"):
+        one, both = f"parity.{sample}.one", f"parity.{sample}.all"
+        assert value(one, "--batch-size") == 2 * value(both, "--batch-size")
+        assert value(one, "--lr") == 2 * value(both, "--lr")
+        assert value(one, "--images") == value(both, "--images")
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    {
+        "late": ({"code": None}, "was ended after 120 s"),
+        "crashed": ({"code": 3}, "ended with status 3"),
+        "one worker is silent": ({"ranks": [rank(0)]}, "1 of 2 workers reported"),
+        "two jobs of one": ({"ranks": [rank(0, size=1), rank(0, size=1)]}, "was not one job of 2 workers"),
+        "one machine": ({"ranks": [rank(0), rank(1, machine="m0")]}, "ran on 1 of 2 machines"),
+        "two stacks": ({"ranks": [rank(0), rank(1, stack="b")]}, "not the same stack on node-1 and node-2"),
+        "two Pythons": ({"ranks": [rank(0), rank(1, python="b")]}, "not the same python"),
+        "other weights": ({"ranks": [rank(0), rank(1, weights="b")]}, "not the same weights"),
+        "a wrong sum": ({"code": 1, "ranks": [rank(0, wrong=["the sum is 4"]), rank(1)]}, "the sum is 4"),
+        "left behind": (
+            {"left": {"node-1": [], "node-2": ["python"]}},
+            "left processes behind: {'node-2': ['python']}",
+        ),
+    }.values(),
+)
+def test_what_makes_a_job_red(told: dict[str, Any], words: str) -> None:
+    for name in ("horovod.torch.gloo", "training.pytorch_mnist"):
+        assert words in failure(ran(name, **told))
+        (check,) = judged(ran(name, **told)).values()
+        assert (check.status, check.hosts) == (RED, list(NODES))
+        assert words in check.words
+        assert check.cause
+        assert check.cure
+    assert failure(ran("mpi")) == ""
+
+
+@pytest.mark.parametrize(("accuracy", "status"), [(0.95, GREEN), (0.949, RED)])
+def test_accuracy_has_a_bar(accuracy: float, status: str) -> None:
+    (check,) = judged(ran("training.pytorch_mnist", accuracy=accuracy)).values()
+    assert (check.id, check.status, check.bar) == ("training.pytorch_mnist.accuracy", status, 0.95)
+
+
+def test_mpi_is_held_against_tcp() -> None:
+    def checks(mpi: float, latency: float) -> list[str]:
+        told = {"bandwidth_mbs": mpi, "tcp_mbs": 1000, "latency_us": latency, "tcp_latency_us": 20}
+        found = judged(ran("mpi", ranks=[rank(0, **told), rank(1)]))
+        return [found[name].status for name in ("mpi", "mpi.bandwidth", "mpi.latency")]
+
+    assert checks(400, 50) == [GREEN, GREEN, GREEN]
+    assert checks(399, 51) == [GREEN, RED, RED]
+
+
+@pytest.mark.parametrize(("other", "status"), [(0.1009, GREEN), (0.0989, RED), (0.102, RED)])
+def test_parity_is_of_both_sides(other: float, status: str) -> None:
+    found = judged(ran("parity.pytorch_mnist.one"), ran("parity.pytorch_mnist.all", loss=other))
+    assert found["parity.pytorch_mnist"].status == status
+
+
+def test_speed_is_held_against_one_worker_and_against_torch() -> None:
+    def checks(one: float, both: float, ddp: float) -> list[str]:
+        results = [ran("speed.horovod.one", ranks=[rank(0, size=1, rate=one)])]
+        for name, rate in (("speed.horovod.all", both), ("speed.ddp.all", ddp)):
+            results.append(ran(name, ranks=[rank(0, rate=rate / 2), rank(1, rate=rate / 2)]))
+        found = judged(*results)
+        return [found[name].status for name in ("speed.efficiency", "speed.yardstick")]
+
+    assert checks(1000, 1600, 1777) == [GREEN, GREEN]
+    assert checks(1000, 1599, 1777) == [RED, RED]
+
+
+def test_a_pair_that_failed_is_not_compared() -> None:
+    found = judged(ran("speed.horovod.one", code=1), ran("speed.horovod.all"))
+    assert [check.status for check in found.values()] == [RED, GREEN]
+    assert "speed.efficiency" not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ssh not successful for host node-2:", "node-2 does not answer to ssh"),
+        ("ssh: Could not resolve hostname nod-2: Name or service not known", "no node is called nod-2"),
+        ("OSError: [Errno 28] No space left on device", "a disk is full"),
+        (
+            "node-2: /opt/farandole/data/mnist/a.gz is damaged (CRC)",
+            "the data /opt/farandole/data/mnist/a.gz on node-2",
+        ),
+        ("There are not enough slots available in the system", "more workers are asked for than there are slots"),
+        ("something else", "the job says above why"),
+    ],
+)
+def test_last_words_tell_the_cause(line: str, cause: str) -> None:
+    assert cause in explain(["noise", line])[0]
+
+
+CHECKS = [
+    Check("a", GREEN, "good", 1.0, 0.5, ["node-1"], 2.0),
+    Check("b", RED, "bad", hosts=["node-2"], cause="the cause", cure="the cure", log=["last words"]),
+    Check("c", NOT_MEASURED, "no GPU"),
+]
+
+
+def test_the_report(tmp_path: Path) -> None:
+    target = report.write(tmp_path, {"cluster": "mine", "data": ["MNIST"], "seconds": 3.0}, CHECKS)
+    result = json.loads((tmp_path / "latest" / "result.json").read_text())
+    jsonschema.validate(result, json.loads((ROOT / "src/farandole/validation/result.schema.json").read_text()))
+    assert (result["format"], result["verdict"], result["data"]) == (report.FORMAT, RED, ["MNIST"])
+    suite = ET.parse(target / "junit.xml").getroot()  # noqa: S314, it was written here
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    assert "the cure" in str(suite[1][0].text)
+    shown = report.text(CHECKS, target, 3)
+    assert "b is red: bad\n  cause: the cause\n  cure: the cure\n  | last words" in shown
+    assert shown.splitlines()[-1] == f"red: 1 green, 1 red, 1 not measured; 3 s; report: {target}"
+
+
+@pytest.mark.parametrize(("checks", "word"), [(CHECKS[:1], GREEN), (CHECKS[1:2], RED), (CHECKS[2:], RED), ([], RED)])
+def test_nothing_measured_is_not_green(checks: list[Check], word: str) -> None:
+    assert report.verdict(checks) == word
+
+
+def test_two_reports_stay_and_the_newest_is_the_latest(tmp_path: Path) -> None:
+    (tmp_path / "20200101T000000Z").mkdir()
+    target = report.write(tmp_path, {}, CHECKS[:1])
+    assert (tmp_path / "latest").resolve() == target
+    assert len([path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
+
+
+def test_an_inventory_that_is_not_there_is_named() -> None:
+    done = CliRunner().invoke(app, ["validate", "-i", "inventory/nowhere"])
+    assert done.exit_code == 1
+    assert "there is no inventory inventory/nowhere" in str(done.exception)
