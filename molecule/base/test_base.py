@@ -36,3 +36,8 @@ def test_unattended_upgrades_leave_pinned_packages_alone(host):
 
 def test_something_keeps_the_time(host):
     assert host.check_output("systemctl is-enabled systemd-timesyncd") == "enabled"
+
+
+def test_a_login_that_ends_takes_no_semaphores_of_jobs_along(host):
+    manager = "org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
+    assert host.check_output(f"busctl get-property {manager} RemoveIPC") == "b false"

@@ -10,6 +10,8 @@ description:
   - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it,
     and a run that asks for the same step again waits for the one that is at work instead of starting another.
   - A different step that is still at work, left behind by a killed run, is ended first.
+  - Two runs may look at one step, as a killed ansible-playbook can leave a process behind that goes on looking. Both
+    are told how it ended.
   - While it runs, the last line of its log is shown every 20 seconds.
 options:
   name:
@@ -156,24 +158,30 @@ def main() -> None:
         },
     )
     name, directory = module.params["name"], Path(module.params["directory"])
-    script, log = directory / f"{slug(name)}.sh", directory / f"{slug(name)}.log"
+    script, log, ended = (directory / f"{slug(name)}.{kind}" for kind in ("sh", "log", "ended"))
     description = f"{name} [{digest(module.params)}]"
     unit = state(module)
     ours = unit.get("Description") == description
     if module.params["start"] and not (ours and unit["ActiveState"] in ("active", "activating")):
         forget(module)
+        ended.unlink(missing_ok=True)
         launch(module, description, script, log)
         unit, ours = state(module), True
     if not ours:
-        module.fail_json(msg=f"{name} is gone from the node, which may have been restarted: run again")
-    if unit["ActiveState"] == "active" and unit["SubState"] == "exited":
-        forget(module)
-        module.exit_json(changed=True, running=False, seconds=seconds(unit), log=str(log))
-    if unit["ActiveState"] in ("active", "activating"):
+        # Another run may have seen its end first.
+        told = json.loads(ended.read_text()) if ended.exists() else {}
+        if told.pop("description", "") != description:
+            module.fail_json(msg=f"{name} is gone from the node, which may have been restarted: run again")
+        module.exit_json(**told)
+    if unit["ActiveState"] in ("active", "activating") and unit["SubState"] != "exited":
         last = progress(lines_of(log))
         module.exit_json(changed=True, running=True, seconds=seconds(unit), last=last, log=str(log))
+    answer = {"changed": True, "running": False, "seconds": seconds(unit), "log": str(log)}
+    if unit["SubState"] != "exited":
+        answer |= {"failed": True, "msg": complaint(name, unit, log)}
+    ended.write_text(json.dumps({"description": description, **answer}))
     forget(module)
-    module.fail_json(msg=complaint(name, unit, log), running=False, log=str(log))
+    module.exit_json(**answer)
 
 
 if __name__ == "__main__":
