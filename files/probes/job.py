@@ -115,6 +115,8 @@ def main():
         if "rank" in record:
             told["ranks"].append(record)
         elif "ranks" in record:
+            # There are several of them when every worker is a job of its own.
+            told["ranks"] += record.pop("ranks")
             told.update(record)
     told["ranks"].sort(key=lambda rank: rank["rank"])
     lines = [line[:300] for line in output.splitlines() if not NOISE.search(line)]

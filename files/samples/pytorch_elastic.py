@@ -1,6 +1,7 @@
 """LeNet-5 on MNIST with PyTorch and elastic Horovod: goes on when a node is lost, and with it when it is back.
 
-horovodrun -np 2 --min-np 1 --host-discovery-script /opt/farandole/samples/discover_hosts.sh python pytorch_elastic.py
+horovodrun -np 2 --min-np 1 --host-discovery-script ./discover_hosts.sh python pytorch_elastic.py; a lost node that is
+back is taken again with --blacklist-cooldown-range 2 60.
 """
 
 import sys
@@ -61,7 +62,7 @@ def main():
     hvd.init()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    train_data, test_data = datasets(options.images)
+    train_data, test_data = datasets("MNIST-data-%d" % hvd.rank(), options.images)
     model = LeNet5()
     # The number of workers changes, so the rate is that of one.
     optimizer = optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)

@@ -32,9 +32,9 @@ class LeNet5(nn.Module):
         return self.fc3(F.relu(self.fc2(x)))
 
 
-def datasets(images):
+def datasets(own, images):
     """For training and for testing, normalised as everybody normalises MNIST."""
-    for pixels, labels in mnist.load_data("MNIST-data-%d" % hvd.rank(), images):
+    for pixels, labels in mnist.load_data(own, images):
         x = (torch.from_numpy(pixels).float().unsqueeze(1) / 255 - 0.1307) / 0.3081
         yield torch.utils.data.TensorDataset(x, torch.from_numpy(labels).long())
 
@@ -132,7 +132,7 @@ def main():
     # One CPU thread for each job.
     torch.set_num_threads(1)
 
-    train_data, test_data = datasets(options.images)
+    train_data, test_data = datasets("MNIST-data-%d" % hvd.rank(), options.images)
     batches, sampler = loader(train_data, options, shuffle=True)
     test_batches, test_sampler = loader(test_data, options, shuffle=False)
 
@@ -143,7 +143,8 @@ def main():
     done = hvd.broadcast_object(done, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    # So small a model is averaged in one piece; large ones while the gradients of the first layers are still computed.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
 
     meter = proof.Meter()
     for epoch in range(done + 1, options.epochs + 1):

@@ -22,7 +22,7 @@ import yaml
 
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, digest, recall_whole, record, sha256
-from farandole.stack.collect import _drafts, _no_space, _pip_settings, _wheels
+from farandole.stack.collect import bring_wheels, certificates, draft_folder, no_space
 
 Say = Callable[[str], None]
 Facts = Mapping[str, Any]
@@ -48,7 +48,7 @@ def load() -> Facts:
 def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Built:
     """The data that `samples_data` asks for, from the cache or made now."""
     facts, folder = facts or load(), root / "data"
-    with _no_space(root):
+    with no_space(root):
         if built := _kept(wish, facts, folder):
             return built
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> B
 
 def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
     """Bring what is missing from the first site that has it; nothing, or why none has."""
-    reasons, trust = [], _certificates()
+    reasons, trust = [], certificates()
     for site in facts["mnist"]["sites"]:
         if not (reason := _fetch_from(site, facts, folder, trust, say)):
             return []
@@ -165,12 +165,6 @@ def _take(came: queue.SimpleQueue[bytes | Exception], seconds: float, otherwise:
     return what
 
 
-def _certificates() -> ssl.SSLContext:
-    """Those that pip is told to trust: where a proxy looks into TLS, they are the ones that count."""
-    cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
-    return ssl.create_default_context(cafile=cafile)
-
-
 def _mnist(facts: Facts, folder: Path) -> Built:
     files = {name: (folder / name).read_bytes() for name in facts["mnist"]["files"]}
     return _pack(folder / "mnist.tar", files, "MNIST", _key(facts["mnist"]["files"]))
@@ -196,9 +190,9 @@ def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
     if target.is_file() and sha256(target) == digits["sha256"]:
         return target.read_bytes()
     wheel = digits["wheel"]
-    with _drafts(folder) as drafts:
+    with draft_folder(folder) as drafts:
         say(f"collecting {wheel['file']}")
-        _wheels([wheel], digits["python"], drafts, say)
+        bring_wheels([wheel], digits["python"], drafts, say)
         content = zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"])
     _check(content, f"{digits['member']} of {wheel['file']}", digits["sha256"])
     _write(target, content)

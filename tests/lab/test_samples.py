@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, 
     done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", runner, json.dumps(task))
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
-    return {**said, "job": task}
+    return {**said, "job": {**task, "size": len(nodes)}}
 
 
 def workers(cluster: Cluster) -> list[str]:
@@ -42,13 +43,12 @@ def workers(cluster: Cluster) -> list[str]:
 
 
 @contextmanager
-def meanwhile(cluster: Cluster, begun: str, *faults: tuple[int, str]) -> Iterator[None]:
-    """What happens to node-2, each so many seconds after the one before, from when a condition holds on the head."""
+def meanwhile(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
+    """What happens to node-2, one after the other, each as soon as a condition holds on the head."""
 
     def strike() -> None:
-        cluster.ssh("node-1", "sh", "-c", f"for i in $(seq 600); do {begun} && break; sleep 0.1; done")
-        for seconds, fault in faults:
-            time.sleep(seconds)
+        for condition, fault in faults:
+            cluster.ssh("node-1", "sh", "-c", f"for i in $(seq 600); do {condition} && break; sleep 0.1; done")
             cluster.farandole("fault", fault, "node-2")
 
     thread = threading.Thread(target=strike)
@@ -157,7 +157,7 @@ def test_a_node_that_is_cut_off_in_mid_training_ends_the_job(cluster: Cluster, c
     kept = f"{HOME}/cut-{controller}"
     argv = (*horovodrun(controller, BOTH), *LONG, "--checkpoints", kept)
     try:
-        with meanwhile(cluster, f"[ -e {kept}/pytorch-0003.pt ]", (1, "cut")):
+        with meanwhile(cluster, (f"[ -e {kept}/pytorch-0003.pt ]", "cut")):
             done = job(cluster, argv, seconds=80)
     finally:
         cluster.farandole("fault", "heal", "node-2")
@@ -206,15 +206,21 @@ def test_damaged_data_is_named_and_mended(cluster: Cluster, damage: str) -> None
 
 def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(cluster: Cluster) -> None:
     argv = (
-        "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1",
+        "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "2", "60",
         "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh",
-        "python", f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epochs", "6",
+        "python", f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epochs", "8",
         "--log-interval", "1000000",
     )  # fmt: skip
-    with meanwhile(cluster, "pgrep -u trainer -f pytorch_elastic >/dev/null", (12, "kill"), (10, "start")):
-        done = job(cluster, argv, seconds=150)
+    log = f"{HOME}/elastic.log"
+    told = ("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} 2>&1 | tee {log}")
+    with meanwhile(
+        cluster,
+        (f"grep -q '2 workers from epoch' {log} && sleep 2", "kill"),
+        (f"grep -q '1 worker from epoch' {log}", "start"),
+    ):
+        done = job(cluster, told, seconds=240)
     assert done["code"] == 0, done["said"]
     assert done["accuracy"] >= 0.95
-    turns = [found[1] for line in done["said"] if (found := re.search(r"(\d) workers? from epoch", line))]
+    turns = re.findall(r"(\d) workers? from epoch", cluster.ssh("node-1", "cat", log).stdout)
     assert turns == ["2", "1", "2"], done["said"]
     assert [rank["host"] for rank in done["ranks"]] == list(BOTH)

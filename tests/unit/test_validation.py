@@ -30,7 +30,7 @@ def rank(number: int, **told: Any) -> dict[str, Any]:
 def ran(name: str, **told: Any) -> dict[str, Any]:
     """A job that went well, but for what is told."""
     job = PLANNED[name]
-    ranks = [rank(number, size=len(job["nodes"])) for number in range(len(job["nodes"]))]
+    ranks = [rank(number, size=job["size"]) for number in range(len(job["nodes"]))]
     good = {"job": job, "code": 0, "seconds": 5.0, "left": {"node-1": [], "node-2": []}, "said": [], "ranks": ranks}
     return {**good, "accuracy": 0.97, "loss": 0.1, "data": "MNIST", **told}
 
@@ -122,20 +122,46 @@ def test_parity_is_of_both_sides(other: float, status: str) -> None:
     assert found["parity.pytorch_mnist"].status == status
 
 
-def test_speed_is_held_against_one_worker_and_against_torch() -> None:
-    def checks(one: float, both: float, ddp: float) -> list[str]:
-        results = [ran("speed.horovod.one", ranks=[rank(0, size=1, rate=one)])]
-        for name, rate in (("speed.horovod.all", both), ("speed.ddp.all", ddp)):
-            results.append(ran(name, ranks=[rank(0, rate=rate / 2), rank(1, rate=rate / 2)]))
+def test_speed_is_held_against_each_worker_by_itself_and_against_torch() -> None:
+    def checks(alone: float, together: float, ddp: float) -> list[str]:
+        results = []
+        for name, rate in (("alone", alone), ("horovod", together), ("ddp", ddp)):
+            size = 1 if name == "alone" else 2
+            ranks = [rank(0, size=size, rate=rate / 2), rank(1, size=size, rate=rate / 2)]
+            results.append(ran(f"speed.{name}", ranks=ranks))
         found = judged(*results)
         return [found[name].status for name in ("speed.efficiency", "speed.yardstick")]
 
-    assert checks(1000, 1600, 1777) == [GREEN, GREEN]
-    assert checks(1000, 1599, 1777) == [RED, RED]
+    assert checks(2000, 1600, 1777) == [GREEN, GREEN]
+    assert checks(2000, 1599, 1777) == [RED, RED]
+
+
+def test_workers_by_themselves_are_not_one_job_nor_of_one_weight() -> None:
+    alone = PLANNED["speed.alone"]
+    assert failure(ran("speed.alone", ranks=[rank(0, size=1), rank(1, size=1, weights="other")])) == ""
+    assert "was one job, not several" in failure(ran("speed.alone", ranks=[rank(0), rank(1)]))
+    assert "HOROVOD_CONTROLLER=gloo" in alone["argv"]
+
+
+@pytest.mark.parametrize("count", [2, 16, 200, 400])
+def test_many_workers_need_no_more_memory_and_no_less_learning(count: int) -> None:
+    nodes = [f"node-{number}" for number in range(count)]
+    planned = {job["id"]: job["argv"] for job in jobs(nodes, ["pytorch"], 120, quick=False)}
+
+    def value(name: str, option: str) -> int:
+        return int(planned[name][planned[name].index(option) + 1])
+
+    images = value("speed.horovod", "--images")
+    assert images <= max(60_000, 256 * count)
+    assert value("speed.horovod", "--epochs") * images / 256 / count >= 100
+    # As many steps as two workers make.
+    step = value("training.pytorch_mnist", "--batch-size") * count
+    steps = value("training.pytorch_mnist", "--epochs") * (1497 // step)
+    assert steps >= 12 * (1497 // 128) * 0.75
 
 
 def test_a_pair_that_failed_is_not_compared() -> None:
-    found = judged(ran("speed.horovod.one", code=1), ran("speed.horovod.all"))
+    found = judged(ran("speed.alone", code=1), ran("speed.horovod"))
     assert [check.status for check in found.values()] == [RED, GREEN]
     assert "speed.efficiency" not in found
 

@@ -36,10 +36,10 @@ def collect(lock: Lock, cache: Path, say: Say) -> bool:
     wheels = [wheel for wheel in lock["wheels"] if not _have(cache / "wheels" / wheel["file"], wheel["sha256"], say)]
     horovod = lock["horovod"]
     sdist = not _have(cache / "sources" / horovod["file"], horovod["sha256"], say)
-    with _no_space(cache):
+    with no_space(cache):
         if wheels:
             say(f"collecting {len(wheels)} of {len(lock['wheels'])} wheels into {cache / 'wheels'}")
-            _wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
+            bring_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
         if sdist:
             say(f"collecting {horovod['file']}")
             _source("horovod", horovod, cache / "sources")
@@ -68,7 +68,7 @@ def _settle(draft: Path, target: Path, wanted: str, source: str) -> None:
 
 
 @contextmanager
-def _drafts(folder: Path) -> Iterator[Path]:
+def draft_folder(folder: Path) -> Iterator[Path]:
     """A place beside the final one that is gone afterwards, whatever happens."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=folder, ignore_cleanup_errors=True) as name:
@@ -76,7 +76,7 @@ def _drafts(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _no_space(cache: Path) -> Iterator[None]:
+def no_space(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -94,8 +94,8 @@ def _full(cache: Path) -> str:
 # Wheels
 
 
-def _wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path, say: Say) -> None:
-    with _drafts(folder) as drafts:
+def bring_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path, say: Say) -> None:
+    with draft_folder(folder) as drafts:
         wanted = drafts / "requirements.txt"
         # === takes the version to the letter: 2.13.0 is then not 2.13.0+cpu.
         lines = (f"{one['name']}==={one['version']} --hash=sha256:{one['sha256']}\n" for one in wheels)
@@ -189,7 +189,7 @@ def _no_wheel(name: str, wheels: Sequence[Mapping[str, str]]) -> str:
 
 def _source(name: str, wanted: Mapping[str, str], folder: Path) -> None:
     """Fetch a source archive; pip would run its setup.py to do it."""
-    with _drafts(folder) as drafts:
+    with draft_folder(folder) as drafts:
         draft, reasons = drafts / wanted["file"], []
         for index in _indexes():
             try:
@@ -228,10 +228,14 @@ def _pip_settings() -> dict[str, str]:
     return found | {key.rsplit(".", 1)[1]: value.strip("'") for key, _, value in lines if key.startswith(":env:")}
 
 
+def certificates() -> ssl.SSLContext:
+    """Those that pip is told to trust: where a proxy looks into TLS, they are the ones that count."""
+    cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
+    return ssl.create_default_context(cafile=cafile)
+
+
 def _open(url: str) -> Any:
-    certificates = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
-    context = ssl.create_default_context(cafile=certificates)
-    return urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context)  # noqa: S310 - the user's own indexes
+    return urllib.request.urlopen(url, timeout=TIMEOUT_S, context=certificates())  # noqa: S310 - the user's own indexes
 
 
 def _link(index: str, name: str, file: str) -> str | None:

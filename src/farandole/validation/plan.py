@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,9 @@ PARITY: Mapping[str, tuple[str, float]] = {
 }
 # Images in a step of all workers together, in training and for parity; of each worker for speed.
 GLOBAL_BATCH, BATCH = 128, 256
-SPEED_STEPS = 30
+SPEED_STEPS = 100
+# So many images at most lie in a worker's memory; with more workers it sees them more often.
+IMAGES = 60_000
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Job:
     seconds: int
     # Its source goes where {probe} stands among the arguments.
     probe: str = ""
+    # How many workers are one job; where it is 1, each of them is a job of its own, all at the same time.
+    size: int = 0
 
 
 def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
@@ -46,11 +51,11 @@ def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
     return "/usr/local/bin/horovodrun", f"--{controller}", "-np", count, "-H", hosts, "python"
 
 
-def mpirun(nodes: Sequence[str]) -> tuple[str, ...]:
+def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
     """The same without Horovod."""
     count = str(len(nodes))
     hosts = ",".join(f"{node}:1" for node in nodes)
-    told = ("-x", "FARANDOLE_JOB", "-x", "OMP_NUM_THREADS")
+    told = [word for name in ("FARANDOLE_JOB", "OMP_NUM_THREADS", *environment) for word in ("-x", name)]
     return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *told, "python"
 
 
@@ -60,7 +65,7 @@ def jobs(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
         found += _speed(nodes, frameworks, seconds)
-    return [asdict(job) for job in found]
+    return [{**asdict(job), "size": job.size or len(job.nodes)} for job in found]
 
 
 def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
@@ -85,7 +90,9 @@ def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> 
         if framework not in frameworks:
             continue
         size = ("--batch-size", str(max(1, GLOBAL_BATCH // count)), "--lr", str(rate / count))
-        learn = (what, str(amount * count if what == "--steps" else amount))
+        # With more workers than images in a step, each has one, and there are fewer steps in an epoch.
+        epochs = amount * math.ceil(count / GLOBAL_BATCH)
+        learn = (what, str(amount * count if what == "--steps" else epochs))
         argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
         name = sample.removesuffix(".py")
         yield Job(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)
@@ -108,22 +115,19 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
 
 
 def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    """Alone means at the same time: where nodes share a machine, they share its speed."""
     if "pytorch" not in frameworks or len(nodes) == 1:
         return
-    for which, some in (("one", nodes[:1]), ("all", nodes)):
-        images = str(BATCH * len(some) * SPEED_STEPS)
-        size = ("--batch-size", str(BATCH), "--images", images)
-        argv = (*horovodrun("gloo", some), f"{SAMPLES}/pytorch_mnist.py", "--json", "--epochs", "1", *size)
-        yield Job(
-            f"speed.horovod.{which}", "speed", f"Horovod, {len(some)} of {len(nodes)} nodes", tuple(some), argv, seconds
-        )
-        ddp = (*mpirun(some), "-c", "{probe}", "--master", nodes[0], *size, "--steps", str(SPEED_STEPS))
-        yield Job(
-            f"speed.ddp.{which}",
-            "speed",
-            f"torch.distributed, {len(some)} of {len(nodes)} nodes",
-            tuple(some),
-            ddp,
-            seconds,
-            "ddp.py",
-        )
+    sample = f"{SAMPLES}/pytorch_mnist.py"
+    # Without MPI, a worker that no launcher of Horovod tells of others is the only one.
+    single = mpirun(nodes, "HOROVOD_CONTROLLER=gloo", "HOROVOD_CPU_OPERATIONS=gloo")
+    ddp = mpirun(nodes)
+    for name, title, argv, probe, workers in (
+        ("alone", "Horovod, each worker by itself", (*single, sample), "", 1),
+        ("horovod", "Horovod", (*horovodrun("gloo", nodes), sample), "", len(nodes)),
+        ("ddp", "torch.distributed", (*ddp, "-c", "{probe}", "--master", nodes[0]), "ddp.py", len(nodes)),
+    ):
+        steps = max(1, min(SPEED_STEPS, IMAGES // (BATCH * workers)))
+        size = ("--json", "--batch-size", str(BATCH), "--images", str(BATCH * workers * steps))
+        size += ("--epochs", str(math.ceil(SPEED_STEPS / steps)))
+        yield Job(f"speed.{name}", "speed", title, tuple(nodes), (*argv, *size), seconds, probe, workers)
