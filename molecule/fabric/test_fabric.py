@@ -93,6 +93,7 @@ def test_the_stack_is_found_however_a_job_is_started(head, network, way):
         "NCCL_SOCKET_IFNAME": "=eth0",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
         "TF_USE_LEGACY_KERAS": "1",
+        "MALLOC_MMAP_THRESHOLD_": "33554432",
     }
     assert {name: told.get(name) for name in wanted} == wanted
 

@@ -128,6 +128,6 @@ def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Ite
         ("ddp", "torch.distributed", (*ddp, "-c", "{probe}", "--master", nodes[0]), "ddp.py", len(nodes)),
     ):
         steps = max(1, min(SPEED_STEPS, IMAGES // (BATCH * workers)))
-        size = ("--json", "--batch-size", str(BATCH), "--images", str(BATCH * workers * steps))
-        size += ("--epochs", str(math.ceil(SPEED_STEPS / steps)))
-        yield Job(f"speed.{name}", "speed", title, tuple(nodes), (*argv, *size), seconds, probe, workers)
+        size = ("--batch-size", str(BATCH), "--images", str(BATCH * workers * steps))
+        argv += ("--json", "--epochs", str(math.ceil(SPEED_STEPS / steps)), *size)
+        yield Job(f"speed.{name}", "speed", title, tuple(nodes), argv, seconds, probe, workers)
