@@ -22,8 +22,8 @@ PARITY: Mapping[str, tuple[str, float]] = {
     "tensorflow_tape.py": ("tensorflow", 0.001),
 }
 # Images in a step of all workers together, in training and for parity; of each worker for speed.
-GLOBAL_BATCH, BATCH = 128, 256
-SPEED_STEPS = 100
+GLOBAL_BATCH, BATCH = 128, 512
+SPEED_STEPS = 60
 # So many images at most lie in a worker's memory; with more workers it sees them more often.
 IMAGES = 60_000
 
