@@ -124,7 +124,7 @@ def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Ite
     ddp = mpirun(nodes)
     for name, title, argv, probe, workers in (
         ("alone", "Horovod, each worker by itself", (*single, sample), "", 1),
-        ("horovod", "Horovod", (*horovodrun("gloo", nodes), sample), "", len(nodes)),
+        ("horovod", "Horovod", (*horovodrun("mpi", nodes), sample), "", len(nodes)),
         ("ddp", "torch.distributed", (*ddp, "-c", "{probe}", "--master", nodes[0]), "ddp.py", len(nodes)),
     ):
         steps = max(1, min(SPEED_STEPS, IMAGES // (BATCH * workers)))
