@@ -114,8 +114,8 @@ HANG = "import time, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and time.
     ("nodes", "script", "seconds", "words", "cause"),
     [
         (("node-1", "nod-2"), "1", 60, "ended with status", "no node is called nod-2"),
-        (BOTH, CRASH, 60, "ended with status", "out of luck"),
-        (BOTH, HANG, 15, "was ended after 15 s", ""),
+        (BOTH, CRASH, 60, "ended with status", "worker 1 on node-2 ended: out of luck"),
+        (BOTH, HANG, 15, "was ended after 15 s", "a worker hangs, or waits for one that does"),
     ],
     ids=["wrong name", "crash", "hang"],
 )
@@ -125,7 +125,7 @@ def test_a_job_that_cannot_go_well_ends_and_leaves_nothing(
     done = job(cluster, (*horovodrun(controller, nodes), "-c", script), nodes, seconds)
     assert words in failure(done), done
     assert done["seconds"] < seconds + 25
-    assert cause in explain(done["said"])[0] or any(cause in line for line in done["said"]), done["said"]
+    assert cause in explain(done)[0], done["said"]
     assert workers(cluster) == []
 
 
@@ -134,7 +134,7 @@ def test_too_many_workers_are_refused_in_a_sentence(cluster: Cluster) -> None:
     done = job(cluster, argv)
     assert done["code"]
     assert done["seconds"] < 10
-    assert explain(done["said"])[0] == "more workers are asked for than there are slots", done["said"]
+    assert explain(done)[0] == "more workers are asked for than there are slots", done["said"]
     assert not any("Traceback" in line for line in done["said"])
 
 
@@ -146,7 +146,7 @@ def test_a_node_that_is_off_is_named(cluster: Cluster) -> None:
         cluster.farandole("fault", "start", "node-2")
     assert done["code"]
     assert done["seconds"] < 30
-    assert explain(done["said"]) == (
+    assert explain(done) == (
         "node-2 does not answer to ssh", "start or reconnect node-2; playbooks/preflight.yml says more"
     )  # fmt: skip
     assert not any("Traceback" in line for line in done["said"])
@@ -162,7 +162,8 @@ def test_a_node_that_is_cut_off_in_mid_training_ends_the_job(cluster: Cluster, c
     finally:
         cluster.farandole("fault", "heal", "node-2")
     assert failure(done)
-    assert done["seconds"] < 105
+    assert explain(done)[0] == "node-2 does not answer any more", done
+    assert done["seconds"] < 75
     names = cluster.ssh("node-1", "ls", kept).stdout.split()
     assert len(names) > 1
     load = f"import torch; print(torch.load('{kept}/{names[-1]}', weights_only=True)['epoch'])"
@@ -180,7 +181,7 @@ def test_a_full_disk_costs_no_checkpoint_that_was_written(cluster: Cluster) -> N
     try:
         done = job(cluster, (*horovodrun("gloo", BOTH), *LONG, "--checkpoints", f"{HOME}/small/kept"))
         assert done["code"]
-        assert explain(done["said"])[0] == "a disk is full", done["said"]
+        assert f"the disk of node-1 is full: {HOME}/small/kept/pytorch-" in explain(done)[0], done["said"]
         assert any("node-1: " in line and "the checkpoints before it are whole" in line for line in done["said"])
         kept = cluster.ssh("node-1", "sh", "-c", f"ls {HOME}/small/kept/*.pt").stdout.split()
         load = "import sys, torch; [torch.load(path, weights_only=True) for path in sys.argv[1:]]"
@@ -198,7 +199,7 @@ def test_damaged_data_is_named_and_mended(cluster: Cluster, damage: str) -> None
     cluster.ssh("node-2", "sh", "-c", f"{damage} {path}")
     done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN))
     assert done["code"]
-    assert explain(done["said"])[0] == f"the data {path} on node-2 is damaged or missing", done["said"]
+    assert explain(done)[0] == f"the data {path} on node-2 is damaged or missing", done["said"]
     mended = cluster.play()
     assert {host for host, number in mended.count("changed").items() if number} == {"node-2"}, mended.output
     assert failure(job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--epochs", "1"))) == ""

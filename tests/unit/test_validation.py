@@ -173,6 +173,10 @@ def test_a_pair_that_failed_is_not_compared() -> None:
         ("ssh: Could not resolve hostname nod-2: Name or service not known", "no node is called nod-2"),
         ("OSError: [Errno 28] No space left on device", "a disk is full"),
         (
+            "[0]<stderr>:node-1: /home/a.pt cannot be written, 0 MiB are free: full",
+            "the disk of node-1 is full: /home/a.pt",
+        ),
+        (
             "node-2: /opt/farandole/data/mnist/a.gz is damaged (CRC)",
             "the data /opt/farandole/data/mnist/a.gz on node-2",
         ),
@@ -181,7 +185,28 @@ def test_a_pair_that_failed_is_not_compared() -> None:
     ],
 )
 def test_last_words_tell_the_cause(line: str, cause: str) -> None:
-    assert cause in explain(["noise", line])[0]
+    assert cause in explain(ran("mpi", code=1, said=["noise", line]))[0]
+
+
+LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ({"code": 1, "left": {"node-2": ["no answer"]}, "said": [LOST]}, "node-2 does not answer any more"),
+        (
+            {"code": None, "left": {"node-1": [], "node-2": ["python"]}},
+            "a worker hangs, or waits for one that does; python still ran on node-2, and was ended",
+        ),
+        ({"code": 1, "said": [LOST, "[1]<stderr>:out of luck"]}, "worker 1 on node-2 ended: out of luck"),
+        ({"code": 1, "said": ["[1,1]<stderr>:KeyError: 'x'"]}, "worker 1 on node-2 ended: KeyError: 'x'"),
+        ({"code": 1, "said": [LOST]}, "a node was lost in the middle"),
+    ],
+    ids=["silent", "hang", "crash over Gloo", "crash over MPI", "lost"],
+)
+def test_the_worker_or_the_node_is_named(told: dict[str, Any], cause: str) -> None:
+    assert explain(ran("mpi", **told))[0] == cause
 
 
 CHECKS = [

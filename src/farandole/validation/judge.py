@@ -10,7 +10,7 @@ from typing import Any
 GREEN, RED, NOT_MEASURED = "green", "red", "not measured"
 Result = Mapping[str, Any]
 
-# What a job's last words mean, and what mends it; the first that fits counts.
+# What a job's last words mean for sure, and what mends it; the first that fits counts.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"Could not resolve hostname (\S+?):",
@@ -28,7 +28,12 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "site.yml brings it again",
     ),
     (
-        r"No space left on device|cannot be written, 0 MiB are free",
+        r"([\w.-]+): (\S+) cannot be written, 0 MiB are free",
+        "the disk of {0} is full: {1} cannot be written",
+        "make room there; the checkpoints before it are whole",
+    ),
+    (
+        r"No space left on device",
         "a disk is full",
         "make room on the node that says so",
     ),
@@ -37,6 +42,9 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "more workers are asked for than there are slots",
         "lower -np, or name more hosts",
     ),
+)
+# What is worth saying where nothing better is known.
+SIGNS: tuple[tuple[str, str, str], ...] = (
     (
         r"terminated with signal (\d+)|exited on signal (\d+)",
         "a worker was ended by signal {0}",
@@ -85,14 +93,49 @@ def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
     return [*checks, *_parity(results, bars), *_speed(results, bars)]
 
 
-def explain(lines: Sequence[str]) -> tuple[str, str]:
-    """Cause and cure that the last words tell of."""
-    for pattern, cause, cure in CAUSES:
+def explain(result: Result) -> tuple[str, str]:
+    """Cause and cure of a failure: what the job said for sure, else who is silent, who did not end, who fell."""
+    said, nodes = result["said"], result["job"]["nodes"]
+    if told := _told(said, CAUSES):
+        return told
+    left = {host: names for host, names in result["left"].items() if names}
+    if silent := ", ".join(host for host, names in left.items() if names == ["no answer"]):
+        return f"{silent} does not answer any more", f"start or reconnect {silent}, and run again"
+    if result["code"] is None:
+        where = "".join(f"; {', '.join(names)} still ran on {host}, and was ended" for host, names in left.items())
+        cure = "HOROVOD_STALL_CHECK_TIME_SECONDS=10 before the command makes Horovod say who is missing"
+        return f"a worker hangs, or waits for one that does{where}", cure
+    if fallen := _fallen(said):
+        rank, words = fallen
+        host = nodes[rank] if rank < len(nodes) else "a node"
+        return f"worker {rank} on {host} ended: {words}", "mend what it says; if it is the stack's fault, site.yml does"
+    return _told(said, SIGNS) or (
+        "the job says above why",
+        "run it by hand as the job user; if it is the stack's fault, site.yml mends it",
+    )
+
+
+def _told(lines: Sequence[str], known: Sequence[tuple[str, str, str]]) -> tuple[str, str] | None:
+    for pattern, cause, cure in known:
         for line in lines:
             if found := re.search(pattern, line):
                 told = [text or "" for text in found.groups()]
                 return cause.format(*told), cure.format(*told)
-    return "the job says above why", "run it by hand as the job user; if it is the stack's fault, site.yml mends it"
+    return None
+
+
+def _fallen(lines: Sequence[str]) -> tuple[int, str] | None:
+    """The first worker that ended for a reason of its own, and its last words; the others only miss it."""
+    words: dict[int, str] = {}
+    missing = set()
+    for line in lines:
+        if found := re.match(r"\[(?:\d+,)?(\d+)\]<stderr>: *(.*\S)", line):
+            rank = int(found[1])
+            if re.search(r"HorovodInternalError|Horovod has been shut down", line):
+                missing.add(rank)
+            elif "btl_tcp" not in line:
+                words[rank] = found[2][:200]
+    return next(((rank, words[rank]) for rank in sorted(words) if rank not in missing), None)
 
 
 def failure(result: Result) -> str:
@@ -125,7 +168,7 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
     job, ranks = result["job"], result["ranks"]
     common: dict[str, Any] = {"hosts": list(job["nodes"]), "seconds": result["seconds"]}
     if why := failure(result):
-        cause, cure = explain(result["said"])
+        cause, cure = explain(result)
         yield Check(job["id"], RED, f"{job['title']}: {why}", **common, cause=cause, cure=cure, log=result["said"])
         return
     first = ranks[0]
