@@ -69,9 +69,11 @@ def trusted(trust: dict[str, Any]) -> list[Check]:
         if answer.get("rc") == 0:
             checks.append(Check(f"trust.{host}", GREEN, lines[-1].strip(), hosts=[host]))
             continue
+        cause = "not every node is reached by name and by address as the job user"
         cure = "start or reconnect what does not answer; for all else site.yml"
+        if answer.get("unreachable"):
+            cause, cure = "it does not answer to ssh", f"start or reconnect {host}; playbooks/preflight.yml says more"
         # The ways that work end with their seconds.
         bad = [line for line in lines if not re.search(r"\d\.\d\d s$", line)]
-        cause = "not every node is reached by name and by address as the job user"
         checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))
     return checks

@@ -22,7 +22,7 @@ def validation_task(job: dict[str, Any], source: str) -> dict[str, Any]:
 def validation_trust(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str, Any]:
     """What the nodes from which jobs are launched said of the others."""
     answers = {host: hostvars[host].get("_validation_trust", {}) for host in hosts if host in hostvars}
-    return {host: dict(answer) for host, answer in answers.items() if "rc" in answer}
+    return {host: dict(answer) for host, answer in answers.items() if {"rc", "unreachable"} & answer.keys()}
 
 
 def validation_unmeasured(manifest: dict[str, Any]) -> dict[str, str]:
