@@ -28,6 +28,7 @@ def arguments():
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
     parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless they are on M machines; default: N")
+    parser.add_argument("--gpu", action="store_true", help="with tensors on the GPU of each rank, which NCCL sums")
     parser.add_argument("--bandwidth", action="store_true", help="measure how fast sums of several sizes are")
     options = parser.parse_args()
     if options.expect_hosts is None:
@@ -35,18 +36,36 @@ def arguments():
     return options
 
 
-def load(name):
+def load(name, gpu):
     """Horovod for a framework, the framework's version, and how it makes a tensor that holds one value only."""
     if name == "torch":
         import horovod.torch as hvd
         import torch
 
-        return hvd, torch.__version__, lambda size, value, kind: torch.full((size,), value, dtype=getattr(torch, kind))
+        hvd.init()
+        device = own_gpu(hvd, range(torch.cuda.device_count())) if gpu else "cpu"
+
+        def tensor(size, value, kind):
+            return torch.full((size,), value, dtype=getattr(torch, kind), device=device)
+
+        return hvd, torch.__version__, tensor
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
+    hvd.init()
+    tf.config.set_visible_devices(own_gpu(hvd, tf.config.list_physical_devices("GPU")) if gpu else [], "GPU")
     return hvd, tf.__version__, lambda size, value, kind: tf.fill([size], tf.constant(value, kind))
+
+
+def own_gpu(hvd, found):
+    """That of this rank; there is one for each of a node's."""
+    where = socket.gethostname()
+    if not hvd.nccl_built():
+        sys.exit(f"{where}: Horovod is built without NCCL; lock anew with --accelerator cuda, then run site.yml")
+    if hvd.local_rank() >= len(found):
+        sys.exit(f"{where}: {len(found)} GPUs are seen by rank {hvd.rank()}; nvidia-smi says what there is")
+    return found[hvd.local_rank()]
 
 
 def describe(hvd):
@@ -68,7 +87,7 @@ def reduce(hvd, tensor, wanted):
     for kind in TYPES:
         for size in SIZES:
             # Ranks count from 1 here, so that none adds nothing.
-            total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").numpy()
+            total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").cpu().numpy()
             found = sorted({total.min().item(), total.max().item()})
             yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
 
@@ -97,7 +116,7 @@ def gather(hvd, tensor, ranks):
         for size in SIZES:
             parts = lengths(size, len(ranks))
             part = tensor(parts[own], number(own), kind)
-            whole = hvd.allgather(part, name=f"gather.{kind}.{size}").numpy()
+            whole = hvd.allgather(part, name=f"gather.{kind}.{size}").cpu().numpy()
             wrong[kind] += misplaced(whole, parts, kind, ranks)
     return wrong
 
@@ -126,7 +145,7 @@ def broadcast(hvd, tensor, ranks):
         for size in SIZES:
             for root in sorted({0, len(ranks) - 1}):
                 own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
-                came = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").numpy()
+                came = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
                 wrong[kind] += mistaken(came, size, kind, root, ranks)
     return wrong
 
@@ -156,7 +175,7 @@ def bandwidth(hvd, tensor):
 def timed(hvd, own, name):
     """The seconds that a sum takes."""
     begun = time.perf_counter()
-    hvd.allreduce(own, op=hvd.Sum, name=name).numpy()
+    hvd.allreduce(own, op=hvd.Sum, name=name).cpu().numpy()
     return time.perf_counter() - begun
 
 
@@ -202,8 +221,7 @@ def by(ranks, what):
 def main():
     """Join the job, compute, compare, say."""
     options = arguments()
-    hvd, version, tensor = load(options.framework)
-    hvd.init()
+    hvd, version, tensor = load(options.framework, options.gpu)
     own = {**describe(hvd), "framework": options.framework, "version": version}
     wanted = hvd.size() * (hvd.size() + 1) // 2
     ranks = hvd.allgather_object(own, name="ranks")

@@ -8,9 +8,10 @@ from typing import Any
 from farandole.validation.plan import jobs
 
 
-def validation_jobs(nodes: list[str], frameworks: list[str], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
+def validation_jobs(nodes: list[str], manifest: dict[str, Any], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
     """In their order."""
-    return jobs(nodes, frameworks, int(seconds), quick=quick)
+    wanted = manifest["wanted"]
+    return jobs(nodes, wanted["frameworks"], int(seconds), quick=quick, gpu=wanted["accelerator"] != "cpu")
 
 
 def validation_task(job: dict[str, Any], source: str) -> dict[str, Any]:
@@ -27,9 +28,10 @@ def validation_trust(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str,
 
 def validation_unmeasured(manifest: dict[str, Any]) -> dict[str, str]:
     """What no job of this cluster shows, and why."""
-    cpu = manifest["wanted"]["accelerator"] == "cpu"
-    why = "the cluster is on CPUs" if cpu else "the probes sum on CPUs; only the samples use the GPUs"
-    return {"nccl": f"NCCL across nodes: {why}", "rdma": "InfiniBand, RoCE: no job asks for them"}
+    found = {"rdma": "InfiniBand, RoCE: no job asks for them"}
+    if manifest["wanted"]["accelerator"] == "cpu":
+        found = {"nccl": "NCCL across nodes: the cluster is on CPUs", **found}
+    return found
 
 
 class FilterModule:

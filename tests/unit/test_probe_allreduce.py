@@ -68,6 +68,9 @@ class Scalar:
 class Numbers(list[int]):
     """As much of an array of numpy as the probe asks for."""
 
+    def cpu(self) -> Numbers:
+        return self
+
     def numpy(self) -> Numbers:
         return self
 
@@ -189,3 +192,18 @@ def test_bandwidth_counts_what_a_link_carries() -> None:
     assert allreduce.pace(1_000_000, 0.01, 4)["busbw_mbs"] == 150.0
     assert allreduce.pace(1_000_000, 0.01, 1)["busbw_mbs"] == 0.0
     assert [allreduce.often(seconds) for seconds in (1e-6, 0.01, 9)] == [200, 35, 3]
+
+
+class Place:
+    """What a rank asks of Horovod to find its GPU."""
+
+    def __init__(self, local: int, *, nccl: bool = True) -> None:
+        self.local_rank, self.rank, self.nccl_built = (lambda: local), (lambda: 8 + local), (lambda: nccl)
+
+
+def test_each_rank_has_a_gpu_of_its_own_or_says_why_not() -> None:
+    assert [allreduce.own_gpu(Place(local), ["a", "b"]) for local in (0, 1)] == ["a", "b"]
+    with pytest.raises(SystemExit, match="1 GPUs are seen by rank 9; nvidia-smi"):
+        allreduce.own_gpu(Place(1), ["a"])
+    with pytest.raises(SystemExit, match="built without NCCL; lock anew"):
+        allreduce.own_gpu(Place(0, nccl=False), ["a"])

@@ -51,6 +51,12 @@ def test_a_framework_that_is_not_there_has_no_jobs() -> None:
         assert not [job["id"] for job in jobs(NODES, [name], 120, quick=False) if f".{other}" in job["id"]]
 
 
+def test_gpus_are_asked_for_where_there_are_some() -> None:
+    found = {job["id"]: job["argv"] for job in jobs(NODES, ["pytorch"], 120, quick=True, gpu=True)}
+    assert list(found) == ["mpi", "horovod.torch.gloo", "horovod.torch.nccl"]
+    assert [name for name, argv in found.items() if "--gpu" in argv] == ["horovod.torch.nccl"]
+
+
 def test_probes_and_samples_are_there() -> None:
     for job in PLANNED.values():
         assert not job["probe"] or (ROOT / "files/probes" / job["probe"]).is_file()

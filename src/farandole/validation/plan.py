@@ -59,9 +59,11 @@ def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
     return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *told, "python"
 
 
-def jobs(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
+def jobs(
+    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool = False
+) -> list[dict[str, Any]]:
     """All of them, or those that take half a minute."""
-    found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick)]
+    found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
         found += _speed(nodes, frameworks, seconds)
@@ -73,14 +75,16 @@ def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
     yield Job("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi.py")
 
 
-def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool) -> Iterator[Job]:
+def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool) -> Iterator[Job]:
+    # NCCL moves what lies on GPUs; Gloo or MPI then only carry the talk about it.
+    ways = {"gloo": "gloo"} | ({} if quick else {"mpi": "mpi"}) | ({"nccl": "gloo"} if gpu else {})
     for framework in sorted(frameworks):
         module = MODULES[framework]
-        for controller in ("gloo",) if quick else ("gloo", "mpi"):
-            probe = ("-c", "{probe}", module, "--expect", str(len(nodes)), "--bandwidth")
-            title = f"{module} over {controller}"
+        for way, controller in ways.items():
+            probe = ["-c", "{probe}", module, "--expect", str(len(nodes)), "--bandwidth", *["--gpu"] * (way == "nccl")]
             argv = (*horovodrun(controller, nodes), *probe)
-            yield Job(f"horovod.{module}.{controller}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
+            title = f"{module} over {way}"
+            yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
 
 
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
