@@ -81,7 +81,7 @@ def reap(node, mark):
     script = f"MARK = {f'{MARK}={mark}'.encode()!r}; GRACE = {GRACE}{REAP}"
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, "python3", "-"]
     if node == socket.gethostname():
-        # When the last login of a user ends, systemd removes the semaphores of all that runs as this user.
+        # A login of its own would only cost time here.
         command = ["python3", "-"]
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=PATIENCE)
