@@ -71,7 +71,7 @@ def count(code: int, report: Path) -> Result:
 
 def main() -> int:
     """All stages, also after one that failed."""
-    # Also when it is ended from elsewhere, and when it was started in the background, where a shell lets Ctrl-C be ignored.
+    # Also when it is ended from elsewhere, or was started in the background, where a shell has Ctrl-C ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
