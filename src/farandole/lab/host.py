@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from farandole.errors import FarandoleError
 from farandole.lab import firewall
@@ -17,7 +18,8 @@ from farandole.lab.shell import run
 RUN = Path("/run/farandole")
 STORE = Path("/var/lib/farandole")
 _RECORD = RUN / "host.json"
-_LOCK = Path("/run/lock/farandole-lab")
+# Beside RUN, which goes while it is held; not in /run/lock, where everybody may leave a link of this name.
+_LOCK = Path("/run/farandole-lab.lock")
 _NAMESPACE = RUN / "namespace" / "mnt"
 _CGROUP = Path("/sys/fs/cgroup")
 _LEDGERS = Path("/run/containers")
@@ -79,6 +81,11 @@ def check() -> None:
     check_packages()
     if not is_root():
         raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run the same with sudo")
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        raise FarandoleError(
+            "the lab changes settings of the kernel, and root here is root of a user namespace only, as in a lab node: "
+            "run it on the machine itself"
+        )
     STORE.mkdir(parents=True, exist_ok=True)
     if run("stat", "--file-system", "--format=%T", str(STORE)).strip() == "overlayfs":
         raise FarandoleError(
@@ -91,7 +98,7 @@ def locked(wait: Callable[[], None]) -> Iterator[None]:
     """One lab command at a time changes the machine; `wait` is called when there is another."""
     with ExitStack() as stack:
         while True:
-            lock = stack.enter_context(_LOCK.open("w"))
+            lock = stack.enter_context(_open_lock())
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -104,6 +111,14 @@ def locked(wait: Callable[[], None]) -> Iterator[None]:
         finally:
             if not ready():
                 _LOCK.unlink()
+
+
+def _open_lock() -> BinaryIO:
+    """The lock's file, made where it is not there; no link is followed and nothing is written."""
+    try:
+        return os.fdopen(os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb")
+    except OSError as error:
+        raise FarandoleError(f"the lab cannot open its lock ({error.strerror}): remove {_LOCK} and run the same again") from error
 
 
 def prepare() -> None:

@@ -1,0 +1,43 @@
+"""What the lab does as root in places that others can reach."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import FarandoleError
+from farandole.lab import host
+
+
+def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_LOCK", lock)
+    monkeypatch.setattr(host, "ready", lambda: True)  # else the lock goes with the last lab
+    with host.locked(wait=lambda: None):
+        pass
+
+
+@pytest.mark.parametrize("place", [host._LOCK, host.RUN, host.STORE])
+def test_only_root_makes_or_replaces_what_the_lab_works_with(place: Path) -> None:
+    for folder in place.parents:
+        assert folder.stat().st_uid == 0, folder
+        assert not folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), folder
+
+
+def test_the_lock_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(FarandoleError, match=f"remove {tmp_path}/lock"):
+        hold(tmp_path / "lock", monkeypatch)
+    assert victim.read_text() == "whole"
+
+
+def test_the_lock_empties_no_file_and_is_roots_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    os.link(victim, tmp_path / "link")
+    hold(tmp_path / "link", monkeypatch)
+    assert victim.read_text() == "whole"
+    hold(tmp_path / "lock", monkeypatch)
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
