@@ -78,6 +78,47 @@ def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
     assert cluster.ssh("node-1", "systemctl", "is-system-running").stdout == "running\n"
 
 
+# Each leaves this machine as it is also where it is let in.
+CHANGES_TO_THIS_MACHINE = {
+    "a setting": "tee /proc/sys/vm/swappiness </proc/sys/vm/swappiness",
+    "the program that the kernel starts as root": "cd /proc/sys/kernel && cat core_pattern | tee core_pattern",
+    "by way of a new proc": "mount -t proc none /mnt && cd /mnt/sys/vm && tee swappiness <swappiness",
+    "the clock": "date --set=@$(date +%s)",
+    "the kernel's log": "dd if=/dev/kmsg bs=8k count=1 iflag=nonblock status=none",
+    "a disk": "head --bytes=1 /dev/{name}",
+    "a disk, by a device made anew": "mknod /root/disk b {numbers} && head --bytes=1 /root/disk",
+    "a disk, by way of the kernel's devices": "mount -t devtmpfs none /mnt && head --bytes=1 /mnt/{name}",
+    "a power setting": "tee /sys/power/pm_freeze_timeout </sys/power/pm_freeze_timeout",
+}
+
+
+def a_disk() -> tuple[str, str]:
+    """Name and numbers of a block device that root of this machine may open."""
+    for numbers in sorted(Path("/sys/class/block").glob("*/dev")):
+        name = numbers.parent.name
+        if not subprocess.run(["head", "--bytes=1", f"/dev/{name}"], capture_output=True, check=False).returncode:
+            return name, numbers.read_text().strip().replace(":", " ")
+    pytest.skip("this machine has no block device that its root may open")
+
+
+def test_root_on_a_node_does_not_change_this_machine(cluster: Cluster) -> None:
+    name, numbers = a_disk()
+    attacks = {what: attack.format(name=name, numbers=numbers) for what, attack in CHANGES_TO_THIS_MACHINE.items()}
+    statuses = {
+        what: cluster.ssh("node-1", "unshare", "--mount", "sh", "-c", attack).returncode
+        for what, attack in attacks.items()
+    }
+    assert [what for what, status in statuses.items() if not status] == []
+    assert 255 not in statuses.values(), "ssh did not get there"
+
+
+def test_root_on_a_node_mounts_and_hides_what_it_likes(cluster: Cluster) -> None:
+    own = "mount -t tmpfs -o size=1m none /mnt && touch /mnt/here && ls /mnt"
+    assert cluster.ssh("node-1", "unshare", "--mount", "sh", "-c", own).stdout == "here\n"
+    private = "systemd-run --wait --pipe --quiet -p PrivateTmp=yes -p PrivateDevices=yes ls -A /tmp"
+    assert cluster.ssh("node-1", "sh", "-c", private).returncode == 0
+
+
 def test_ssh_runs_exactly_these_arguments(cluster: Cluster) -> None:
     words = ["two words", "*", "$HOME", "--", "-n", 'quote"', "it's", "", "a;b"]
     shown = cluster.ssh("node-1", "python3", "-c", "import sys; print(sys.argv[1:])", *words)

@@ -95,7 +95,10 @@ def up(
     *,
     decoy: Annotated[bool, typer.Option("--decoy", help="Give new nodes a docker0 with one address for all.")] = False,
 ) -> None:
-    """Bring a lab up, or to more nodes; run it again at will."""
+    """Bring a lab up, or to more nodes; run it again at will.
+
+    Nodes share this machine's kernel, memory and network; their root has no rights on it beyond that (docs/lab.md).
+    """
     inventory.check(name)
     with _work(f"{name} up") as progress:
         lab.up(name, nodes, suite, decoy=decoy, progress=progress)

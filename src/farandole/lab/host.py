@@ -118,7 +118,9 @@ def _open_lock() -> BinaryIO:
     try:
         return os.fdopen(os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb")
     except OSError as error:
-        raise FarandoleError(f"the lab cannot open its lock ({error.strerror}): remove {_LOCK} and run the same again") from error
+        raise FarandoleError(
+            f"the lab cannot open its lock ({error.strerror}): remove {_LOCK} and run the same again"
+        ) from error
 
 
 def prepare() -> None:

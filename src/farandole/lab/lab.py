@@ -22,6 +22,14 @@ Progress = Callable[[str], None]
 _NETWORKS = ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22)
 _FIRST_NODE = 10
 _SSH_SECONDS = 90
+# Each node's users have numbers of their own here, between those that systemd keeps for itself.
+_FIRST_ID = 1_900_000_000
+_IDS = 65_536
+# All that root may do, and in the node's own user namespace only. Not --privileged: it brings this machine's devices.
+_ROOT_WITHIN = (
+    "--cap-add=all",
+    *(f"--security-opt={off}" for off in ("apparmor=unconfined", "label=disable", "seccomp=unconfined", "unmask=ALL")),
+)
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,8 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         "--detach",
         f"--name={_container(lab, name)}",
         f"--hostname={name}",
-        "--privileged",
+        *(f"--{kind}map=0:{_FIRST_ID + _IDS * index}:{_IDS}" for kind in ("uid", "gid")),
+        *_ROOT_WITHIN,
         "--systemd=always",
         "--pids-limit=0",  # none; -1 asks for a controller that a hybrid cgroup tree lacks
         "--restart=always",
@@ -232,6 +241,7 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         "--tmpfs=/tmp",
         f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
         f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
+        f"--ulimit=memlock={_limit(resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)}",
         f"--network={_network_name(lab)}",
         f"--ip={address}",
         f"--mac-address={mac}",
@@ -243,9 +253,14 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
 
 
 def _limit(kind: int, wanted: int) -> int:
-    """A container cannot raise a hard limit that its machine does not have."""
-    hard = resource.getrlimit(kind)[1]
-    return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    """What is wanted, or what this machine may grant; a node cannot raise it later."""
+    soft, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY and not 0 <= wanted <= hard:
+        try:
+            resource.setrlimit(kind, (soft, wanted))
+        except ValueError:  # CAP_SYS_RESOURCE is missing
+            return hard
+    return wanted
 
 
 def _ensure_network(lab: str) -> ipaddress.IPv4Network:
