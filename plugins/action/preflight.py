@@ -17,9 +17,12 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+
+from farandole.errors import FarandoleError
+from farandole.state import claim
 
 Probe = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -548,9 +551,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             {
                 "phase": {"type": "str", "choices": ["inventory", "hosts"], "required": True},
                 "roles_dir": {"type": "path"},
-                "state_dir": {"type": "path"},
+                "state_dir": {"type": "path", "required": True},
             },
-            required_if=[("phase", "inventory", ["roles_dir"]), ("phase", "hosts", ["state_dir"])],
+            required_if=[("phase", "inventory", ["roles_dir"])],
         )
         judge = self._inventory if args["phase"] == "inventory" else self._hosts
         findings, praise = judge(args, task_vars or {})
@@ -559,6 +562,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": praise}
 
     def _inventory(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
+        self._claim(args, task_vars, write=False)
         groups, hostvars = task_vars["groups"], task_vars["hostvars"]
         specs = self._specs(Path(args["roles_dir"]))
         declared = {role: declared_names(spec) for role, spec in specs.items()}
@@ -568,6 +572,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if not findings:
             values = {n.name: {name: hostvars[n.name][name] for name in n.variables & set(options)} for n in nodes}
             findings = judge_values(values, options)
+        if not findings:
+            self._claim(args, task_vars, write=not self._task.check_mode)
         return findings, f"{count(len(nodes), 'node')} in the inventory: no finding"
 
     def _hosts(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
@@ -578,6 +584,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         probes = probes_of(answers)
         write_private(Path(args["state_dir"]) / "preflight.json", record(findings, probes))
         return findings, summary(probes)
+
+    def _claim(self, args: Mapping[str, Any], task_vars: Mapping[str, Any], *, write: bool) -> None:
+        # Hosts on the command line are in no folder, and in no group cluster either.
+        if folder := task_vars.get("inventory_dir"):
+            try:
+                claim(Path(args["state_dir"]), Path(folder), write=write)
+            except FarandoleError as error:
+                raise AnsibleActionFail(f"{error}; nothing was changed") from None
 
     def _specs(self, roles_dir: Path) -> dict[str, Mapping[str, Any]]:
         paths = sorted(roles_dir.glob("*/meta/argument_specs.yml"))

@@ -16,6 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import ssh
 
+from farandole.errors import FarandoleError
+from farandole.state import claim
+
 DAY = 86400
 KINDS = ("host", "user")
 REVOKED = "revoked_keys"
@@ -281,7 +284,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "rotate": {"type": "bool", "default": False},
             }
         )
-        authority = Authority(Path(arguments["folder"]), arguments["passphrase"], check_mode=self._task.check_mode)
+        folder = Path(arguments["folder"])
+        try:
+            claim(folder.parent, Path((task_vars or {})["inventory_dir"]), write=not self._task.check_mode)
+        except FarandoleError as error:
+            raise AnsibleActionFail(str(error)) from None
+        authority = Authority(folder, arguments["passphrase"], check_mode=self._task.check_mode)
         cluster = (task_vars or {})["groups"]["cluster"]
         revoked = authority.revoked(arguments["revoked"])
         refuse_unknown(arguments["revoked"], revoked, cluster)

@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from farandole.errors import FarandoleError
+from farandole.state import claim
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, judge
 from farandole.validation.report import text, verdict, write
 
@@ -33,6 +36,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "unmeasured": {"type": "dict", "default": {}},
             }
         )
+        folder = Path(told["folder"])
+        try:
+            claim(folder.parent, Path((task_vars or {})["inventory_dir"]))
+        except FarandoleError as error:
+            raise AnsibleActionFail(str(error)) from None
         results = {item["item"]["id"]: ran(item) for item in told["jobs"]}
         bars = Bars(**{name: float(value) for name, value in told["bars"].items()})
         checks = [*trusted(told["trust"]), *judge(results, bars)]
@@ -40,7 +48,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         data = sorted({one["data"] for one in results.values() if "data" in one})
         seconds = round(time.time() - told["begun"], 1)
         about = {**told["about"], "data": data, "seconds": seconds, "bars": told["bars"]}
-        target = write(Path(told["folder"]), about, checks)
+        target = write(folder, about, checks)
         answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
         return {**result, "changed": False, "_ansible_verbose_always": True, **answer}
 

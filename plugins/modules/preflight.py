@@ -21,8 +21,11 @@ options:
     description: Where the roles lie; their argument specs say which variables exist. Needed by V(inventory).
     type: path
   state_dir:
-    description: Directory on the controller for C(preflight.json). Needed by V(hosts).
+    description:
+      - Directory on the controller for C(preflight.json). It belongs to the first inventory that uses it, and any
+        other is refused.
     type: path
+    required: true
 attributes:
   check_mode:
     description: Changes no host, in check mode or out of it.
@@ -35,6 +38,7 @@ EXAMPLES = r"""
   preflight:
     phase: inventory
     roles_dir: "{{ role_path | dirname }}"
+    state_dir: "{{ preflight_state_dir }}"
   run_once: true
 """
 

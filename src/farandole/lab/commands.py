@@ -111,7 +111,10 @@ def down(name: Name = "lab") -> None:
     if not (lab.nodes(name) or inventory.folder(name).exists()):
         console.print(f"there is no lab {name}; clearing away what one may have left")
     with _work(f"{name} down") as progress:
+        kept = inventory.remove(name)
         restored = lab.down(name, progress)
+    for line in kept:
+        console.print(f"kept: {line}")
     for line in restored:
         console.print(f"put back: {line}")
     if others := sorted({node.lab for node in lab.nodes()}):
@@ -151,6 +154,7 @@ def inventory_(name: Name = "lab") -> None:
     found = [node for node in lab.nodes(name) if node.state == "running"]
     if not found:
         raise FarandoleError(f"lab {name} has no running node; `farandole lab up --name {name}` starts it")
+    inventory.check(name)
     console.print(str(inventory.write(name, {node.name: (node.address, node.root) for node in found})))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +11,11 @@ import yaml
 
 from farandole.errors import FarandoleError
 from farandole.lab.shell import run
+from farandole.state import owner
 
 _MARK = "# Written by `farandole lab up`; changes are lost.\n"
+# What `write` makes, and what a playbook writes beside it; the one with the mark goes last.
+_OURS = (".gitignore", ".ssh", "stack.lock.yml", "hosts.yml")
 _CAP_SYS_RESOURCE = 24
 Hosts = dict[str, tuple[str, Path]]
 
@@ -30,18 +34,41 @@ def folder(lab: str) -> Path:
 
 
 def check(lab: str) -> None:
-    """Refuse to write over an inventory that a person wrote."""
-    hosts = folder(lab) / "hosts.yml"
-    if hosts.exists() and not hosts.read_text().startswith(_MARK):
-        raise FarandoleError(f"{hosts.parent} was not written by the lab: choose another --name")
+    """Refuse the name of an inventory that a person wrote, and of a cluster whose state lies here."""
+    _refuse_foreign(lab)
+    target, state = folder(lab), _state(lab)
+    whose = owner(state)
+    if _filled(state) and (not _filled(target) or whose not in (None, target.resolve())):
+        raise FarandoleError(
+            f"{state} is the state of {whose or 'a cluster'}, not of this lab: choose another --name, "
+            f"or remove it if that cluster is gone: rm -r {shlex.quote(str(state))}"
+        )
+
+
+def _refuse_foreign(lab: str) -> None:
+    target = folder(lab)
+    if _filled(target) and not _marked(target):
+        raise FarandoleError(f"{target} was not written by the lab: choose another --name")
+
+
+def _filled(target: Path) -> bool:
+    return target.is_dir() and any(target.iterdir())
+
+
+def _marked(target: Path) -> bool:
+    hosts = target / "hosts.yml"
+    return hosts.exists() and hosts.read_text().startswith(_MARK)
 
 
 def write(lab: str, hosts: Hosts) -> Path:
     """Write the inventory of a running lab, and let this checkout's key into its nodes."""
     target = folder(lab)
-    ssh = target / ".ssh"
-    ssh.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    if not _marked(target):  # first of all: whenever this is interrupted, the folder is known to be the lab's
+        (target / "hosts.yml").write_text(_MARK)
     (target / ".gitignore").write_text("*\n")
+    ssh = target / ".ssh"
+    ssh.mkdir(exist_ok=True)
     key = _key(lab)
     if not key.exists():
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"farandole lab {lab}", "-f", str(key))
@@ -54,12 +81,32 @@ def write(lab: str, hosts: Hosts) -> Path:
     return target
 
 
-def remove(lab: str) -> None:
-    """Forget a lab: its inventory, and what the playbooks kept of it on this machine."""
-    check(lab)
-    if folder(lab).exists():
-        shutil.rmtree(_state(lab), ignore_errors=True)
-        shutil.rmtree(folder(lab))
+def remove(lab: str) -> list[str]:
+    """Forget a lab: what it wrote, and what the playbooks kept of it on this machine. Returns what stays, and why."""
+    _refuse_foreign(lab)
+    target, state = folder(lab), _state(lab)
+    kept = []
+    if _filled(target) and owner(state) == target.resolve():
+        shutil.rmtree(state)
+    elif _filled(state):
+        kept.append(f"{state}, the state of {owner(state) or 'a cluster that it does not name'}")
+    if not _filled(target):
+        return kept
+    others = sorted(path.name for path in target.iterdir() if path.name not in _OURS)
+    for name in _OURS[:-1] if others else _OURS:
+        _discard(target / name)
+    if others:
+        (target / "hosts.yml").write_text(_MARK)
+        return [*kept, f"{target}, as the lab did not write {', '.join(others)} in it"]
+    target.rmdir()
+    return kept
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _key(lab: str) -> Path:

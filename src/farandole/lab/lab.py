@@ -111,7 +111,6 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
 
 def down(lab: str, progress: Progress) -> list[str]:
     """Remove a lab, whatever state it is in; after the last one the machine is as it was before."""
-    inventory.remove(lab)
     if not host.STORE.exists():
         return []
     host.prepare()

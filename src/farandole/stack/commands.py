@@ -18,6 +18,7 @@ from farandole.stack import nodes
 from farandole.stack.cache import Cache, default_root
 from farandole.stack.catalogue import load
 from farandole.stack.wish import wish
+from farandole.state import claim
 from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
@@ -49,6 +50,7 @@ def lock(
         new = locks.read(path)
     else:
         variables = inventory_variables(inventory)
+        claim(variables["state"], variables["folder"], write=not explain)
         chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
         wanted = wish(
             [name.strip() for name in chosen],
@@ -153,6 +155,7 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     own = next(iter(values.values()))
     state = own.get("preflight_state_dir") or own.get("base_state_dir")
     folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    found["folder"] = folder
     found["state"] = Path(state) if state else locks.PROJECT / ".farandole" / folder.name
     return found
 

@@ -1,0 +1,68 @@
+"""The folder in which the control machine keeps what it knows of one cluster, and whose it is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from farandole.errors import FarandoleError
+
+OWNER = "inventory"
+
+
+def owner(state: Path) -> Path | None:
+    """The inventory that a state folder belongs to; none where nobody has claimed it."""
+    try:
+        return Path((state / OWNER).read_text().removesuffix("\n"))
+    except FileNotFoundError:
+        return None
+
+
+def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
+    """Refuse the state of another inventory; one that is nobody's belongs to this inventory from now on."""
+    mine = Path(os.path.realpath(inventory))
+    try:
+        if write and owner(state) is None:
+            _sign(state, mine)
+        theirs = owner(state)
+    except OSError as error:
+        raise FarandoleError(
+            f"the state folder {state} cannot be used: {error.strerror} ({error.filename}); "
+            "make it this account's own, or set base_state_dir in the inventory to another folder"
+        ) from None
+    if theirs not in (None, mine):
+        raise FarandoleError(_refusal(state, str(theirs), mine))
+
+
+def _refusal(state: Path, theirs: str, mine: Path) -> str:
+    own = f"give this one a folder of its own: set base_state_dir for group cluster in {mine}, for example to {state.with_name(state.name + '-2')}"
+    said = f"the state folder {state} belongs to the inventory {theirs}, and this one is {mine}"
+    if Path(theirs).exists():
+        return (
+            f"{said}: two clusters would share one certificate authority. To mend it, {own}; a cluster that has shared it until "
+            "now gets an authority of its own by the next site.yml over all its nodes"
+        )
+    moved = f"printf '%s\\n' {shlex.quote(str(mine))} > {shlex.quote(str(state / OWNER))}"
+    return f"{said}. The former is not there: if it was moved here, say so by  {moved}  and else {own}"
+
+
+def _sign(state: Path, mine: Path) -> None:
+    """Write the owner down, whole and for good; of two at once one is the first."""
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
+    handle, draft = tempfile.mkstemp(dir=state, prefix=f".{OWNER}")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{mine}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, state / OWNER)
+    finally:
+        Path(draft).unlink()
+    folder = os.open(state, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)

@@ -1,0 +1,162 @@
+"""State belongs to one inventory, and a lab removes its own alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole import state
+from farandole.errors import FarandoleError
+from farandole.lab import inventory
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A state folder, and two inventories of the same name."""
+    one, other = tmp_path / "a" / "prod", tmp_path / "b" / "prod"
+    one.mkdir(parents=True)
+    other.mkdir(parents=True)
+    return tmp_path / ".farandole" / "prod", one, other
+
+
+def test_state_belongs_to_the_inventory_that_came_first(folders: tuple[Path, Path, Path]) -> None:
+    mine, one, other = folders
+    state.claim(mine, one)
+    state.claim(mine, one)
+    assert state.owner(mine) == one
+    assert [(mine / name).stat().st_mode & 0o777 for name in (".", "inventory")] == [0o700, 0o600]
+    assert [path.name for path in mine.iterdir()] == ["inventory"]
+    with pytest.raises(FarandoleError, match=r"belongs to the inventory .*/a/prod, .*/b/prod: .*base_state_dir"):
+        state.claim(mine, other)
+    assert state.owner(mine) == one
+
+
+def test_a_way_through_a_link_is_the_same_inventory(folders: tuple[Path, Path, Path]) -> None:
+    mine, one, other = folders
+    (other / "link").symlink_to(one)
+    state.claim(mine, one)
+    state.claim(mine, other / "link")
+
+
+def test_looking_claims_nothing(folders: tuple[Path, Path, Path]) -> None:
+    mine, one, other = folders
+    state.claim(mine, one, write=False)
+    assert not mine.exists()
+    state.claim(mine, one)
+    with pytest.raises(FarandoleError):
+        state.claim(mine, other, write=False)
+
+
+def test_an_inventory_that_moved_says_so_by_the_command_that_is_shown(tmp_path: Path) -> None:
+    mine, old, new = tmp_path / "it's $(touch no)" / "prod", tmp_path / "old", tmp_path / "new $(touch no) 'prod"
+    old.mkdir()
+    new.mkdir()
+    state.claim(mine, old)
+    old.rmdir()
+    with pytest.raises(FarandoleError, match="if it was moved here, say so by") as refused:
+        state.claim(mine, new)
+    command = str(refused.value).partition("say so by  ")[2].partition("  and else")[0]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    state.claim(mine, new)
+    assert not (tmp_path / "no").exists()
+
+
+def test_of_many_at_once_one_becomes_the_owner(folders: tuple[Path, Path, Path]) -> None:
+    mine, one, _ = folders
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom farandole.state import claim\n"
+        "sys.stdin.read()\nclaim(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(mine), str(one.parent / str(index))],
+            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for index in range(6)
+    ]  # fmt: skip
+    for run in runs:
+        assert run.stdin
+        run.stdin.close()
+    assert sorted(run.wait() for run in runs) == [0, 1, 1, 1, 1, 1]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "roles").mkdir()
+    (tmp_path / "site.yml").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lab(checkout: Path, name: str = "prod") -> tuple[Path, Path]:
+    """A lab without nodes, after a playbook."""
+    mine, kept = checkout / "inventory" / name, checkout / ".farandole" / name
+    inventory.check(name)
+    inventory.write(name, {})
+    state.claim(kept, mine)
+    (kept / "ca").mkdir()
+    (mine / "stack.lock.yml").touch()
+    return mine, kept
+
+
+def test_a_lab_comes_and_goes_with_its_state(checkout: Path) -> None:
+    for _ in range(2):
+        mine, kept = lab(checkout)
+        inventory.check("prod")
+        assert inventory.remove("prod") == []
+        assert not mine.exists()
+        assert not kept.exists()
+
+
+@pytest.mark.parametrize("file", ["hosts.yml", "hosts.yaml", "group_vars/all.yml"])
+def test_a_lab_neither_takes_nor_removes_the_inventory_of_a_person(checkout: Path, file: str) -> None:
+    mine = checkout / "inventory" / "prod" / file
+    mine.parent.mkdir(parents=True)
+    mine.write_text("cluster: {}\n")
+    state.claim(checkout / ".farandole" / "prod", checkout / "inventory" / "prod")
+    for act in (inventory.check, inventory.remove):
+        with pytest.raises(FarandoleError, match="was not written by the lab"):
+            act("prod")
+    assert mine.exists()
+    assert (checkout / ".farandole" / "prod" / "inventory").exists()
+
+
+@pytest.mark.parametrize("owner", ["elsewhere/prod", "inventory/prod", None])
+def test_a_lab_neither_takes_nor_removes_the_state_of_a_cluster(checkout: Path, owner: str | None) -> None:
+    """Of an inventory elsewhere, of one that is not here at the moment, and of the version that did not say whose."""
+    ca = checkout / ".farandole" / "prod" / "ca"
+    ca.mkdir(parents=True)
+    if owner:
+        state.claim(ca.parent, checkout / owner)
+    with pytest.raises(FarandoleError, match=r"is the state of .*choose another --name"):
+        inventory.check("prod")
+    assert str(ca.parent) in inventory.remove("prod")[0]
+    # A lab that the version before has brought up beside it.
+    inventory.write("prod", {})
+    if owner != "inventory/prod":
+        assert str(ca.parent) in inventory.remove("prod")[0]
+        assert ca.exists()
+
+
+def test_what_a_person_put_into_a_labs_inventory_stays(checkout: Path) -> None:
+    mine, kept = lab(checkout)
+    (mine / "group_vars").mkdir()
+    assert "group_vars" in inventory.remove("prod")[0]
+    assert sorted(path.name for path in mine.iterdir()) == ["group_vars", "hosts.yml"]
+    assert not kept.exists()
+    inventory.check("prod")
+
+
+def test_an_interrupted_lab_is_still_the_labs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inventory, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        inventory.write("prod", {})
+    inventory.check("prod")
+    assert inventory.remove("prod") == []
+    assert not (checkout / "inventory" / "prod").exists()
