@@ -38,12 +38,12 @@ def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
 
 
 def _refusal(state: Path, theirs: str, mine: Path) -> str:
-    own = f"give this one a folder of its own: set base_state_dir for group cluster in {mine}, for example to {state.with_name(state.name + '-2')}"
+    own = f"give this one its own: set base_state_dir for group cluster in {mine}, for example to {state}-2"
     said = f"the state folder {state} belongs to the inventory {theirs}, and this one is {mine}"
     if Path(theirs).exists():
         return (
-            f"{said}: two clusters would share one certificate authority. To mend it, {own}; a cluster that has shared it until "
-            "now gets an authority of its own by the next site.yml over all its nodes"
+            f"{said}: two clusters would share one certificate authority. To mend it, {own}; a cluster that has shared "
+            "it until now gets an authority of its own by the next site.yml over all its nodes"
         )
     moved = f"printf '%s\\n' {shlex.quote(str(mine))} > {shlex.quote(str(state / OWNER))}"
     return f"{said}. The former is not there: if it was moved here, say so by  {moved}  and else {own}"

@@ -1,12 +1,23 @@
 """What holds for the whole of site.yml, from bare nodes on."""
 
+import os
+import re
+import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from clusters import ENVIRONMENT, ROOT, Cluster
+from clusters import ENVIRONMENT, ROOT, Cluster, Run
 
 NODES = 3
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
+
+# As from another control machine, which sees no process of this one.
+ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc")
+# Of site.yml only what keeps other runs out, which a tag that nothing has leaves over.
+LOCK = ("--tags", "no-such-tag", "--skip-tags", "stack")
 
 
 def traces(cluster: Cluster, node: str) -> str:
@@ -46,6 +57,73 @@ def test_a_node_that_joins_touches_no_other(cluster: Cluster) -> None:
 def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
     done = cluster.play()
     assert done.count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}, done.output
+
+
+def site(inventory: Path, *arguments: str, before: tuple[str, ...] = ()) -> Run:
+    """site.yml on another inventory or from elsewhere; its words on one line."""
+    done = subprocess.run(
+        [*before, "ansible-playbook", "-i", str(inventory), "site.yml", *arguments],
+        cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    return Run(done.returncode, done.stdout)
+
+
+def words(run: Run) -> str:
+    return " ".join(run.output.split())
+
+
+def test_state_is_refused_to_another_inventory_of_the_same_name(cluster: Cluster, tmp_path: Path) -> None:
+    other = shutil.copytree(cluster.inventory, tmp_path / cluster.name)
+    refused = site(other)
+    assert refused.rc != 0
+    assert set(refused.count("changed").values()) == {0}
+    assert f"belongs to the inventory {cluster.inventory}, and this one is {other}" in words(refused)
+    # It is the owner's name that refuses.
+    owner = (cluster.state / "inventory").rename(tmp_path / "owner")
+    let_in = site(other, *LOCK)
+    owner.rename(cluster.state / "inventory")
+    assert let_in.rc == 0, let_in.output
+
+
+@contextmanager
+def halted_run(cluster: Cluster) -> Iterator[int]:
+    """A run that stands still in the middle of its changes, and is killed in the end."""
+    with subprocess.Popen(
+        cluster.command("--skip-tags", "stack"),
+        cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True,
+    ) as run:  # fmt: skip
+        assert run.stdout
+        assert any("TASK [base : Install the base packages]" in line for line in run.stdout)
+        os.kill(run.pid, signal.SIGSTOP)
+        yield run.pid
+        os.killpg(run.pid, signal.SIGKILL)
+
+
+def test_one_run_at_a_time_changes_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    other_state = ("--extra-vars", f"base_state_dir={tmp_path / 'state'}")
+    with halted_run(cluster) as pid:
+        refused = cluster.play()
+        assert refused.rc != 0
+        assert set(refused.count("changed").values()) == {0}
+        assert f"on this machine (process {pid}, since" in words(refused)
+        assert f"kill {pid}" in words(refused)
+        # Only the head knows of both: another clone here, and another machine with the same state folder.
+        assert f"on this machine (process {pid}, since" in words(cluster.play(*LOCK, *other_state))
+        elsewhere = site(cluster.inventory, *LOCK, before=ELSEWHERE)
+        assert elsewhere.rc != 0
+        assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", words(elsewhere)), elsewhere.output
+        # It is the record on the head that refuses.
+        cluster.ssh("node-1", "mv", "/run/farandole-run", "/run/kept")
+        let_in = site(cluster.inventory, *LOCK, before=ELSEWHERE)
+        cluster.ssh("node-1", "mv", "/run/kept", "/run/farandole-run")
+        assert let_in.rc == 0, let_in.output
+        assert site(cluster.inventory, *LOCK, before=ELSEWHERE).rc != 0
+    # At once, from anywhere.
+    done = site(cluster.inventory, *LOCK, before=ELSEWHERE)
+    assert done.rc == 0, done.output
+    done = cluster.play(*LOCK)
+    assert done.rc == 0, done.output
+    assert "WARNING" not in done.output
 
 
 def test_check_mode_on_a_finished_cluster_foretells_nothing(cluster: Cluster) -> None:

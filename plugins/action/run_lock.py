@@ -1,0 +1,98 @@
+"""Let one run at a time change a cluster: on this machine by the state folder, from others by the head."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from multiprocessing import parent_process
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.common.text.converters import to_text
+from ansible.plugins.action import ActionBase
+
+from farandole import runs
+from farandole.errors import FarandoleError
+from farandole.state import claim
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Runs where the connection is the head's."""
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """See the module of the same name."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec({"state_dir": {"type": "path", "required": True}})
+        if self._task.check_mode:
+            return {**result, "changed": False}
+        main, state = parent_process(), Path(arguments["state_dir"])
+        try:
+            mine = runs.this_run(main.pid if main and main.pid else 0)
+            claim(state, Path((task_vars or {})["inventory_dir"]))
+            runs.take(state, mine)
+            notice = self._tell_head(mine, task_vars)
+        except FarandoleError as error:
+            raise AnsibleActionFail(str(error)) from None
+        if notice:
+            self._display.warning(
+                f"runs from other control machines are not kept out of this cluster: {notice}. "
+                "See to it that there are none"
+            )
+        return {**result, "changed": False}
+
+    def _tell_head(self, mine: runs.Run, task_vars: dict[str, Any] | None) -> str:
+        """Why the head could not be told; empty where it was."""
+        keeper, notice = None, ""
+        try:
+            keeper, holder, source = runs.start_keeper(mine, self._command())
+            mine = replace(mine, source=source)
+        except FarandoleError as error:
+            holder, notice = 0, f"no connection can be held open to the head ({error})"
+        try:
+            held = self._ask(mine, holder, task_vars)
+        except AnsibleError as error:
+            held, notice = None, notice or f"the head does not answer ({error})"
+        if held:
+            self._end(keeper)
+            raise FarandoleError(runs.refusal(held))
+        if notice:
+            self._end(keeper)
+        return notice
+
+    def _ask(self, mine: runs.Run, holder: int, task_vars: dict[str, Any] | None) -> runs.Run | None:
+        """The run that keeps this one out, as the head knows it."""
+        call = {"run": asdict(mine), "holder": holder}
+        held = self._held(call, task_vars)
+        if held and held.here and not held.lives:
+            held = self._held({**call, "over": asdict(held)}, task_vars)
+        return held
+
+    def _held(self, call: dict[str, Any], task_vars: dict[str, Any] | None) -> runs.Run | None:
+        answer = self._execute_module("run_lock", module_args=call, task_vars=task_vars)
+        if "held" not in answer:
+            raise AnsibleError(str(answer.get("msg", "no answer"))[:300])
+        if not answer["held"]:
+            return None
+        if held := runs.read(answer["held"]):
+            return held
+        raise FarandoleError(
+            "the head says that another run is at work, and not which: remove /run/farandole-run on it"
+        )
+
+    def _command(self) -> list[str]:
+        """The ssh of this connection; it never asks for anything, and is no connection for others to share."""
+        connection = self._connection
+        if connection.transport != "ssh":
+            raise FarandoleError(f"it is reached by {connection.transport}, not by ssh")
+        ssh = connection.get_option("ssh_executable")
+        words = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host, runs.HOLDER)]
+        # Before ssh stands what gives it a password; -v would fill a pipe that nobody reads.
+        options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
+        return [ssh, "-o", "BatchMode=yes", "-o", "ControlMaster=no", *options]
+
+    @staticmethod
+    def _end(keeper: Popen[str] | None) -> None:
+        if keeper:
+            keeper.kill()

@@ -1,0 +1,182 @@
+"""Which run holds a cluster, and that one which is dead holds nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import runs
+from farandole.errors import FarandoleError
+
+from .loading import load
+
+run_lock = load("modules", "run_lock")
+ELSEWHERE = "another-boot pid:[4026531836]"
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """Stands for the ansible-playbook of another run."""
+    with subprocess.Popen(["sleep", "100"]) as sleeping:
+        yield sleeping
+        sleeping.kill()
+
+
+@pytest.fixture
+def other(process: subprocess.Popen[bytes]) -> runs.Run:
+    return runs.this_run(process.pid)
+
+
+@pytest.fixture
+def mine() -> Iterator[runs.Run]:
+    with subprocess.Popen(["sleep", "100"]) as sleeping:
+        yield runs.this_run(sleeping.pid)
+        sleeping.kill()
+
+
+def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+    runs.take(tmp_path, other)
+    runs.take(tmp_path, other)
+    said = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
+    with pytest.raises(FarandoleError, match=said):
+        runs.take(tmp_path, mine)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_dead_one_is_known_to_be_dead(
+    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, number: signal.Signals
+) -> None:
+    runs.take(tmp_path, other)
+    process.send_signal(number)
+    deadline = time.monotonic() + 5
+    # Nobody waits for it, so its number is still taken.
+    while other.lives and time.monotonic() < deadline:
+        time.sleep(0.01)
+    runs.take(tmp_path, mine)
+    assert runs.read(json.loads((tmp_path / "run").read_text())) == mine
+
+
+def test_one_that_is_stopped_lives(
+    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+) -> None:
+    runs.take(tmp_path, other)
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(FarandoleError):
+        runs.take(tmp_path, mine)
+
+
+def test_a_number_that_is_used_again_is_another_run(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+    runs.take(tmp_path, replace(other, started=other.started - 1))
+    runs.take(tmp_path, mine)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}'])
+def test_what_is_no_record_holds_nothing(tmp_path: Path, mine: runs.Run, text: str) -> None:
+    (tmp_path / "run").write_text(text)
+    runs.take(tmp_path, mine)
+
+
+def test_of_a_run_elsewhere_the_head_knows(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+    runs.take(tmp_path, replace(other, place=ELSEWHERE))
+    runs.take(tmp_path, mine)
+
+
+def test_words_of_a_head_stay_words(other: runs.Run) -> None:
+    told = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
+    found = runs.read(told)
+    assert found
+    assert found.who.startswith("?[2Jroot?$(touch /tmp/x)xxx")
+    assert len(found.who) == 120
+    assert "kill" not in runs.refusal(found)
+    wrong: list[dict[str, Any]] = [{"pid": "1; reboot"}, {"pid": None}, {"who": ["x"]}, {"since": {}}]
+    assert [runs.read({**told, **one}) for one in wrong] == [None] * 4
+
+
+# The head
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the module says to a run, with a process of this machine for the one on the head."""
+    monkeypatch.setattr(run_lock, "GRACE", 0)
+    path = tmp_path / "head"
+    path.touch()
+
+    def ask(run: runs.Run, holder: int, over: runs.Run | None = None) -> Any:
+        with path.open("r+") as file:
+            if held := run_lock.held_by_another(file, asdict(run), asdict(over) if over else None):
+                return held
+            run_lock.write(file, asdict(run), holder)
+            return None
+
+    return ask
+
+
+@pytest.mark.parametrize("place", ["here", ELSEWHERE])
+def test_the_head_keeps_out_all_but_the_one_that_it_knows(
+    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, place: str
+) -> None:
+    other = replace(other, place=place)
+    assert head(other, process.pid) is None
+    assert head(other, process.pid) is None
+    assert runs.read(head(mine, mine.pid)) == other
+    assert head(mine, mine.pid, over=other) is None
+    assert runs.read(head(other, process.pid)) == mine
+
+
+def test_the_head_lets_a_run_in_when_the_process_of_the_other_is_gone(
+    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+) -> None:
+    head(other, process.pid)
+    process.kill()
+    process.wait()
+    assert head(mine, mine.pid) is None
+
+
+# The keeper
+
+FAR_END = ["env", "SSH_CONNECTION=192.0.2.5 1 192.0.2.1 22", "sh", "-c", f"echo Welcome; {runs.HOLDER}"]
+
+
+def gone(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while runs.started(pid) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return runs.started(pid) is None
+
+
+def test_the_far_end_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.Run) -> None:
+    keeper, holder, source = runs.start_keeper(other, FAR_END)
+    assert source == "192.0.2.5"
+    assert not gone(holder, 1.5)
+    process.kill()
+    assert gone(holder, 10)
+    keeper.wait(10)
+
+
+def test_the_far_end_goes_when_the_keeper_does(other: runs.Run) -> None:
+    keeper, holder, _ = runs.start_keeper(other, FAR_END)
+    keeper.kill()
+    keeper.wait()
+    assert gone(holder, 5)
+
+
+def test_the_far_end_goes_when_it_hears_nothing() -> None:
+    quick = runs.HOLDER.replace(f"-t {runs.PATIENCE}", "-t 1")
+    assert quick != runs.HOLDER
+    with subprocess.Popen(["sh", "-c", quick], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as silent:
+        assert silent.wait(10) == 0
+
+
+def test_no_connection_is_told_by_the_words_of_ssh(other: runs.Run) -> None:
+    with pytest.raises(FarandoleError, match="Permission denied"):
+        runs.start_keeper(other, ["sh", "-c", "echo Welcome; echo 'Permission denied (publickey).' >&2; exit 255"])
