@@ -55,7 +55,7 @@ def test_all_nodes_run_the_same_stack_and_nothing_is_left_of_its_making(host, he
     assert host.check_output("readlink /opt/farandole/current") == head.check_output("readlink /opt/farandole/current")
     assert host.file("/opt/farandole/current/manifest.json").exists
     assert not host.file("/opt/farandole/incoming").exists
-    assert not host.file("/var/tmp/farandole-build").exists  # noqa: S108
+    assert not host.file("/opt/farandole/build").exists
 
 
 def test_the_decoy_is_there_and_names_do_not_lead_to_it(host, addresses):

@@ -23,11 +23,13 @@ options:
     type: str
     required: true
   directory:
-    description: Where it runs; the script and its log are kept there.
+    description: >-
+      Where it runs; the script and its log are kept there. A directory in which another account than root could write
+      is refused, and so is one with such a parent.
     type: path
     required: true
   environment:
-    description: Variables for it.
+    description: Variables for it, beside a PATH that holds the distribution's programs alone.
     type: dict
     default: {}
   start:
@@ -41,7 +43,7 @@ EXAMPLES = """
 - name: Build OpenMPI
   build_step:
     name: OpenMPI 4.1.4
-    directory: /var/tmp/farandole-build
+    directory: /opt/farandole/build
     script: "{{ lookup('file', 'build.sh') }}"
     environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
 """
@@ -59,7 +61,10 @@ log:
 
 import hashlib
 import json
+import os
 import re
+import shlex
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +77,8 @@ TAIL = 25
 RECENT = 2000
 # What says best why a build failed, wherever it stands in the log.
 TELLING = ("error:", "Error:", "ERROR", "No space left", "fatal:", "cannot find", "not found")
+# A step works as root: what it finds by a name, it finds where root alone writes.
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONNOUSERSITE": "1"}
 
 
 def slug(name: str) -> str:
@@ -106,16 +113,50 @@ def forget(module: AnsibleModule) -> None:
     module.run_command(["systemctl", "reset-failed", UNIT])
 
 
+def fault(folder: Path) -> str:
+    """How an account other than root could change which files are found in a folder, and the cure."""
+    status, shown = folder.lstat(), shlex.quote(str(folder))
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{folder} belongs to uid {status.st_uid}: see what lies in it, then run  chown root:root {shown}"
+    if folder.is_symlink():
+        return "" if folder.exists() else f"{folder} leads nowhere: remove it"
+    if not folder.is_dir():
+        return f"{folder} is not a directory: remove it"
+    if status.st_mode & stat.S_ISVTX and status.st_mode & stat.S_IWOTH:
+        return f"every account may write in {folder}: choose a directory elsewhere"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        return f"others may write in {folder} (mode {mode}): see what lies in it, then run  chmod go-w {shown}"
+    return ""
+
+
+def open_to_others(directory: Path) -> str:
+    """The first fault on the way from the root to a directory; what is not there yet will be root's."""
+    for folder in (*reversed(directory.parents), directory):
+        if not folder.is_symlink() and not folder.exists():
+            return ""
+        if found := fault(folder):
+            return found
+        if folder.is_symlink():
+            target = Path(os.path.normpath(folder.parent / folder.readlink()))
+            return open_to_others(target / directory.relative_to(folder))
+    return ""
+
+
 def launch(module: AnsibleModule, description: str, script: Path, log: Path) -> None:
     """Write the script down and start it."""
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(f"set -eu\n{module.params['script']}")
     log.unlink(missing_ok=True)
-    environment = [f"--setenv={name}={value}" for name, value in module.params["environment"].items()]
+    variables = {**ENVIRONMENT, "HOME": str(script.parent), **module.params["environment"]}
+    environment = [f"--setenv={name}={value}" for name, value in variables.items()]
     properties = {
         "WorkingDirectory": str(script.parent),
         "StandardOutput": f"append:{log}",
         "StandardError": f"append:{log}",
+        # What lies in the node's own /tmp is anybody's.
+        "PrivateTmp": "yes",
+        "UMask": "0022",
         # So that its end can be asked for afterwards.
         "RemainAfterExit": "yes",
     }
@@ -157,7 +198,12 @@ def main() -> None:
             "start": {"type": "bool", "default": True},
         },
     )
+    os.umask(0o022)
     name, directory = module.params["name"], Path(module.params["directory"])
+    if found := open_to_others(directory):
+        module.fail_json(
+            msg=f"{name}: root builds nothing in {directory}, as others could have it run their programs: {found}"
+        )
     script, log, ended = (directory / f"{slug(name)}.{kind}" for kind in ("sh", "log", "ended"))
     description = f"{name} [{digest(module.params)}]"
     unit = state(module)

@@ -32,7 +32,7 @@ author: Farandole
 EXAMPLES = """
 - name: Fetch the packed stack
   depot_get:
-    path: /var/tmp/farandole-build/out/stack.tar.zst
+    path: /opt/farandole/build/out/stack.tar.zst
     sha256: 3b1f...
     to: /root/.cache/farandole/stacks/stack.tar.zst
 """

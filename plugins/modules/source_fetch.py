@@ -45,12 +45,13 @@ path:
   returned: always
 """
 
+import os
 import tempfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-FOLDER = Path("/var/tmp/farandole-build/apt")  # noqa: S108, it is made by root for root
+FOLDER = Path("/opt/farandole/build/apt")
 
 
 def mirror(module: AnsibleModule) -> str:
@@ -77,8 +78,9 @@ def main() -> None:
     )
     package, release, file = (module.params[key] for key in ("package", "release", "file"))
     uri = mirror(module)
+    os.umask(0o022)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="farandole-apt-") as state:
+    with tempfile.TemporaryDirectory(dir=FOLDER) as state:
         private = Path(state)
         (private / "lists/partial").mkdir(parents=True)
         (private / "sources.list").write_text(f"deb-src {uri} {release} main\n")

@@ -73,7 +73,7 @@ def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
 
 def test_nothing_is_left_of_the_build_and_no_compiler_came_to_the_worker(cluster: Cluster) -> None:
     for node in ("node-1", "node-2"):
-        assert cluster.ssh(node, "ls", "-A", "/var/tmp/farandole-build").returncode != 0  # noqa: S108
+        assert cluster.ssh(node, "ls", "-A", "/opt/farandole/build").returncode != 0
         assert cluster.ssh(node, "ls", "/opt/farandole/incoming").returncode != 0
     assert cluster.ssh("node-2", "sh", "-c", "command -v g++ mpicc cmake").stdout == ""
 
@@ -196,31 +196,66 @@ BUILD = """
     - name: Build
       build_step:
         name: a long build
-        directory: /var/tmp/farandole-build/test
+        directory: {directory}
         script: "echo begun >>begun; sleep {seconds}; {end}"
 """
+SCRATCH = "/opt/farandole/build/test"
 
 
 def test_a_build_whose_control_machine_died_is_waited_for_and_not_begun_again(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "build.yml"
-    playbook.write_text(BUILD.format(seconds=15, end="echo ended >ended"))
-    cluster.play_while("node-1", "test -e /var/tmp/farandole-build/test/begun", playbook=str(playbook))
-    assert cluster.ssh("node-1", "cat", "/var/tmp/farandole-build/test/ended").returncode != 0  # noqa: S108
+    playbook.write_text(BUILD.format(directory=SCRATCH, seconds=15, end="echo ended >ended"))
+    cluster.play_while("node-1", f"test -e {SCRATCH}/begun", playbook=str(playbook))
+    assert cluster.ssh("node-1", "cat", f"{SCRATCH}/ended").returncode != 0
     assert cluster.play(playbook=str(playbook)).rc == 0
-    left = cluster.ssh("node-1", "sh", "-c", "cd /var/tmp/farandole-build/test && cat begun ended")
+    left = cluster.ssh("node-1", "sh", "-c", f"cd {SCRATCH} && cat begun ended")
     assert left.stdout.split() == ["begun", "ended"]
 
 
 def test_a_build_that_fails_shows_its_last_words_and_where_its_log_is(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "build.yml"
-    playbook.write_text(BUILD.format(seconds=1, end="echo 'x.c:1:1: error: no such thing' >&2; exit 7"))
+    playbook.write_text(
+        BUILD.format(directory=SCRATCH, seconds=1, end="echo 'x.c:1:1: error: no such thing' >&2; exit 7")
+    )
     failed = cluster.play(playbook=str(playbook))
     assert failed.rc != 0
     assert "a long build failed (7)" in failed.output
     assert "error: no such thing" in failed.output
-    assert "/var/tmp/farandole-build/test/a-long-build.log" in failed.output  # noqa: S108
+    assert f"{SCRATCH}/a-long-build.log" in failed.output
     assert cluster.ssh("node-1", "systemctl", "is-active", "farandole-build").stdout.strip() == "inactive"
-    cluster.ssh("node-1", "rm", "-rf", "/var/tmp/farandole-build")  # noqa: S108
+    cluster.ssh("node-1", "rm", "-rf", "/opt/farandole/build")
+
+
+@pytest.mark.parametrize("place", ["/var/tmp/farandole-build", "/home/trainer"])  # noqa: S108
+def test_root_runs_nothing_that_the_job_user_planted(cluster: Cluster, tmp_path: Path, place: str) -> None:
+    """Python looks into its working directory first, so one file there was enough."""
+    folder, owned = f"{place}/test", "/root/owned"
+    plant = f'mkdir -p {folder} && echo \'open("{owned}", "w")\' >{folder}/venv.py'
+    assert cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "sh", "-c", plant).returncode == 0
+    # What is planted works on who works there.
+    assert cluster.ssh("node-1", "sh", "-c", f"cd {folder} && python3 -m venv --help && rm {owned}").returncode == 0
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(BUILD.format(directory=folder, seconds=0, end="python3 -m venv --help"))
+    refused = cluster.play(playbook=str(playbook))
+    assert refused.rc != 0
+    assert f"a long build: root builds nothing in {folder}" in refused.output
+    assert cluster.ssh("node-1", "ls", owned, f"{folder}/begun").stdout == ""
+    cluster.ssh("node-1", "rm", "-rf", folder, "/var/tmp/farandole-build")  # noqa: S108
+
+
+def test_a_build_has_its_own_tmp_and_path_and_the_job_user_cannot_make_its_folder(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    plant = f"mkdir -p {SCRATCH} && touch {SCRATCH}/venv.py"
+    assert cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "sh", "-c", plant).returncode != 0
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(
+        BUILD.format(directory=SCRATCH, seconds=0, end="echo $PATH $HOME $PWD >seen; ls -A /tmp >>seen")
+    )
+    cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "touch", "/tmp/planted")  # noqa: S108
+    assert cluster.play(playbook=str(playbook)).rc == 0
+    seen = cluster.ssh("node-1", "sh", "-c", f"cat {SCRATCH}/seen; rm -r /opt/farandole/build /tmp/planted").stdout
+    assert seen == f"/usr/sbin:/usr/bin:/sbin:/bin {SCRATCH} {SCRATCH}\n"
 
 
 def test_a_second_cluster_of_the_same_platform_compiles_nothing(cluster: Cluster) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from .loading import load
+from .stack import run_module
 
 step, action = load("modules", "build_step"), load("action", "build_step")
 
@@ -85,3 +87,70 @@ def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -
     assert step.progress(["one", "  CC  two.lo"]) == "CC  two.lo"
     assert step.progress(["[ 40%] Building a.o", "g++ -c b.cc", "   |   ^~~~"]) == "[ 40%] Building a.o"
     assert step.progress(["[100%] Built a", "[  3%] Building b.o", "note: x"]) == "[  3%] Building b.o"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose parents, unlike those of tests, are taken for good."""
+    real = step.fault
+    monkeypatch.setattr(step, "fault", lambda path: real(path) if path.is_relative_to(tmp_path) else "")
+    made: Path = tmp_path / "opt/build"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_root_builds_where_only_root_writes(folder: Path) -> None:
+    assert step.open_to_others(folder / "not/there/yet") == ""
+    (folder.parent / "link").symlink_to("build")
+    assert step.open_to_others(folder.parent / "link/openmpi") == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        (0o1777, "every account may write in {}: choose a directory elsewhere"),
+        (0o777, "others may write in {} (mode 0777): see what lies in it, then run  chmod go-w {}"),
+        (0o2775, "others may write in {} (mode 2775): see what lies in it, then run  chmod go-w {}"),
+    ],
+)
+def test_root_does_not_build_where_others_write(folder: Path, mode: int, why: str) -> None:
+    inside = folder / "openmpi"
+    inside.mkdir()
+    inside.chmod(mode)
+    assert step.open_to_others(inside) == why.format(inside, inside)
+    inside.chmod(0o755)
+    # Who writes above it can put another in its place.
+    folder.chmod(mode)
+    assert step.open_to_others(inside) == why.format(folder, folder)
+
+
+def test_root_does_not_build_in_what_belongs_to_another(folder: Path) -> None:
+    try:
+        os.chown(folder, 4711, 4711)
+    except PermissionError:
+        pytest.skip("only root can give a folder away")
+    said = step.open_to_others(folder / "openmpi")
+    assert said == f"{folder} belongs to uid 4711: see what lies in it, then run  chown root:root {folder}"
+
+
+def test_a_link_is_as_good_as_where_it_leads(folder: Path) -> None:
+    link, others = folder / "openmpi", folder.parent / "others"
+    others.mkdir()
+    others.chmod(0o777)
+    link.symlink_to("../others")
+    assert f"others may write in {others}" in step.open_to_others(link / "deeper")
+    for target, why in (("nowhere", "leads nowhere"), ("openmpi", "leads nowhere")):
+        link.unlink()
+        link.symlink_to(target)
+        assert step.open_to_others(link) == f"{link} {why}: remove it"
+    link.unlink()
+    link.touch()
+    assert step.open_to_others(link) == f"{link} is not a directory: remove it"
+
+
+def test_a_step_in_such_a_directory_is_refused_with_the_reason() -> None:
+    answer = run_module("build_step", {**STEP, "directory": "/var/tmp/farandole-build"})  # noqa: S108
+    assert answer["msg"] == (
+        "OpenMPI: root builds nothing in /var/tmp/farandole-build, as others could have it run their programs: every "
+        "account may write in /var/tmp: choose a directory elsewhere"
+    )
