@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
+import re
+import secrets
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -20,7 +22,12 @@ SPEC = {
     "keep": {"type": "int", "default": 0},
 }
 # /tmp is a memory disk on many machines, and a stack is large.
-LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a folder of the login user alone is made of it
+LANDING = "/var/tmp/farandole-landing"  # noqa: S108, no other account can know the name that is made of it
+# What a killed run left behind, and nothing has been written to for an hour; a link is left alone.
+SWEEP = (
+    f'for old in {LANDING}[-.]*; do [ -d "$old" ] && [ ! -L "$old" ] && [ -O "$old" ] && '
+    '[ -z "$(find "$old" -mmin -60)" ] && rm -rf "$old"; done'
+)
 
 
 def sha256(path: Path) -> str:
@@ -67,15 +74,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         for file in lacking:
             check(file)
         room = sum(Path(file["path"]).stat().st_size for file in lacking)
-        landing = self._land(room)
-        host = (task_vars or {}).get("inventory_hostname", "the node")
-        Display().display(f"sending {len(lacking)} file(s), {room / 1e6:.0f} MB, to {self._delegate() or host}")
-        with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
-            bundle(lacking, Path(archive.name))
-            self._connection.put_file(archive.name, f"{landing}/bundle.tar")
-        sent = {file["name"]: file["sha256"] for file in lacking}
-        call.update(wanted=sent, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
-        answer = self._module(call, task_vars)
+        host = self._delegate() or (task_vars or {}).get("inventory_hostname", "the node")
+        with self._landing(host, room) as landing:
+            Display().display(f"sending {len(lacking)} file(s), {room / 1e6:.0f} MB, to {host}")
+            with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
+                bundle(lacking, Path(archive.name))
+                self._connection.put_file(archive.name, f"{landing}/bundle.tar")
+            sent = {file["name"]: file["sha256"] for file in lacking}
+            call.update(wanted=sent, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
+            answer = self._module(call, task_vars)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 
     def _delegate(self) -> str | None:
@@ -86,22 +93,32 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         answer: dict[str, Any] = self._execute_module("depot_put", module_args=arguments, task_vars=task_vars)
         return answer
 
-    def _land(self, room: int) -> str:
-        """A folder of the login user alone, whose leftovers of an earlier run are swept out."""
-        folder = shlex.quote(LANDING)
-        script = (
-            f'd={folder}-$(id -u); mkdir -p -m 0700 "$d" && test -O "$d" && test ! -L "$d" && rm -f "$d"/* && '
-            'echo "$d" && df --output=avail -B1 "$d" | tail -1'
-        )
-        answer = self._low_level_execute_command(script, sudoable=False)
-        words: list[str] = answer["stdout"].split()
-        if answer["rc"] or len(words) != 2:
-            raise AnsibleActionFail(
-                f"{LANDING}-<uid> cannot be used on the node: {answer['stderr'] or answer['stdout']}"
-            )
-        if int(words[1]) < 2 * room:
-            raise AnsibleActionFail(
-                f"{words[0]} has {int(words[1]) >> 20} MiB free on the node and {2 * room >> 20} MiB are needed: "
-                "make room"
-            )
-        return words[0]
+    @contextmanager
+    def _landing(self, host: str, room: int) -> Iterator[str]:
+        """A fresh folder of the login user alone, with room enough; it is gone afterwards."""
+        folder = f"{LANDING}.{secrets.token_hex(8)}"
+        answer = self._shell(f"{SWEEP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
+        free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
+        try:
+            if answer["rc"] or not free:
+                said = (answer["stderr"] or answer["stdout"]).strip()[-300:] or f"exit status {answer['rc']}"
+                raise AnsibleActionFail(
+                    f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in "
+                    "has to be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full "
+                    "nor read-only"
+                )
+            if int(free[0]) < 2 * room:
+                raise AnsibleActionFail(
+                    f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp and {2 * room >> 20} MiB are needed to "
+                    "bring the files there: make room"
+                )
+            yield folder
+        finally:
+            # A node that is gone sweeps it out at the next transfer.
+            with suppress(AnsibleError):
+                self._shell(f"rm -rf {folder}")
+
+    def _shell(self, script: str) -> dict[str, Any]:
+        """As the account that logs in, which is the one that copies."""
+        answer: dict[str, Any] = self._low_level_execute_command(script, sudoable=False)
+        return answer

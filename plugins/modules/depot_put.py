@@ -49,6 +49,7 @@ put:
 """
 
 import hashlib
+import os
 import tarfile
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
             target.parent.mkdir(parents=True, exist_ok=True)
             draft = target.with_name(f".{target.name}.part")
             try:
-                with draft.open("wb") as file:
+                draft.unlink(missing_ok=True)
+                with draft.open("xb") as file:
                     while block := source.read(BLOCK):
                         file.write(block)
                 if sha256(draft) != left.pop(member.name):
@@ -113,6 +115,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)
     directory, wanted = Path(module.params["directory"]), module.params["wanted"]
     if not module.params["bundle"]:
         missing = [name for name, digest in wanted.items() if sha256(directory / name) != digest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,85 @@ def test_what_is_damaged_or_gone_here_is_not_sent(tmp_path: Path) -> None:
     Path(file["path"]).unlink()
     with pytest.raises(AnsibleActionFail, match=f"{file['path']} is not there on the control machine"):
         action.check(file)
+
+
+def test_a_name_that_a_link_has_taken_is_not_written_through(tmp_path: Path) -> None:
+    files = wanted(tmp_path, a="one")
+    (tmp_path / "depot/stacks").mkdir(parents=True)
+    (tmp_path / "victim").write_text("whole")
+    (tmp_path / "depot/stacks/.a.part").symlink_to(tmp_path / "victim")
+    action.bundle(files, tmp_path / "bundle.tar")
+    assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
+    assert (tmp_path / "victim").read_text() == "whole"
+    assert (tmp_path / "depot/stacks/a").read_text() == "one"
+
+
+@pytest.fixture
+def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a transfer lands, elsewhere than on this machine, which may be a node too."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(action, "SWEEP", action.SWEEP.replace(action.LANDING, f"{place}/farandole-landing"))
+    monkeypatch.setattr(action, "LANDING", f"{place}/farandole-landing")
+    return place
+
+
+class Node(action.ActionModule):  # type: ignore[misc, name-defined]
+    """The action, on this machine as its node."""
+
+    def __init__(self) -> None:
+        """Without a task of Ansible's."""
+
+    def _shell(self, script: str) -> dict[str, Any]:
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+
+
+def test_a_transfer_has_a_folder_of_its_own_and_leaves_nothing(landing: Path) -> None:
+    # Whoever takes the name by which an earlier version went is not asked.
+    (landing / f"farandole-landing-{os.getuid()}").touch()
+    with Node()._landing("node-1", 1) as one, Node()._landing("node-1", 1) as other:
+        assert one != other
+        assert Path(one).stat().st_mode & 0o777 == 0o700
+        (Path(one) / "bundle.tar").touch()
+    assert [path.name for path in landing.iterdir()] == [f"farandole-landing-{os.getuid()}"]
+    with pytest.raises(RuntimeError), Node()._landing("node-1", 1) as folder:
+        (Path(folder) / "bundle.tar").touch()
+        raise RuntimeError
+    assert len(list(landing.iterdir())) == 1
+
+
+def test_what_killed_transfers_left_is_swept_out_and_nothing_else(landing: Path, tmp_path: Path) -> None:
+    old = 1_000_000_000
+    for name in ("farandole-landing.0123", f"farandole-landing-{os.getuid()}", "farandole-landing.4567", "other"):
+        (landing / name).mkdir()
+        (landing / name / "bundle.tar").touch()
+        os.utime(landing / name / "bundle.tar", (old, old))
+        os.utime(landing / name, (old, old))
+    # One at work: its folder is old, and the file in it grows.
+    os.utime(landing / "farandole-landing.4567/bundle.tar")
+    (tmp_path / "victim").mkdir()
+    (landing / "farandole-landing.89ab").symlink_to(tmp_path / "victim")
+    os.utime(tmp_path / "victim", (old, old))
+    with Node()._landing("node-1", 1):
+        pass
+    left = {path.name for path in landing.iterdir()}
+    assert left == {"farandole-landing.4567", "farandole-landing.89ab", "other"}
+    assert (tmp_path / "victim").exists()
+
+
+def test_a_node_that_cannot_take_files_is_told_with_reason_and_cure(landing: Path) -> None:
+    with pytest.raises(
+        AnsibleActionFail, match=r"node-1 has \d+ MiB free in /var/tmp and \d+ MiB are needed .*make room"
+    ):
+        Node()._landing("node-1", 1 << 60).__enter__()
+    landing.rmdir()
+    with pytest.raises(
+        AnsibleActionFail,
+        match=r"node-1 cannot take files, as .* cannot be made there: mkdir: .*No such file or directory. The account "
+        r"that logs in has to be able to write in /var/tmp: chmod 1777 /var/tmp",
+    ):
+        Node()._landing("node-1", 1).__enter__()
 
 
 def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
