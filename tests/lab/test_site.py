@@ -26,7 +26,19 @@ def traces(cluster: Cluster, node: str) -> str:
     return cluster.ssh(node, "sh", "-c", script).stdout
 
 
+def web(cluster: Cluster) -> list[str]:
+    """What listens on the head beside sshd, whether Debian's nginx may start, and what keeps services from it."""
+    script = (
+        "ss --no-header -ltnp | grep nginx | grep -o ':[0-9]* ' | tr -d ': ' | sort -u;"
+        "systemctl is-enabled nginx; cat /usr/sbin/policy-rc.d 2>/dev/null"
+    )
+    return cluster.ssh("node-1", "sh", "-c", script).stdout.split()
+
+
 def test_check_mode_changes_nothing_and_foretells_what_a_run_changes(cluster: Cluster) -> None:
+    # By such a folder any account once kept the control machine from sending files.
+    block = ("runuser", "-u", "nobody", "--", "mkdir", "/var/tmp/farandole-landing-0")  # noqa: S108
+    assert cluster.ssh("node-1", *block).returncode == 0
     before = traces(cluster, "node-1")
     foretold = cluster.play("--check", "--diff", "--limit", "node-1,node-2")
     assert foretold.rc == 0, foretold.output
@@ -36,6 +48,9 @@ def test_check_mode_changes_nothing_and_foretells_what_a_run_changes(cluster: Cl
     assert done.rc == 0, done.output
     assert foretold.changes == done.changes
     assert done.changes
+    landings = cluster.ssh("node-1", "sh", "-c", "cd /var/tmp && ls -d farandole-*").stdout
+    assert landings == "farandole-landing-0\n"
+    assert web(cluster) == ["8480", "masked"]
 
 
 def test_limit_left_the_third_node_bare(cluster: Cluster) -> None:
@@ -211,3 +226,31 @@ def test_a_node_that_loses_power_while_packages_are_unpacked_mends_itself(cluste
     assert mended.rc == 0, mended.output
     assert cluster.ssh("node-2", "dpkg", "--audit").stdout == ""
     assert set(cluster.play().count("changed").values()) == {0}
+
+
+DEPOT = """
+- hosts: head
+  gather_facts: false
+  become: true
+  roles: [depot]
+"""
+
+
+def test_a_head_that_dies_while_nginx_is_installed_serves_nothing_but_the_depot(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.reset(1)
+    playbook = tmp_path / "depot.yml"
+    playbook.write_text(DEPOT)
+    cluster.play_while("node-1", "test -e /usr/sbin/nginx", playbook=str(playbook))
+    cluster.farandole("fault", "kill", "node-1")
+    cluster.farandole("fault", "start", "node-1")
+    # Whoever finishes the installation, and boots once more, has no site of Debian's.
+    assert cluster.ssh("node-1", "dpkg", "--configure", "--pending").returncode == 0
+    assert web(cluster) == ["masked"]
+    cluster.farandole("fault", "reboot", "node-1")
+    assert web(cluster) == ["masked"]
+    mended = cluster.play(playbook=str(playbook))
+    assert mended.rc == 0, mended.output
+    assert web(cluster) == ["8480", "masked"]
+    assert set(cluster.play(playbook=str(playbook)).count("changed").values()) == {0}
