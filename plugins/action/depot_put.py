@@ -99,14 +99,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         folder = f"{LANDING}.{secrets.token_hex(8)}"
         answer = self._shell(f"{SWEEP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
         free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
+        if answer["rc"] or not free:
+            said = (answer["stderr"] or answer["stdout"]).strip()[-300:] or f"exit status {answer['rc']}"
+            raise AnsibleActionFail(
+                f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in has to "
+                "be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full nor read-only"
+            )
         try:
-            if answer["rc"] or not free:
-                said = (answer["stderr"] or answer["stdout"]).strip()[-300:] or f"exit status {answer['rc']}"
-                raise AnsibleActionFail(
-                    f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in "
-                    "has to be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full "
-                    "nor read-only"
-                )
             if int(free[0]) < 2 * room:
                 raise AnsibleActionFail(
                     f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp and {2 * room >> 20} MiB are needed to "

@@ -55,10 +55,12 @@ shadows:
   returned: always
 """
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -71,6 +73,8 @@ number = ctypes.c_int()
 code = library.ncclGetVersion(ctypes.byref(number)) or library.ncclGetUniqueId(ctypes.create_string_buffer(128))
 sys.exit(f"NCCL answers with error {code}") if code else print(number.value)
 """
+# A library that a job may load can be one that the job user wrote: root loads none.
+NOBODY: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 # Where a login or a job of this product gets its variables from.
 ENVIRONMENTS = (Path("/etc/environment"), Path("/etc/farandole/environment"))
 
@@ -85,8 +89,9 @@ def call(path: Path) -> tuple[str, str]:
     """The version that a library says it has, or why it says none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", CALL, path], capture_output=True, text=True, check=False, timeout=60
-        )
+            [sys.executable, "-I", "-c", CALL, path],
+            capture_output=True, text=True, check=False, timeout=60, cwd="/", **NOBODY if os.geteuid() == 0 else {},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "", "no answer for a minute"
     if done.returncode == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -50,11 +52,21 @@ def test_the_library_of_the_package_is_the_one_behind_its_name(tmp_path: Path) -
     assert proof.packaged(f"/.\n{tmp_path}\n{library}\n{name}\n") == [library]
 
 
-def test_a_file_that_is_no_library_says_why(tmp_path: Path) -> None:
+def test_a_file_that_is_no_library_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nobody else can enter a test's folder.
+    monkeypatch.setattr(proof, "NOBODY", {})
     (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
     version, reason = proof.call(tmp_path / "libnccl.so.2")
     assert version == ""
     assert "file too short" in reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
+def test_a_library_is_not_loaded_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof.sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(proof, "CALL", "import os, sys; sys.exit(f'{os.getresuid()} {os.getgroups()} {os.getcwd()}')")
+    nobody = pwd.getpwnam("nobody").pw_uid
+    assert proof.call(Path("/x.so"))[1] == f"({nobody}, {nobody}, {nobody}) [] /"
 
 
 def test_only_another_version_is_complained_of() -> None:
