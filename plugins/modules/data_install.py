@@ -68,10 +68,11 @@ def checksum(path: Path) -> str:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Keep others off meanwhile: a control machine that was killed leaves this module at work on the node."""
-    folder.mkdir(parents=True, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A file of root's own: who can read a file or a folder can hold its lock for ever.
+    opened = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
@@ -143,7 +144,7 @@ def main() -> None:
     if module.check_mode or sums(path) == wanted:
         module.exit_json(changed=sums(path) != wanted)
     try:
-        with alone(path.parent):
+        with alone(path):
             if sums(path) == wanted:
                 module.exit_json(changed=False)
             install(module, path)

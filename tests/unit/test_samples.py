@@ -43,9 +43,12 @@ def wish(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dict[s
 
 
 def there(asked: dict[str, Any]) -> dict[str, bytes]:
-    """Everything below the folder in which the data has its folder."""
+    """Everything below the folder in which the data has its folder, but for the lock that only its owner can open."""
     folder = Path(asked["path"]).parent
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if found.pop(".mnist.lock", None) is not None:
+        assert (folder / ".mnist.lock").stat().st_mode & 0o777 == 0o600
+    return found
 
 
 WHOLE = {f"mnist/{name}": content for name, content in FILES.items()}
@@ -132,7 +135,7 @@ def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
     asked = wish(tmp_path, depot)
     parent = Path(asked["path"]).parent
     parent.mkdir(parents=True)
-    opened = os.open(parent, os.O_RDONLY)
+    opened = os.open(parent / ".mnist.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(opened, fcntl.LOCK_EX)
     answers: list[dict[str, Any]] = []
     second = threading.Thread(target=lambda: answers.append(run_module("data_install", asked)))
@@ -144,6 +147,21 @@ def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
     second.join(30)
     assert answers[0]["changed"]
     assert there(asked) == WHOLE
+
+
+def test_a_lock_on_what_every_account_can_read_keeps_nothing_waiting(tmp_path: Path, depot: str) -> None:
+    asked = wish(tmp_path, depot)
+    parent = Path(asked["path"]).parent
+    parent.mkdir(parents=True)
+    opened = os.open(parent, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    answers: list[dict[str, Any]] = []
+    install = threading.Thread(target=lambda: answers.append(run_module("data_install", asked)))
+    install.start()
+    install.join(20)
+    os.close(opened)
+    assert answers
+    assert answers[0]["changed"]
 
 
 def test_a_proxy_to_the_world_is_not_asked_for_the_depot(tmp_path: Path, depot: str) -> None:
