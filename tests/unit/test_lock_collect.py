@@ -205,3 +205,15 @@ def test_an_interruption_leaves_no_half_file(world: World, monkeypatch: pytest.M
     assert world.files() == []
     assert world.collect() is True
     assert world.files() == WHOLE
+
+
+def test_a_module_that_lies_where_it_is_called_is_not_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "called"
+    called.mkdir()
+    for name in ("pip", "json"):
+        (called / f"{name}.py").write_text(f"open({str(called / 'owned')!r}, 'w')")
+    monkeypatch.chdir(called)
+    assert collect(world.lock, world.cache, world.said.append)
+    assert not (called / "owned").exists()

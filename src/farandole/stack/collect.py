@@ -29,6 +29,8 @@ from farandole.stack.catalogue import load
 Lock = Mapping[str, Any]
 Say = Callable[[str], None]
 TIMEOUT_S = 60
+# -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
+PIP = (sys.executable, "-P", "-m", "pip")
 
 
 def collect(lock: Lock, cache: Path, say: Say) -> bool:
@@ -119,7 +121,7 @@ def _download(wheels: Sequence[Mapping[str, str]], python: str) -> list[str]:
 
 def _pip(arguments: Sequence[str], wheels: Sequence[Mapping[str, str]], folder: Path, say: Say) -> None:
     """Run pip with this machine's own configuration; one line for each file."""
-    command = [sys.executable, "-m", "pip", *arguments]
+    command = [*PIP, *arguments]
     environment = {**os.environ, "TMPDIR": str(Path(arguments[-1]))}
     with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -219,7 +221,7 @@ def _indexes() -> list[str]:
 
 def _pip_settings() -> dict[str, str]:
     """What pip is told on this machine; the environment has the last word."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [*PIP, "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.partition("=") for line in done.stdout.splitlines()]
     found = {
