@@ -6,6 +6,7 @@ OpenMPI itself, the release's own, stands where a stack would have it.
 import os
 import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,6 +130,48 @@ def test_the_launcher_is_reached_by_the_network_alone(head, addresses):
     assert f"tcp://{addresses['node-1']}:" in told()
     assert DECOY not in told()
     assert DECOY in told("--mca", "oob_tcp_if_include", "eth0,docker0")
+
+
+# Jobs of two ssh sessions, by how long they sleep. The last one's launcher is without what binds it to its session.
+OUTLIVE = {"3001", "3002", "3003"}
+BOUND = "3004"
+UNBOUND = "3005"
+SESSIONS = (
+    f"""
+nohup mpirun -H {HOSTS} sleep 3001 > /dev/null 2>&1 &
+mpirun -H {HOSTS} sleep 3002 > /dev/null 2>&1 &
+setsid -f mpirun -H {HOSTS} sleep 3003 > /dev/null 2>&1
+mpirun -H {HOSTS} sleep {BOUND} | cat; exit
+""",
+    f"sh /tmp/unbound -H {HOSTS} sleep {UNBOUND} | cat; exit",
+)
+
+
+@pytest.mark.usefixtures("stack")
+def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
+    def running():
+        listed = [host.run("pgrep -u trainer -ax sleep").stdout for host in nodes.values()]
+        return [{line.split()[-1] for line in lines.splitlines()} & every for lines in listed]
+
+    def until(wanted, seconds):
+        deadline = time.monotonic() + seconds
+        while (found := running()) != wanted and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return found
+
+    every = {*OUTLIVE, BOUND, UNBOUND}
+    head.check_output("sed '/^case .*terminal/,/^esac/d' /usr/local/bin/mpirun > /tmp/unbound")
+    try:
+        for session in SESSIONS:
+            ssh = "setsid -f runuser -u trainer -- ssh -o BatchMode=yes node-1 %s > /dev/null 2>&1 < /dev/null"
+            head.check_output(f"cd / && {ssh}", session)
+        assert until([every, every], 30) == [every, every]
+        # Without a terminal nobody else tells a job that its session is gone.
+        head.check_output("pkill -KILL -u trainer -f '^ssh -o BatchMode=yes node-1'")
+        assert until([every - {BOUND}] * 2, 15) == [every - {BOUND}] * 2
+    finally:
+        for host in nodes.values():
+            host.run("pkill -KILL -u trainer -f 'sleep 300[1-5]'")
 
 
 @pytest.fixture

@@ -129,6 +129,52 @@ def test_a_job_that_cannot_go_well_ends_and_leaves_nothing(
     assert workers(cluster) == []
 
 
+# Ends and starts Horovod in the same processes; over MPI, which starts once, somebody else has to have started it.
+AGAIN = """
+import ctypes, os, sys, torch, horovod.torch as hvd
+mpi = ctypes.CDLL("/opt/farandole/current/mpi/lib/libmpi.so", mode=ctypes.RTLD_GLOBAL) if "mpi" in sys.argv else None
+mpi and mpi.MPI_Init_thread(None, None, 3, ctypes.byref(ctypes.c_int()))
+for turn in range(20):
+    hvd.init()
+    found = hvd.allreduce(torch.tensor([turn + hvd.rank()]), op=hvd.Sum).item()
+    assert found == 2 * turn + 1, found
+    hvd.shutdown()
+    "alone" in sys.argv and turn == 3 and os.environ["HOROVOD_RANK"] == "1" and sys.exit()
+mpi and mpi.MPI_Finalize()
+print("twenty times")
+"""
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_horovod_starts_again_in_the_same_processes(cluster: Cluster, controller: str) -> None:
+    done = job(cluster, (*horovodrun(controller, BOTH), "-c", AGAIN, controller))
+    assert done["code"] == 0, done["said"]
+    assert sum("twenty times" in line for line in done["said"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("controller", "argument", "words"),
+    [("gloo", "alone", "rank 1 on host node-2 cannot be reached"), ("mpi", "", "MPI cannot be started again")],
+)
+def test_horovod_that_cannot_start_again_says_why(cluster: Cluster, controller: str, argument: str, words: str) -> None:
+    argv = ("env", "HOROVOD_GLOO_TIMEOUT_SECONDS=5", *horovodrun(controller, BOTH), "-c", AGAIN, argument)
+    done = job(cluster, argv)
+    assert done["code"]
+    assert any(f"ValueError: Horovod initialization failed: {words}" in line for line in done["said"]), done["said"]
+    assert not any("terminate called" in line or "Aborted" in line for line in done["said"]), done["said"]
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_job_ends_with_its_ssh_session(cluster: Cluster, controller: str) -> None:
+    hang = shlex.join((*horovodrun(controller, BOTH), "-c", HANG))
+    cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "timeout", "-s", "KILL", "12", "ssh", "node-1", hang)
+    assert sum("node-2: " in line for line in workers(cluster)) > 0
+    deadline = time.monotonic() + 15
+    while workers(cluster) and time.monotonic() < deadline:
+        time.sleep(1)
+    assert workers(cluster) == []
+
+
 def test_too_many_workers_are_refused_in_a_sentence(cluster: Cluster) -> None:
     argv = ("/usr/local/bin/horovodrun", "--gloo", "-np", "3", "-H", "node-1:1,node-2:1", "python", "-c", "1")
     done = job(cluster, argv)
