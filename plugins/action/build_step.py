@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
+
+from farandole.errors import FarandoleError
+from farandole.form import number, text, within
 
 # Looking costs the node's processor something: often at first, then ever less.
 SHORTEST, LONGEST = 1.0, 10.0
@@ -17,6 +21,14 @@ SAY_EVERY = 20.0
 def clock(seconds: float) -> str:
     """As minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def progress(answer: dict[str, Any], host: str) -> tuple[float, str]:
+    """How far the node says that it is."""
+    try:
+        return within("seconds", number, answer.get("seconds")), within("last", text(200), answer.get("last"))
+    except FarandoleError as error:
+        raise AnsibleActionFail(f"{host} does not say how far its step is: {error}; look at that machine") from error
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -32,10 +44,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         answer = self._look(arguments, task_vars, start=True)
         said = time.monotonic()
         while answer.get("running"):
-            time.sleep(min(LONGEST, SHORTEST + answer["seconds"] / 10))
+            seconds, last = progress(answer, host)
+            time.sleep(min(LONGEST, SHORTEST + seconds / 10))
             if time.monotonic() - said >= SAY_EVERY:
                 said = time.monotonic()
-                words = f"{host}: {arguments['name']}, {clock(answer['seconds'])}: {answer['last']}"
+                words = f"{host}: {arguments['name']}, {clock(seconds)}: {last}"
                 Display().display(words[: Display().columns])
             answer = self._look(arguments, task_vars, start=False)
         return {**result, **answer}

@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from ansible.plugins.action import ActionBase
 
 from farandole.errors import FarandoleError
 from farandole.state import claim
+from farandole.words import one_line
 
 Probe = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -433,14 +435,17 @@ SILENCES = (
         "install a supported system; preflight names them",
     ),
 )
+UNFIT_CURE = "look at that machine before anything is run on it, or take it out of group cluster"
 OTHER_SILENCE = Silence("", "it gives no answer", "{verbose_ssh} shows where it stops")
 
 
 def judge_silence(host: str, answer: Answer) -> Finding:
+    if unfit := answer.get("unfit"):
+        return Finding(host, f"its answer is none that a node gives: {one_line(unfit)}", UNFIT_CURE)
     reason = answer.get("unreachable_reason") or "it was not asked"
-    login = answer.get("login") or {"host": host, "port": None, "user": None, "command": f"ssh {host}"}
+    login = answer.get("login") or {"host": host, "port": None, "user": None, "command": shlex.join(["ssh", host])}
     silence, words = classify(reason)
-    fields = silence_fields(login, reason)
+    fields = silence_fields(login)
     return Finding(host, f"{silence.meaning.format(**fields)} ({words})", silence.cure.format(**fields))
 
 
@@ -448,28 +453,29 @@ def classify(reason: str) -> tuple[Silence, str]:
     """The kind of silence and the words of the reason that show it."""
     for silence in SILENCES:
         if match := re.search(silence.pattern, reason):
-            return silence, match[0]
-    return OTHER_SILENCE, shorten(reason)
+            return silence, one_line(match[0])
+    return OTHER_SILENCE, one_line(reason)
 
 
-def shorten(words: str, limit: int = 300) -> str:
-    """The end of a long reason: programs name the cause last."""
-    return words if len(words) <= limit else f"… {words[-limit:]}"
-
-
-def silence_fields(login: Mapping[str, Any], reason: str) -> dict[str, str]:
+def silence_fields(login: Mapping[str, Any]) -> dict[str, str]:
+    """All of it from the inventory, and quoted: what a node says enters no command."""
     host, port, user = login["host"], login["port"], login["user"]
     odd_port = port not in (None, 22, "22")
-    known_as = f"'[{host}]:{port}'" if odd_port else host
-    told = re.search(r"ssh-keygen -f \S+ -R \S+", reason)
+    known_as = f"[{host}]:{port}" if odd_port else str(host)
     return {
         "ssh": login["command"],
         "verbose_ssh": login["command"].replace("ssh", "ssh -v", 1),
         "user": user or "you",
-        "target": f"{user}@{host}" if user else host,
-        "port_option": f" -p {port}" if odd_port else "",
-        "forget": told[0] if told else f"ssh-keygen -R {known_as}",
+        "target": shlex.quote(f"{user}@{host}" if user else str(host)),
+        "port_option": f" -p {shlex.quote(str(port))}" if odd_port else "",
+        "forget": shlex.join(["ssh-keygen", *known_hosts(login.get("common_args") or ""), "-R", known_as]),
     }
+
+
+def known_hosts(ssh_arguments: str) -> list[str]:
+    """The file in which ssh was told to keep host keys, for ssh-keygen; its own is the usual one."""
+    told = re.findall(r"UserKnownHostsFile[= ](\S+)", " ".join(shlex.split(ssh_arguments)), re.IGNORECASE)
+    return ["-f", str(Path(told[0]).expanduser())] if told else []
 
 
 # The words

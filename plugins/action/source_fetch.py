@@ -10,6 +10,8 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from farandole.errors import FarandoleError
+from farandole.form import within, words
 from farandole.stack.cache import sha256
 
 Source = dict[str, str]
@@ -98,11 +100,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise OSError(answer.get("msg"))
         draft = target.with_name(f".{target.name}.part")
         try:
-            self._connection.fetch_file(answer["path"], str(draft))
-            keep(draft, target, source["sha256"], answer["origin"])
+            self._connection.fetch_file(path_of(answer), str(draft))
+            keep(draft, target, source["sha256"], f"{source['apt']} of the node's package source")
         finally:
             draft.unlink(missing_ok=True)
         return None
+
+
+def path_of(answer: dict[str, Any]) -> str:
+    """Where the node has put it; the path goes into an order to sftp, which takes a line for each."""
+    try:
+        return str(within("path", words(r"/[\w./+~-]{1,400}"), answer.get("path")))
+    except FarandoleError as error:
+        raise AnsibleActionFail(f"the builder has no source to fetch: {error}; look at that machine") from error
 
 
 def found(path: Path) -> dict[str, str]:

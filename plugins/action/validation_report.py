@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from ansible.plugins.action import ActionBase
 
 from farandole.errors import FarandoleError
 from farandole.state import claim
+from farandole.validation.answer import job, lines
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, judge
 from farandole.validation.report import text, verdict, write
 
@@ -54,34 +54,23 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def ran(item: dict[str, Any]) -> dict[str, Any]:
-    """What job.py said of a job; or that it could not even say that."""
-    try:
-        said = json.loads(item.get("stdout") or "")
-    except ValueError:
-        words = [*(item.get("stderr_lines") or []), str(item.get("msg", ""))]
-        said = {
-            "code": item.get("rc", 1),
-            "seconds": 0.0,
-            "left": {},
-            "ranks": [],
-            "said": [line for line in words if line],
-        }
-    return {**said, "job": item["item"]}
+    """What came of a job, with the job as it was planned."""
+    return {**job(item), "job": item["item"]}
 
 
 def trusted(trust: dict[str, Any]) -> list[Check]:
     """A check for each node from which jobs are launched."""
     checks = []
     for host, answer in trust.items():
-        lines = (answer.get("stdout") or answer.get("stderr") or answer.get("msg") or "").splitlines()
-        if answer.get("rc") == 0:
-            checks.append(Check(f"trust.{host}", GREEN, lines[-1].strip(), hosts=[host]))
+        said = lines(answer.get("stdout") or answer.get("stderr") or answer.get("msg"))
+        if answer.get("rc") == 0 and said:
+            checks.append(Check(f"trust.{host}", GREEN, said[-1], hosts=[host]))
             continue
         cause = "not every node is reached by name and by address as the job user"
         cure = "start or reconnect what does not answer; for all else site.yml"
         if answer.get("unreachable"):
             cause, cure = "it does not answer to ssh", f"start or reconnect {host}; playbooks/preflight.yml says more"
         # The ways that work end with their seconds.
-        bad = [line for line in lines if not re.search(r"\d\.\d\d s$", line)]
+        bad = [line for line in said if not re.search(r"\d\.\d\d s$", line)]
         checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))
     return checks

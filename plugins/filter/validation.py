@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.errors import AnsibleFilterError
+
+from farandole.errors import FarandoleError
+from farandole.validation.answer import manifest
 from farandole.validation.plan import jobs
+from farandole.words import one_line
+
+
+def validation_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
+    """What the head runs, as it says itself; nothing where it was not asked."""
+    if not slurped:
+        return {}
+    try:
+        return manifest(b64decode(str(slurped.get("content", ""))).decode())
+    except (ValueError, FarandoleError) as error:
+        raise AnsibleFilterError(
+            f"/opt/farandole/current/manifest.json of the head is none that Farandole wrote: {one_line(error)}; "
+            "site.yml installs the stack anew where its folder below /opt/farandole/stacks is removed"
+        ) from None
 
 
 def validation_jobs(nodes: list[str], manifest: dict[str, Any], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
@@ -41,6 +60,7 @@ class FilterModule:
         """By name."""
         return {
             "validation_jobs": validation_jobs,
+            "validation_manifest": validation_manifest,
             "validation_task": validation_task,
             "validation_trust": validation_trust,
             "validation_unmeasured": validation_unmeasured,

@@ -92,6 +92,10 @@ unreachable_reason:
   description: Why there is no answer, in the words of ssh, sudo or Python, on one line.
   returned: the node gave no answer
   type: str
+unfit:
+  description: What in its answer is of a form that no node gives; nothing of such an answer is used.
+  returned: the node answered, and strangely
+  type: str
 login:
   description: How Ansible tried to log in, and the same as an ssh command.
   returned: always
@@ -100,6 +104,7 @@ login:
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")
+STACK = re.compile("[0-9a-f]{12}")
 DROP_INS = {"/etc/ssh/sshd_config.d/*.conf", "sshd_config.d/*.conf"}
 
 
@@ -168,12 +173,14 @@ def stacks(root: Path) -> dict[str, Any]:
     return {
         "current": stack_of(root / "current"),
         "former": stack_of(root / "former"),
-        "installed": sorted(path.parent.name for path in root.glob("stacks/*/manifest.json")),
+        "installed": sorted(
+            path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)
+        ),
     }
 
 
 def stack_of(link: Path) -> str:
-    return link.readlink().name if (link / "manifest.json").exists() else ""
+    return link.readlink().name if (link / "manifest.json").exists() and STACK.fullmatch(link.readlink().name) else ""
 
 
 def sums(folder: Path) -> dict[str, str]:

@@ -294,7 +294,7 @@ Host key verification failed."""
             "its host key is another than the known one: reinstalled, or another machine "
             "(Host key for [192.0.2.1]:2222 has changed) | compare on its console: ssh-keygen -lf "
             "/etc/ssh/ssh_host_ed25519_key.pub; only if it is the new key: "
-            'ssh-keygen -f "/root/.ssh/known_hosts" -R "[192.0.2.1]:2222", then ssh root@192.0.2.1',
+            "ssh-keygen -R 192.0.2.1, then ssh root@192.0.2.1",
         ),
         ("Missing sudo password", "sudo wants a password of root (Missing sudo password) | run with --ask"),
         ("sudo: a password is required", "sudo wants a password of root (a password is required) | run with"),
@@ -319,12 +319,32 @@ def test_silence(said: str, words: str) -> None:
     assert line.startswith(f"node-1: {words}")
 
 
+def test_a_command_is_made_of_the_inventory_alone() -> None:
+    said = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
+    common = "-o 'UserKnownHostsFile=/a b/known;id' -o StrictHostKeyChecking=yes"
+    odd = login(host="$(id)", port="2222", user="a;b", key="/k y", common_args=common)
+    (line,) = judged({"unreachable_reason": asking.one_line(said), "login": odd})
+    assert line == (
+        "node-1: its host key is another than the known one: reinstalled, or another machine (Host key for $(id) has "
+        "changed) | compare on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; only if it is the new "
+        "key: ssh-keygen -f /a -R '[$(id)]:2222', then ssh -o 'UserKnownHostsFile=/a b/known;id' "
+        "-o StrictHostKeyChecking=yes -p 2222 -i '/k y' 'a;b@$(id)'"
+    )
+
+
+def test_an_answer_of_another_form_is_one_finding() -> None:
+    (line,) = judged({"unfit": "probe.time is 'now\x1b'", "login": login()})
+    assert line.startswith(
+        r"node-1: its answer is none that a node gives: probe.time is 'now\x1b' | look at that machine"
+    )
+
+
 def test_a_host_that_was_never_asked() -> None:
     assert judged({}) == ["node-1: it gives no answer (it was not asked) | ssh -v node-1 shows where it stops"]
 
 
 def test_an_odd_port_is_in_every_command() -> None:
-    fields = preflight.silence_fields(login(port=2222), "")
+    fields = preflight.silence_fields(login(port=2222))
     assert fields["ssh"] == "ssh -p 2222 root@192.0.2.1"
     assert fields["forget"] == "ssh-keygen -R '[192.0.2.1]:2222'"
     assert fields["port_option"] == " -p 2222"

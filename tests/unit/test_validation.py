@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.validation import report
+from farandole.form import UnfitError
+from farandole.validation import answer, report
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, explain, failure, judge
 from farandole.validation.plan import jobs
 
@@ -245,6 +246,91 @@ def test_two_reports_stay_and_the_newest_is_the_latest(tmp_path: Path) -> None:
     target = report.write(tmp_path, {}, CHECKS[:1])
     assert (tmp_path / "latest").resolve() == target
     assert len([path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
+
+
+def test_junit_and_json_hold_whatever_a_log_holds(tmp_path: Path) -> None:
+    nasty = "a\x1b[31m\x00\x0b\ud800\ufffeb <x> & ]]>"
+    checks = [Check(nasty, status, nasty, cause=nasty, cure=nasty, log=[nasty]) for status in (RED, NOT_MEASURED)]
+    target = report.write(tmp_path, {}, checks)
+    suite = ET.parse(target / "junit.xml").getroot()  # noqa: S314, it was written here
+    assert r"a\x1b[31m\x00\x0b\ud800\ufffeb <x> & ]]>" in str(suite[0][0].text)
+    assert json.loads((target / "result.json").read_text())["checks"][0]["log"] == [nasty]
+    assert "\x1b" not in report.text(checks, target, 3)
+
+
+HONEST = {"code": 0, "seconds": 5.0, "left": {"node-1": []}, "ranks": [rank(0)], "said": ["well"], "more": [1]}
+MANIFEST = {
+    "id": "0123456789ab",
+    "wanted": {"frameworks": ["pytorch"], "pins": [], "accelerator": "cpu"},
+    "versions": {"torch": "2.13.0+cpu", "cuda": "none"},
+    "wheels": [],
+}
+
+
+def reported(told: Any) -> dict[str, Any]:
+    return answer.job({"item": PLANNED["mpi"], "stdout": told if isinstance(told, str) else json.dumps(told)})
+
+
+def test_a_job_is_taken_as_job_py_tells_it() -> None:
+    job = reported(HONEST | {"accuracy": 0.97, "loss": 0.5, "data": "MNIST"})
+    assert (job["code"], job["ranks"], job["accuracy"], job["data"]) == (0, [rank(0)], 0.97, "MNIST")
+    assert "more" not in job
+
+
+KINDS: list[Any] = ["x", [[]], {"a": 1}]
+LIES: list[dict[str, Any]] = [
+    *({what: value} for what in ("code", "seconds", "left", "ranks", "said") for value in KINDS),
+    *({what: None} for what in ("seconds", "left", "ranks", "said")),
+    {"accuracy": "1"},
+    {"loss": float("nan")},
+    {"ranks": [{"rank": 0}]},
+    {"ranks": [rank(0, rate="fast")]},
+    {"ranks": [rank(0, wrong=5)]},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_a_head_that_lies_is_a_red_job_and_no_traceback(lie: dict[str, Any]) -> None:
+    job = reported(HONEST | lie) | {"job": PLANNED["mpi"]}
+    (check,) = judged(job).values()
+    assert check.status == RED
+    assert "the head gave no report of the job" in check.log[-1]
+
+
+@pytest.mark.parametrize("told", ["", "[" * 100_000, "x" * 20_000_000, "null"], ids=["", "deep", "long", "null"])
+def test_what_is_no_report_is_a_red_job(told: str) -> None:
+    assert reported(told)["code"] == 1
+
+
+def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
+    job = PLANNED["training.pytorch_mnist"]
+    (check,) = judged(reported(HONEST | {"ranks": [rank(0), rank(1)]}) | {"job": job}).values()
+    assert (check.status, "did not tell its accuracy" in check.words) == (RED, True)
+    none = {"bandwidth_mbs": 0.0, "tcp_mbs": 0.0, "latency_us": 0.0, "tcp_latency_us": 0.0}
+    assert list(judged(ran("mpi", ranks=[rank(0, **none), rank(1)]))) == ["mpi"]
+    idle = [ran(f"speed.{name}", ranks=[rank(0, rate=0.0), rank(1, rate=0.0)]) for name in ("horovod", "ddp")]
+    assert "speed.yardstick" not in judged(*idle)
+
+
+def test_what_a_log_says_enters_no_cure() -> None:
+    told = ["ssh not successful for host $(touch${IFS}/tmp/x):"]
+    cause, cure = explain(ran("mpi", code=1, said=told))
+    assert "$(touch" in cause
+    assert cure == "start or reconnect that node; playbooks/preflight.yml says more"
+    left = answer.job({"item": PLANNED["mpi"], "stdout": json.dumps(HONEST | {"left": {"$(id)": ["no answer"]}})})
+    assert left["left"] == {}
+
+
+def test_of_a_manifest_its_own_form_alone_is_taken() -> None:
+    assert answer.manifest(json.dumps(MANIFEST)) == {
+        "id": "0123456789ab",
+        "wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"},
+        "versions": {"torch": "2.13.0+cpu", "cuda": "none"},
+    }
+    lies: list[dict[str, Any]] = [{"id": "../x"}, {"wanted": []}, {"versions": {"a": "{{ x }}"}}, {"id": None}]
+    for lie in lies:
+        with pytest.raises(UnfitError):
+            answer.manifest(json.dumps(MANIFEST | lie))
 
 
 def test_an_inventory_that_is_not_there_is_named() -> None:

@@ -10,6 +10,10 @@ from typing import Any
 GREEN, RED, NOT_MEASURED = "green", "red", "not measured"
 Result = Mapping[str, Any]
 
+# Without this there is nothing to judge, by group.
+TELLS: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rate",)}
+MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
+
 # What a job's last words mean for sure, and what mends it; the first that fits counts.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
@@ -96,7 +100,7 @@ def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
 def explain(result: Result) -> tuple[str, str]:
     """Cause and cure of a failure: what the job said for sure, else who is silent, who did not end, who fell."""
     said, nodes = result["said"], result["job"]["nodes"]
-    if told := _told(said, CAUSES):
+    if told := _told(said, CAUSES, nodes):
         return told
     left = {host: names for host, names in result["left"].items() if names}
     if silent := ", ".join(host for host, names in left.items() if names == ["no answer"]):
@@ -109,18 +113,19 @@ def explain(result: Result) -> tuple[str, str]:
         rank, words = fallen
         host = nodes[rank] if rank < len(nodes) else "a node"
         return f"worker {rank} on {host} ended: {words}", "mend what it says; if it is the stack's fault, site.yml does"
-    return _told(said, SIGNS) or (
+    return _told(said, SIGNS, nodes) or (
         "the job says above why",
         "run it by hand as the job user; if it is the stack's fault, site.yml mends it",
     )
 
 
-def _told(lines: Sequence[str], known: Sequence[tuple[str, str, str]]) -> tuple[str, str] | None:
+def _told(lines: Sequence[str], known: Sequence[tuple[str, str, str]], nodes: Sequence[str]) -> tuple[str, str] | None:
+    """What a line of the log means; what to do names nodes of the inventory alone, whatever stands in the log."""
     for pattern, cause, cure in known:
         for line in lines:
             if found := re.search(pattern, line):
                 told = [text or "" for text in found.groups()]
-                return cause.format(*told), cure.format(*told)
+                return cause.format(*told), cure.format(*(word if word in nodes else "that node" for word in told))
     return None
 
 
@@ -161,7 +166,10 @@ def failure(result: Result) -> str:
             return f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
     if left := {host: names for host, names in result["left"].items() if names}:
         return f"left processes behind: {left}"
-    return ""
+    untold = [
+        what for what in TELLS.get(job["group"], ()) if what not in (ranks[0] if job["group"] == "speed" else result)
+    ]
+    return f"did not tell its {' and '.join(untold)}" if untold else ""
 
 
 def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
@@ -176,7 +184,7 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
         yield _bar(f"{job['id']}.accuracy", result["accuracy"], bars.accuracy, f"{job['title']}: accuracy", common)
     else:
         yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
-    if job["group"] == "mpi" and first.get("tcp_mbs"):
+    if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[what] for what in MEASURED):
         mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
         words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
         yield _bar("mpi.bandwidth", mine / theirs, bars.mpi_bandwidth, words, common)
@@ -214,7 +222,7 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
 
 def _speed(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
     rates = {
-        name: sum(rank["rate"] for rank in result["ranks"])
+        name: sum(rank.get("rate", 0.0) for rank in result["ranks"])
         for name in ("alone", "horovod", "ddp")
         if (result := results.get(f"speed.{name}")) and not failure(result)
     }
@@ -222,7 +230,7 @@ def _speed(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
         ("efficiency", "alone", bars.efficiency, "by itself"),
         ("yardstick", "ddp", bars.yardstick, "with torch.distributed"),
     ):
-        if {"horovod", other} <= rates.keys():
+        if {"horovod", other} <= rates.keys() and rates[other]:
             mine, theirs = rates["horovod"], rates[other]
             words = f"{mine:.0f} images/s of all workers with Horovod, {theirs:.0f} {what}: ratio"
             hosts = list(results["speed.horovod"]["job"]["nodes"])

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 from farandole.table import table
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
+from farandole.words import in_xml, on_terminal
 
 FORMAT = 1
 SHOWN = 8
@@ -32,7 +33,7 @@ def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Pa
     result = {**told, "checks": [asdict(check) for check in checks]}
     (target / "junit.xml").write_bytes(junit(checks))
     # Last, because it is what others look for.
-    (target / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    (target / "result.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     draft = folder / ".latest"
     draft.unlink(missing_ok=True)
     draft.symlink_to(target.name)
@@ -47,11 +48,12 @@ def junit(checks: Sequence[Check]) -> bytes:
         "testsuite", name="farandole", tests=str(len(checks)), failures=counts[RED], skipped=counts[NOT_MEASURED]
     )
     for check in checks:
-        case = ET.SubElement(suite, "testcase", classname="farandole", name=check.id, time=str(check.seconds))
+        case = ET.SubElement(suite, "testcase", classname="farandole", name=in_xml(check.id), time=str(check.seconds))
         if check.status == RED:
-            ET.SubElement(case, "failure", message=check.words).text = "\n".join([check.cause, check.cure, *check.log])
+            told = in_xml("\n".join([check.cause, check.cure, *check.log]))
+            ET.SubElement(case, "failure", message=in_xml(check.words)).text = told
         elif check.status == NOT_MEASURED:
-            ET.SubElement(case, "skipped", message=check.words)
+            ET.SubElement(case, "skipped", message=in_xml(check.words))
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
@@ -69,4 +71,4 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
     counts = {status: sum(check.status == status for check in checks) for status in (GREEN, RED, NOT_MEASURED)}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     lines.append(f"{verdict(checks)}: {told}; {seconds:.0f} s; report: {target}")
-    return "\n".join(lines)
+    return on_terminal("\n".join(lines))

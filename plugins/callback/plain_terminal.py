@@ -1,0 +1,35 @@
+"""Show what nodes say without letting it steer the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+from farandole.words import on_terminal
+
+DOCUMENTATION = """
+name: plain_terminal
+type: aggregate
+short_description: Show control characters instead of sending them to the terminal
+description:
+  - Ansible shows a module's result, a warning and a difference as the node has said them. An escape code in them could
+    clear the screen or forge a line.
+"""
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """All that Ansible shows, of workers and callbacks too, goes through one method of one object."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "plain_terminal"
+
+    def __init__(self, display: Any = None, options: Any = None) -> None:
+        super().__init__(display, options)
+        show = self._display.display
+
+        def shown(msg: str, *arguments: Any, **options: Any) -> None:
+            show(on_terminal(str(msg)), *arguments, **options)
+
+        self._display.display = shown

@@ -1,0 +1,85 @@
+"""What a node may say of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.form import (
+    UnfitError,
+    address,
+    fields,
+    load,
+    many,
+    named,
+    number,
+    optional,
+    shown,
+    whole,
+    within,
+    words,
+    yes_or_no,
+)
+
+# What stands in no name of an account, and for something else elsewhere.
+STRANGE = set("\"'`{}<>[]()|;&*?!#%:/,=~")
+# A node with a thousand interfaces says a hundred kilobytes.
+LONGEST = 1 << 20
+STACK = "[0-9a-f]{12}"
+SHORT = words(r"[a-z0-9._-]{0,32}")
+VERSION = words(r"|\d{1,9}(\.\d{1,9}){0,5}")
+NUMBER = whole((1 << 32) - 1)
+
+
+def account(value: Any) -> str:
+    """The name of one; a directory service has some with blanks, and with letters of its own."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) not in range(1, 257) or STRANGE & {*value}:
+        raise UnfitError(f"is {shown(value)}")
+    return value
+
+
+PROBE = fields(
+    {
+        "os_id": SHORT,
+        "os_version": SHORT,
+        "codename": SHORT,
+        "arch": words(r"\w{1,32}"),
+        "python": VERSION,
+        "glibc": VERSION,
+        "nvidia_driver": VERSION,
+        "cuda": VERSION,
+        "hostname": words(r"[\w.-]{0,64}"),
+        "machine_id": words(r"|uninitialized|[0-9a-f]{32}"),
+        "addresses": optional(many(address)),
+        "interfaces": many(fields({"name": words(r"[\w.:@+~-]{1,15}"), "address": address, "prefix": whole(128)})),
+        "gpus": whole(1024),
+        "init": words(r"[\w.()@+-]{0,15}"),
+        "container": yes_or_no,
+        "user": words(r"[!-~]{1,255}"),
+        "id": NUMBER,
+        "user_id": optional(NUMBER),
+        "group_id": optional(NUMBER),
+        "id_owner": optional(account),
+        "group_id_owner": optional(account),
+        "python_apt": yes_or_no,
+        "sshd_drop_ins": yes_or_no,
+        "disk_free_mb": whole(1 << 44),
+        "stacks": fields(
+            {"current": words(f"|{STACK}"), "former": words(f"|{STACK}"), "installed": many(words(STACK))}
+        ),
+        "data": named(words(r"[^\x00-\x1f\x7f-\x9f/]{1,255}"), words(r"|[0-9a-f]{64}")),
+        "time": number,
+        "root": yes_or_no,
+    }
+)
+
+
+def read(told: str) -> Mapping[str, Any]:
+    """A module's answer, whatever is in it."""
+    return load(told, LONGEST)
+
+
+def check(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The probe of an answer, every part of it of the form that it has on a real node."""
+    checked: dict[str, Any] = within("probe", PROBE, answer.get("probe"))
+    return checked

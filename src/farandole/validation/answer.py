@@ -1,0 +1,66 @@
+"""What the head may say of a job, and of the stack that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.form import UnfitError, fields, load, many, named, number, optional, text, whole, words
+from farandole.validation.plan import MODULES
+from farandole.words import one_line
+
+LONGEST = 1 << 24
+SAID = text(400)
+NAME = text(100)
+RANK = fields(
+    {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
+    {
+        "wrong": many(SAID),
+        **dict.fromkeys(("stack", "python", "weights"), text(200)),
+        **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), number),
+    },
+)
+JOB = fields(
+    {
+        "code": optional(whole(255, -255)),
+        "seconds": number,
+        "left": named(NAME, many(NAME)),
+        "ranks": many(RANK),
+        "said": many(SAID),
+    },
+    {"accuracy": number, "loss": number, "data": NAME},
+)
+MANIFEST = fields(
+    {
+        "id": words("[0-9a-f]{12}"),
+        "wanted": fields({"frameworks": many(words("|".join(MODULES))), "accelerator": words("cpu|cuda")}, {}),
+        "versions": named(words(r"[\w.-]{1,64}"), words(r"[\w.+!~-]{0,64}")),
+    },
+    {},
+)
+
+
+def job(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What job.py said of one, by what Ansible brought; or that it could not even say that."""
+    try:
+        said: dict[str, Any] = JOB(load(str(told.get("stdout") or ""), LONGEST))
+    except UnfitError as error:
+        words_left = [
+            *lines(told.get("stderr")),
+            *lines(told.get("msg")),
+            f"the head gave no report of the job: {error}",
+        ]
+        return {"code": 1, "seconds": 0.0, "left": {}, "ranks": [], "said": words_left}
+    nodes = told["item"]["nodes"]
+    return {**said, "left": {node: names for node, names in said["left"].items() if node in nodes}}
+
+
+def lines(told: object, most: int = 1000) -> list[str]:
+    """Text that came from a node, to be shown."""
+    return [line for raw in str(told or "").splitlines()[-most:] if (line := one_line(raw, 400))]
+
+
+def manifest(told: str) -> dict[str, Any]:
+    """Of a stack's manifest just what is used here."""
+    found: dict[str, Any] = MANIFEST(load(told, LONGEST))
+    return found

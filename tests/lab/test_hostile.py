@@ -1,0 +1,97 @@
+"""A node whose Python lies: preflight has one finding about it, in time, and judges the others as ever."""
+
+import base64
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from clusters import Cluster
+
+NODES = 6
+LIARS = [f"node-{number}" for number in range(2, NODES + 1)]
+PYTHON = "/usr/bin/python3.11"
+# What preflight may take: two connections that do not come about, and the rest of the play.
+SECONDS = 60
+# It runs instead of each module, has the honest answer, and says something else.
+LIAR = f"""
+import json, subprocess, sys, time
+module = sys.stdin.buffer.read()
+honest = subprocess.run([{PYTHON!r}], input=module, capture_output=True).stdout
+answer = json.loads(honest)
+probe = answer["probe"]
+command = "touch MARKER"
+def say(text, file=sys.stdout):
+    file.write(text)
+    file.flush()
+"""
+# They are ended when their time is up, so they lie at the same time.
+ENDLESS = ("a stream without end", "complaints without end", "nothing after the header", "a byte a second")
+TELL = "\nsay(json.dumps(answer))"
+ESCAPE = r"\x1b]0;owned\x07\x1b[2J\x9b31m"
+LIES = {
+    "fifty megabytes": "probe['hostname'] = 'x' * 50_000_000" + TELL,
+    "a stream without end": "while True: say('x' * 2**20)",
+    "complaints without end": "while True: say('x' * 2**20, sys.stderr)",
+    "a hundred thousand brackets": "say('{\"probe\": ' + '[' * 100_000 + ']' * 100_000 + '}')",
+    "nothing after the header": "say('{\"probe\": {'); time.sleep(600)",
+    "a byte a second": "for char in honest.decode(): say(char); time.sleep(1)",
+    "half an answer": "say(honest.decode()[:400])",
+    "a text for the time": "probe['time'] = 'now'" + TELL,
+    "addresses that are none": "probe['addresses'] = [command, 5, None]" + TELL,
+    "markup": "probe['os_id'] = '[red]{{ lookup(\"pipe\", \"' + command + '\") }}{% %}<script>{0}{user}'" + TELL,
+    "a template that says it is trusted": "probe['os_version'] = {'__ansible_type': 'TrustedAsTemplate', "
+    "'value': '{{ lookup(\"pipe\", \"' + command + '\") }}'}" + TELL,
+    "terminal codes": f"say('{ESCAPE}' * 9, sys.stderr); probe['machine_id'] = '{ESCAPE}'" + TELL,
+    "terminal codes and no answer": f"say('{ESCAPE}' * 9 + 'no', sys.stderr); sys.exit(1)",
+    "a newline in a name": "probe['interfaces'][0]['name'] = 'eth0\\n' + command" + TELL,
+    "a way upward": "probe['stacks']['installed'] = ['../../etc']; probe['data'] = {'../../etc/passwd': ''}" + TELL,
+    "a command to be told": "say('Host key for x has changed ssh-keygen -f $(' + command.replace(' ', '${IFS}') + ')"
+    " -R x', sys.stderr); sys.exit(255)",
+    "another host's variables": "host = {'host_name': 'node-1', 'groups': ['head'], 'host_vars': "
+    "{'ansible_ssh_common_args': '-o ProxyCommand=' + command.replace(' ', '${IFS}')}}; "
+    "answer.update(add_host=host, add_group='head', ansible_facts=host['host_vars'], _ansible_no_log=True, "
+    "warnings=[command, {}], exception={}, deprecations=5, results='x'); probe['more'] = answer['add_host']" + TELL,
+    "facts that are none": "answer['ansible_facts'] = [1]; probe['more'] = 1" + TELL,
+}
+
+
+def batches() -> list[list[str]]:
+    """As many lies at a time as there are nodes to tell them."""
+    quick = [name for name in LIES if name not in ENDLESS]
+    return [*(quick[first : first + len(LIARS)] for first in range(0, len(quick), len(LIARS))), list(ENDLESS)]
+
+
+def put(cluster: Cluster, node: str, path: str, content: str) -> None:
+    told = base64.b64encode(content.encode()).decode()
+    cluster.ssh(node, "sh", "-c", f"echo {told} | base64 -d > {path}")
+
+
+@pytest.fixture(scope="module")
+def hostile(cluster: Cluster) -> Cluster:
+    """All but the first node run, instead of Python, what a test puts there."""
+    for node in LIARS:
+        put(cluster, node, "/root/liar", f"#!/bin/sh\nexec {PYTHON} /root/liar.py\n")
+        cluster.ssh(node, "sh", "-c", "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
+    return cluster
+
+
+@pytest.mark.parametrize("names", batches(), ids="; ".join)
+def test_a_lie_is_one_finding_about_the_node_that_tells_it(hostile: Cluster, names: list[str], tmp_path: Path) -> None:
+    lies = dict(zip(LIARS, names, strict=False))
+    for node in LIARS:
+        lie = LIES[lies[node]] if node in lies else TELL
+        put(hostile, node, "/root/liar.py", (LIAR + lie).replace("MARKER", str(tmp_path / node)))
+    begun = time.monotonic()
+    done = hostile.play(playbook="playbooks/preflight.yml")
+    seconds = time.monotonic() - begun
+    told = json.loads((hostile.state / "preflight.json").read_text())
+    assert done.rc != 0, done.output
+    assert [finding["host"] for finding in told["findings"]] == list(lies), done.output
+    assert sorted(told["hosts"]) == sorted({"node-1", *LIARS} - set(lies))
+    assert list(tmp_path.iterdir()) == []
+    assert not any("touch" in finding["cure"] for finding in told["findings"])
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.output), repr(done.output)
+    assert len(done.output) < 8000, done.output
+    assert seconds < SECONDS

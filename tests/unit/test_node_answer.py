@@ -1,0 +1,146 @@
+"""An answer of a node: what is taken for one, and how long it is waited for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from farandole import probe
+from farandole.bounds import bounded
+from farandole.form import UnfitError
+
+from .loading import load
+
+asking = load("action", "node_probe")
+GOOD: dict[str, Any] = {
+    "os_id": "debian",
+    "os_version": "12",
+    "codename": "bookworm",
+    "arch": "x86_64",
+    "python": "3.11",
+    "glibc": "2.36",
+    "nvidia_driver": "580.95.05",
+    "cuda": "13.0",
+    "hostname": "node-1",
+    "machine_id": "0123456789abcdef" * 2,
+    "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"],
+    "interfaces": [{"name": "eth0.100", "address": "192.0.2.1", "prefix": 24}],
+    "gpus": 8,
+    "init": "systemd",
+    "container": False,
+    "user": "trainer",
+    "id": 2000,
+    "user_id": None,
+    "group_id": 2000,
+    "id_owner": "EXAMPLE\\jürgen groß",
+    "group_id_owner": "domain users@example.org",
+    "python_apt": True,
+    "sshd_drop_ins": True,
+    "disk_free_mb": 100_000,
+    "stacks": {"current": "0123456789ab", "former": "", "installed": ["0123456789ab"]},
+    "data": {"SOURCE": "ab" * 32, "of somebody.txt": ""},
+    "time": 1_800_000_000.25,
+    "root": True,
+}
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {"probe": GOOD | changes, "changed": False, "invocation": {}}
+
+
+def test_an_honest_answer_is_taken_as_it_is() -> None:
+    assert probe.check(told()) == GOOD
+    bare: dict[str, Any] = {
+        "os_id": "",
+        "machine_id": "",
+        "addresses": None,
+        "interfaces": [],
+        "glibc": "",
+        "python": "",
+        "data": {},
+    }
+    assert probe.check(told(**bare)) == GOOD | bare
+    assert probe.check(told(machine_id="uninitialized"))["machine_id"] == "uninitialized"
+
+
+@pytest.mark.parametrize("field", GOOD)
+@pytest.mark.parametrize(
+    "value",
+    [[1], {"a": {}}, "x" * 300, "\x1b[2J", "a\nb", -1, 1 << 70, 1e300, "{{ x }}", {"__ansible_type": "Any"}, [None]],
+    ids=str,
+)
+def test_no_field_takes_what_is_of_another_form(field: str, value: Any) -> None:
+    with pytest.raises(UnfitError, match=rf"^probe.{field}[ .\[]"):
+        probe.check(told(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stacks": GOOD["stacks"] | {"installed": ["../../etc"]}}, "probe.stacks.installed[0] is '../../etc'"),
+        ({"stacks": {"current": ""}}, "probe.stacks has too much or too little: former, installed"),
+        ({"data": {"../x": ""}}, "probe.data name is '../x'"),
+        ({"data": {"x": "00"}}, "probe.data.x is '00'"),
+        ({"interfaces": [GOOD["interfaces"][0] | {"name": "a b"}]}, "probe.interfaces[0].name is 'a b'"),
+        ({"interfaces": [GOOD["interfaces"][0]] * 5000}, "probe.interfaces is a list"),
+        ({"addresses": ["fe80::1%$(id)"]}, "probe.addresses[0] is 'fe80::1%$(id)', no address"),
+        ({"root": 1}, "probe.root is 1"),
+        ({"gpus": True}, "probe.gpus is True"),
+        ({"os_id": "debian\n"}, r"probe.os_id is 'debian\n'"),
+        ({"more": 1}, "probe has too much or too little: more"),
+        ({"arch": "x" * 100_000}, "probe.arch is … xxx"),
+    ],
+)
+def test_a_complaint_names_the_place_and_the_value(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnfitError) as refusal:
+        probe.check(told(**changes))
+    assert str(refusal.value).startswith(words)
+    assert len(str(refusal.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "answer"),
+    {
+        "a login script prints": (f"hello\n{json.dumps(told())}\nbye", "", {"probe": GOOD}),
+        "deep": ('{"probe": ' + "[" * 200_000 + "]" * 200_000 + "}", "", {"unfit": "it is no JSON: maximum"}),
+        "long": (json.dumps(told(hostname="x" * 2_000_000)), "", {"unfit": "it is of 19"}),
+        "a number too long": ('{"probe": ' + "9" * 5000 + "}", "", {"unfit": "it is no JSON: "}),
+        "not a number": (json.dumps(told(time=float("nan"))), "", {"unfit": "it is no JSON: NaN is no number"}),
+        "a list": ("[1]", "", {"unreachable_reason": "[1]"}),
+        "no probe": ('{"add_host": 1, "failed": 1}', "", {"unreachable_reason": "it says nothing"}),
+        "a probe of another kind": ('{"probe": []}', "", {"unfit": "probe is a list"}),
+        "a complaint": ('{"failed": true, "msg": "no\\u001b[2J"}', "", {"unreachable_reason": r"no\x1b[2J"}),
+        "nothing": ("", "", {"unreachable_reason": "it says nothing"}),
+        "another complaint": ("", "a\x00\nb", {"unreachable_reason": r"a\x00 b"}),
+    }.values(),
+)
+def test_what_is_made_of_an_answer(out: str, err: str, answer: dict[str, Any]) -> None:
+    ((kind, value),) = asking.answer_of(out, err).items()
+    ((wanted, begin),) = answer.items()
+    assert kind == wanted
+    assert value == begin if isinstance(begin, dict) else value.startswith(begin)
+
+
+def test_a_program_that_does_not_end_is_ended() -> None:
+    begun = time.monotonic()
+    with bounded(0.3, 1000) as broken:
+        subprocess.run(["sh", "-c", "sleep 60 | sleep 60"], stdout=subprocess.PIPE, check=False)
+    assert time.monotonic() - begun < 10
+    assert broken == ["no whole answer in 0 s"]
+
+
+def test_a_program_that_says_too_much_is_ended() -> None:
+    with bounded(60, 30) as broken:
+        done = subprocess.run(["cat", "/dev/zero"], stdout=subprocess.PIPE, check=False)
+    assert broken == ["an answer of more than 30 MiB"]
+    assert len(done.stdout) < 1 << 30
+
+
+def test_a_program_in_its_bounds_is_left_alone() -> None:
+    with bounded(60, 1000) as broken:
+        assert subprocess.run(["true"], check=False).returncode == 0
+    assert broken == []

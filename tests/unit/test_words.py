@@ -1,0 +1,52 @@
+"""What comes from a node, shown as words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from farandole.words import in_xml, on_terminal, one_line
+
+from .loading import load
+
+NASTY = "a\x1b]0;x\x07\x9b2J\x00\u202e\ud800\ufffe\u2028b"
+VISIBLE = r"a\x1b]0;x\x07\x9b2J\x00\u202e\ud800\ufffe\u2028b"
+
+
+def test_no_character_that_does_not_print_is_left() -> None:
+    assert one_line(NASTY) == VISIBLE.replace(r"\u2028", " ")
+    assert one_line(" two\r\n\tlines\n") == "two lines"
+    assert one_line("größer {0} [red] {{ x }}") == "größer {0} [red] {{ x }}"
+
+
+def test_of_long_words_the_end_is_shown() -> None:
+    words = one_line("x" * 10_000_000 + " the cause", 20)
+    assert words == "… " + "x" * 10 + " the cause"
+
+
+def test_a_terminal_gets_lines_and_ansible_s_colours_alone() -> None:
+    assert on_terminal(NASTY) == VISIBLE
+    assert on_terminal("\x1b[0;32mok: [a]\x1b[0m\n\tmore\r") == "\x1b[0;32mok: [a]\x1b[0m\n\tmore\\r"
+    # These would hide a line, or begin a colour that never ends.
+    assert on_terminal("\x1b[8m\x1b[0;3") == r"\x1b[8m\x1b[0;3"
+
+
+def test_xml_can_be_read_back() -> None:
+    root = ET.Element("a", message=in_xml(NASTY))
+    root.text = in_xml("".join(map(chr, range(0x300))) + NASTY)
+    assert ET.fromstring(ET.tostring(root)).get("message") == VISIBLE  # noqa: S314, it was written here
+
+
+def test_all_that_ansible_shows_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = load("callback", "plain_terminal")
+    shown: list[Any] = []
+    display = callback.CallbackBase()._display
+    monkeypatch.setattr(display, "display", lambda msg, *_, **__: shown.append(msg))
+    callback.CallbackModule(display=display)
+    display.display("fatal: \x1b[2J", color="red")
+    display.warning("\x1b]0;x\x07")
+    assert shown[0] == r"fatal: \x1b[2J"
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", "".join(shown))
