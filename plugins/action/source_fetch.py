@@ -13,6 +13,7 @@ from ansible.plugins.action import ActionBase
 from farandole.errors import FarandoleError
 from farandole.form import within, words
 from farandole.stack.cache import sha256
+from farandole.words import one_line, without_passwords
 
 Source = dict[str, str]
 TIMEOUT = 20
@@ -53,6 +54,7 @@ def download(url: str, target: Path, wanted: str) -> None:
 def keep(draft: Path, target: Path, wanted: str, origin: str) -> None:
     """Put a file that has arrived in its place, or refuse it."""
     if (got := sha256(draft)) != wanted:
+        origin = without_passwords(origin)
         raise AnsibleActionFail(f"{origin} is not what the catalogue names: its sha256 is {got}, wanted is {wanted}")
     draft.replace(target)
 
@@ -83,7 +85,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             try:
                 self._bring(source, folder / source["file"], task_vars)
             except (OSError, HTTPException) as error:
-                tried.append(f"{source.get('url') or source.get('apt')}: {getattr(error, 'reason', error)}")
+                why = f"{source.get('url') or source.get('apt')}: {getattr(error, 'reason', error)}"
+                tried.append(without_passwords(one_line(why)))
             else:
                 return {**result, "changed": True, **found(folder / source["file"])}
         raise AnsibleActionFail(

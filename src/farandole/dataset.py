@@ -23,6 +23,7 @@ import yaml
 from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, digest, recall_whole, record, sha256
 from farandole.stack.collect import bring_wheels, certificates, draft_folder, no_space
+from farandole.words import without_passwords
 
 Say = Callable[[str], None]
 Facts = Mapping[str, Any]
@@ -126,7 +127,7 @@ def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, sa
             content = _read(f"{site}{name}", trust)
             _check(content, name, facts["mnist"]["files"][name])
         except (OSError, HTTPException, FarandoleError) as error:
-            return str(getattr(error, "reason", error))
+            return without_passwords(str(getattr(error, "reason", error)))
         _write(folder / name, content)
         say(f"{name} from {site}")
     return ""

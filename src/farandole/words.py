@@ -6,6 +6,7 @@ import re
 
 # What Ansible colours its own lines with.
 COLOUR = re.compile(r"(\x1b\[(?:0|[01];3\d)m)")
+USER_OF_URL = re.compile(r"(\w://)[^\s/'\"<>]*@")
 SHOWN = 300
 
 
@@ -21,6 +22,11 @@ def one_line(text: object, limit: int = SHOWN) -> str:
     # Far less than the whole has to be looked at.
     words = visible(" ".join(str(text)[-4 * limit :].split()))
     return words if len(words) <= limit else f"… {words[-limit:]}"
+
+
+def without_passwords(text: str) -> str:
+    """No URL in it says any more as whom it is opened."""
+    return USER_OF_URL.sub(r"\1***@", text)
 
 
 def on_terminal(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +51,29 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+
+# As the URL of an index has to have it, and as its user wrote it.
+QUOTED, SECRET = "s%40cr%2Fet%3A1", "s@cr/et:1"
+
+
+class Guarded(Quiet):
+    """Serves nobody who does not say the password, and may send on to elsewhere."""
+
+    elsewhere = ""
+
+    def do_GET(self) -> None:
+        said = self.headers.get("Authorization")
+        if self.elsewhere and self.path.endswith(SOURCE):
+            self.send_response(302)
+            self.send_header("Location", f"{self.elsewhere}{self.path}")
+            self.end_headers()
+        elif said == "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode():
+            super().do_GET()
+        else:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="index"')
+            self.end_headers()
 
 
 class World:
@@ -134,6 +159,78 @@ def test_another_source_is_refused(world: World) -> None:
     assert f"{SOURCE} from http://127.0.0.1:" in said
     assert world.lock["horovod"]["sha256"] in said
     assert SOURCE not in world.files()
+
+
+@contextmanager
+def serving(handler: type[Quiet], folder: Path) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+@pytest.fixture
+def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setenv("NETRC", os.devnull)
+    with serving(Guarded, world.simple.parent) as port:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://me:{QUOTED}@127.0.0.1:{port}/simple")
+        yield port
+
+
+@pytest.mark.usefixtures("guarded")
+def test_an_index_with_a_password_gives_wheels_and_source(world: World) -> None:
+    assert world.collect() is True
+    assert world.files() == WHOLE
+
+
+def test_a_password_of_netrc_counts_too(
+    world: World, guarded: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{guarded}/simple")
+    world.lock["wheels"] = []
+    world.collect()
+    assert world.files() == [SOURCE]
+
+
+@pytest.mark.parametrize("way", ["redirect", "link"])
+@pytest.mark.usefixtures("guarded")
+def test_another_site_never_hears_the_password(world: World, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    heard: list[str | None] = []
+
+    class Other(Quiet):
+        def do_GET(self) -> None:
+            heard.append(self.headers.get("Authorization"))
+            super().do_GET()
+
+    with serving(Other, world.simple.parent) as port:
+        if way == "redirect":
+            monkeypatch.setattr(Guarded, "elsewhere", f"http://127.0.0.1:{port}")
+        else:
+            link = f"http://127.0.0.1:{port}/simple/horovod/{SOURCE}"
+            (world.simple / "horovod" / "index.html").write_text(f'<a href="{link}">{SOURCE}</a>')
+        world.lock["wheels"] = []
+        world.collect()
+    assert heard == [None]
+    assert world.files() == [SOURCE]
+
+
+def test_a_password_is_in_no_message(world: World, guarded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (world.simple / "horovod" / SOURCE).write_bytes(b"other")
+    (world.simple / "alpha" / WHOLE[0]).write_bytes(b"other")
+    said = [world.refused()]
+    wheels, world.lock["wheels"] = world.lock["wheels"], []
+    said.append(world.refused())
+    assert f"from http://***@127.0.0.1:{guarded}/simple/horovod" in said[-1]
+    # The second is a token, which some indexes want instead of a user's name.
+    for user in ("me:wr%40ng", "wr%40ng"):
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://{user}@127.0.0.1:{guarded}/simple")
+        said.append(world.refused())
+        assert f"(http://***@127.0.0.1:{guarded}/simple: Unauthorized)" in said[-1]
+    world.lock["wheels"] = wheels
+    said += [world.refused(), *world.said]
+    assert not any(secret in line for line in said for secret in (QUOTED, SECRET, "wr%40ng", "wr@ng")), said
 
 
 def test_an_index_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ from pip._internal.models.index import PyPI
 from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
 from farandole.stack.catalogue import load
+from farandole.stack.web import open_url
+from farandole.words import without_passwords
 
 Lock = Mapping[str, Any]
 Say = Callable[[str], None]
-TIMEOUT_S = 60
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
 PIP = (sys.executable, "-P", "-m", "pip")
 
@@ -132,7 +133,7 @@ def _pip(arguments: Sequence[str], wheels: Sequence[Mapping[str, str]], folder: 
             process.terminate()
             raise
     if process.returncode:
-        raise FarandoleError(_reason(told, wheels, folder))
+        raise FarandoleError(_reason(without_passwords(told), wheels, folder))
 
 
 def _follow(process: subprocess.Popen[str], files: set[str], say: Say) -> str:
@@ -194,17 +195,19 @@ def _source(name: str, wanted: Mapping[str, str], folder: Path) -> None:
     with draft_folder(folder) as drafts:
         draft, reasons = drafts / wanted["file"], []
         for index in _indexes():
+            told = without_passwords(index)
             try:
                 url = _link(index, name, wanted["file"])
                 if url is None:
-                    reasons.append(f"{index} does not have it")
+                    reasons.append(f"{told} does not have it")
                     continue
-                with _open(url) as answer, draft.open("wb") as file:
+                with open_url(url, index, certificates()) as answer, draft.open("wb") as file:
                     shutil.copyfileobj(answer, file)
-            except (urllib.error.URLError, TimeoutError, ssl.SSLError) as error:
-                reasons.append(f"{index}: {getattr(error, 'reason', error)}")
+            except (urllib.error.URLError, HTTPException, TimeoutError, ssl.SSLError) as error:
+                reasons.append(f"{told}: {without_passwords(str(getattr(error, 'reason', error)))}")
                 continue
-            _settle(draft, folder / wanted["file"], wanted["sha256"], urllib.parse.urldefrag(url)[0])
+            source = without_passwords(urllib.parse.urldefrag(url)[0])
+            _settle(draft, folder / wanted["file"], wanted["sha256"], source)
             return
     raise FarandoleError(
         f"{wanted['file']} cannot be fetched ({'; '.join(reasons)}): check network, proxy and `pip config list`, "
@@ -236,15 +239,11 @@ def certificates() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=cafile)
 
 
-def _open(url: str) -> Any:
-    return urllib.request.urlopen(url, timeout=TIMEOUT_S, context=certificates())  # noqa: S310 - the user's own indexes
-
-
 def _link(index: str, name: str, file: str) -> str | None:
     """Where an index says that a file is."""
     page = f"{index.rstrip('/')}/{name}/"
     try:
-        with _open(page) as answer:
+        with open_url(page, index, certificates()) as answer:
             text = answer.read().decode()
     except urllib.error.HTTPError as error:
         if error.code == 404:
