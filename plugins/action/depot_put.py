@@ -16,6 +16,8 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from farandole.words import one_line
+
 SPEC = {
     "directory": {"type": "path", "required": True},
     "files": {"type": "list", "elements": "dict", "required": True},
@@ -100,7 +102,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         answer = self._shell(f"{SWEEP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
         free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
         if answer["rc"] or not free:
-            said = (answer["stderr"] or answer["stdout"]).strip()[-300:] or f"exit status {answer['rc']}"
+            said = one_line(answer["stderr"] or answer["stdout"])[-300:] or f"exit status {answer['rc']}"
             raise AnsibleActionFail(
                 f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in has to "
                 "be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full nor read-only"

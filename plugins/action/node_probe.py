@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ansible.errors import AnsibleError
 from ansible.module_utils.json_utils import _filter_non_json_lines
 from ansible.plugins.action import ActionBase
 
@@ -74,7 +73,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             with bounded(seconds, MEMORY_MIB) as broken:
                 answer = self._execute_module(task_vars=task_vars)
-        except AnsibleError as error:
+        # Of whatever kind: a node must not be able to end the run for all.
+        except Exception as error:
             answer = {"unreachable_reason": one_line(str(error)) or "it says nothing"}
         if broken:
             return {"unreachable_reason" if broken[0].startswith("no ") else "unfit": broken[0]}

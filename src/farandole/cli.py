@@ -13,6 +13,7 @@ from farandole.lab import commands as lab
 from farandole.stack import commands as stack_commands
 from farandole.stack import show
 from farandole.validation import commands as validation_commands
+from farandole.words import on_terminal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,7 +49,7 @@ def main() -> None:
     try:
         app()
     except FarandoleError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}")
+        console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
         sys.exit(1)
     except Interrupted:
         console.print("interrupted; the same command goes on where it stopped")

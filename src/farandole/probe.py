@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
 
 from farandole.form import (
@@ -38,6 +39,15 @@ def account(value: Any) -> str:
     return value
 
 
+def interface(value: Any) -> dict[str, Any]:
+    """One address of one, with a prefix that its kind can have."""
+    link: dict[str, Any] = LINK(value)
+    if link["prefix"] > ip_address(link["address"]).max_prefixlen:
+        raise UnfitError(f".prefix is {link['prefix']}")
+    return link
+
+
+LINK = fields({"name": words(r"[\w.:@+~-]{1,15}"), "address": address, "prefix": whole(128)})
 PROBE = fields(
     {
         "os_id": SHORT,
@@ -51,7 +61,7 @@ PROBE = fields(
         "hostname": words(r"[\w.-]{0,64}"),
         "machine_id": words(r"|uninitialized|[0-9a-f]{32}"),
         "addresses": optional(many(address)),
-        "interfaces": many(fields({"name": words(r"[\w.:@+~-]{1,15}"), "address": address, "prefix": whole(128)})),
+        "interfaces": many(interface),
         "gpus": whole(1024),
         "init": words(r"[\w.()@+-]{0,15}"),
         "container": yes_or_no,

@@ -86,6 +86,7 @@ def test_no_field_takes_what_is_of_another_form(field: str, value: Any) -> None:
         ({"data": {"../x": ""}}, "probe.data name is '../x'"),
         ({"data": {"x": "00"}}, "probe.data.x is '00'"),
         ({"interfaces": [GOOD["interfaces"][0] | {"name": "a b"}]}, "probe.interfaces[0].name is 'a b'"),
+        ({"interfaces": [GOOD["interfaces"][0] | {"prefix": 33}]}, "probe.interfaces[0].prefix is 33"),
         ({"interfaces": [GOOD["interfaces"][0]] * 5000}, "probe.interfaces is a list"),
         ({"addresses": ["fe80::1%$(id)"]}, "probe.addresses[0] is 'fe80::1%$(id)', no address"),
         ({"root": 1}, "probe.root is 1"),

@@ -17,6 +17,7 @@ from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, Cache, Lock, default_root, record_path
 from farandole.stack.lock import read, text
 from farandole.table import table
+from farandole.words import one_line
 
 app = typer.Typer(no_args_is_help=True, help="Look at stacks: packed on this machine, installed on nodes.")
 Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster whose nodes are asked.")]
@@ -147,5 +148,6 @@ def node_table(nodes: dict[str, dict[str, Any]]) -> str:
             stacks = answer["probe"]["stacks"]
             rows.append([host, stacks["current"], stacks["former"], " ".join(stacks["installed"])])
         else:
-            rows.append([host, "?", "?", answer.get("unreachable_reason") or answer.get("msg", "")])
+            said = [answer[key] for key in ("unreachable_reason", "unfit", "msg") if answer.get(key)]
+            rows.append([host, "?", "?", one_line(said[0] if said else "")])
     return table([[cell or "-" for cell in row] for row in rows])
