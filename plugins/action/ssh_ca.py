@@ -16,12 +16,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import ssh
 
+from farandole import trust
 from farandole.errors import FarandoleError
 from farandole.state import claim
+from farandole.trust import Signed
 
 DAY = 86400
 KINDS = ("host", "user")
 REVOKED = "revoked_keys"
+# Every key that was ever signed: what is not known cannot be revoked.
+LEDGER = "signed_keys"
 # A clock that is a little behind must not refuse a fresh certificate.
 CLOCK_SLACK = 300
 
@@ -36,6 +40,11 @@ class Wish:
     principals: tuple[str, ...]
     sources: tuple[str, ...]
     days: int
+
+    @property
+    def signed(self) -> Signed:
+        """What the ledger keeps of it."""
+        return Signed(self.key, self.name, self.kind)
 
 
 def public_text(key: Ed25519PublicKey) -> str:
@@ -81,14 +90,30 @@ def save_ca(path: Path, key: Ed25519PrivateKey, passphrase: str) -> None:
     write_private(path, text)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """A file of mode 0600 in a directory of mode 0700, in place at once."""
+def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """A file of mode 0600 in a directory of mode 0700, in place at once, and there after a power cut too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
     draft.replace(path)
+    if durable:
+        # The folder may be new itself.
+        for folder in (path.parent, path.parent.parent):
+            sync_folder(folder)
+
+
+def sync_folder(path: Path) -> None:
+    """What was renamed or made in it is on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def parse(text: str) -> ssh.SSHCertificate | None:
@@ -168,19 +193,54 @@ class Authority:
     def __init__(self, folder: Path, passphrase: str, *, check_mode: bool) -> None:
         self.folder, self.passphrase, self.check_mode = folder, passphrase, check_mode
         self.changed = False
+        self.ledger = self._read_ledger()
+        self.revoked = self._read(REVOKED).splitlines()
 
-    def rotate(self) -> None:
+    def _read(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    def _write(self, name: str, text: str) -> None:
+        self.changed = True
+        if not self.check_mode:
+            write_private(self.folder / name, text.encode())
+
+    def _read_ledger(self) -> list[Signed]:
+        """The CA of a former version has none; what it signed last is all that is known."""
+        path = self.folder / LEDGER
+        return trust.read_ledger(path.read_text(), str(path)) if path.exists() else self._issued()
+
+    def _issued(self) -> list[Signed]:
+        found = []
+        for path in sorted((self.folder / "issued").glob("*-cert.pub")):
+            name, _, kind = path.name.removesuffix("-cert.pub").rpartition(".")
+            certificate = parse(path.read_text())
+            key = certificate.public_key() if certificate else None
+            if isinstance(key, Ed25519PublicKey):
+                found.append(Signed(public_text(key), name, kind))
+        return found
+
+    def why_renew(self) -> str:
+        """Why there has to be a new CA; nothing when the old one serves."""
+        missing = [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
+        why = trust.why_renew(str(self.folder), missing, ledger=(self.folder / LEDGER).exists())
+        if why and not missing:
+            for kind in KINDS:  # With the wrong passphrase, or none, the new keys would be shut by it too.
+                self.key(kind)
+        return why
+
+    def renew(self) -> None:
         """New keys, and what the old ones signed is worth nothing; what is revoked stays revoked."""
         self.changed = True
         if self.check_mode:
             # A folder that is not there is what the real run would find from here on.
-            self.folder = self.folder / "rotated"
-        elif self.folder.exists():
-            for path in self.folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != REVOKED:
-                    path.unlink()
+            self.folder = self.folder / "renewed"
+            return
+        # The keys go first: killed at any later point, the next run begins this again.
+        for kind in KINDS:
+            (self.folder / f"{kind}_ca").unlink(missing_ok=True)
+        self._write(LEDGER, trust.ledger_text(self.ledger))
+        shutil.rmtree(self.folder / "issued", ignore_errors=True)
 
     def key(self, kind: str) -> Ed25519PrivateKey:
         """The CA's key of a kind, made at its first use and encrypted at the first use of a passphrase."""
@@ -195,13 +255,22 @@ class Authority:
 
     def announce(self, host_ca: str) -> None:
         """A known_hosts file by which the control machine, too, knows the nodes by their signature."""
-        path, line = self.folder / "known_hosts", f"@cert-authority * {host_ca}\n"
-        if not self.check_mode and not (path.exists() and path.read_text() == line):
-            write_private(path, line.encode())
+        path = self.folder / "known_hosts"
+        revoked = [f"@revoked * {trust.key_of(line)}\n" for line in self.revoked]
+        text = "".join([f"@cert-authority * {host_ca}\n", *revoked])
+        if not self.check_mode and not (path.exists() and path.read_text() == text):
+            write_private(path, text.encode())
 
     def issued(self, name: str, kind: str) -> Path:
         """Where the certificate of a node is kept."""
         return self.folder / "issued" / f"{name}.{kind}-cert.pub"
+
+    def record(self, asked: list[Signed]) -> None:
+        """Remember keys for ever, before anything says that they are signed."""
+        ledger = list(dict.fromkeys([*self.ledger, *asked]))
+        if ledger != self.ledger:
+            self.ledger = ledger
+            self._write(LEDGER, trust.ledger_text(ledger))
 
     def certificate(self, wish: Wish, ca: Ed25519PrivateKey) -> str:
         """The certificate on file when it still serves, else a new one."""
@@ -211,57 +280,82 @@ class Authority:
             self.changed = True
             text = sign(wish, ca, now) + "\n"
             if not self.check_mode:
-                write_private(path, text.encode())
+                write_private(path, text.encode(), durable=False)
         return text
 
-    def revoked(self, names: list[str]) -> list[str]:
-        """Every key ever revoked, those of `names` among them from now on."""
-        path = self.folder / REVOKED
-        known = path.read_text().splitlines() if path.exists() else []
-        keys = dict.fromkeys(known)
-        for name in names:
-            keys.update(dict.fromkeys(f"{key} {name}" for key in self._keys_of(name)))
-        if list(keys) != known:
-            self.changed = True
-            if not self.check_mode:
-                write_private(path, "".join(f"{key}\n" for key in keys).encode())
-        return list(keys)
+    def revoke(self, gone: list[Signed]) -> None:
+        """Keys that nobody accepts from now on."""
+        lines = trust.revoke(self.revoked, gone)
+        if lines != self.revoked:
+            self.revoked = lines
+            self._write(REVOKED, "".join(f"{line}\n" for line in lines))
 
-    def _keys_of(self, name: str) -> list[str]:
-        certificates = [parse(path.read_text()) for path in map(self.issued, [name] * 2, KINDS) if path.exists()]
-        keys = [found.public_key() for found in certificates if found]
-        return [public_text(key) for key in keys if isinstance(key, Ed25519PublicKey)]
+    def withdraw(self, launchers: list[str]) -> None:
+        """Remove the certificates of those who launch jobs no more."""
+        for path in (self.folder / "issued").glob("*.user-cert.pub"):
+            if path.name.removesuffix(".user-cert.pub") not in launchers:
+                self.changed = True
+                if not self.check_mode:
+                    path.unlink()
 
 
-def refuse_unknown(names: list[str], revoked: list[str], cluster: list[str]) -> None:
-    """A misspelt name would leave a node trusted that the operator believes to be out."""
-    known = {line.split()[-1] for line in revoked} | set(cluster)
-    for name in names:
-        if name not in known:
-            raise AnsibleActionFail(
-                f"ssh_trust_revoked names {name}, which is not in the inventory and was never signed here: "
-                "check the spelling"
-            )
+@dataclass(frozen=True)
+class Members:
+    """What the inventory says of the cluster, and who of it takes part in this run."""
+
+    cluster: list[str]
+    launchers: list[str]
+    revoked: list[str]
+    present: list[str]
+
+    @property
+    def left_out(self) -> set[str]:
+        """The nodes to which this run brings nothing."""
+        return set(self.cluster) - set(self.present) - set(self.revoked)
 
 
-def refuse_partial_rotation(nodes: list[str], revoked: list[str], cluster: list[str]) -> None:
-    """Nodes left out would keep certificates of a CA that is gone."""
-    if left_out := sorted(set(cluster) - set(nodes) - set(revoked)):
-        raise AnsibleActionFail(
-            f"a rotation concerns every node, and this run leaves out {', '.join(left_out)}: run it without --limit"
-        )
+def follow_inventory(authority: Authority, members: Members, *, rotate: bool) -> str:
+    """Revoke what the inventory takes away, whatever the nodes say; returns why a new CA is needed, if it is."""
+    known = {one.name for one in authority.ledger} | {line.split()[-1] for line in authority.revoked}
+    trust.refuse_unknown(members.revoked, known | set(members.cluster))
+    trust.refuse_no_launcher(members.launchers)
+    why = "a new CA is asked for by ssh_trust_rotate" if rotate else authority.why_renew()
+    if why:
+        trust.refuse_partial(members.left_out, why)
+    authority.revoke(trust.left(authority.ledger, members.launchers, members.revoked))
+    return why
 
 
-def refuse_revoked(wanted: list[Wish], revoked: list[str]) -> None:
-    """A revoked key is never signed again."""
-    gone = {" ".join(line.split()[:2]) for line in revoked}
+def sign_all(authority: Authority, wanted: list[Wish], members: Members, *, renew: bool) -> dict[str, Any]:
+    """Refuse what must not be signed, remember the rest and sign it."""
+    asked = [wish.signed for wish in wanted]
+    trust.refuse_shared(authority.ledger, asked, members.cluster)
+    replaced = trust.replaced(authority.ledger, asked)
+    trust.refuse_revoked(asked, trust.revoke(authority.revoked, replaced))
+    authority.revoke(replaced)
+    if renew:
+        authority.renew()
+    authority.record(asked)
+    authority.withdraw(members.launchers)
+    keys = {kind: authority.key(kind) for kind in KINDS}
+    host_ca = public_text(keys["host"].public_key())
+    authority.announce(host_ca)
+    certificates: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     for wish in wanted:
-        if wish.key in gone:
-            file = "/etc/ssh/ssh_host_ed25519_key" if wish.kind == "host" else "/etc/farandole/ssh/id_job"
-            raise AnsibleActionFail(
-                f"{wish.name}: its {wish.kind} key is revoked and will not be signed again. To take the node back, "
-                f"make sure of it, delete {file} on it and run again; to keep it out, name it in ssh_trust_revoked"
-            )
+        certificates[wish.kind][wish.name] = authority.certificate(wish, keys[wish.kind])
+    user_ca = public_text(keys["user"].public_key())
+    return {"host_ca": host_ca, "user_ca": user_ca, **certificates, "revoked": authority.revoked}
+
+
+def serve(authority: Authority, told: dict[str, Any], cluster: list[str]) -> tuple[dict[str, Any], str]:
+    """All that a run asks of the CA; with it what the operator has to know."""
+    nodes, launchers = told["nodes"], told["launchers"]
+    members = Members(cluster, launchers, told["revoked"], present=[node["name"] for node in nodes])
+    why = follow_inventory(authority, members, rotate=told["rotate"])
+    notice = f"{why}: a new CA is made, and what was signed before is worth nothing" if why and authority.ledger else ""
+    trust.refuse_answers(nodes, launchers, check_mode=authority.check_mode)
+    wanted = wishes(nodes, told["user"], {"host": told["host_days"], "user": told["user_days"]})
+    return sign_all(authority, wanted, members, renew=bool(why)), "" if told["rotate"] else notice
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -276,6 +370,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "folder": {"type": "path", "required": True},
                 "nodes": {"type": "list", "elements": "dict", "required": True},
+                "launchers": {"type": "list", "elements": "str", "required": True},
                 "user": {"type": "str", "required": True},
                 "host_days": {"type": "int", "required": True},
                 "user_days": {"type": "int", "required": True},
@@ -284,33 +379,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "rotate": {"type": "bool", "default": False},
             }
         )
-        folder = Path(arguments["folder"])
+        check_mode, folder = self._task.check_mode, Path(arguments["folder"])
         try:
-            claim(folder.parent, Path((task_vars or {})["inventory_dir"]), write=not self._task.check_mode)
+            claim(folder.parent, Path((task_vars or {})["inventory_dir"]), write=not check_mode)
+            authority = Authority(folder, arguments["passphrase"], check_mode=check_mode)
+            signed, notice = serve(authority, arguments, (task_vars or {})["groups"]["cluster"])
         except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from None
-        authority = Authority(folder, arguments["passphrase"], check_mode=self._task.check_mode)
-        cluster = (task_vars or {})["groups"]["cluster"]
-        revoked = authority.revoked(arguments["revoked"])
-        refuse_unknown(arguments["revoked"], revoked, cluster)
-        if arguments["rotate"]:
-            refuse_partial_rotation([node["name"] for node in arguments["nodes"]], arguments["revoked"], cluster)
-            authority.rotate()
-        days = {"host": arguments["host_days"], "user": arguments["user_days"]}
-        wanted = wishes(arguments["nodes"], arguments["user"], days)
-        refuse_revoked(wanted, revoked)
-        keys = {kind: authority.key(kind) for kind in KINDS}
-        host_ca = public_text(keys["host"].public_key())
-        authority.announce(host_ca)
-        certificates: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
-        for wish in wanted:
-            certificates[wish.kind][wish.name] = authority.certificate(wish, keys[wish.kind])
-        result.update(
-            changed=authority.changed,
-            host_ca=host_ca,
-            user_ca=public_text(keys["user"].public_key()),
-            host=certificates["host"],
-            user=certificates["user"],
-            revoked=revoked,
-        )
-        return result
+            raise AnsibleActionFail(str(error)) from error
+        if notice:
+            self._display.warning(notice)
+        return {**result, "changed": authority.changed, **signed}

@@ -42,8 +42,9 @@ def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "host_key": hostvars[name]["_ssh_trust_identity"]["host_key"],
-            "job_key": hostvars[name]["_ssh_trust_identity"]["job_key"],
+            # What a node says, or does not say, is judged where it is signed.
+            "host_key": hostvars[name]["_ssh_trust_identity"].get("host_key"),
+            "job_key": hostvars[name]["_ssh_trust_identity"].get("job_key"),
             "names": node_names(name, hostvars),
             "sources": node_sources(name, hostvars),
         }

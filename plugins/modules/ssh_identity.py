@@ -22,6 +22,10 @@ options:
     description: Whether jobs are launched here; elsewhere a job key and its certificate are removed.
     type: bool
     required: true
+  revoked:
+    description: The revoked keys; a job key among them is replaced by a new one.
+    type: str
+    default: ""
 author: Farandole
 """
 
@@ -75,6 +79,8 @@ def generate(module: AnsibleModule, key: Path, user: str) -> None:
     for leftover in (draft, public(draft)):
         leftover.unlink(missing_ok=True)
     module.run_command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key.name, "-f", str(draft)], check_rc=True)
+    # Private before public: what is there of a pair is never of two.
+    key.unlink(missing_ok=True)
     shutil.chown(draft, user, pwd.getpwnam(user).pw_gid)
     public(draft).replace(public(key))
     draft.replace(key)
@@ -83,6 +89,12 @@ def generate(module: AnsibleModule, key: Path, user: str) -> None:
 def read(key: Path) -> str:
     """The public half, without its comment."""
     return " ".join(public(key).read_text().split()[:2]) if key.exists() else ""
+
+
+def is_revoked(key: Path, revoked: str) -> bool:
+    """Whether a key stands in the list of revoked ones."""
+    public_key = read(key)
+    return bool(public_key) and public_key in {" ".join(line.split()[:2]) for line in revoked.splitlines()}
 
 
 def openssh(module: AnsibleModule) -> float:
@@ -99,6 +111,7 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "job_key": {"type": "path", "required": True, "no_log": False},
             "launcher": {"type": "bool", "required": True},
+            "revoked": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -107,6 +120,8 @@ def main() -> None:
     if module.params["launcher"]:
         wanted[job_key] = module.params["user"]
     missing = [key for key in wanted if not key.exists()]
+    if job_key in wanted and is_revoked(job_key, module.params["revoked"]):
+        missing.append(job_key)
     unwanted = [] if job_key in wanted else [job_key, public(job_key), certificate(job_key)]
     unwanted = [path for path in unwanted if path.exists()]
     if not module.check_mode:
@@ -117,7 +132,8 @@ def main() -> None:
     module.exit_json(
         changed=bool(missing or unwanted),
         host_key=read(HOST_KEY),
-        job_key=read(job_key),
+        # In check mode what is to go, or to be replaced, is still there.
+        job_key=read(job_key) if job_key in wanted and not (module.check_mode and job_key in missing) else "",
         openssh=openssh(module),
     )
 

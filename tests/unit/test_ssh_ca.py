@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from ansible.errors import AnsibleActionFail
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+
+from farandole.errors import FarandoleError
+from farandole.trust import Signed
 
 from .loading import load
 
@@ -78,7 +82,8 @@ def shown(certificate: str) -> list[str]:
 def test_everything_is_for_its_owner_alone(tmp_path: Path, passphrase: str) -> None:
     ca = authority(tmp_path, passphrase)
     issue(ca)
-    ca.revoked(["node-1"])
+    ca.record([HOST.signed, USER.signed])
+    ca.revoke([HOST.signed])
     ca.announce(HOST_KEY)
     assert {path.name for path in on_disk(ca.folder)} == {
         "host_ca",
@@ -87,6 +92,7 @@ def test_everything_is_for_its_owner_alone(tmp_path: Path, passphrase: str) -> N
         "node-1.user-cert.pub",
         "known_hosts",
         "revoked_keys",
+        "signed_keys",
     }
     assert {mode(path) for path in on_disk(ca.folder)} == {0o600}
     assert {mode(ca.folder), mode(ca.folder / "issued")} == {0o700}
@@ -297,10 +303,12 @@ def test_check_mode_makes_nothing(tmp_path: Path) -> None:
     "act",
     [
         lambda ca: issue(ca, replace(USER, key=OTHER_KEY)),
-        lambda ca: ca.revoked(["node-1"]),
-        lambda ca: ca.rotate(),
+        lambda ca: ca.record([Signed(OTHER_KEY, "node-2", "host")]),
+        lambda ca: ca.revoke([HOST.signed]),
+        lambda ca: ca.withdraw([]),
+        lambda ca: ca.renew(),
     ],
-    ids=["renew", "revoke", "rotate"],
+    ids=["another key", "record", "revoke", "withdraw", "new CA"],
 )
 def test_check_mode_touches_nothing_that_is_there(tmp_path: Path, act: Any) -> None:
     issue(authority(tmp_path))
@@ -322,84 +330,330 @@ def test_check_mode_encrypts_nothing(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == before
 
 
-@pytest.mark.parametrize("check_mode", [False, True])
-def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_revoked(tmp_path: Path, check_mode: bool) -> None:
-    former = authority(tmp_path)
-    old = issue(former)
-    revoked = former.revoked(["node-1"])
-    before = on_disk(tmp_path)
-    ca = authority(tmp_path, check_mode=check_mode)
-    ca.rotate()
-    assert ca.changed
-    assert authority(tmp_path).revoked([]) == revoked
-    for one, other in zip(old, issue(ca), strict=True):
-        # Line 2 tells the CA; from line 5 on come the names and the options.
-        assert shown(one)[2] != shown(other)[2]
-        assert shown(one)[5:] == shown(other)[5:]
-    assert (on_disk(tmp_path) == before) is check_mode
+def node(name: str, host_key: Any, job_key: Any = "") -> dict[str, Any]:
+    return {"name": name, "host_key": host_key, "job_key": job_key, "names": [name], "sources": ["192.0.2.1"]}
 
 
-def test_a_revoked_key_stays_revoked(tmp_path: Path) -> None:
-    issue(authority(tmp_path), HOST, USER, replace(HOST, name="node-2", key=OTHER_KEY))
-    lines = [f"{HOST_KEY} node-1", f"{JOB_KEY} node-1"]
-    first = authority(tmp_path)
-    assert first.revoked(["node-1"]) == lines
-    assert first.changed
-    assert (first.folder / "revoked_keys").read_text().splitlines() == lines
-    for names in ([], ["node-1"]):
-        later = authority(tmp_path)
-        assert later.revoked(names) == lines
-        assert not later.changed
-    assert authority(tmp_path).revoked(["node-2"]) == [*lines, f"{OTHER_KEY} node-2"]
+CLUSTER = ["node-1", "node-2"]
+HEAD = node("node-1", HOST_KEY, JOB_KEY)
+WORKER = node("node-2", OTHER_KEY)
+A, B, C = (ssh_ca.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
-def test_a_new_key_does_not_take_the_old_one_off_the_list(tmp_path: Path) -> None:
-    issue(authority(tmp_path))
-    lines = authority(tmp_path).revoked(["node-1"])
-    issue(authority(tmp_path), replace(HOST, key=OTHER_KEY))
-    assert authority(tmp_path).revoked([]) == lines
-    assert authority(tmp_path).revoked(["node-1"]) == [*lines, f"{OTHER_KEY} node-1"]
+def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **told: Any) -> Any:
+    """A run of site.yml as far as the CA has to do with it: what it hands out, and what it says."""
+    asked = {
+        "nodes": nodes or (HEAD, WORKER),
+        "launchers": ["node-1"],
+        "user": "trainer",
+        "host_days": 3650,
+        "user_days": 300,
+        "revoked": [],
+        "rotate": False,
+        **told,
+    }
+    return ssh_ca.serve(ca or authority(tmp_path), asked, cluster)
 
 
-def test_nothing_is_revoked_of_a_node_that_was_never_signed(tmp_path: Path) -> None:
-    ca = authority(tmp_path)
-    assert ca.revoked(["node-9"]) == []
+def given(tmp_path: Path, *nodes: Any, **told: Any) -> dict[str, Any]:
+    found, notice = serve(tmp_path, *nodes, **told)
+    assert notice == ""
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(tmp_path: Path, *nodes: Any, **told: Any) -> str:
+    """Why nothing was signed."""
+    before = on_disk(tmp_path / "mine/ca/issued")
+    with pytest.raises(FarandoleError) as refusal:
+        serve(tmp_path, *nodes, **told)
+    assert on_disk(tmp_path / "mine/ca/issued") == before
+    return str(refusal.value)
+
+
+def revoked_keys(tmp_path: Path) -> set[str]:
+    """As sshd and ssh read them on a node."""
+    path = tmp_path / "mine" / "ca" / "revoked_keys"
+    return {" ".join(line.split()[:2]) for line in path.read_text().splitlines()} if path.exists() else set()
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    first = given(tmp_path)
+    before, ca = on_disk(tmp_path), authority(tmp_path)
+    assert given(tmp_path, ca=ca) == first
     assert not ca.changed
-    assert list(tmp_path.iterdir()) == []
+    assert on_disk(tmp_path) == before
+
+
+@pytest.mark.parametrize("job_key", [A, HOST_KEY, "x", ["x"], {"x": 1}])
+def test_who_launches_is_not_for_a_node_to_say(tmp_path: Path, job_key: Any) -> None:
+    given(tmp_path)
+    words = refused(tmp_path, HEAD, node("node-2", OTHER_KEY, job_key))
+    assert words.startswith("node-2 asks for a launcher's certificate and is none")
+    assert given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)["user"].keys() == set(CLUSTER)
 
 
 @pytest.mark.parametrize(
-    ("wish", "file"),
-    [(HOST, "/etc/ssh/ssh_host_ed25519_key"), (USER, "/etc/farandole/ssh/id_job")],
-    ids=["host", "user"],
+    "answer",
+    [
+        "", None, 7, [], {}, "ssh-ed25519", f"{A}\n", f" {A}", f"{A} comment", f"{A}\n{B}", f'command="id" {A}',
+        "ssh-ed25519 " + "A" * 16384, A[:-1], f"{A}A", A.replace("I", "\u0131"), "{{ lookup('pipe', 'id') }}",
+        "\x1b[2J", "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQ",
+    ],
+    ids=lambda answer: ascii(answer)[:30],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["host", "user"])
+def test_what_is_not_one_key_is_one_finding_about_that_node(tmp_path: Path, kind: str, answer: Any) -> None:
+    head = node("node-1", answer, JOB_KEY) if kind == "host" else node("node-1", HOST_KEY, answer)
+    words = refused(tmp_path, head, WORKER)
+    assert words.startswith(f"node-1: its {kind} key is not an ed25519 public key but ")
+    assert len(words) < 400
+    assert words.isprintable()
+    assert words.replace("…", "").isascii()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_bad_answer_is_named_at_once(tmp_path: Path) -> None:
+    words = refused(tmp_path, node("node-1", "x", "y"), node("node-2", "z", A))
+    assert [line.split(" ")[0] for line in words.splitlines()] == ["node-1:", "node-1:", "node-2", "node-2:"]
+
+
+def test_a_bare_node_of_check_mode_has_no_keys_yet(tmp_path: Path) -> None:
+    found = given(tmp_path, node("node-1", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
+    assert (found["host"], found["user"]) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([HEAD, node("node-2", HOST_KEY)], "node-2: its host key is the host key of node-1"),
+        ([HEAD, node("node-2", JOB_KEY)], "node-2: its host key is the user key of node-1"),
+        ([node("node-1", HOST_KEY, HOST_KEY), WORKER], "node-1: its user key is the host key of node-1"),
+    ],
 )
-def test_a_revoked_key_is_not_signed_again(wish: Any, file: str) -> None:
-    other = replace(wish, name="node-2", key=OTHER_KEY)
-    with pytest.raises(AnsibleActionFail) as refusal:
-        ssh_ca.refuse_revoked([other, wish], [f"{wish.key} node-1"])
-    assert f"node-1: its {wish.kind} key is revoked" in str(refusal.value)
-    assert f"delete {file} on it" in str(refusal.value)
-    ssh_ca.refuse_revoked([other], [f"{wish.key} node-1"])
+def test_the_key_of_another_node_is_refused(tmp_path: Path, nodes: Any, words: str) -> None:
+    assert refused(tmp_path, *nodes).startswith(words)
+    given(tmp_path)
+    # Whose it is, is known from then on, also when the other one does not take part.
+    assert refused(tmp_path, *nodes).startswith(words)
+    if nodes[0] is HEAD:
+        assert refused(tmp_path, nodes[1]).startswith(words)
 
 
-def test_a_name_that_is_known_nowhere_is_not_quietly_revoked() -> None:
-    with pytest.raises(AnsibleActionFail, match="ssh_trust_revoked names nodee-1"):
-        ssh_ca.refuse_unknown(["node-2", "node-1", "nodee-1"], [f"{HOST_KEY} node-1"], ["node-2"])
-    ssh_ca.refuse_unknown(["node-2", "node-1"], [f"{HOST_KEY} node-1"], ["node-2"])
+def test_a_node_that_was_renamed_keeps_its_host_key(tmp_path: Path) -> None:
+    given(tmp_path, cluster=["node-1", "gpu"], *[HEAD, node("gpu", OTHER_KEY)])  # noqa: B026
+    assert "node-2" in given(tmp_path)["host"]
+    assert OTHER_KEY not in revoked_keys(tmp_path)
 
 
-def test_a_rotation_takes_all_nodes_or_none() -> None:
-    with pytest.raises(AnsibleActionFail, match=r"leaves out node-2, node-3: run it without --limit"):
-        ssh_ca.refuse_partial_rotation(["node-1"], [], ["node-1", "node-2", "node-3"])
-    ssh_ca.refuse_partial_rotation(["node-1"], ["node-2"], ["node-1", "node-2"])
+def test_every_key_that_was_ever_signed_is_revoked_with_its_node(tmp_path: Path) -> None:
+    for key in (A, B, C):
+        given(tmp_path, HEAD, node("node-2", key))
+    given(tmp_path, HEAD, revoked=["node-2"])
+    assert revoked_keys(tmp_path) == {A, B, C}
+
+
+def test_a_key_in_whose_place_is_another_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
+    given(tmp_path, node("node-1", HOST_KEY, A), WORKER)
+    given(tmp_path, node("node-1", HOST_KEY, B), WORKER)
+    assert revoked_keys(tmp_path) == {A}
+    words = refused(tmp_path, node("node-1", HOST_KEY, A), WORKER)
+    assert words.startswith("node-1: its user key is revoked")
+    # What was refused revokes nothing of what is in use.
+    assert revoked_keys(tmp_path) == {A}
+    for _ in range(2):
+        given(tmp_path, node("node-1", HOST_KEY, B), WORKER, rotate=True)
+        assert revoked_keys(tmp_path) == {A}
+
+
+def test_a_revoked_host_key_comes_with_its_cure(tmp_path: Path) -> None:
+    given(tmp_path)
+    given(tmp_path, HEAD, revoked=["node-2"])
+    words = refused(tmp_path)
+    assert words.startswith("node-2: its host key is revoked")
+    assert "ssh-keygen -A" in words
+    given(tmp_path, HEAD, node("node-2", A))
+    assert revoked_keys(tmp_path) == {OTHER_KEY}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"launchers": ["node-1"]},
+        {"launchers": ["node-1"], "nodes": [HEAD]},
+        {"launchers": ["node-1"], "cluster": ["node-1"], "nodes": [HEAD]},
+        {"launchers": ["node-1"], "nodes": [HEAD], "revoked": ["node-2"]},
+    ],
+    ids=["left the mesh", "left it outside of --limit", "left the cluster", "revoked"],
+)
+def test_what_launches_no_more_is_revoked(tmp_path: Path, told: dict[str, Any]) -> None:
+    given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
+    path = authority(tmp_path).issued("node-2", "user")
+    assert path.exists()
+    found = given(tmp_path, *told.pop("nodes", [HEAD, WORKER]), **told)
+    assert f"{A} node-2" in found["revoked"]
+    assert f"@revoked * {A}\n" in (tmp_path / "mine/ca/known_hosts").read_text()
+    assert not path.exists()
+    # Back in the mesh, a new key serves, and the old one does not.
+    if not told.get("revoked"):
+        back = {"launchers": CLUSTER}
+        assert refused(tmp_path, HEAD, node("node-2", OTHER_KEY, A), **back).startswith(
+            "node-2: its user key is revoked"
+        )
+        assert "node-2" in given(tmp_path, HEAD, node("node-2", OTHER_KEY, B), **back)["user"]
+
+
+def test_another_head_takes_the_launching_with_it(tmp_path: Path) -> None:
+    given(tmp_path)
+    found = given(tmp_path, node("node-1", HOST_KEY), node("node-2", OTHER_KEY, A), launchers=["node-2"])
+    assert (revoked_keys(tmp_path), found["user"].keys()) == ({JOB_KEY}, {"node-2"})
+
+
+def test_a_bad_answer_keeps_nobody_from_being_revoked(tmp_path: Path) -> None:
+    given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
+    with pytest.raises(FarandoleError):
+        serve(tmp_path, HEAD, node("node-2", "x"))
+    assert revoked_keys(tmp_path) == {A}
+
+
+def test_a_head_that_is_revoked_leaves_nobody_to_launch(tmp_path: Path) -> None:
+    assert "put another node into group head" in refused(tmp_path, WORKER, launchers=[], revoked=["node-1"])
+
+
+def test_a_name_that_is_known_nowhere_is_not_quietly_revoked(tmp_path: Path) -> None:
+    given(tmp_path)
+    assert refused(tmp_path, revoked=["nodee-2"]).startswith("ssh_trust_revoked names nodee-2")
+    given(tmp_path, HEAD, cluster=["node-1"], revoked=["node-2"])
+    assert revoked_keys(tmp_path) == {OTHER_KEY}
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_known_of_keys(tmp_path: Path, check_mode: bool) -> None:
+    old = given(tmp_path)
+    given(tmp_path, HEAD, revoked=["node-2"])
+    before, ca = on_disk(tmp_path), authority(tmp_path, check_mode=check_mode)
+    new = given(tmp_path, HEAD, ca=ca, revoked=["node-2"], rotate=True)
+    assert ca.changed
+    assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
+    assert revoked_keys(tmp_path) == {OTHER_KEY}
+    assert authority(tmp_path).ledger == [HOST.signed, USER.signed, Signed(OTHER_KEY, "node-2", "host")]
+    # Line 2 tells the CA; from line 5 on come the names and the options.
+    for one, other in ((old[kind]["node-1"], new[kind]["node-1"]) for kind in ("host", "user")):
+        assert shown(one)[2] != shown(other)[2]
+        assert shown(one)[5:] == shown(other)[5:]
+    assert (on_disk(tmp_path) == before) is check_mode
+    if not check_mode:
+        assert not authority(tmp_path).issued("node-2", "host").exists()
+
+
+def test_a_rotation_takes_all_nodes_or_none(tmp_path: Path) -> None:
+    given(tmp_path)
+    words = refused(tmp_path, HEAD, rotate=True)
+    assert "leaves out node-2. Run site.yml without --limit" in words
+
+
+def without(tmp_path: Path, *names: str) -> None:
+    for name in names:
+        (tmp_path / "mine" / "ca" / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (["host_ca", "user_ca"], "the CA of this cluster is missing: there is none in "),
+        (["host_ca", "user_ca", "signed_keys"], "the CA of this cluster is missing: there is none in "),
+        (["host_ca"], "host_ca is missing in "),
+        (["user_ca"], "user_ca is missing in "),
+        (["signed_keys"], "the CA in "),
+    ],
+    ids=str,
+)
+def test_without_its_ca_a_cluster_is_not_split(tmp_path: Path, lost: list[str], words: str) -> None:
+    old = given(tmp_path)
+    without(tmp_path, *lost)
+    before = on_disk(tmp_path)
+    for check_mode in (True, False):
+        refusal = refused(tmp_path, HEAD, ca=authority(tmp_path, check_mode=check_mode))
+        assert refusal.startswith(words)
+        assert "this run leaves out node-2" in refusal
+        assert ("estore the folder from your backup" in refusal) is (lost != ["signed_keys"])
+        assert on_disk(tmp_path) == before
+    foretold, said = serve(tmp_path, ca=authority(tmp_path, check_mode=True))
+    assert on_disk(tmp_path) == before
+    new, notice = serve(tmp_path)
+    assert notice == said
+    assert notice.startswith(words)
+    assert notice.endswith("a new CA is made, and what was signed before is worth nothing")
+    assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
+    assert foretold["host"].keys() == new["host"].keys()
+    # Once is enough.
+    assert given(tmp_path) == new
+
+
+def test_the_first_run_ever_takes_all_nodes_and_says_nothing_of_it(tmp_path: Path) -> None:
+    assert "the CA of this cluster is missing" in refused(tmp_path, HEAD)
+    given(tmp_path)
+
+
+@pytest.mark.parametrize("passphrase", ["", "wrong"])
+def test_a_new_ca_is_not_made_open_where_the_old_one_was_shut(tmp_path: Path, passphrase: str) -> None:
+    given(tmp_path, ca=authority(tmp_path, SECRET))
+    without(tmp_path, "signed_keys")
+    before = on_disk(tmp_path)
+    with pytest.raises(AnsibleActionFail, match="ssh_trust_ca_passphrase"):
+        serve(tmp_path, ca=authority(tmp_path, passphrase))
+    assert on_disk(tmp_path) == before
+
+
+def test_what_is_on_file_of_a_former_version_can_still_be_revoked(tmp_path: Path) -> None:
+    given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
+    without(tmp_path, "signed_keys")
+    serve(tmp_path, HEAD, revoked=["node-2"])
+    assert revoked_keys(tmp_path) == {OTHER_KEY, A}
+
+
+@pytest.mark.parametrize("line", ["x", f"{A} node-1", f"{A} node-1 other", f"{A}x node-1 host", ""])
+def test_a_ledger_that_was_cut_or_edited_is_not_read_as_another(tmp_path: Path, line: str) -> None:
+    given(tmp_path)
+    path = tmp_path / "mine" / "ca" / "signed_keys"
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(FarandoleError, match=f"line 4 of {path} is no signed key"):
+        authority(tmp_path)
+
+
+def test_nothing_is_handed_out_before_it_is_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which it happens: what is synced, what takes its place, what is signed."""
+    done: list[str] = []
+    fsync, replace_, sign = os.fsync, Path.replace, ssh_ca.sign
+
+    def synced(handle: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{handle}').readlink().name}")
+        fsync(handle)
+
+    def replaced(path: Path, target: Path) -> Path:
+        done.append(f"place {target.name}")
+        return replace_(path, target)
+
+    def signed(wish: Any, *rest: Any) -> Any:
+        done.append("sign")
+        return sign(wish, *rest)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    monkeypatch.setattr(ssh_ca, "sign", signed)
+    given(tmp_path)
+    for name in ("signed_keys", "host_ca", "user_ca"):
+        step = done.index(f"place {name}")
+        assert done[step - 1 : step + 3] == [f"sync .{name}.new", f"place {name}", "sync ca", "sync mine"]
+        assert step < done.index("sign")
 
 
 def test_a_node_without_a_key_gets_no_certificate() -> None:
-    node = {"name": "node-1", "names": ["node-1", "192.0.2.1"], "sources": ["192.0.2.1", "127.0.0.1", "::1"]}
+    one = {"name": "node-1", "names": ["node-1", "192.0.2.1"], "sources": ["192.0.2.1", "127.0.0.1", "::1"]}
     nodes = [
-        {**node, "host_key": HOST_KEY, "job_key": JOB_KEY},
-        {**node, "name": "node-2", "host_key": OTHER_KEY, "job_key": ""},
-        {**node, "name": "node-3", "host_key": "", "job_key": ""},
+        {**one, "host_key": HOST_KEY, "job_key": JOB_KEY},
+        {**one, "name": "node-2", "host_key": OTHER_KEY, "job_key": ""},
+        {**one, "name": "node-3", "host_key": "", "job_key": ""},
     ]
     assert ssh_ca.wishes(nodes, "trainer", {"host": 3650, "user": 300}) == [
         HOST,

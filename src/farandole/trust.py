@@ -1,0 +1,181 @@
+"""Which keys the cluster's certificate authority signs, and which nobody accepts any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+
+from farandole.errors import FarandoleError
+
+# One ed25519 key and nothing else: no options before it, no comment and no second line after it.
+_KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
+_FILES = {"host": "/etc/ssh/ssh_host_ed25519_key", "user": "/etc/farandole/ssh/id_job"}
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A public key, the node that it was signed for, and as what: host or user."""
+
+    key: str
+    name: str
+    kind: str
+
+
+def read_ledger(text: str, where: str) -> list[Signed]:
+    """Every key that was ever signed, in that order."""
+    rows = [line.rsplit(" ", 2) for line in text.splitlines()]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 3 or not is_key(row[0]) or row[2] not in _FILES:
+            raise FarandoleError(
+                f"line {number} of {where} is no signed key: restore the file from the backup, "
+                "or make a new CA with -e ssh_trust_rotate=true after moving it away"
+            )
+    return [Signed(*row) for row in rows]
+
+
+def ledger_text(ledger: Sequence[Signed]) -> str:
+    """A line per key: the key, the node, the kind."""
+    return "".join(f"{one.key} {one.name} {one.kind}\n" for one in ledger)
+
+
+def is_key(text: object) -> bool:
+    """Whether this is exactly one ed25519 public key, as OpenSSH writes it."""
+    if not (isinstance(text, str) and _KEY.fullmatch(text)):
+        return False
+    try:
+        serialization.load_ssh_public_key(text.encode())
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_answers(nodes: Sequence[Mapping[str, Any]], launchers: Collection[str], *, check_mode: bool) -> None:
+    """Names every node whose answer is not the keys that it was asked for."""
+    _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, check_mode)])
+
+
+def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mode: bool) -> Iterator[str]:
+    name, wanted = node["name"], {"host": node["host_key"]}
+    if name in launchers:
+        wanted["user"] = node["job_key"]
+    elif node["job_key"]:
+        yield (
+            f"{name} asks for a launcher's certificate and is none: the keys on it are not what this run left there. "
+            "Name it in ssh_trust_revoked until you are sure of it; where jobs are launched is said by group head "
+            "and ssh_trust_mesh"
+        )
+    for kind, key in wanted.items():
+        # A bare node has none yet.
+        if not is_key(key) and not (check_mode and key == ""):
+            yield (
+                f"{name}: its {kind} key is not an ed25519 public key but {_shown(key)}: look at {_FILES[kind]}.pub "
+                "on it and delete both halves, or name it in ssh_trust_revoked until you are sure of it"
+            )
+
+
+def _shown(answer: object) -> str:
+    """What a node said, short and without anything that a terminal obeys."""
+    text = ascii(answer)
+    return text if len(text) <= 60 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def refuse_shared(ledger: Sequence[Signed], asked: Sequence[Signed], cluster: Collection[str]) -> None:
+    """Two nodes with one key could each be the other."""
+    # A node that was renamed has left the cluster under its former name.
+    owners = {one.key: one for one in ledger if one.name in cluster}
+    faults = []
+    for one in asked:
+        owner = owners.setdefault(one.key, one)
+        if (owner.name, owner.kind) != (one.name, one.kind):
+            faults.append(
+                f"{one.name}: its {one.kind} key is the {owner.kind} key of {owner.name}: its disk is a copy, or one "
+                f"of them is not what it says. Make sure of both, delete {_FILES[one.kind]} on the copy and run again"
+            )
+    _refuse(faults)
+
+
+def _refuse(faults: Sequence[str]) -> None:
+    if faults:
+        raise FarandoleError("\n".join(faults))
+
+
+def left(ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str]) -> list[Signed]:
+    """The keys that the inventory takes away: all of a node that is revoked, and what launches no jobs any more."""
+    return [one for one in ledger if one.name in revoked or (one.kind == "user" and one.name not in launchers)]
+
+
+def replaced(ledger: Sequence[Signed], asked: Sequence[Signed]) -> list[Signed]:
+    """The keys in whose place a node has another one."""
+    current = {(one.name, one.kind): one.key for one in [*ledger, *asked]}
+    return [one for one in ledger if current[one.name, one.kind] != one.key]
+
+
+def revoke(lines: Sequence[str], gone: Sequence[Signed]) -> list[str]:
+    """The list of revoked keys with these on it; it never gets shorter."""
+    known = dict.fromkeys(key_of(line) for line in lines)
+    return [*lines, *(f"{key} {name}" for key, name in {one.key: one.name for one in gone}.items() if key not in known)]
+
+
+def key_of(line: str) -> str:
+    """The key in a line of the list of revoked ones."""
+    return " ".join(line.split()[:2])
+
+
+def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
+    """A revoked key is never signed again."""
+    gone = {key_of(line) for line in revoked}
+    _refuse([_revoked_fault(one) for one in asked if one.key in gone])
+
+
+def _revoked_fault(one: Signed) -> str:
+    if one.kind == "user":
+        cure = f"Run again, and the node makes a new one; if this comes again, delete {_FILES['user']} on it"
+    else:
+        cure = (
+            "To take the node back, make sure of it and on its console run `rm /etc/ssh/ssh_host_ed25519_key* && "
+            "ssh-keygen -A && systemctl restart ssh`; to keep it out, name it in ssh_trust_revoked"
+        )
+    return f"{one.name}: its {one.kind} key is revoked and will not be signed again. {cure}"
+
+
+def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:
+    """A misspelt name would leave a node trusted that the operator believes to be out."""
+    for name in names:
+        if name not in known:
+            raise FarandoleError(
+                f"ssh_trust_revoked names {name}, which is not in the inventory and was never signed here: "
+                "check the spelling"
+            )
+
+
+def refuse_no_launcher(launchers: Collection[str]) -> None:
+    """Without one, nothing that is in use would be left."""
+    if not launchers:
+        raise FarandoleError(
+            "no node is left to launch jobs, as ssh_trust_revoked names the head: put another node into group head"
+        )
+
+
+def why_renew(folder: str, missing: Sequence[str], *, ledger: bool) -> str:
+    """Why there has to be a new CA though nobody asked for one; nothing when the old one serves."""
+    if len(missing) == 1:
+        return f"{missing[0]} is missing in {folder}"
+    if missing:
+        return f"the CA of this cluster is missing: there is none in {folder}"
+    if not ledger:
+        return f"the CA in {folder} is of a version that kept no list of the keys it signed, so none could be revoked"
+    return ""
+
+
+def refuse_partial(left_out: Collection[str], why: str) -> None:
+    """Nodes left out would keep certificates of a CA that is gone, and refuse those of the new one."""
+    if left_out:
+        names = ", ".join(sorted(left_out))
+        cure = "Restore the folder from your backup, or run" if "missing" in why else "Run"
+        raise FarandoleError(
+            f"{why}. A new CA concerns every node, and this run leaves out {names}. {cure} site.yml without --limit"
+        )
