@@ -90,7 +90,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "port": self._option("port"),
             "user": self._option("remote_user"),
             "key": self._option("private_key_file"),
-            "common_args": self._option("ssh_common_args"),
+            "common_args": " ".join(filter(None, map(self._option, ("ssh_common_args", "ssh_extra_args")))),
         }
         return {**login, "command": ssh_command(login)}
 

@@ -22,6 +22,7 @@ options:
       owner: {description: "Owning user; its group goes with it.", type: str, default: root}
       group: {description: "Another group.", type: str}
       validate: {description: "Command that must accept the file, with C(%s) for its path.", type: str}
+      own: {description: "Regular expression of the lines that are ours; all others in the file stay.", type: str}
   sweep:
     description: Folders that are this task's own; any other file in them goes, but for C(__pycache__).
     type: list
@@ -51,6 +52,7 @@ swept:
 
 import grp
 import pwd
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,18 @@ def ids(module: AnsibleModule, file: File) -> tuple[int, int]:
     return -1, -1
 
 
+def wanted(file: File) -> bytes:
+    """The whole text; where only some lines are ours, in their place among the others."""
+    ours: bytes = file["content"].encode()
+    if not file["own"]:
+        return ours
+    own = re.compile(file["own"].encode())
+    lines = current(Path(file["path"])).splitlines()
+    others = [b"%s\n" % line for line in lines if not own.search(line)]
+    place = next((number for number, line in enumerate(lines) if own.search(line)), len(others))
+    return b"".join([*others[:place], ours, *others[place:]])
+
+
 def differs(file: File, owner: tuple[int, int]) -> bool:
     """Whether anything about it is not as asked."""
     path = Path(file["path"])
@@ -87,7 +101,7 @@ def differs(file: File, owner: tuple[int, int]) -> bool:
         return True
     status = path.stat()
     return (
-        current(path) != file["content"].encode()
+        current(path) != wanted(file)
         or status.st_mode & 0o7777 != int(file["mode"], 8)
         or (status.st_uid, status.st_gid) != owner
     )
@@ -98,7 +112,7 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
     path = Path(file["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        draft.write(file["content"].encode())
+        draft.write(wanted(file))
     try:
         if file["validate"]:
             code, out, err = module.run_command(file["validate"].replace("%s", draft.name))
@@ -137,6 +151,7 @@ def main() -> None:
         "owner": {"type": "str", "default": "root"},
         "group": {"type": "str"},
         "validate": {"type": "str"},
+        "own": {"type": "str"},
     }
     module = AnsibleModule(
         argument_spec={
@@ -156,7 +171,7 @@ def main() -> None:
                 "before_header": file["path"],
                 "after_header": file["path"],
                 "before": before.decode(errors="replace"),
-                "after": file["content"],
+                "after": wanted(file).decode(errors="replace"),
             }
         )
         if not module.check_mode:

@@ -180,6 +180,30 @@ def test_in_a_folder_of_its_own_nothing_else_stays(tmp_path: Path) -> None:
     assert (result["changed"], result["swept"]) == (False, [])
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "@a ours\n@b ours\n"),
+        ("", "@a ours\n@b ours\n"),
+        ("theirs\n", "theirs\n@a ours\n@b ours\n"),
+        ("theirs", "theirs\n@a ours\n@b ours\n"),
+        ("one\n@old ours\n\n@older ours\n# two\n", "one\n@a ours\n@b ours\n\n# two\n"),
+        ("@old ours\nours\n@x ours too\n", "@a ours\n@b ours\nours\n@x ours too\n"),
+    ],
+)
+def test_only_the_lines_that_are_ours_change(tmp_path: Path, before: str | None, after: str) -> None:
+    path = tmp_path / "a"
+    if before is not None:
+        path.write_text(before)
+    file = wanted(path, "@a ours\n@b ours\n", own="^@.* ours$")
+    code, result = run(file, check_mode=True)
+    assert (code, result["changed"], result["diff"][0]["after"]) == (0, True, after)
+    for changed in (True, False):
+        code, result = run(file)
+        assert (code, result["changed"]) == (0, changed)
+        assert path.read_text() == after
+
+
 def test_a_folder_of_its_own_may_be_still_to_come(tmp_path: Path) -> None:
     code, result = run(wanted(tmp_path / "own/a", ""), check_mode=True, sweep=[tmp_path / "own"])
     assert (code, result["swept"]) == (0, [])
