@@ -368,6 +368,13 @@ class Silence(NamedTuple):
 FINGERPRINT = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 SILENCES = (
     Silence(
+        r"[Hh]ost key for \S+ was revoked",
+        "its host key is revoked",
+        "to keep it out, name it in ssh_trust_revoked; to take it back, make sure of it and on its console: "
+        "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh; then here: {forget} and {ssh}, "
+        f"and say yes only to the fingerprint that its console shows for: {FINGERPRINT}",
+    ),
+    Silence(
         r"[Hh]ost key for \S+ has changed",
         "its host key is another than the known one: reinstalled, or another machine",
         f"compare on its console: {FINGERPRINT}; only if it is the new key: {{forget}}, then {{ssh}}",
@@ -584,7 +591,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _hosts(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
         hostvars = task_vars["hostvars"]
-        nodes, broken = read_nodes(task_vars["ansible_play_hosts_all"], hostvars)
+        revoked = task_vars.get("ssh_trust_revoked") or ()
+        nodes, broken = read_nodes([n for n in task_vars["ansible_play_hosts_all"] if n not in revoked], hostvars)
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
         findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
         probes = probes_of(answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,6 +297,11 @@ Host key verification failed."""
             "/etc/ssh/ssh_host_ed25519_key.pub; only if it is the new key: "
             "ssh-keygen -R 192.0.2.1, then ssh root@192.0.2.1",
         ),
+        (
+            "ED25519-CERT host key for 192.0.2.1 was revoked and you have requested strict checking.\n"
+            "Host key verification failed.",
+            "its host key is revoked (host key for 192.0.2.1 was revoked) | to keep it out, name it in",
+        ),
         ("Missing sudo password", "sudo wants a password of root (Missing sudo password) | run with --ask"),
         ("sudo: a password is required", "sudo wants a password of root (a password is required) | run with"),
         ("Incorrect sudo password", "sudo refuses the password of root (Incorrect sudo password) | correct"),
@@ -353,6 +359,12 @@ def test_an_odd_port_is_in_every_command() -> None:
 def test_the_ssh_command_is_the_one_that_ansible_uses() -> None:
     command = login(common_args="-o UserKnownHostsFile=known", key="key", port=22)["command"]
     assert command == "ssh -o UserKnownHostsFile=known -p 22 -i key root@192.0.2.1"
+
+
+def test_the_ssh_command_knows_the_hosts_that_ansible_knows() -> None:
+    told = {"ssh_common_args": "-o A=b", "ssh_extra_args": "-o 'C=\"d e\" f'", "host": "192.0.2.1"}
+    action = SimpleNamespace(_option=told.get)
+    assert asking.ActionModule._login(action, {})["command"] == "ssh -o A=b -o 'C=\"d e\" f' 192.0.2.1"
 
 
 def test_debug_output_is_no_reason() -> None:
