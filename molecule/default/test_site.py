@@ -103,7 +103,7 @@ def test_the_samples_are_those_of_the_project_and_the_job_user_s_to_run(host):
 
 
 def test_nothing_is_left_of_bringing_the_data(host, head):
-    assert host.check_output("ls -A /opt/farandole/data").split() == [".mnist.lock", "mnist"]
+    assert host.check_output("ls -A /opt/farandole/data").split() == [".lock", "mnist"]
     # Who can open it can keep every later run waiting.
-    assert host.run("runuser -u trainer -- flock --nonblock /opt/farandole/data/.mnist.lock true").failed
+    assert host.run("runuser -u trainer -- flock --nonblock /opt/farandole/data/.lock true").failed
     assert len(head.check_output("ls -A /srv/farandole/data").split()) == 1

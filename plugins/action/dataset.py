@@ -44,6 +44,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "path": str(built.path),
             "file": f"{name}.{built.sha256[:12]}.tar",
             "sha256": built.sha256,
+            "size": built.path.stat().st_size,
             "files": built.about["files"],
             "lacking": lacking(built, arguments["nodes"], (task_vars or {}).get("hostvars") or {}),
         }

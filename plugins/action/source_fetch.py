@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from farandole import fetching
 from farandole.errors import FarandoleError
 from farandole.form import within, words
 from farandole.stack.cache import sha256
@@ -17,6 +18,8 @@ from farandole.words import one_line, without_passwords
 
 Source = dict[str, str]
 TIMEOUT = 20
+# No source that a catalogue names is a tenth of it.
+LIMIT = 256 << 20
 
 
 def cached(folder: Path, sources: list[Source]) -> Path | None:
@@ -43,9 +46,7 @@ def download(url: str, target: Path, wanted: str) -> None:
     draft = target.with_name(f".{target.name}.part")
     try:
         # The lock says where from, and by its sha256 what.
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, draft.open("wb") as file:  # noqa: S310
-            while block := answer.read(1 << 20):
-                file.write(block)
+        fetching.download(lambda: urllib.request.urlopen(url, timeout=TIMEOUT), draft, LIMIT)  # noqa: S310
         keep(draft, target, wanted, url)
     finally:
         draft.unlink(missing_ok=True)

@@ -9,12 +9,12 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Cache
+from farandole.stack.cache import Builds
 from farandole.stack.plan import choose, free_of, plan, refuse_elsewhere, refuse_without_room, stacks_of, system_of
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Looks at the lock, at the cache, and at what the probe brought."""
+    """Looks at the lock, at what is built, and at what the probe brought."""
 
     _requires_connection = False
 
@@ -25,21 +25,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "lock": {"type": "dict", "default": {}},
                 "back_to": {"type": "str"},
-                "cache": {"type": "path", "required": True},
+                "builds": {"type": "path", "required": True},
                 "nodes": {"type": "list", "elements": "str", "required": True},
                 "builder": {"type": "str", "required": True},
             }
         )
-        cache, builder = Cache(Path(arguments["cache"])), arguments["builder"]
+        builds, builder = Builds(Path(arguments["builds"])), arguments["builder"]
         known = {name: (task_vars or {})["hostvars"][name] for name in arguments["nodes"]}
         nodes = {name: stacks_of(variables) for name, variables in known.items()}
         lock = arguments["lock"]
         try:
             if arguments["back_to"] is not None:
                 systems = {name: system_of(variables) for name, variables in known.items()}
-                lock = choose(arguments["back_to"], nodes, systems.values(), cache)
+                lock = choose(arguments["back_to"], nodes, systems.values(), builds)
                 refuse_elsewhere(lock, systems)
-            made = plan(lock, cache, nodes, builder)
+            made = plan(lock, builds, nodes, builder)
             refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
         except FarandoleError as error:
             raise AnsibleActionFail(str(error)) from error

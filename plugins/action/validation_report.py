@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "folder": {"type": "path", "required": True},
                 "trust": {"type": "dict", "required": True},
+                "stacks": {"type": "dict", "default": {}},
+                "inventory": {"type": "path", "default": "inventory"},
                 "jobs": {"type": "list", "elements": "dict", "required": True},
                 "bars": {"type": "dict", "required": True},
                 "about": {"type": "dict", "required": True},
@@ -43,7 +46,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise AnsibleActionFail(str(error)) from None
         results = {item["item"]["id"]: ran(item) for item in told["jobs"]}
         bars = Bars(**{name: float(value) for name, value in told["bars"].items()})
-        checks = [*trusted(told["trust"]), *judge(results, bars)]
+        checks = [*trusted(told["trust"]), *whole(told["stacks"], told["inventory"]), *judge(results, bars)]
         checks += [Check(name, NOT_MEASURED, why) for name, why in told["unmeasured"].items()]
         data = sorted({one["data"] for one in results.values() if "data" in one})
         seconds = round(time.time() - told["begun"], 1)
@@ -74,3 +77,28 @@ def trusted(trust: dict[str, Any]) -> list[Check]:
         bad = [line for line in said if not re.search(r"\d\.\d\d s$", line)]
         checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))
     return checks
+
+
+def whole(stacks: dict[str, Any], inventory: str) -> list[Check]:
+    """A check for each node: whether its stack is what was built."""
+    checks = []
+    for host, answer in stacks.items():
+        name, proven = f"stack.{host}", answer.get("proven", False)
+        if proven is True:
+            checks.append(Check(name, GREEN, "every file is what was built", hosts=[host]))
+        elif proven is None:
+            words = "it was made before lists of contents were; without manifest.json, site.yml installs it with one"
+            checks.append(Check(name, NOT_MEASURED, words, hosts=[host]))
+        else:
+            cause = str(answer.get("wrong") or answer.get("msg") or "it gave no answer")[:500]
+            cure = f"start or reconnect {host}" if answer.get("unreachable") else anew(host, inventory)
+            words = "the stack is not known to be what was built"
+            checks.append(Check(name, RED, words, hosts=[host], cause=cause, cure=cure))
+    return checks
+
+
+def anew(host: str, inventory: str) -> str:
+    """The commands by which a node gets its stack again."""
+    mark = "path=/opt/farandole/current/manifest.json state=absent"
+    one, where = shlex.quote(host), shlex.quote(inventory)
+    return f"ansible {one} -i {where} --become -m file -a '{mark}', then ansible-playbook -i {where} site.yml"

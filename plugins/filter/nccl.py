@@ -57,9 +57,14 @@ def nccl_misfit(version: str, driver: str, cuda: str) -> str:
     return ""
 
 
-def depot_debs(files: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Files of the control machine, with the name that each has on the depot."""
-    return [{**file, "name": f"debs/{Path(file['path']).name}"} for file in files]
+def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Files of the control machine, with the name that each has on the depot, and their size."""
+    return [{**file, "name": f"debs/{Path(file['path']).name}", "size": size(Path(file["path"]))} for file in files]
+
+
+def size(path: Path) -> int:
+    """Nothing for one that is not there, which the task that sends it says."""
+    return path.stat().st_size if path.is_file() else 0
 
 
 class FilterModule:

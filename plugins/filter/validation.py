@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from farandole.errors import FarandoleError
+from farandole.stack.cache import Builds
 from farandole.validation.answer import manifest
 from farandole.validation.plan import jobs
 from farandole.words import one_line
@@ -45,6 +47,17 @@ def validation_trust(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str,
     return {host: dict(answer) for host, answer in answers.items() if {"rc", "unreachable"} & answer.keys()}
 
 
+def validation_known(folder: str) -> dict[str, list[str]]:
+    """What the control machine knows of the contents of stacks."""
+    return Builds(Path(folder)).known()
+
+
+def validation_stacks(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str, Any]:
+    """What the nodes said of their stacks."""
+    answers = {host: hostvars[host].get("_validation_stack", {}) for host in hosts if host in hostvars}
+    return {host: dict(answer) for host, answer in answers.items() if answer and not answer.get("skipped")}
+
+
 def validation_unmeasured(manifest: dict[str, Any]) -> dict[str, str]:
     """What no job of this cluster shows, and why."""
     found = {"rdma": "InfiniBand, RoCE: no job asks for them"}
@@ -60,7 +73,9 @@ class FilterModule:
         """By name."""
         return {
             "validation_jobs": validation_jobs,
+            "validation_known": validation_known,
             "validation_manifest": validation_manifest,
+            "validation_stacks": validation_stacks,
             "validation_task": validation_task,
             "validation_trust": validation_trust,
             "validation_unmeasured": validation_unmeasured,

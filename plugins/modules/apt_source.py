@@ -65,16 +65,20 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.fetching import read, within
 from ansible.module_utils.urls import fetch_url
 
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")
 ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 PUBLIC_KEY = 6
+# A key is a few KiB; so long it may take.
+KEY_SIZE, KEY_S = 64 << 10, 60
 ORIGINS = ("Debian", "Ubuntu")
 FINGERPRINT = re.compile(r"[0-9A-F]{40}")
 
@@ -170,13 +174,22 @@ def wanted_key(module: AnsibleModule) -> str:
     return wanted
 
 
+def load(module: AnsibleModule, url: str) -> bytes:
+    """What is there, which is small if it is a key."""
+    answer, info = fetch_url(module, url, timeout=30)
+    if info["status"] != 200:
+        raise OSError(info["msg"])
+    content: bytes = read(answer, KEY_SIZE)
+    return content
+
+
 def fetch(module: AnsibleModule, wanted: str) -> bytes:
     """The key without its armour, when it is the wanted one and nothing beside it."""
     url = module.params["key_url"]
-    answer, info = fetch_url(module, url, timeout=30)
-    if info["status"] != 200:
-        module.fail_json(msg=f"the key {url} cannot be fetched: {info['msg']}")
-    key = dearmor(answer.read())
+    try:
+        key = dearmor(within(KEY_S, lambda: load(module, url)))
+    except (OSError, HTTPException) as error:
+        module.fail_json(msg=f"the key {url} cannot be fetched: {error}; nothing was installed")
     if (found := fingerprints(key)) != {wanted}:
         there = ", ".join(sorted(found)) or "no OpenPGP key"
         module.fail_json(msg=f"the key {url} is refused, nothing was installed: there is {there}, wanted is {wanted}")

@@ -19,6 +19,10 @@ options:
     description: What it must be.
     type: str
     required: true
+  size:
+    description: Its bytes.
+    type: int
+    required: true
   files:
     description: The sha256 of each file in it.
     type: dict
@@ -35,25 +39,23 @@ EXAMPLES = """
   data_install:
     url: http://node-1:8480/data/mnist.0123456789ab.tar
     sha256: 0123...
+    size: 808960
     files: {SOURCE: 3b1f...}
     path: /opt/farandole/data/mnist
 """
 
 RETURN = ""
 
-import fcntl
 import hashlib
 import os
 import shutil
 import tarfile
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.depot import FILE, fetch
+from ansible.module_utils.folders import alone
 
 
 def sums(folder: Path) -> dict[str, str]:
@@ -65,40 +67,6 @@ def checksum(path: Path) -> str:
     """Empty for what is no file of ours: those are small."""
     ours = path.is_file() and path.stat().st_size < 1 << 26
     return hashlib.sha256(path.read_bytes()).hexdigest() if ours else ""
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keep others off meanwhile: a control machine that was killed leaves this module at work on the node."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A file of root's own: who can read a file or a folder can hold its lock for ever.
-    opened = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
-
-
-def fetch(module: AnsibleModule, target: Path) -> None:
-    """Bring the tar here and be sure of it."""
-    url, wanted = module.params["url"], module.params["sha256"]
-    # The depot is inside of the cluster, where a proxy to the world may not get.
-    depot = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with depot.open(url, timeout=60) as answer:
-            content = answer.read()
-    except (OSError, HTTPException) as error:
-        module.fail_json(
-            msg=f"{url} cannot be fetched: {getattr(error, 'reason', error)}. Does the depot answer "
-            "(systemctl status farandole-depot on the head), and may this node reach it?"
-        )
-    if (got := hashlib.sha256(content).hexdigest()) != wanted:
-        module.fail_json(
-            msg=f"{url} is damaged: its sha256 is {got}, wanted is {wanted}. Nothing was unpacked; run again, which "
-            "checks the depot's copy and sends it anew"
-        )
-    target.write_bytes(content)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -133,8 +101,7 @@ def install(module: AnsibleModule, path: Path) -> None:
 def main() -> None:
     """Install where it is not installed."""
     options: dict[str, Any] = {
-        "url": {"type": "str", "required": True},
-        "sha256": {"type": "str", "required": True},
+        **FILE,
         "files": {"type": "dict", "required": True},
         "path": {"type": "path", "required": True},
     }

@@ -20,6 +20,10 @@ options:
     description: Virtual environment of the jobs; it need not be there.
     type: path
     required: true
+  user:
+    description: The account that loads the libraries, as some of them are not the distribution's; root loads none.
+    type: str
+    required: true
   gpu:
     description: Whether the node has a GPU, so that jobs use NCCL.
     type: bool
@@ -36,6 +40,7 @@ EXAMPLES = """
   nccl_proof:
     version: 2.27.3-1+cuda12.9
     venv: /opt/farandole/current/venv
+    user: trainer
 """
 
 RETURN = """
@@ -55,13 +60,12 @@ shadows:
   returned: always
 """
 
-import os
 import re
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
+from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
 
 NAME = "libnccl.so.2"
@@ -73,8 +77,6 @@ number = ctypes.c_int()
 code = library.ncclGetVersion(ctypes.byref(number)) or library.ncclGetUniqueId(ctypes.create_string_buffer(128))
 sys.exit(f"NCCL answers with error {code}") if code else print(number.value)
 """
-# A library that a job may load can be one that the job user wrote: root loads none.
-NOBODY: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 # Where a login or a job of this product gets its variables from.
 ENVIRONMENTS = (Path("/etc/environment"), Path("/etc/farandole/environment"))
 
@@ -85,18 +87,13 @@ def spoken(number: int) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def call(path: Path) -> tuple[str, str]:
+def call(path: Path, user: str) -> tuple[str, str]:
     """The version that a library says it has, or why it says none."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", CALL, path],
-            capture_output=True, text=True, check=False, timeout=60, cwd="/", **NOBODY if os.geteuid() == 0 else {},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "", "no answer for a minute"
-    if done.returncode == 0:
-        return spoken(int(done.stdout)), ""
-    return "", (done.stderr.strip().splitlines() or [f"it ended by signal {-done.returncode}"])[-1]
+    command = [sys.executable, "-I", "-c", CALL, str(path)]
+    with tempfile.TemporaryDirectory() as folder:
+        code, words = unprivileged.run(command, user, Path(folder), seconds=60)
+    last = (words.splitlines() or [f"it ended by signal {-code}"])[-1]
+    return (spoken(int(last)), "") if code == 0 and last.isdigit() else ("", last)
 
 
 def packaged(listing: str) -> list[Path]:
@@ -143,6 +140,7 @@ def main() -> None:
         argument_spec={
             "version": {"type": "str", "required": True},
             "venv": {"type": "path", "required": True},
+            "user": {"type": "str", "required": True},
             "gpu": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -150,14 +148,17 @@ def main() -> None:
     libraries = packaged(module.run_command(["dpkg", "--listfiles", "libnccl2"])[1])
     if not libraries:
         module.fail_json(msg=f"the package libnccl2 has no {NAME}, or is not installed")
-    own = libraries[0]
-    answered, reason = call(own)
+    own, user = libraries[0], module.params["user"]
+    try:
+        answered, reason = call(own, user)
+    except KeyError:
+        module.fail_json(msg=f"there is no account {user} here that could load NCCL: run site.yml")
     wanted = module.params["version"].partition("-")[0]
     if answered != wanted:
         said = f"says that it is NCCL {answered}" if answered else f"does not work: {reason}"
         module.fail_json(msg=f"{own} {said}, and the package is {module.params['version']}")
     others = {path.resolve() for path in candidates(module, Path(module.params["venv"])) if path.exists()} - {own}
-    shadows = {str(path): call(path)[0] for path in sorted(others)}
+    shadows = {str(path): call(path, user)[0] for path in sorted(others)}
     words = complaint(shadows, answered)
     if words and module.params["gpu"]:
         module.fail_json(msg=words, shadows=shadows)

@@ -7,12 +7,23 @@ DOCUMENTATION = """
 module: stack_install
 short_description: Install a packed stack beside those that are there
 description:
-  - Fetches the archive, checks its sha256 before anything is unpacked, unpacks it in a folder of its own, and moves it
-    into place. It counts as installed when its C(manifest.json) is there; that comes last, after its programs have run.
+  - Fetches the archive, checks its sha256 before anything is unpacked, unpacks it in a folder of its own, looks at what
+    came, and moves it into place. It counts as installed when its C(manifest.json) is there; that comes last, after its
+    programs have run, as O(user) and never as root.
+  - An archive brings O(id) and O(mpi) and nothing else, as plain files, folders and links that only root can change.
+  - An OpenMPI that is there already and has other contents is replaced.
   - Whatever a run that was killed left behind is swept away first.
 options:
   id:
     description: The stack.
+    type: str
+    required: true
+  mpi:
+    description: The key of its OpenMPI.
+    type: str
+    required: true
+  user:
+    description: The account that tries it.
     type: str
     required: true
   url:
@@ -47,6 +58,8 @@ EXAMPLES = """
 - name: Install the stack
   stack_install:
     id: 0123456789ab
+    mpi: ba9876543210
+    user: trainer
     url: http://node-1:8480/stacks/0123456789ab.debian-12-x86_64.tar.zst
     sha256: 3b1f...
     size: 500000000
@@ -61,36 +74,23 @@ seconds:
   returned: when something was installed
 """
 
-import errno
-import fcntl
-import hashlib
 import os
 import shutil
+import stat
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.contents import LIST, digest, found, text, walk
+from ansible.module_utils.depot import FILE, fetch
+from ansible.module_utils.folders import alone, aside, remove, sweep
 
-BLOCK = 1 << 20
 # Room that the rest of the machine keeps.
 RESERVE = 256 << 20
-
-
-@contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Keep others off meanwhile: a control machine that was killed leaves this module at work on the node."""
-    root.mkdir(parents=True, exist_ok=True)
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
+OLDER = "make room there, or lower stack_keep so that older stacks go"
 
 
 def refuse_without_room(module: AnsibleModule, root: Path) -> None:
@@ -99,77 +99,108 @@ def refuse_without_room(module: AnsibleModule, root: Path) -> None:
     free = shutil.disk_usage(root).free
     if free < need:
         module.fail_json(
-            msg=f"{root} has {free >> 20} MiB free, and the stack needs {need >> 20} MiB while it is installed: make "
-            "room there, or lower stack_keep so that older stacks go"
-        )
-
-
-def fetch(module: AnsibleModule, target: Path) -> None:
-    """Bring the archive here and be sure of it."""
-    url, wanted = module.params["url"], module.params["sha256"]
-    digest = hashlib.sha256()
-    # The depot is inside of the cluster, where a proxy to the world may not get.
-    depot = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with depot.open(url, timeout=60) as answer, target.open("wb") as file:
-            while block := answer.read(BLOCK):
-                digest.update(block)
-                file.write(block)
-    except (OSError, HTTPException) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            module.fail_json(
-                msg=f"{target.parent} is full: make room there, or lower stack_keep so that older stacks go"
-            )
-        module.fail_json(
-            msg=f"{url} cannot be fetched: {getattr(error, 'reason', error)}. Does the depot answer "
-            "(systemctl status farandole-depot on the head), and may this node reach it?"
-        )
-    if digest.hexdigest() != wanted:
-        module.fail_json(
-            msg=f"{url} is damaged: its sha256 is {digest.hexdigest()}, wanted is {wanted}. Nothing was unpacked; "
-            "run again, which checks the depot's copy and sends it anew"
+            msg=f"{root} has {free >> 20} MiB free, and the stack needs {need >> 20} MiB while it is installed: {OLDER}"
         )
 
 
 def unpack(module: AnsibleModule, archive: Path, folder: Path) -> None:
-    """Into a folder of its own."""
+    """Into a folder of its own, which nobody else may enter yet."""
     folder.mkdir()
     code, _, err = module.run_command(
-        ["tar", "--extract", "--zstd", "--file", str(archive), "--directory", str(folder)]
+        ["tar", "--extract", "--zstd", "--no-same-owner", "--file", str(archive), "--directory", str(folder)]
     )
     if code:
         module.fail_json(msg=f"the stack does not unpack below {folder}: {err.strip()[-500:]}")
+    if wrong := misfit(folder, module.params["id"], module.params["mpi"]):
+        module.fail_json(
+            msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing of it was used; whoever is "
+            "root on the builder decides what is in it: look at that node before you build again"
+        )
 
 
-def place(incoming: Path, root: Path, stack: str) -> None:
+def misfit(folder: Path, stack: str, mpi: str) -> str:
+    """The first thing in an archive that no stack has; empty when all is well."""
+    due = {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
+    hard: Counter[int] = Counter()
+    links: dict[int, tuple[str, int]] = {}
+    for path, entry in walk(folder, ()):
+        about = entry.stat(follow_symlinks=False)
+        if wrong := out_of_place(path, about, due) or unsafe(about):
+            return f"{path!a} {wrong}"
+        if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
+            hard[about.st_ino] += 1
+            links[about.st_ino] = path, about.st_nlink
+    for inode, (path, count) in links.items():
+        if hard[inode] != count:
+            return f"{path!a} is a link to something outside"
+    manifest = folder / "stacks" / stack / "manifest.json"
+    missing = [path for path in sorted(due) if not (folder / path).is_dir()]
+    if missing or manifest.is_symlink() or not manifest.is_file():
+        return f"{(missing or ['its manifest.json'])[0]} is not in it"
+    link = manifest.with_name("mpi")
+    return "" if link.is_symlink() and str(link.readlink()) == f"../../mpi/{mpi}" else "its mpi leads elsewhere"
+
+
+def out_of_place(path: str, about: os.stat_result, due: set[str]) -> str:
+    """Two trees are due, and the folders that lead to them."""
+    if path in due:
+        return "" if stat.S_ISDIR(about.st_mode) else "is no folder"
+    return "" if path.count("/") > 1 and "/".join(path.split("/")[:2]) in due else "does not belong in it"
+
+
+def unsafe(about: os.stat_result) -> str:
+    """What nothing in a stack may be."""
+    mode = about.st_mode
+    if stat.S_ISLNK(mode):
+        return ""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return "is neither file nor folder nor link"
+    if mode & (stat.S_ISUID | stat.S_ISGID):
+        return f"has mode {stat.S_IMODE(mode):04o}, with which it would run as somebody else"
+    if mode & stat.S_IWOTH:
+        return f"has mode {stat.S_IMODE(mode):04o}, with which everybody could change it"
+    return "" if about.st_uid == os.geteuid() else f"belongs to user {about.st_uid}"
+
+
+def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
     """Move what came into its place, all but the manifest."""
-    for source in (incoming / "mpi").iterdir():
-        if not (root / "mpi" / source.name).exists():
-            source.rename(root / "mpi" / source.name)
+    source, target = incoming / "mpi" / mpi, root / "mpi" / mpi
+    if same(source, target):
+        # What was made before there were lists gets its own.
+        if (source / LIST).is_file():
+            (source / LIST).replace(target / LIST)
+    else:
+        aside(root, target)
+        source.rename(target)
     target = root / "stacks" / stack
     # A build that was not finished, or a stack whose manifest is gone.
-    shutil.rmtree(target, ignore_errors=True)
+    aside(root, target)
     (incoming / "stacks" / stack).rename(target)
+    sweep(root)
 
 
-def prove(module: AnsibleModule, target: Path) -> None:
-    """What was unpacked has to start on this machine, too."""
+def same(one: Path, other: Path) -> bool:
+    """Whether two trees have the same contents."""
+    return other.is_dir() and not other.is_symlink() and digest(text(found(one))) == digest(text(found(other)))
+
+
+def prove(module: AnsibleModule, target: Path, incoming: Path) -> None:
+    """What was unpacked has to start on this machine, too; for its account, as root runs nothing that came."""
     imports = "; ".join(f"import {name}" for name in module.params["modules"])
     commands = [
         [str(target / "mpi/bin/mpirun"), "--version"],
         [str(target / "venv/bin/python"), "-c", imports],
     ]
+    environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     for command in commands:
-        environ = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
         try:
-            code, out, err = module.run_command(command, environ_update=environ, handle_exceptions=False)
+            code, words = unprivileged.run(command, module.params["user"], incoming, environment=environment)
         except OSError as error:
             # Such as a Python to which the environment leads and which is not on this machine.
-            code, out, err = 1, "", str(error)
+            code, words = 1, str(error)
         if code:
             module.fail_json(
-                msg=f"the stack was unpacked and does not run here, so it is not used: {' '.join(command)}: "
-                f"{(err or out).strip()[-1500:]}"
+                msg=f"the stack was unpacked and does not run here, so it is not used: {' '.join(command)}: {words}"
             )
 
 
@@ -178,27 +209,28 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
     stack, incoming = module.params["id"], root / "incoming"
     for folder in (root / "stacks", root / "mpi"):
         folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(incoming, ignore_errors=True)
+    remove(incoming)
+    sweep(root)
     refuse_without_room(module, root)
-    incoming.mkdir()
+    incoming.mkdir(mode=0o700)
     marks = [time.monotonic()]
     archive, folder, target = incoming / "archive", incoming / "tree", root / "stacks" / stack
     try:
-        fetch(module, archive)
+        fetch(module, archive, full=OLDER)
         marks.append(time.monotonic())
         unpack(module, archive, folder)
         archive.unlink()
         manifest = folder / "stacks" / stack / "manifest.json"
         manifest.rename(incoming / "manifest.json")
-        place(folder, root, stack)
+        place(folder, root, stack, module.params["mpi"])
         # What counts as installed must survive a loss of power.
         os.sync()
         marks.append(time.monotonic())
-        prove(module, target)
+        prove(module, target, incoming)
         (incoming / "manifest.json").rename(target / "manifest.json")
         marks.append(time.monotonic())
     finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+        remove(incoming)
     names = ("fetch", "unpack", "prove")
     return {name: round(end - begin, 1) for name, begin, end in zip(names, marks, marks[1:], strict=False)}
 
@@ -207,9 +239,9 @@ def main() -> None:
     """Install where it is not installed."""
     options: dict[str, Any] = {
         "id": {"type": "str", "required": True},
-        "url": {"type": "str", "required": True},
-        "sha256": {"type": "str", "required": True},
-        "size": {"type": "int", "required": True},
+        "mpi": {"type": "str", "required": True},
+        "user": {"type": "str", "required": True},
+        **FILE,
         "unpacked": {"type": "int", "required": True},
         "modules": {"type": "list", "elements": "str", "default": []},
         "root": {"type": "path", "default": "/opt/farandole"},
@@ -225,6 +257,8 @@ def main() -> None:
             if manifest.exists():
                 module.exit_json(changed=False)
             seconds = install(module, root)
+    except KeyError:
+        module.fail_json(msg=f"there is no account {module.params['user']} here that could try the stack: run site.yml")
     except OSError as error:
         module.fail_json(msg=f"{root} cannot take the stack: {error}")
     module.exit_json(changed=True, seconds=seconds)

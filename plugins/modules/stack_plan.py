@@ -7,8 +7,8 @@ DOCUMENTATION = """
 module: stack_plan
 short_description: Say what a run has to do about the stack
 description:
-  - Runs on the control machine alone, from the lock, the cache and what the nodes were found to have. What lies damaged
-    in the cache is thrown away.
+  - Runs on the control machine alone, from the lock, what is built and what the nodes were found to have. What lies
+    damaged there is thrown away.
 options:
   lock:
     description: The lock, as M(stack_lock) returns it.
@@ -17,8 +17,8 @@ options:
   back_to:
     description: Instead of O(lock), the id of a stack to go back to; empty for the one that was current before.
     type: str
-  cache:
-    description: The cache of the control machine.
+  builds:
+    description: Where the control machine keeps what the builder of this cluster made.
     type: path
     required: true
   nodes:
@@ -37,7 +37,7 @@ EXAMPLES = """
 - name: Plan the run
   stack_plan:
     lock: "{{ stack_lock }}"
-    cache: /root/.cache/farandole
+    builds: .farandole/mine/builds
     nodes: "{{ ansible_play_hosts }}"
     builder: node-1
   run_once: true
@@ -57,6 +57,6 @@ plan:
     behind: {description: "Nodes that do not run it.", type: list}
     build: {description: "Whether something has to be compiled or put together.", type: bool}
     pack: {description: "Whether the builder has to pack its stack.", type: bool}
-    archive: {description: "The packed stack, null when the cache does not have it.", type: dict}
+    archive: {description: "The packed stack, null when it is not there.", type: dict}
     parts: {description: "OpenMPI and Horovod as built before, each null when it has to be built.", type: dict}
 """

@@ -8,6 +8,9 @@ module: stack_switch
 short_description: Make an installed stack the current one
 description:
   - C(current) goes from one stack to the other at once; the one before becomes C(former).
+  - Before that, the stack and its OpenMPI are held against their lists of contents. One that is not whole does not
+    count as installed any more, so that the next run installs it anew. One that was made without lists is taken as it
+    is.
   - Of all others the youngest are kept; a stack that was not finished, and an OpenMPI that no stack uses, go.
 options:
   id:
@@ -33,6 +36,10 @@ EXAMPLES = """
 """
 
 RETURN = """
+proven:
+  description: Whether the stack had lists of its contents to be held against.
+  type: bool
+  returned: when it switched
 former:
   description: The stack that was current before.
   type: str
@@ -43,10 +50,11 @@ pruned:
   returned: always
 """
 
-import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.contents import proof, short
+from ansible.module_utils.folders import alone, aside, sweep
 
 
 def target_of(link: Path) -> str:
@@ -84,8 +92,22 @@ def surplus(root: Path, keep: int) -> list[Path]:
     return [path for path in stacks if path not in kept] + idle
 
 
+def refuse_torn(module: AnsibleModule, root: Path, stack: str) -> bool:
+    """Whether it could be proven that the stack is whole; one that is not loses its mark."""
+    folder = root / "stacks" / stack
+    parts = {folder: proof(folder), (folder / "mpi").resolve(): proof((folder / "mpi").resolve())}
+    for part, wrong in parts.items():
+        if wrong:
+            (folder / "manifest.json").unlink()
+            module.fail_json(
+                msg=f"stack {stack} is not whole, so nothing was switched: in {part}, {short(wrong)}. It does not "
+                "count as installed any more: run site.yml (or rollback.yml) again, which installs it anew"
+            )
+    return None not in parts.values()
+
+
 def main() -> None:
-    """Switch, then prune."""
+    """Prove, switch, then prune."""
     module = AnsibleModule(
         argument_spec={
             "id": {"type": "str", "required": True},
@@ -101,13 +123,15 @@ def main() -> None:
     if not (root / "stacks" / stack / "manifest.json").exists():
         there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
         module.fail_json(msg=f"stack {stack} is not installed here; there are: {', '.join(there) or 'none'}")
-    switch(root, stack)
-    pruned = surplus(root, module.params["keep"])
-    for path in pruned:
-        # Without its manifest it does not count any more, however far this gets.
-        (path / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(path)
-    module.exit_json(changed=before != stack, former=before, pruned=[path.name for path in pruned])
+    with alone(root):
+        proven = refuse_torn(module, root, stack)
+        switch(root, stack)
+        pruned = surplus(root, module.params["keep"])
+        for path in pruned:
+            aside(root, path)
+        sweep(root)
+    names = [path.name for path in pruned]
+    module.exit_json(changed=before != stack, former=before, pruned=names, proven=proven)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,14 @@ options:
     description: What F(trust.py) said, by the node on which it ran.
     type: dict
     required: true
+  stacks:
+    description: What M(stack_proof) said, by the node.
+    type: dict
+    default: {}
+  inventory:
+    description: The inventory, for the commands that mend.
+    type: path
+    default: inventory
   jobs:
     description: The registered results of the loop over the jobs.
     type: list

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import ansible.module_utils
+
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "plugins"
+# As Ansible does it for those that ansible.cfg names.
+ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
 
 
 def load(kind: str, name: str) -> ModuleType:

@@ -11,16 +11,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from farandole.stack.cache import Built, Cache, Lock, record, sha256
+from farandole.stack.cache import Builds, Built, Lock, record, sha256
 
 from .loading import PLUGINS
 
+AS_ANSIBLE = """
+import runpy, sys, ansible.module_utils
+_, utilities, sys.argv[1:], module = *sys.argv[:2], [], sys.argv[2]
+ansible.module_utils.__path__.append(utilities)
+runpy.run_path(module, run_name="__main__")
+"""
 LOCK: Lock = {
     "format": 1,
     "id": "aaaa00000000",
@@ -70,16 +76,16 @@ def pack(path: Path, content: str = "packed", **about: Any) -> Built:
     return built
 
 
-def pack_stack(cache: Cache, stack: str, unpacked: int = 100 << 20) -> Built:
-    """A stack as the cache keeps it."""
+def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
+    """A stack as the control machine keeps it."""
     lock = changed("id", to=stack)
-    return pack(cache.stack(lock), lock=lock, unpacked=unpacked)
+    return pack(builds.stack(lock), lock=lock, unpacked=unpacked, contents={f"stacks/{stack}": "07"})
 
 
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
     """What a module answers when it runs as a node runs it."""
     done = subprocess.run(
-        [sys.executable, PLUGINS / "modules" / f"{name}.py"],
+        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", PLUGINS / "modules" / f"{name}.py"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
         env={**os.environ, **environ},
         capture_output=True,
@@ -103,6 +109,7 @@ def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
             "ANSIBLE_LIBRARY": str(PLUGINS / "modules"),
+            "ANSIBLE_MODULE_UTILS": str(PLUGINS / "module_utils"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",
         },
@@ -155,6 +162,31 @@ class Drips(Quiet):
         self.end_headers()
         self.wfile.write(b"a")
         time.sleep(2)
+
+
+class Endless(Quiet):
+    """Sends and does not stop."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):
+            # No test may fill a disk.
+            for _ in range(256):
+                self.wfile.write(bytes(1 << 20))
+
+
+class Trickles(Quiet):
+    """A byte now and then, so that no silence is ever long."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with suppress(ConnectionError):
+            for _ in range(40):
+                self.wfile.write(b"a")
+                time.sleep(0.05)
 
 
 @contextmanager

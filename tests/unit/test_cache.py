@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farandole.stack import cache
-from farandole.stack.cache import Cache, Lock
+from farandole.stack.cache import Builds, Lock
 
 from .stack import LOCK, changed, pack, pack_stack
 
@@ -52,7 +52,7 @@ def test_the_order_in_which_a_lock_was_written_is_no_difference() -> None:
 
 
 def test_each_part_has_a_name_of_its_own(tmp_path: Path) -> None:
-    there = Cache(tmp_path)
+    there = Builds(tmp_path)
     assert there.stack(LOCK) == tmp_path / "stacks/aaaa00000000.debian-12-x86_64.tar.zst"
     assert there.openmpi(LOCK) == tmp_path / f"parts/openmpi-4.1.4-{cache.openmpi_key(LOCK)}.tar.zst"
     assert there.horovod(LOCK) == tmp_path / f"parts/horovod-0.28.1-{cache.horovod_key(LOCK)}.tar.zst"
@@ -106,8 +106,18 @@ def test_a_damaged_file_is_thrown_away(tmp_path: Path) -> None:
     assert cache.recall(built.path) is None
 
 
+def test_an_archive_whose_contents_cannot_be_proven_does_not_count(tmp_path: Path) -> None:
+    """As the version before packed it."""
+    there = Builds(tmp_path)
+    built = pack_stack(there, "bbbb00000000")
+    assert there.known() == {"stacks/bbbb00000000": ["07"]}
+    cache.record(cache.Built(built.path, built.sha256, {"lock": LOCK, "unpacked": 1}))
+    assert there.packed() == []
+    assert there.known() == {}
+
+
 def test_only_whole_stacks_are_listed(tmp_path: Path) -> None:
-    there = Cache(tmp_path)
+    there = Builds(tmp_path)
     assert there.packed() == []
     first, second, gone = (pack_stack(there, stack) for stack in ("bbbb00000000", "aaaa00000000", "cccc00000000"))
     gone.path.unlink()

@@ -25,7 +25,7 @@ from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, sha256
 
 from .loading import load
-from .stack import BreaksOff, Drips, Quiet, Silent, dead_url, run_action, served
+from .stack import BreaksOff, Drips, Endless, Quiet, Silent, dead_url, run_action, served
 
 NAMES = [
     "t10k-images-idx3-ubyte.gz",
@@ -197,7 +197,15 @@ def test_a_site_has_so_much_time(
 def test_a_site_that_breaks_off_leaves_nothing(world: World) -> None:
     with served(world.site, BreaksOff) as url:
         world.sites(url)
-        assert "IncompleteRead" in world.refused("mnist")
+        assert "it broke off 13 bytes before the end" in world.refused("mnist")
+    assert world.files() == []
+
+
+def test_a_site_that_does_not_stop_fills_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "LARGEST", 1 << 20)
+    with served(world.site, Endless) as url:
+        world.sites(url)
+        assert "more than 1048576 bytes were sent" in world.refused("mnist")
     assert world.files() == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .loading import load
@@ -50,7 +52,10 @@ def test_what_does_not_fit_is_named(version: str, driver: str, cuda: str, words:
     assert words in nccl.nccl_misfit(version, driver, cuda)
 
 
-def test_a_file_is_served_under_its_own_name() -> None:
-    assert nccl.depot_debs([{"path": "/home/me/a.deb", "sha256": "0"}]) == [
-        {"path": "/home/me/a.deb", "sha256": "0", "name": "debs/a.deb"}
+def test_a_file_is_served_under_its_own_name(tmp_path: Path) -> None:
+    deb, gone = tmp_path / "a.deb", tmp_path / "gone.deb"
+    deb.write_text("deb")
+    assert nccl.depot_debs([{"path": str(path), "sha256": "0"} for path in (deb, gone)]) == [
+        {"path": str(deb), "sha256": "0", "name": "debs/a.deb", "size": 3},
+        {"path": str(gone), "sha256": "0", "name": "debs/gone.deb", "size": 0},
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Cache, horovod_key, openmpi_key
+from farandole.stack.cache import Builds, horovod_key, openmpi_key
 from farandole.stack.plan import (
     NONE,
     Stacks,
@@ -32,8 +32,8 @@ HERE = LOCK["platform"]["os"]
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path)
+def cache(tmp_path: Path) -> Builds:
+    return Builds(tmp_path)
 
 
 def test_a_node_that_was_not_probed_has_nothing() -> None:
@@ -43,14 +43,14 @@ def test_a_node_that_was_not_probed_has_nothing() -> None:
     assert (stacks_of(known), free_of(known)) == (RUNS, 7)
 
 
-def test_where_all_run_it_there_is_nothing_to_do_and_the_cache_is_not_read(cache: Cache) -> None:
+def test_where_all_run_it_there_is_nothing_to_do_and_the_cache_is_not_read(cache: Builds) -> None:
     pack_stack(cache, THIS).path.write_text("damaged")
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": RUNS}, "node-1")
     assert made == {"lacking": [], "behind": [], "archive": None, "pack": False, "build": False}
     assert cache.stack(LOCK).exists()
 
 
-def test_where_all_have_it_they_only_switch(cache: Cache) -> None:
+def test_where_all_have_it_they_only_switch(cache: Builds) -> None:
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": HAS}, "node-1")
     assert (made["lacking"], made["behind"], made["pack"], made["build"]) == ([], ["node-2"], False, False)
 
@@ -58,7 +58,7 @@ def test_where_all_have_it_they_only_switch(cache: Cache) -> None:
 @pytest.mark.parametrize(
     "nodes", [{"node-1": RUNS, "node-2": BARE}, {"node-1": BARE, "node-2": BARE}], ids=["one", "all"]
 )
-def test_what_is_packed_is_only_installed(cache: Cache, nodes: dict[str, Stacks]) -> None:
+def test_what_is_packed_is_only_installed(cache: Builds, nodes: dict[str, Stacks]) -> None:
     built = pack_stack(cache, THIS)
     made = plan(LOCK, cache, nodes, "node-1")
     lacking = [name for name, stacks in nodes.items() if stacks is BARE]
@@ -67,14 +67,14 @@ def test_what_is_packed_is_only_installed(cache: Cache, nodes: dict[str, Stacks]
     assert (made["pack"], made["build"], made["parts"]) == (False, False, {"openmpi": None, "horovod": None})
 
 
-def test_what_the_builder_has_is_only_packed(cache: Cache) -> None:
+def test_what_the_builder_has_is_only_packed(cache: Builds) -> None:
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE}, "node-1")
     assert (made["archive"], made["pack"], made["build"]) == (None, True, False)
     assert made["archive_path"] == str(cache.stack(LOCK))
 
 
 @pytest.mark.parametrize("nodes", [{"node-1": BARE, "node-2": RUNS}, {"node-2": BARE}], ids=["bare", "outside"])
-def test_what_the_builder_has_not_is_built(cache: Cache, nodes: dict[str, Stacks]) -> None:
+def test_what_the_builder_has_not_is_built(cache: Builds, nodes: dict[str, Stacks]) -> None:
     made = plan(LOCK, cache, nodes, "node-1")
     assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
     assert made["openmpi"] == {"key": openmpi_key(LOCK), "path": str(cache.openmpi(LOCK))}
@@ -82,13 +82,28 @@ def test_what_the_builder_has_not_is_built(cache: Cache, nodes: dict[str, Stacks
     assert made["parts"] == {"openmpi": None, "horovod": None}
 
 
-def test_a_damaged_archive_is_built_again(cache: Cache) -> None:
+def test_a_damaged_archive_is_built_again(cache: Builds) -> None:
     pack_stack(cache, THIS).path.write_text("damaged")
     made = plan(LOCK, cache, {"node-1": BARE}, "node-1")
     assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
 
 
-def test_parts_that_were_built_are_used_again(cache: Cache) -> None:
+def test_what_another_cluster_s_builder_made_is_not_used(tmp_path: Path) -> None:
+    mine, theirs = Builds(tmp_path / "mine/builds"), Builds(tmp_path / "theirs/builds")
+    pack_stack(theirs, THIS)
+    pack(theirs.openmpi(LOCK), "poisoned")
+    made = plan(LOCK, mine, {"node-1": BARE}, "node-1")
+    assert (made["archive"], made["build"], made["parts"]) == (None, True, {"openmpi": None, "horovod": None})
+    assert plan(LOCK, theirs, {"node-1": BARE}, "node-1")["archive"]
+
+
+def test_an_archive_of_the_version_before_is_packed_again(cache: Builds) -> None:
+    pack(cache.stack(LOCK), lock=LOCK, unpacked=1)
+    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE}, "node-1")
+    assert (made["archive"], made["pack"], made["build"]) == (None, True, False)
+
+
+def test_parts_that_were_built_are_used_again(cache: Builds) -> None:
     openmpi = pack(cache.openmpi(LOCK))
     # Compiled against another torch.
     pack(cache.horovod(changed("wheels", 2, "sha256", to="16")))
@@ -98,7 +113,7 @@ def test_parts_that_were_built_are_used_again(cache: Cache) -> None:
     assert plan(LOCK, cache, {"node-1": BARE}, "node-1")["parts"]["horovod"] == horovod.told()
 
 
-def test_every_node_without_room_is_named(cache: Cache) -> None:
+def test_every_node_without_room_is_named(cache: Builds) -> None:
     pack_stack(cache, THIS, unpacked=1000 << 20)
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE, "node-3": BARE, "node-4": BARE, "node-5": BARE}, "node-1")
     free = {"node-1": 0, "node-2": 1255, "node-3": 1256, "node-4": None, "node-5": 3}
@@ -111,7 +126,7 @@ def test_every_node_without_room_is_named(cache: Cache) -> None:
     refuse_without_room(made, {**free, "node-2": 1256, "node-5": 1256}, "node-1")
 
 
-def test_the_builder_needs_more_room_than_the_others(cache: Cache) -> None:
+def test_the_builder_needs_more_room_than_the_others(cache: Builds) -> None:
     made = plan(LOCK, cache, {"node-1": BARE, "node-2": BARE}, "node-1")
     refuse_without_room(made, {"node-1": 8000, "node-2": 4000}, "node-1")
     for free, words in (
@@ -122,20 +137,20 @@ def test_the_builder_needs_more_room_than_the_others(cache: Cache) -> None:
             refuse_without_room(made, dict(zip(("node-1", "node-2"), free, strict=True)), "node-1")
 
 
-def test_a_stack_that_is_packed_is_chosen_with_its_whole_lock(cache: Cache) -> None:
+def test_a_stack_that_is_packed_is_chosen_with_its_whole_lock(cache: Builds) -> None:
     pack_stack(cache, THIS)
     for told in (THIS, THIS[:3]):
         assert choose(told, {"node-1": BARE}, {HERE}, cache) == LOCK
 
 
-def test_a_stack_that_every_node_has_needs_no_archive(cache: Cache) -> None:
+def test_a_stack_that_every_node_has_needs_no_archive(cache: Builds) -> None:
     nodes = {"node-1": RUNS, "node-2": HAS}
     lock = choose(BEFORE, nodes, {HERE}, cache)
     assert lock == {"id": BEFORE}
     assert plan(lock, cache, nodes, "node-1")["behind"] == ["node-1"]
 
 
-def test_a_stack_that_cannot_be_had_is_refused_with_those_that_can(cache: Cache) -> None:
+def test_a_stack_that_cannot_be_had_is_refused_with_those_that_can(cache: Builds) -> None:
     pack_stack(cache, "cccc00000000")
     with pytest.raises(FarandoleError) as refusal:
         choose(THIS, {"node-1": RUNS, "node-2": {**BARE, "installed": [BEFORE]}}, {HERE}, cache)
@@ -143,20 +158,20 @@ def test_a_stack_that_cannot_be_had_is_refused_with_those_that_can(cache: Cache)
     assert f"there are {BEFORE}, cccc00000000: name one with -e stack_id=" in str(refusal.value)
 
 
-def test_a_stack_of_another_release_is_not_offered(cache: Cache) -> None:
+def test_a_stack_of_another_release_is_not_offered(cache: Builds) -> None:
     pack_stack(cache, THIS)
     with pytest.raises(FarandoleError, match="there are none: name one"):
         choose(BEFORE, {"node-1": BARE}, {"debian-13"}, cache)
 
 
-def test_the_beginning_of_two_stacks_is_refused(cache: Cache) -> None:
+def test_the_beginning_of_two_stacks_is_refused(cache: Builds) -> None:
     for stack in ("cccc00000000", "cccc11111111"):
         pack_stack(cache, stack)
     with pytest.raises(FarandoleError, match="more than one stack begins with cccc; there are cccc00000000, cccc1"):
         choose("cccc", {"node-1": BARE}, {HERE}, cache)
 
 
-def test_without_a_name_it_goes_back_to_the_former_one(cache: Cache) -> None:
+def test_without_a_name_it_goes_back_to_the_former_one(cache: Builds) -> None:
     assert choose("", {"node-1": RUNS, "node-2": {**HAS, "former": BEFORE}}, {HERE}, cache) == {"id": BEFORE}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from .loading import ROOT, load
-from .stack import Babbles, BreaksOff, dead_url, run_module, served, tree
+from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
 
 samples = load("filter", "samples")
 
@@ -39,7 +39,8 @@ def wish(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dict[s
             tar.addfile(about, io.BytesIO(content))
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    return {"url": f"{url}/data.tar", "sha256": digest, "files": sums, "path": str(tmp_path / "opt/data/mnist")}
+    told = {"url": f"{url}/data.tar", "sha256": digest, "size": archive.stat().st_size}
+    return {**told, "files": sums, "path": str(tmp_path / "opt/data/mnist")}
 
 
 def there(asked: dict[str, Any]) -> dict[str, bytes]:
@@ -115,9 +116,9 @@ def test_a_refusal_leaves_what_was_there(tmp_path: Path, depot: str) -> None:
     refused({**other, "sha256": "0" * 64}, f"its sha256 is {other['sha256']}, wanted is {'0' * 64}")
     refused({**other, "url": f"{dead_url()}/data.tar"}, "Connection refused. Does the depot answer")
     refused({**other, "url": f"{depot}/gone.tar"}, "cannot be fetched")
-    for handler in (Babbles, BreaksOff):
+    for handler, words in ((Babbles, "cannot be fetched"), (BreaksOff, "it broke off"), (Endless, "it is longer than")):
         with served(tmp_path / "depot", handler) as url:
-            refused({**other, "url": f"{url}/data.tar"}, "cannot be fetched")
+            refused({**other, "url": f"{url}/data.tar"}, words)
     refused({**other, "files": {"other.gz": "00"}}, "has other files than other.gz")
     outside = wish(tmp_path, depot, {"../../outside": b"", "a/b": b""})
     refused(outside, "has other files than")

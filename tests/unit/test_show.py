@@ -9,8 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 from farandole.errors import FarandoleError
+from farandole.stack import lock as locks
 from farandole.stack import show
-from farandole.stack.cache import Cache, Lock, default_root
+from farandole.stack.cache import Builds, Lock, lab_builds
+from farandole.stack.commands import builds_of
 from farandole.stack.lock import identity
 
 from .stack import LOCK, changed, pack, pack_stack
@@ -19,11 +21,12 @@ OTHER = "aabb00000000"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # What is printed is not cut.
     monkeypatch.setenv("COLUMNS", "300")
-    return Cache(default_root())
+    monkeypatch.setattr(locks, "PROJECT", tmp_path)
+    return Builds(lab_builds())
 
 
 def saved(path: Path, lock: Lock) -> Path:
@@ -74,7 +77,7 @@ def test_a_component_is_told_once() -> None:
     assert show.differences(LOCK, new) == [("openmpi", "4.1.4", "4.1.8")]
 
 
-def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Cache) -> None:
+def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Builds) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     assert show.find(LOCK["id"]) == LOCK
@@ -85,14 +88,14 @@ def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("told", "words"), [("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")], ids=str
 )
-def test_what_means_no_one_stack_is_refused(cache: Cache, told: str, words: str) -> None:
+def test_what_means_no_one_stack_is_refused(cache: Builds, told: str, words: str) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
         show.find(told)
 
 
-def test_an_empty_cache_has_no_stack(cache: Cache) -> None:
+def test_an_empty_cache_has_no_stack(cache: Builds) -> None:
     with pytest.raises(FarandoleError, match=f"no stack begins with aaa in {cache.stacks}; packed there: none"):
         show.find("aaa")
 
@@ -112,16 +115,16 @@ def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
         show.find(str(path))
 
 
-def test_what_is_shown_is_a_lock_to_the_letter(cache: Cache, tmp_path: Path) -> None:
+def test_what_is_shown_is_a_lock_to_the_letter(cache: Builds, tmp_path: Path) -> None:
     lock = changed("wanted", "pins", to=["numpy[red]==2.4.6", ":bug:"])
     lock["id"] = identity(lock)
-    pack(cache.stack(lock), lock=lock, unpacked=1)
+    pack(cache.stack(lock), lock=lock, unpacked=1, contents={})
     path = tmp_path / "stack.lock.yml"
     path.write_text(printed("show", lock["id"][:6]))
     assert show.find(str(path)) == lock
 
 
-def test_differences_are_printed(cache: Cache, tmp_path: Path) -> None:
+def test_differences_are_printed(cache: Builds, tmp_path: Path) -> None:
     pack_stack(cache, LOCK["id"])
     path = saved(tmp_path / "lock", changed("wanted", "pins", to=["numpy[red]"]))
     assert [line.split() for line in printed("diff", "aaa", str(path)).splitlines()] == [
@@ -131,14 +134,31 @@ def test_differences_are_printed(cache: Cache, tmp_path: Path) -> None:
     assert printed("diff", "aaa", LOCK["id"]) == "nothing differs\n"
 
 
-def test_packed_stacks_are_listed(cache: Cache) -> None:
+def test_packed_stacks_are_listed(cache: Builds) -> None:
     assert printed("list") == f"no stack is packed in {cache.stacks}\n"
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     head, *rows = (line.split() for line in printed("list").splitlines())
-    assert head == ["stack", "platform", "tensorflow", "torch", "horovod", "openmpi", "numpy", "size", "packed"]
+    assert " ".join(head) == "stack platform tensorflow torch horovod openmpi numpy size packed kept in"
     assert [row[:3] for row in rows] == [[stack, "debian-12", "x86_64"] for stack in (LOCK["id"], OTHER)]
+    assert {row[-1] for row in rows} == {str(cache.root)}
     assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]
+
+
+def test_each_cluster_has_its_own(cache: Builds, tmp_path: Path) -> None:
+    pack_stack(cache, OTHER)
+    pack_stack(Builds(tmp_path / ".farandole/mine/builds"), LOCK["id"])
+    pack_stack(Builds(tmp_path / "theirs"), "cccc00000000")
+    for name, builds in (("mine", {}), ("theirs", {"stack_builds": str(tmp_path / "theirs")})):
+        (tmp_path / name).mkdir(exist_ok=True)
+        told = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}}
+        (tmp_path / name / "hosts.yml").write_text(yaml.safe_dump(told))
+    assert [builds.root for builds in builds_of(tmp_path / "mine")] == [tmp_path / ".farandole/mine/builds"]
+    assert [builds.root for builds in builds_of(tmp_path / "theirs")] == [tmp_path / "theirs"]
+    assert {line.split()[0] for line in printed("list").splitlines()} == {"stack", OTHER, LOCK["id"]}
+    assert show.find("cccc", tmp_path / "theirs")["id"] == "cccc00000000"
+    with pytest.raises(FarandoleError, match="no stack begins with cccc in"):
+        show.find("cccc", tmp_path / "mine")
 
 
 def test_a_node_that_does_not_answer_keeps_its_line() -> None:

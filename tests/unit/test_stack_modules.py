@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
+import io
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,10 @@ import pytest
 from farandole.stack.cache import sha256
 
 from .loading import load
-from .stack import Babbles, BreaksOff, dead_url, run_module, served, tree
+from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
 
 install, switch = load("modules", "stack_install"), load("modules", "stack_switch")
+contents, unprivileged = load("module_utils", "contents"), load("module_utils", "unprivileged")
 
 NEW, OLD = "aaaa00000000", "bbbb00000000"
 MPI = "0123456789ab"
@@ -45,8 +51,10 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def archive(tmp_path: Path, mpirun: str = GOOD, python: str = PYTHON) -> Path:
-    """A stack, packed as a builder packs it."""
+def archive(
+    tmp_path: Path, mpirun: str = GOOD, python: str = PYTHON, spoil: Callable[[Path], object] = Path.exists
+) -> Path:
+    """A stack, packed as a builder packs it, or as one does whose root has fallen."""
     made, packed = tmp_path / "made", tmp_path / "depot" / "stack.tar.zst"
     shutil.rmtree(made, ignore_errors=True)
     stack = made / "stacks" / NEW
@@ -55,8 +63,11 @@ def archive(tmp_path: Path, mpirun: str = GOOD, python: str = PYTHON) -> Path:
     if python:
         program(stack / "venv/bin/python", python)
     (stack / "mpi").symlink_to(f"../../mpi/{MPI}")
+    for folder in (stack, made / "mpi" / MPI):
+        contents.write(folder)
     (stack / "manifest.json").write_text("{}")
-    subprocess.run(["tar", "-C", made, "--zstd", "-cf", packed, f"stacks/{NEW}", f"mpi/{MPI}"], check=True)
+    spoil(made)
+    subprocess.run(["tar", "-C", made, "--zstd", "-cf", packed, *names(made)], check=True)
     return packed
 
 
@@ -64,6 +75,7 @@ def wish(packed: Path, depot: str, root: Path, **more: Any) -> dict[str, Any]:
     """What the role asks for."""
     size = packed.stat().st_size
     asked = {"id": NEW, "url": f"{depot}/{packed.name}", "sha256": sha256(packed), "size": size, "unpacked": 10 * size}
+    asked |= {"mpi": MPI, "user": getpass.getuser()}
     return {**asked, "modules": ["json", "tarfile"], "root": str(root), **more}
 
 
@@ -75,6 +87,8 @@ def test_it_is_installed_once(tmp_path: Path, depot: str, root: Path) -> None:
     before = tree(root)
     assert set(before) == {
         f"mpi/{MPI}/bin/mpirun",
+        f"mpi/{MPI}/contents",
+        f"stacks/{NEW}/contents",
         f"stacks/{NEW}/venv/bin/python",
         f"stacks/{NEW}/mpi",
         f"stacks/{NEW}/manifest.json",
@@ -118,7 +132,9 @@ def test_an_archive_that_was_cut_off_before_it_was_packed_does_not_count(
 def test_an_archive_of_which_half_arrives_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     with served(tmp_path / "depot", BreaksOff) as broken:
-        assert "is damaged: its sha256 is" in refused(wish(packed, broken, root), root)
+        assert "bytes before the end" in refused(wish(packed, broken, root), root)
+    with served(tmp_path / "depot", Endless) as endless:
+        assert f"is longer than {packed.stat().st_size} bytes" in refused(wish(packed, endless, root), root)
     assert run_module("stack_install", wish(packed, depot, root))["changed"]
 
 
@@ -169,11 +185,147 @@ def test_what_a_killed_run_left_is_swept_away(tmp_path: Path, depot: str, root: 
     assert sorted(path.name for path in root.iterdir()) == ["mpi", "stacks"]
 
 
-def test_an_openmpi_that_is_there_stays(tmp_path: Path, depot: str, root: Path) -> None:
-    program(root / "mpi" / MPI / "bin/mpirun", "# another stack uses it")
+def test_an_openmpi_that_is_there_stays_and_gets_its_list(tmp_path: Path, depot: str, root: Path) -> None:
+    program(root / "mpi" / MPI / "bin/mpirun", GOOD)
     before = tree(root)
     assert run_module("stack_install", wish(archive(tmp_path), depot, root))["changed"]
     assert tree(root).items() >= before.items()
+    assert (root / "mpi" / MPI / "contents").is_file()
+
+
+def test_an_openmpi_of_which_half_is_gone_is_replaced(tmp_path: Path, depot: str, root: Path) -> None:
+    """As a kill left it, in the midst of a removal, that mpirun --version survives."""
+
+    def more(made: Path) -> None:
+        program(made / "mpi" / MPI / "bin/orted", GOOD)
+
+    program(root / "mpi" / MPI / "bin/mpirun", GOOD)
+    assert run_module("stack_install", wish(archive(tmp_path, spoil=more), depot, root))["changed"]
+    assert (root / "mpi" / MPI / "bin/orted").exists()
+    assert names(root) == ["mpi", "stacks"]
+
+
+def mode(path: str, bits: int) -> Callable[[Path], None]:
+    return lambda made: (made / path).chmod(bits)
+
+
+def link(path: str, target: str) -> Callable[[Path], None]:
+    return lambda made: (made / path).symlink_to(target)
+
+
+def led_away(made: Path) -> None:
+    shutil.rmtree(made / f"stacks/{NEW}")
+    (made / f"stacks/{NEW}").symlink_to("/opt")
+
+
+def mpi_elsewhere(made: Path) -> None:
+    (made / f"stacks/{NEW}/mpi").unlink()
+    (made / f"stacks/{NEW}/mpi").symlink_to("/etc")
+
+
+PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (mode(PYTHON_FILE, 0o4755), f"'{PYTHON_FILE}' has mode 4755, with which it would run as somebody else"),
+        (mode(f"mpi/{MPI}/bin", 0o2755), f"'mpi/{MPI}/bin' has mode 2755"),
+        (mode(PYTHON_FILE, 0o757), f"'{PYTHON_FILE}' has mode 0757, with which everybody could change it"),
+        (lambda made: os.mkfifo(made / f"stacks/{NEW}/pipe"), f"'stacks/{NEW}/pipe' is neither file nor folder nor"),
+        (lambda made: program(made / "incoming/x", GOOD), "'incoming' does not belong in it"),
+        (lambda made: (made / "contents").touch(), "'contents' does not belong in it"),
+        (link("current", f"stacks/{NEW}"), "'current' does not belong in it"),
+        (lambda made: program(made / f"stacks/{OLD}/venv/bin/python", GOOD), f"'stacks/{OLD}' does not belong in it"),
+        (lambda made: program(made / "mpi/another/bin/mpirun", GOOD), "'mpi/another' does not belong in it"),
+        (lambda made: (made / f"mpi/{MPI}").rename(made / "mpi/another"), "'mpi/another' does not belong in it"),
+        (lambda made: shutil.rmtree(made / "mpi"), "mpi is not in it"),
+        (lambda made: (made / f"stacks/{NEW}/manifest.json").unlink(), "its manifest.json is not in it"),
+        (mpi_elsewhere, "its mpi leads elsewhere"),
+        (led_away, f"'stacks/{NEW}' is no folder"),
+    ],
+)
+def test_an_archive_that_brings_more_than_a_stack_is_refused(
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    said = refused(wish(archive(tmp_path, spoil=spoil), depot, root), root)
+    assert f"the archive of stack {NEW} is refused: {words}" in said
+    assert "Nothing of it was used" in said
+
+
+def members(*made: tuple[str, str, bytes, str]) -> bytes:
+    """A tar that no tar would write: kind, name, content, where a link leads."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for kind, name, content, target in made:
+            about = tarfile.TarInfo(name)
+            about.type = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}[kind]
+            about.size, about.linkname, about.mode = len(content), target, 0o644
+            tar.addfile(about, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [("file", "../../planted", b"x", "")],
+        [("file", "/{outside}/planted", b"x", "")],
+        [("link", f"stacks/{NEW}/way", b"", "{outside}"), ("file", f"stacks/{NEW}/way/planted", b"x", "")],
+        [("link", f"stacks/{NEW}/way", b"", "../../../../.."), ("file", f"stacks/{NEW}/way/planted", b"x", "")],
+        [("link", "stacks", b"", "{outside}"), ("file", f"stacks/{NEW}/planted", b"x", "")],
+        [("hard", f"stacks/{NEW}/secret", b"", "{outside}/secret")],
+        [("link", "a", b"", "{outside}"), ("hard", f"stacks/{NEW}/secret", b"", "a/secret")],
+    ],
+    ids=["up", "absolute", "by a link", "by a link up", "stacks is a link", "hard", "hard by a link"],
+)
+def test_nothing_is_written_or_read_outside(
+    tmp_path: Path, depot: str, root: Path, made: list[tuple[str, str, bytes, str]]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("root's")
+    there = str(outside)
+    filled = [
+        (kind, name.replace("{outside}", there), content, target.replace("{outside}", there))
+        for kind, name, content, target in made
+    ]
+    packed = tmp_path / "depot/stack.tar.zst"
+    subprocess.run(["zstd", "-q", "-o", packed], input=members(*filled), check=True)
+    answer = run_module("stack_install", wish(packed, depot, root))
+    assert answer["failed"]
+    assert "does not unpack" in answer["msg"] or "is refused" in answer["msg"]
+    assert list(tmp_path.rglob("planted")) == []
+    assert names(outside) == ["secret"]
+    assert (outside / "secret").stat().st_nlink == 1
+    assert names(root) == ["mpi", "stacks"]
+    assert names(root / "stacks") == names(root / "mpi") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_root_runs_nothing_that_came(tmp_path: Path, depot: str) -> None:
+    """mpirun and python end well for nobody alone, who can read no environment of root's and write no folder of it."""
+    nobody = '[ "$(id -u) $(id -G)" = "65534 65534" ] && [ -z "$SECRET" ] && [ "$PWD" = / ] && exit 0; id; env; exit 1'
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        root.chmod(0o755)
+        packed = archive(tmp_path, nobody, nobody)
+        answer = run_module("stack_install", wish(packed, depot, root, user="nobody"), SECRET="1")  # noqa: S106
+        assert answer["changed"], answer
+        shutil.rmtree(root / "stacks")
+        answer = run_module("stack_install", wish(packed, depot, root, user="root"))
+        assert "does not run here" in answer["msg"]
+        assert "uid=0(root)" in answer["msg"]
+        answer = run_module("stack_install", wish(packed, depot, root, user="no-such-account"))
+        assert "there is no account no-such-account here" in answer["msg"]
+
+
+def test_what_does_not_end_is_ended(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    assert unprivileged.run(["sh", "-c", "sleep 60 & wait"], getpass.getuser(), tmp_path, seconds=1) == (
+        1,
+        "no end after 1 s",
+    )
+    assert time.monotonic() - begun < 10
 
 
 def test_without_room_nothing_is_fetched(tmp_path: Path, root: Path) -> None:
@@ -193,9 +345,11 @@ def test_a_place_that_is_no_folder_is_named(tmp_path: Path, depot: str, root: Pa
 def installed(root: Path, stack: str, mpi: str = MPI, age: int = 0) -> Path:
     """A stack as stack_install leaves it."""
     folder = root / "stacks" / stack
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (root / "mpi" / mpi).mkdir(parents=True, exist_ok=True)
     (folder / "mpi").symlink_to(f"../../mpi/{mpi}")
+    for path in (folder, root / "mpi" / mpi):
+        contents.write(path)
     (folder / "manifest.json").write_text("{}")
     os.utime(folder, (1_800_000_000 - age, 1_800_000_000 - age))
     return folder
@@ -267,6 +421,78 @@ def test_what_was_not_finished_and_what_nothing_uses_goes(root: Path) -> None:
     assert (names(root / "stacks"), names(root / "mpi")) == ([NEW, OLD], ["m1"])
 
 
+def test_a_stack_that_is_not_whole_is_not_switched_to_and_is_installed_anew(root: Path) -> None:
+    """Of an old OpenMPI half was removed, and the stack that comes back to it would run with the rest."""
+    for stack, mpi in ((OLD, "m1"), (NEW, "m2")):
+        for path in (root / "mpi" / mpi / "bin/mpirun", root / "stacks" / stack / "venv/bin/python"):
+            program(path, GOOD)
+        installed(root, stack, mpi)
+    to(root, OLD)
+    (root / "mpi/m2/bin/mpirun").unlink()
+    program(root / "mpi/m2/bin/mine", GOOD)
+    said = to(root, NEW)["msg"]
+    assert f"stack {NEW} is not whole, so nothing was switched: in {root}/mpi/m2, bin/mine is none of it; bin/m" in said
+    assert links(root) == {"current": f"stacks/{OLD}"}
+    assert not (root / "stacks" / NEW / "manifest.json").exists()
+    assert f"stack {NEW} is not installed here" in to(root, NEW)["msg"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.write_text("changed"), "venv/python has other contents"),
+        (lambda file: file.chmod(0o777), "venv/python has mode 0777 and had 0755"),
+        (lambda file: [file.unlink(), file.symlink_to("/bin/sh")], "venv/python is a link and was a file"),
+        (lambda file: [file.unlink(), file.mkdir()], "venv/python is a folder and was a file"),
+        (lambda file: file.rename(file.with_name("a\nb")), "venv/a\\nb is none of it; venv/python is missing"),
+        (lambda file: (file.parents[1] / "contents").write_text("[]"), "contents is damaged"),
+        (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is none of it"),
+    ],
+)
+def test_every_difference_is_told(root: Path, spoil: Callable[[Path], object], words: str) -> None:
+    file = root / "stacks" / NEW / "venv/python"
+    program(file, GOOD)
+    installed(root, NEW)
+    (root / "current").symlink_to(f"stacks/{NEW}")
+    assert run_module("stack_proof", {"root": str(root)})["proven"] is True
+    spoil(file)
+    answer = run_module("stack_proof", {"root": str(root)})
+    assert (answer["proven"], answer["stack"]) == (False, NEW)
+    assert words in answer["wrong"]
+    assert words in to(root, NEW)["msg"]
+
+
+def test_the_list_itself_is_held_against_what_the_control_machine_knows(root: Path) -> None:
+    installed(root, NEW)
+    (root / "current").symlink_to(f"stacks/{NEW}")
+    lists = {tree: [sha256(root / tree / "contents")] for tree in (f"stacks/{NEW}", f"mpi/{MPI}")}
+
+    def proof(known: dict[str, list[str]]) -> tuple[bool | None, str]:
+        answer = run_module("stack_proof", {"root": str(root), "known": known})
+        return answer["proven"], answer["wrong"]
+
+    assert proof(lists) == (True, "")
+    assert proof({f"mpi/{MPI}": ["of an earlier build", *lists[f"mpi/{MPI}"]]}) == (True, "")
+    other = f"in stacks/{NEW}, contents is not the list that was made with it"
+    assert proof({**lists, f"stacks/{NEW}": ["0"]}) == (False, other)
+    for path in lists:
+        (root / path / "contents").unlink()
+    # What is what the control machine knows needs no list; without either nothing tells.
+    assert proof(lists) == (True, "")
+    assert proof({}) == (None, "")
+    assert proof({f"stacks/{NEW}": ["0"]})[0] is False
+    assert to(root, NEW)["proven"] is False
+    (root / "stacks" / NEW / "manifest.json").unlink()
+    assert proof(lists) == (False, "no stack is current there")
+
+
+def test_what_was_put_aside_by_a_killed_run_goes(root: Path) -> None:
+    installed(root, NEW)
+    program(root / "removing/x/m1/bin/mpirun", GOOD)
+    to(root, NEW)
+    assert names(root) == ["current", "mpi", "stacks"]
+
+
 @pytest.mark.parametrize(
     ("there", "words"), [((OLD, NEW), f"there are: {NEW}, {OLD}"), ((), "there are: none")], ids=["two", "none"]
 )
@@ -292,7 +518,9 @@ def test_check_mode_switches_and_removes_nothing(root: Path) -> None:
 def test_an_installation_waits_for_one_that_a_killed_run_left_at_work(tmp_path: Path) -> None:
     root = tmp_path / "farandole"
     with install.alone(root):
-        holder = os.open(root, os.O_RDONLY)
+        # Which the job user cannot open, so it cannot be held by it.
+        assert (root / ".lock").stat().st_mode & 0o777 == 0o600
+        holder = os.open(root / ".lock", os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)

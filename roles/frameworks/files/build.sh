@@ -2,7 +2,9 @@
 stack=/opt/farandole/stacks/$STACK
 venv=$stack/venv
 # An environment that was interrupted is made anew: nothing tells how far pip came.
-rm -rf "$stack"
+mkdir -p /opt/farandole/removing
+[ ! -e "$stack" ] || mv "$stack" "/opt/farandole/removing/$STACK.$$"
+rm -rf /opt/farandole/removing
 mkdir -p "$stack"
 printf '%s\n' "$REQUIREMENTS" >requirements.txt
 python3 -m venv "$venv"

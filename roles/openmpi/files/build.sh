@@ -19,11 +19,12 @@ cd ..
 find "$stage" '(' -name '*.la' -o -name '*.a' ')' -delete
 find "$stage$prefix/bin" "$stage$prefix/lib" -type f -exec sh -c 'file=$1
     if [ "$(head -c 4 "$file" | tail -c 3)" = ELF ]; then strip --strip-unneeded "$file"; fi' - {} ';'
-mkdir -p /opt/farandole/mpi
-rm -rf "$prefix"
+mkdir -p /opt/farandole/mpi /opt/farandole/removing
+# Renamed away before it is removed, so that nothing half ever has its name.
+[ ! -e "$prefix" ] || mv "$prefix" "/opt/farandole/removing/$KEY.$$"
 mv "$stage$prefix" "$prefix"
 tar --create --use-compress-program='zstd -T0 -10' --file openmpi.tar.zst.part --sort=name --mtime='2020-01-01 UTC' \
     --owner=0 --group=0 --numeric-owner --directory /opt/farandole "mpi/$KEY"
 mv openmpi.tar.zst.part openmpi.tar.zst
 sha256sum openmpi.tar.zst >openmpi.tar.zst.sha256
-rm -rf source "$stage"
+rm -rf source "$stage" /opt/farandole/removing

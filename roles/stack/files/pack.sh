@@ -1,20 +1,32 @@
-# Packs an installed stack with its OpenMPI; STACK, MPI, MODULES and MANIFEST come from the role.
+# Packs an installed stack with its OpenMPI; STACK, MPI, MODULES, MANIFEST and CONTENTS come from the role.
 stack=/opt/farandole/stacks/$STACK
 # What does not load here loads nowhere.
 "$stack/mpi/bin/mpirun" --version
 for module in $MODULES; do
     TF_USE_LEGACY_KERAS=1 TF_CPP_MIN_LOG_LEVEL=2 "$stack/venv/bin/python" -c "import $module"
 done
-# Compiled here, as the job user cannot write there; valid by content, as the archive has no times of its own.
-"$stack/venv/bin/python" -c '
+# Compiled here, as the job user cannot write there; valid by content, as the archive has no times of its own. A stack
+# that was packed before stays as it is: other nodes have it.
+[ -e "$stack/manifest.json" ] || "$stack/venv/bin/python" -c '
 import compileall, py_compile, sysconfig
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, force=True, invalidation_mode=mode)
 '
+# What is not what was built is not packed: without its mark it is built anew.
+listed() {
+    python3 -I -c "$CONTENTS" "$1" || {
+        rm -f "$stack/manifest.json"
+        echo "error: run site.yml again, which builds the stack anew" >&2
+        exit 1
+    }
+}
+of_stack=$(listed "$stack")
+of_mpi=$(listed "/opt/farandole/mpi/$MPI")
 unpacked=$(du --summarize --block-size=1 "$stack" "/opt/farandole/mpi/$MPI" | awk '{ sum += $1 } END { print sum }')
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
 tar --create --use-compress-program="zstd -T0 -${LEVEL:-9}" --file stack.tar.zst.part --sort=name \
     --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory /opt/farandole "stacks/$STACK" "mpi/$MPI"
 mv stack.tar.zst.part stack.tar.zst
-printf '{"sha256": "%s", "unpacked": %s}\n' "$(sha256sum stack.tar.zst | cut -d ' ' -f 1)" "$unpacked" >packed.json
+printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s"}\n' \
+    "$(sha256sum stack.tar.zst | cut -d ' ' -f 1)" "$unpacked" "$of_stack" "$of_mpi" >packed.json

@@ -11,6 +11,7 @@ import yaml
 
 from farandole.errors import FarandoleError
 from farandole.lab.shell import run
+from farandole.stack.cache import lab_builds
 from farandole.state import owner
 
 _MARK = "# Written by `farandole lab up`; changes are lost.\n"
@@ -133,6 +134,8 @@ def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
                 "ansible_user": "root",
                 "ansible_ssh_private_key_file": str(_key(lab)),
                 "ansible_ssh_common_args": " ".join(f"-o {key}={path}" for key, path in _known_hosts(lab).items()),
+                # The builder of every lab is this machine, so they share what was built; no real cluster does.
+                "stack_builds": str(lab_builds()),
                 **_limits(),
             },
         },

@@ -1,4 +1,4 @@
-"""The control machine's cache: what was collected and what was built, each file known by its sha256."""
+"""What the control machine keeps: what locks pin, for all clusters, and what a builder made, for each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPILED_AGAINST = ("tensorflow", "tensorflow-cpu", "torch")
 
 
 def default_root() -> Path:
-    """Where every cluster of this control machine finds it."""
+    """Where every cluster of this control machine finds what a lock pins by its sha256."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "farandole"
 
@@ -87,12 +87,16 @@ def recall_whole(path: Path) -> Built | None:
     return built
 
 
-class Cache:
-    """Where what lies."""
+def lab_builds() -> Path:
+    """What labs share, as their builders are all this machine."""
+    return default_root() / "lab-builds"
+
+
+class Builds:
+    """What a builder made, which is worth as much as that builder's root: a folder for each cluster."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.sources, self.wheels = root / "sources", root / "wheels"
         self.parts, self.stacks = root / "parts", root / "stacks"
 
     def stack(self, lock: Lock) -> Path:
@@ -111,4 +115,17 @@ class Cache:
     def packed(self) -> list[Built]:
         """Every stack that is packed here, each with its lock."""
         records = sorted(self.stacks.glob("*.tar.zst.json"))
-        return [built for path in records if (built := recall(path.with_suffix("")))]
+        return [built for path in records if (built := listed(recall(path.with_suffix(""))))]
+
+    def known(self) -> dict[str, list[str]]:
+        """The sha256 of each list of contents by the tree that it describes; an OpenMPI may have been built again."""
+        known: dict[str, list[str]] = {}
+        for built in self.packed():
+            for tree, contents in built.about["contents"].items():
+                known.setdefault(tree, []).append(contents)
+        return known
+
+
+def listed(built: Built | None) -> Built | None:
+    """A stack counts as packed when its contents can be proven on a node."""
+    return built if built and "contents" in built.about else None

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from packaging.utils import parse_wheel_filename
 from pip._internal.models.index import PyPI
 
+from farandole import fetching
 from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
 from farandole.stack.catalogue import load
@@ -32,6 +34,8 @@ Lock = Mapping[str, Any]
 Say = Callable[[str], None]
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
 PIP = (sys.executable, "-P", "-m", "pip")
+# Neither a source archive nor the page of an index is a tenth of it; so long a page may take.
+LARGEST, PAGE_S = 256 << 20, 300
 
 
 def collect(lock: Lock, cache: Path, say: Say) -> bool:
@@ -201,9 +205,14 @@ def _source(name: str, wanted: Mapping[str, str], folder: Path) -> None:
                 if url is None:
                     reasons.append(f"{told} does not have it")
                     continue
-                with open_url(url, index, certificates()) as answer, draft.open("wb") as file:
-                    shutil.copyfileobj(answer, file)
-            except (urllib.error.URLError, HTTPException, TimeoutError, ssl.SSLError) as error:
+                fetching.download(partial(open_url, url, index, certificates()), draft, LARGEST)
+            except (
+                urllib.error.URLError,
+                HTTPException,
+                ConnectionError,
+                TimeoutError,
+                fetching.TooMuchError,
+            ) as error:
                 reasons.append(f"{told}: {without_passwords(str(getattr(error, 'reason', error)))}")
                 continue
             source = without_passwords(urllib.parse.urldefrag(url)[0])
@@ -239,12 +248,16 @@ def certificates() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=cafile)
 
 
+def _page(url: str, index: str) -> bytes:
+    with open_url(url, index, certificates()) as answer:
+        return fetching.read(answer, LARGEST)
+
+
 def _link(index: str, name: str, file: str) -> str | None:
     """Where an index says that a file is."""
     page = f"{index.rstrip('/')}/{name}/"
     try:
-        with open_url(page, index, certificates()) as answer:
-            text = answer.read().decode()
+        text = fetching.within(PAGE_S, partial(_page, page, index)).decode()
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None

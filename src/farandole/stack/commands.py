@@ -15,7 +15,7 @@ from rich.console import Console
 from farandole.errors import FarandoleError
 from farandole.stack import lock as locks
 from farandole.stack import nodes
-from farandole.stack.cache import Cache, default_root
+from farandole.stack.cache import Builds, default_root, lab_builds
 from farandole.stack.catalogue import load
 from farandole.stack.wish import wish
 from farandole.state import claim
@@ -64,7 +64,7 @@ def lock(
         old = former(path)
         hint = _hint(new, found, variables) if frameworks or accelerator else ""
     if explain:
-        _explain(new)
+        _explain(new, inventory)
     if collect:
         # Not needed by most runs, and not quick to import.
         from farandole.stack.collect import collect as bring
@@ -72,7 +72,7 @@ def lock(
         bring(new, default_root(), lambda line: progress.print(line, markup=False))
     if not explain:
         locks.write(path, new)
-        _report(path, old, new)
+        _report(path, old, new, inventory)
         console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
 
 
@@ -93,7 +93,7 @@ def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> 
     return ""
 
 
-def _report(path: Path, old: locks.Lock | None, new: locks.Lock) -> None:
+def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:
     lines = locks.changes(old, new)
     if old and (lost := sorted({*old["wanted"]["pins"]} - {*new["wanted"]["pins"]})):
         lines.append(f"the old lock was made with {', '.join(lost)}, this one is not: to keep it, say so in stack_pins")
@@ -101,13 +101,13 @@ def _report(path: Path, old: locks.Lock | None, new: locks.Lock) -> None:
         console.print(f"{path}: stack {new['id']}, as before")
         return
     was = f", was {old['id']}" if old else ""
-    console.print(f"{path}: stack {new['id']}{was}; {_proof(new)}")
+    console.print(f"{path}: stack {new['id']}{was}; {_proof(new, inventory)}")
     if old:
         for line in lines or ["the versions are as before; sources, patches or options are not"]:
             console.print(f"  {line}", markup=False)
 
 
-def _explain(new: locks.Lock) -> None:
+def _explain(new: locks.Lock, inventory: Path) -> None:
     catalogue, platform, chip = load(), new["platform"], new["wanted"]["accelerator"]
     none = f"the cluster is on {'CPUs' if chip == 'cpu' else 'GPUs'}"
     rows = [["component", "version", "built and ran on", "why"]]
@@ -116,13 +116,13 @@ def _explain(new: locks.Lock) -> None:
         rows.append([name, version, ", ".join(proven), new["why"].get(name, none)])
     console.print(table(rows), markup=False)
     console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
-    console.print(_proof(new))
+    console.print(_proof(new, inventory))
 
 
-def _proof(new: locks.Lock) -> str:
+def _proof(new: locks.Lock, inventory: Path) -> str:
     if seen := load().proof(new["versions"], new["platform"]["os"]):
         return f"built and ran as a set: {seen}"
-    if any(built.about["lock"]["id"] == new["id"] for built in Cache(default_root()).packed()):
+    if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
         return "packed on this machine"
     return f"nobody has built this very set on {new['platform']['os']} yet"
 
@@ -157,7 +157,15 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
     found["folder"] = folder
     found["state"] = Path(state) if state else locks.PROJECT / ".farandole" / folder.name
+    found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
     return found
+
+
+def builds_of(inventory: Path | None) -> list[Builds]:
+    """Where a cluster's packed stacks are; without one, everywhere on this machine where that is not told otherwise."""
+    if inventory:
+        return [Builds(inventory_variables(inventory)["builds"])]
+    return [*map(Builds, sorted((locks.PROJECT / ".farandole").glob("*/builds"))), Builds(lab_builds())]
 
 
 def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:

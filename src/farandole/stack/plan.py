@@ -1,4 +1,4 @@
-"""What a run has to do about the stack, from the lock, the cache and what the nodes were found to have."""
+"""What a run has to do about the stack, from the lock, what is built and what the nodes were found to have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Built, Cache, Lock, horovod_key, openmpi_key, recall_whole
+from farandole.stack.cache import Builds, Built, Lock, horovod_key, listed, openmpi_key, recall_whole
 
 Stacks = Mapping[str, Any]
 NONE: Stacks = {"current": "", "former": "", "installed": []}
@@ -27,27 +27,27 @@ def free_of(variables: Mapping[str, Any]) -> int | None:
     return probe.get("disk_free_mb")
 
 
-def plan(lock: Lock, cache: Cache, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
+def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
     """Which nodes lack the stack, which do not run it yet, and what there is to build."""
     lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]
     behind = [name for name, stacks in nodes.items() if stacks["current"] != lock["id"]]
     made: dict[str, Any] = {"lacking": lacking, "behind": behind, "archive": None, "pack": False, "build": False}
     if not lacking:
         return made
-    archive = recall_whole(cache.stack(lock))
-    # A builder that has the stack, while no cache holds it, only has to pack.
+    archive = listed(recall_whole(builds.stack(lock)))
+    # A builder that has the stack, while it is packed nowhere, only has to pack.
     build = archive is None and (builder in lacking or builder not in nodes)
     return {
         **made,
         "archive": told(archive),
-        "archive_path": str(cache.stack(lock)),
+        "archive_path": str(builds.stack(lock)),
         "pack": archive is None,
         "build": build,
-        "openmpi": {"key": openmpi_key(lock), "path": str(cache.openmpi(lock))},
-        "horovod": {"key": horovod_key(lock), "path": str(cache.horovod(lock))},
+        "openmpi": {"key": openmpi_key(lock), "path": str(builds.openmpi(lock))},
+        "horovod": {"key": horovod_key(lock), "path": str(builds.horovod(lock))},
         "parts": {
-            "openmpi": told(recall_whole(cache.openmpi(lock)) if build else None),
-            "horovod": told(recall_whole(cache.horovod(lock)) if build else None),
+            "openmpi": told(recall_whole(builds.openmpi(lock)) if build else None),
+            "horovod": told(recall_whole(builds.horovod(lock)) if build else None),
         },
     }
 
@@ -71,9 +71,9 @@ def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None],
         raise FarandoleError(f"no room for the stack: {'; '.join(short)}: make room there and run again")
 
 
-def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], cache: Cache) -> Lock:
+def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], builds: Builds) -> Lock:
     """The stack to go back to: the one whose id begins so, else the one that was current before on every node."""
-    packed = {lock["id"]: dict(lock) for lock in (built.about["lock"] for built in cache.packed())}
+    packed = {lock["id"]: dict(lock) for lock in (built.about["lock"] for built in builds.packed())}
     everywhere = set.intersection(*(set(stacks["installed"]) for stacks in nodes.values()))
     there = {stack: packed.get(stack, {"id": stack}) for stack in sorted({*packed, *everywhere})}
     begun = wanted or former(nodes)
@@ -84,7 +84,7 @@ def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], c
     what = (
         f"more than one stack begins with {begun}"
         if found
-        else f"no stack {begun} is on every node or in {cache.stacks}"
+        else f"no stack {begun} is on every node or in {builds.stacks}"
     )
     raise FarandoleError(f"{what}; there are {', '.join(fitting) or 'none'}: name one with -e stack_id=...")
 

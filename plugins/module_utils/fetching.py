@@ -1,0 +1,1 @@
+../../src/farandole/fetching.py

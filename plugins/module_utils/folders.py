@@ -1,0 +1,42 @@
+"""Folders that a run may leave half made or half removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep others off meanwhile: a control machine that was killed leaves its module at work on the node."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file of root's own: whoever can read a file or a folder can hold its lock for ever.
+    opened = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def aside(root: Path, path: Path) -> None:
+    """Rename away what is to be removed: killed in between, nothing half bears the name of a whole."""
+    removing = root / "removing"
+    removing.mkdir(mode=0o700, exist_ok=True)
+    if path.is_symlink() or path.exists():
+        path.rename(Path(tempfile.mkdtemp(dir=removing)) / path.name)
+
+
+def sweep(root: Path) -> None:
+    """Remove what was put aside, by this run or by one that was killed."""
+    remove(root / "removing")
+
+
+def remove(folder: Path) -> None:
+    """By a program that no depth of folders ends."""
+    subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=True, stdout=subprocess.DEVNULL)
