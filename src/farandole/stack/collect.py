@@ -36,6 +36,8 @@ Say = Callable[[str], None]
 PIP = (sys.executable, "-P", "-m", "pip")
 # Neither a source archive nor the page of an index is a tenth of it; so long a page may take.
 LARGEST, PAGE_S = 256 << 20, 300
+# Not OSError as a whole, which a full disk is too.
+UNREACHED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError)
 
 
 def collect(lock: Lock, cache: Path, say: Say) -> bool:
