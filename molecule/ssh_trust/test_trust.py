@@ -29,6 +29,13 @@ def test_one_line_stands_for_all_host_keys(host):
     assert lines[0].startswith("@cert-authority * ssh-ed25519 ")
 
 
+def test_what_is_signed_is_remembered_with_its_node(host, inventory_path):
+    ledger = inventory_path.parents[1] / ".farandole" / inventory_path.name / "ca" / "signed_keys"
+    name = host.check_output("hostname")
+    key = " ".join(host.file("/etc/ssh/ssh_host_ed25519_key.pub").content_string.split()[:2])
+    assert f"{key} {name} host" in ledger.read_text().splitlines()
+
+
 def test_the_job_key_belongs_to_the_job_user_alone(head):
     key = head.file(f"{FOLDER}/id_job")
     assert (key.user, key.mode) == ("trainer", 0o600)

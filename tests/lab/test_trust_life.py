@@ -1,9 +1,26 @@
-"""What becomes of trust over time: mesh, rotation, revocation, a node that is reinstalled."""
+"""What becomes of trust over time: mesh, revocation, a node that is reinstalled, one that lies, rotation, a lost CA."""
 
-from clusters import Cluster, Run
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from clusters import ENVIRONMENT, ROOT, Cluster, Run
 
 NODES = 3
+MESH = ("--extra-vars", "ssh_trust_mesh=true")
 REVOKE = ("--extra-vars", '{"ssh_trust_revoked": ["node-3"], "ssh_trust_mesh": true}')
+JOB_KEY = "/etc/farandole/ssh/id_job"
+REVOKED_USERS, REVOKED_HOSTS = "/etc/farandole/ssh/revoked_keys", "/etc/ssh/ssh_known_hosts"
+# A python3 whose answer holds a key of its own wherever a node is asked for none.
+LIE = r"""
+ssh-keygen -q -t ed25519 -N '' -f /run/lie
+cat >/run/python3 <<'END'
+#!/bin/sh
+said=$(/usr/bin/python3.real "$@") || exit
+printf '%s\n' "$said" | sed "s|\"job_key\": \"\"|\"job_key\": \"$(cut -d ' ' -f 1,2 /run/lie.pub)\"|"
+END
+chmod 755 /run/python3 && mv /usr/bin/python3 /usr/bin/python3.real && ln -s /run/python3 /usr/bin/python3
+"""
 
 
 def trust(cluster: Cluster, *arguments: str) -> Run:
@@ -15,8 +32,56 @@ def ca(cluster: Cluster) -> str:
     return (cluster.state / "ca" / "user_ca").read_text()
 
 
+def console(cluster: Cluster, node: str, script: str) -> None:
+    """At the machine itself, whatever becomes of its host key."""
+    config = cluster.inventory / ".ssh" / "config"
+    options = ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no"]
+    subprocess.run(["ssh", "-F", config, *options, node, script], check=True, stdin=subprocess.DEVNULL)
+
+
+def keep(cluster: Cluster, node: str) -> None:
+    """A copy of key and certificate, as a thief has it."""
+    script = f"for it in '' -cert.pub; do install -o trainer -m 600 {JOB_KEY}$it /run/stolen$it; done"
+    assert cluster.ssh(node, "sh", "-c", script).returncode == 0
+
+
+def stolen_ssh(cluster: Cluster, node: str, target: str) -> subprocess.CompletedProcess[str]:
+    """ssh with what was kept, and nothing else."""
+    options = ("-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-i", "/run/stolen")
+    return cluster.ssh(node, "runuser", "-u", "trainer", "--", "ssh", *options, target, "hostname")
+
+
+def root_ssh(cluster: Cluster, node: str, target: str) -> str:
+    """What ssh says to a local user who is not the job user, and has no key: how far it came."""
+    return cluster.ssh(node, "ssh", "-o", "BatchMode=yes", target, "hostname").stderr
+
+
+def ping(cluster: Cluster, node: str, **variables: str) -> str:
+    """Ansible's own connection, with the node's plain key among the operator's known hosts."""
+    known = f"ansible_ssh_common_args='-o UserKnownHostsFile={cluster.inventory}/.ssh/known_hosts'"
+    extra = [f"{name}='{value}'" for name, value in variables.items()]
+    done = subprocess.run(
+        ["ansible", "-i", cluster.inventory, node, "-m", "ping", "-e", " ".join([known, *extra])],
+        cwd=ROOT, env={**ENVIRONMENT, "ANSIBLE_SSH_ARGS": "-o ControlMaster=no"}, text=True, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    return done.stdout
+
+
+@contextmanager
+def unprotected(cluster: Cluster, file: str, lines: str, *nodes: str) -> Iterator[None]:
+    """Without the lines that refuse."""
+    for node in nodes:
+        assert cluster.ssh(node, "sed", "-i.kept", f"/{lines}/d", file).returncode == 0
+    try:
+        yield
+    finally:
+        for node in nodes:
+            cluster.ssh(node, "mv", f"{file}.kept", file)
+
+
 def test_in_a_mesh_every_node_reaches_every_other(cluster: Cluster) -> None:
-    assert trust(cluster, "--extra-vars", "ssh_trust_mesh=true").rc == 0
+    assert trust(cluster, *MESH).rc == 0
     for here in ("node-1", "node-2", "node-3"):
         for there in ("node-1", "node-2", "node-3"):
             result = cluster.job_ssh(here, there, "hostname")
@@ -29,43 +94,86 @@ def test_a_revoked_node_is_refused_by_all_others_in_both_directions(cluster: Clu
     assert "Permission denied" in cluster.job_ssh("node-3", "node-2", "hostname").stderr
     assert "revoked by file" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
     assert cluster.job_ssh("node-2", "node-1", "hostname").stdout == "node-1\n"
-    # It is the list that refuses: without its lines both ways are open again.
-    for node in ("node-1", "node-2"):
-        cluster.ssh(node, "sed", "-i.kept", "/^ssh-/d", "/etc/farandole/ssh/revoked_keys")
-    assert cluster.job_ssh("node-3", "node-2", "hostname").stdout == "node-2\n"
-    assert cluster.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
-    for node in ("node-1", "node-2"):
-        cluster.ssh(node, "mv", "/etc/farandole/ssh/revoked_keys.kept", "/etc/farandole/ssh/revoked_keys")
-    assert trust(cluster, *REVOKE).count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}
+    # It is the lists that refuse: without their lines both ways are open again.
+    with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-1", "node-2"):
+        assert cluster.job_ssh("node-3", "node-2", "hostname").stdout == "node-2\n"
+        assert "REVOKED HOST KEY" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
+        with unprotected(cluster, REVOKED_HOSTS, "^@revoked", "node-2"):
+            assert cluster.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
+    assert set(trust(cluster, *REVOKE).count("changed").values()) == {0}
 
 
-def test_a_revoked_key_is_not_signed_again_but_a_new_one_is(cluster: Cluster) -> None:
-    refused = trust(cluster, "--extra-vars", "ssh_trust_mesh=true")
+def test_a_revoked_host_is_refused_by_every_local_user_and_by_the_control_machine(cluster: Cluster) -> None:
+    assert "REVOKED HOST KEY" in root_ssh(cluster, "node-1", "node-3")
+    with unprotected(cluster, REVOKED_HOSTS, "^@revoked", "node-1"):
+        assert "Permission denied" in root_ssh(cluster, "node-1", "node-3")
+    assert "was revoked" in ping(cluster, "node-3")
+    assert "SUCCESS" in ping(cluster, "node-3", ansible_ssh_extra_args="")
+    assert "SUCCESS" in ping(cluster, "node-2")
+
+
+def test_a_revoked_key_is_not_talked_to_again_but_a_new_one_is(cluster: Cluster) -> None:
+    # The connection that a run left open knows nothing of it.
+    refused = cluster.play("--extra-vars", "ansible_control_path=none", *MESH, playbook="playbooks/preflight.yml")
     assert refused.rc != 0
     assert "node-3: its host key is revoked" in refused.output
-    cluster.ssh("node-3", "rm", "/etc/ssh/ssh_host_ed25519_key", "/etc/farandole/ssh/id_job")
-    done = trust(cluster, "--extra-vars", "ssh_trust_mesh=true")
+    # The job key is revoked too, and the node makes a new one by itself.
+    console(cluster, "node-3", "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh")
+    cluster.farandole("inventory")
+    done = trust(cluster, *MESH)
     assert done.rc == 0, done.output
     assert cluster.job_ssh("node-3", "node-2", "hostname").stdout == "node-2\n"
     assert cluster.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
 
 
-def test_leaving_the_mesh_takes_the_workers_keys_away(cluster: Cluster) -> None:
+def test_what_left_the_mesh_and_what_was_replaced_opens_nothing_any_more(cluster: Cluster) -> None:
+    for node in ("node-1", "node-2"):
+        keep(cluster, node)
+        assert stolen_ssh(cluster, node, "node-3").stdout == "node-3\n"
+    cluster.ssh("node-1", "rm", JOB_KEY)
     assert trust(cluster).rc == 0
-    assert cluster.ssh("node-2", "ls", "/etc/farandole/ssh/id_job").returncode == 2
-    assert "Permission denied" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
+    assert cluster.ssh("node-2", "ls", JOB_KEY).returncode == 2
     assert cluster.job_ssh("node-1", "node-3", "hostname").stdout == "node-3\n"
+    for node in ("node-1", "node-2"):
+        assert "Permission denied" in stolen_ssh(cluster, node, "node-3").stderr
+    with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-3"):
+        for node in ("node-1", "node-2"):
+            assert stolen_ssh(cluster, node, "node-3").stdout == "node-3\n"
 
 
-def test_rotation_makes_the_old_keys_worthless_and_the_cluster_works(cluster: Cluster) -> None:
-    old = ca(cluster)
-    cluster.ssh("node-1", "cp", "/etc/farandole/ssh/id_job-cert.pub", "/run/old-cert.pub")
-    assert trust(cluster, "--extra-vars", "ssh_trust_rotate=true").rc == 0
-    assert ca(cluster) != old
+def test_a_worker_that_asks_for_a_launcher_s_certificate_gets_none(cluster: Cluster) -> None:
+    assert cluster.ssh("node-2", "bash", "-c", LIE).returncode == 0
+    try:
+        refused = trust(cluster)
+        assert refused.rc != 0
+        assert "node-2 asks for a launcher's certificate and is none" in refused.output
+        assert cluster.ssh("node-2", "ls", f"{JOB_KEY}-cert.pub").returncode == 2
+        assert not (cluster.state / "ca/issued/node-2.user-cert.pub").exists()
+    finally:
+        cluster.ssh("node-2", "mv", "/usr/bin/python3.real", "/usr/bin/python3")
+
+
+def test_a_lost_ca_splits_no_cluster(cluster: Cluster) -> None:
+    kept = cluster.state / "ca.kept"
+    (cluster.state / "ca").rename(kept)
+    try:
+        refused = trust(cluster, "--limit", "node-1")
+        assert refused.rc != 0
+        assert "the CA of this cluster is missing" in refused.output
+        assert not (cluster.state / "ca").exists()
+    finally:
+        kept.rename(cluster.state / "ca")
     assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
-    former = cluster.ssh(
-        "node-1", "runuser", "-u", "trainer", "--", "ssh", "-F", "none", "-o", "BatchMode=yes",
-        "-o", "IdentityFile=/etc/farandole/ssh/id_job", "-o", "CertificateFile=/run/old-cert.pub", "node-2", "true",
-    )  # fmt: skip
-    assert "Permission denied" in former.stderr
-    assert set(trust(cluster).count("changed").values()) == {0}
+
+
+def test_rotation_makes_the_old_certificates_worthless_and_the_cluster_works(cluster: Cluster) -> None:
+    old = ca(cluster)
+    keep(cluster, "node-1")
+    # Who launches again after it had left gets a new key in the same run.
+    done = trust(cluster, *MESH, "--extra-vars", "ssh_trust_rotate=true")
+    assert done.rc == 0, done.output
+    assert ca(cluster) != old
+    for here, there in (("node-1", "node-2"), ("node-2", "node-3")):
+        assert cluster.job_ssh(here, there, "hostname").stdout == f"{there}\n"
+    assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-2").stderr
+    assert set(trust(cluster, *MESH).count("changed").values()) == {0}

@@ -1,0 +1,65 @@
+"""The keys by which a node is known, made by the real ssh-keygen."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .loading import load
+
+ssh_identity = load("modules", "ssh_identity")
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class Module:
+    """As much of AnsibleModule as it uses."""
+
+    def __init__(self, check_mode: bool, **params: Any) -> None:
+        self.check_mode, self.params = check_mode, {"user": ME, "revoked": "", **params}
+        self.answer: dict[str, Any] = {}
+
+    def run_command(self, words: list[str], check_rc: bool) -> tuple[int, str, str]:
+        done = subprocess.run(words, capture_output=True, text=True, check=check_rc)
+        return done.returncode, done.stdout, done.stderr
+
+    def exit_json(self, **answer: Any) -> None:
+        self.answer = answer
+
+
+@pytest.fixture
+def job_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(ssh_identity, "HOST_KEY", tmp_path / "host_key")
+    return tmp_path / "id_job"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, job_key: Path, *, check_mode: bool = False, **params: Any) -> dict[str, Any]:
+    module = Module(check_mode, **{"job_key": str(job_key), "launcher": True, **params})
+    monkeypatch.setattr(ssh_identity, "AnsibleModule", lambda **_: module)
+    ssh_identity.main()
+    return module.answer
+
+
+def test_a_revoked_job_key_is_replaced_by_a_new_pair(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(monkeypatch, job_key)
+    assert run(monkeypatch, job_key, revoked="ssh-ed25519 other node-1\n") == {**first, "changed": False}
+    told = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
+    foretold = run(monkeypatch, job_key, check_mode=True, **told)
+    assert (foretold["changed"], foretold["job_key"]) == (True, "")
+    second = run(monkeypatch, job_key, **told)
+    # A host key is for the operator to replace, who has to know it.
+    assert (second["changed"], second["host_key"]) == (True, first["host_key"])
+    private = subprocess.run(["ssh-keygen", "-y", "-f", job_key], capture_output=True, text=True, check=True).stdout
+    assert " ".join(private.split()[:2]) == second["job_key"] != first["job_key"]
+
+
+def test_check_mode_shows_no_job_key_that_is_to_go(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, job_key)
+    for check_mode in (True, False):
+        left = run(monkeypatch, job_key, check_mode=check_mode, launcher=False)
+        assert (left["changed"], left["job_key"]) == (True, "")
+        assert job_key.exists() is check_mode
