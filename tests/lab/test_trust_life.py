@@ -32,11 +32,14 @@ def ca(cluster: Cluster) -> str:
     return (cluster.state / "ca" / "user_ca").read_text()
 
 
-def console(cluster: Cluster, node: str, script: str) -> None:
+def console(cluster: Cluster, node: str, script: str) -> subprocess.CompletedProcess[str]:
     """At the machine itself, whatever becomes of its host key."""
     config = cluster.inventory / ".ssh" / "config"
     options = ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no"]
-    subprocess.run(["ssh", "-F", config, *options, node, script], check=True, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        ["ssh", "-F", config, *options, node, script],
+        text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
 
 
 def keep(cluster: Cluster, node: str) -> None:
@@ -91,12 +94,13 @@ def test_in_a_mesh_every_node_reaches_every_other(cluster: Cluster) -> None:
 def test_a_revoked_node_is_refused_by_all_others_in_both_directions(cluster: Cluster) -> None:
     done = trust(cluster, *REVOKE)
     assert done.rc == 0, done.output
-    assert "Permission denied" in cluster.job_ssh("node-3", "node-2", "hostname").stderr
+    attack = "runuser -u trainer -- ssh -o BatchMode=yes node-2 hostname"
+    assert "Permission denied" in console(cluster, "node-3", attack).stderr
     assert "revoked by file" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
     assert cluster.job_ssh("node-2", "node-1", "hostname").stdout == "node-1\n"
     # It is the lists that refuse: without their lines both ways are open again.
     with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-1", "node-2"):
-        assert cluster.job_ssh("node-3", "node-2", "hostname").stdout == "node-2\n"
+        assert console(cluster, "node-3", attack).stdout == "node-2\n"
         assert "REVOKED HOST KEY" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
         with unprotected(cluster, REVOKED_HOSTS, "^@revoked", "node-2"):
             assert cluster.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
@@ -118,7 +122,8 @@ def test_a_revoked_key_is_not_talked_to_again_but_a_new_one_is(cluster: Cluster)
     assert refused.rc != 0
     assert "node-3: its host key is revoked" in refused.output
     # The job key is revoked too, and the node makes a new one by itself.
-    console(cluster, "node-3", "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh")
+    renew = "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh"
+    assert console(cluster, "node-3", renew).returncode == 0
     cluster.farandole("inventory")
     done = trust(cluster, *MESH)
     assert done.rc == 0, done.output
