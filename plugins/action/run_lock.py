@@ -44,21 +44,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _tell_head(self, mine: runs.Run, task_vars: dict[str, Any] | None) -> str:
         """Why the head could not be told; empty where it was."""
-        keeper, notice = None, ""
-        try:
-            keeper, holder, source = runs.start_keeper(mine, self._command())
-            mine = replace(mine, source=source)
-        except FarandoleError as error:
-            holder, notice = 0, f"no connection can be held open to the head ({error})"
-        try:
-            held = self._ask(mine, holder, task_vars)
-        except AnsibleError as error:
-            held, notice = None, notice or f"the head does not answer ({error})"
-        if held:
-            self._end(keeper)
-            raise FarandoleError(runs.refusal(held))
-        if notice:
-            self._end(keeper)
+        notice = ""
+        # The second time over the connection that asking leaves open, where a login wants a password.
+        for _ in range(2):
+            keeper, holder = None, 0
+            try:
+                keeper, holder, source = runs.start_keeper(mine, self._command())
+                mine = replace(mine, source=source)
+            except FarandoleError as error:
+                notice = f"no connection can be held open to the head ({error})"
+            try:
+                held = self._ask(mine, holder, task_vars)
+            except AnsibleError as error:
+                self._end(keeper)
+                return notice or f"the head does not answer ({error})"
+            if held:
+                self._end(keeper)
+                raise FarandoleError(runs.refusal(held))
+            if holder:
+                return ""
         return notice
 
     def _ask(self, mine: runs.Run, holder: int, task_vars: dict[str, Any] | None) -> runs.Run | None:
