@@ -57,7 +57,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 held = self._ask(mine, holder, task_vars)
             except AnsibleError as error:
                 self._end(keeper)
-                return notice or f"the head does not answer ({error})"
+                return notice or f"the head does not answer ({runs.plain(str(error))})"
             if held:
                 self._end(keeper)
                 raise FarandoleError(runs.refusal(held))

@@ -90,13 +90,14 @@ def read(told: Any) -> Run | None:
     """The run in a record; none where it is no record of one. A record may come from a node: its words stay words."""
     try:
         run = Run(**{field.name: told[field.name] for field in fields(Run)})
-        words = {name: _plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
+        words = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
         return replace(run, **words, pid=int(run.pid), started=int(run.started))
     except (TypeError, KeyError, ValueError):
         return None
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """What another machine said, as a short line without codes for a terminal."""
     return re.sub(r"[^ -~]", "?", text)[:120]
 
 
@@ -147,7 +148,7 @@ def start_keeper(run: Run, command: Sequence[str]) -> tuple[subprocess.Popen[str
     if found := HELD.fullmatch(said):
         return keeper, int(found[1]), found[2]
     keeper.kill()
-    raise FarandoleError(_plain(said.strip()) or "ssh says nothing")
+    raise FarandoleError(plain(said.strip()) or "ssh says nothing")
 
 
 def keep(pid: int, begun: int, command: Sequence[str]) -> None:
