@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill test-samples bench-stack lint unit docs requirements
+.PHONY: help setup demo demo-down test test-kill test-samples bench-stack lint unit audit docs requirements
 
 help: ## explain each target in a line
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ test-samples: setup ## every sample on two nodes, and what befalls jobs: crash, 
 bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node
 	farandole lab setup
 	python tests/bench/stack.py
+
+audit: setup ## what comes from outside, how each is pinned, and the known vulnerabilities where they can be asked for
+	python tests/audit.py
 
 docs: setup ## write the variable tables of the roles' READMEs anew
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done

@@ -1,0 +1,123 @@
+"""What comes from outside is pinned; the audit names what is not."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import audit
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = (ROOT / "requirements.txt").read_text()
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+GOOD = "0" * 64
+
+
+def test_everything_that_comes_from_outside_is_pinned() -> None:
+    assert [loose for kind in audit.survey() for loose in kind.loose] == []
+
+
+def test_a_requirement_without_its_hashes_is_named() -> None:
+    name, _, rest = REQUIREMENTS.partition("==")
+    version, _, others = rest.partition(" \\\n")
+    entries = others[others.index("\nannotated-doc") :]
+    assert audit.tools(f"{name}=={version}{entries}", PYPROJECT).loose == [f"requirements.txt: {name}=={version}"]
+    shorter = REQUIREMENTS.replace("sha256:", "sha256:0", 1)
+    assert audit.tools(shorter, PYPROJECT).loose == [f"requirements.txt: {name}=={version}"]
+
+
+def test_a_build_backend_that_is_not_pinned_is_named() -> None:
+    other = PYPROJECT.replace('requires = ["setuptools>=77"]', 'requires = ["hatchling"]')
+    assert "hatchling" in audit.tools(REQUIREMENTS, other).loose[0]
+
+
+def test_rows_without_a_sum_are_named() -> None:
+    rows: dict[str, Any] = {
+        "a": {"1": {"files": {"a-1.whl": GOOD, "a-1b.whl": "later"}}},
+        "b": {"2": {"sources": [{"url": "https://b/2.tar", "file": "2.tar"}]}, "3": {"file": "3.tar", "sha256": GOOD}},
+    }
+    wheels, sources = audit.stack(rows)
+    assert (wheels.count, [name.split()[-1] for name in wheels.loose]) == (2, ["a-1b.whl"])
+    assert (sources.count, [name.split()[-1] for name in sources.loose]) == (2, ["https://b/2.tar"])
+
+
+def test_data_and_keys_without_theirs_are_named() -> None:
+    digits = {"member": "m", "sha256": GOOD, "wheel": {"file": "w", "sha256": GOOD[1:]}}
+    assert len(audit.data({"mnist": {"files": {"f": None}}, "digits": digits}).loose) == 2
+    assert audit.keys({"__nccl_nvidia_keys": {"debian12": {"fingerprint": "3BF863CC"}}}).loose
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("roles/x/tasks/main.yml", "- ansible.builtin.get_url: {url: a, dest: b}"),
+        ("roles/x/tasks/main.yml", "- block:\n    - pip: {name: a}"),
+        ("roles/x/tasks/main.yml", "- apt: {name: a, allow_unauthenticated: true}"),
+        ("roles/x/files/build.sh", "curl -fsSL $URL | sh"),
+        ("roles/x/files/build.sh", "wget https://example.org/x"),
+        ("Makefile", "\tpip install --quiet molecule"),
+        (".ci/run", "python -m pip install \\\n  --upgrade pip"),
+        ("roles/x/templates/x.sources", "deb [trusted=yes] http://mirror stable main"),
+    ],
+)
+def test_what_fetches_unchecked_is_named(path: str, text: str) -> None:
+    assert audit.tasks({path: text}).loose
+
+
+def test_a_program_that_fetches_has_to_say_what_it_checks() -> None:
+    texts = dict.fromkeys(audit.FETCHERS, "urllib.request.urlopen(url)")
+    assert audit.programs(texts).loose == []
+    assert "src/new.py" in audit.programs({**texts, "src/new.py": "urlopen(url)"}).loose[0]
+
+
+def test_an_address_without_a_sum_is_named() -> None:
+    where = "http" + "s://downloads.example.net/x.tar"
+    texts = {
+        "src/a.py": f'"{where}"',
+        "docs/a.md": where,
+        "src/b.py": f"# see {where}",
+        "src/c.py": '"http://node-1:80/"',
+    }
+    assert audit.addresses(texts, ()).loose == [f"src/a.py:1: {where}"]
+    assert audit.addresses(texts, ("https://downloads.example.net/",)).loose == []
+
+
+@pytest.mark.parametrize("path", [".github/workflows/a.yml", "molecule/x/Dockerfile"])
+def test_actions_and_images_are_named(path: str) -> None:
+    assert audit.images({path: ""}).loose == [path]
+    assert audit.images({"molecule/x/molecule.yml": "platforms:\n  - image: debian\n"}).loose
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """Knows a hole in `bad`, one that was withdrawn in `good`, and nothing of others."""
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = {"bad": {"id": "CVE-1", "fixed_in": ["2"]}, "good": {"id": "CVE-2", "withdrawn": "yes"}}
+            hole = known.get(self.path.split("/")[1])
+            self.send_response(200 if hole else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"vulnerabilities": [hole]}).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_known_vulnerabilities_are_told_and_silence_is_not_taken_for_none(index: str) -> None:
+    good, bad, lost = ("good", "1"), ("bad", "1"), ("lost", "1")
+    assert audit.ask([good], index) == ([], [])
+    found, silent = audit.ask([good, lost, bad], index)
+    assert found == ["bad 1: CVE-1, mended in 2"]
+    assert [one.split(" (")[0] for one in silent] == ["lost 1"]
+    assert len(audit.ask([lost, good, bad], index)[1]) == 3
+    assert len(audit.ask([good, bad], "http://127.0.0.1:9")[1]) == 2
