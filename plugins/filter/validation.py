@@ -18,10 +18,10 @@ from farandole.words import one_line
 
 def validation_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
     """What the head runs, as it says itself; nothing where it was not asked."""
-    if not slurped:
+    if "content" not in slurped:
         return {}
     try:
-        return manifest(b64decode(str(slurped.get("content", ""))).decode())
+        return manifest(b64decode(str(slurped["content"])).decode())
     except (ValueError, FarandoleError) as error:
         raise AnsibleFilterError(
             f"/opt/farandole/current/manifest.json of the head is none that Farandole wrote: {one_line(error)}; "
@@ -30,7 +30,9 @@ def validation_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validation_jobs(nodes: list[str], manifest: dict[str, Any], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
-    """In their order."""
+    """In their order; none on a node that was not asked what it runs."""
+    if not manifest:
+        return []
     wanted = manifest["wanted"]
     return jobs(nodes, wanted["frameworks"], int(seconds), quick=quick, gpu=wanted["accelerator"] != "cpu")
 
