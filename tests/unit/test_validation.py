@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from ansible.errors import AnsibleFilterError
 from typer.testing import CliRunner
 
 from farandole.cli import app
@@ -16,6 +18,8 @@ from farandole.form import UnfitError
 from farandole.validation import answer, report
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, explain, failure, judge
 from farandole.validation.plan import jobs
+
+from .loading import load
 
 ROOT = Path(__file__).parents[2]
 BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
@@ -337,3 +341,14 @@ def test_an_inventory_that_is_not_there_is_named() -> None:
     done = CliRunner().invoke(app, ["validate", "-i", "inventory/nowhere"])
     assert done.exit_code == 1
     assert "there is no inventory inventory/nowhere" in str(done.exception)
+
+
+def test_the_head_s_manifest_is_read_on_the_head_alone() -> None:
+    filters = load("filter", "validation")
+    content = {"content": b64encode(json.dumps(MANIFEST).encode()).decode()}
+    assert filters.validation_manifest(content)["id"] == MANIFEST["id"]
+    assert filters.validation_manifest({"skipped": True}) == {}
+    assert filters.validation_jobs(["node-1"], {}, 120, quick=True) == []
+    for lie in (["x"], "e30=", "%%%", "/w=="):
+        with pytest.raises(AnsibleFilterError, match="is none that Farandole wrote"):
+            filters.validation_manifest({"content": lie})
