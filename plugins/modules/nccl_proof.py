@@ -8,7 +8,8 @@ module: nccl_proof
 short_description: Call the installed NCCL, and find others that shadow it
 description:
   - Loads the library of the package libnccl2 and calls ncclGetVersion and ncclGetUniqueId, which need no GPU. Fails
-    when a call fails or the answer is not the version of the package.
+    when a call fails or the answer is not the version of the package. Root loads none of
+    them, as a stack may have brought it.
   - Looks for other libraries of that name in a virtual environment (pip brings them with PyTorch), on the loader's path
     and in LD_LIBRARY_PATH. One of another version is warned of; with O(gpu) it is a failure.
 options:
@@ -19,10 +20,6 @@ options:
   venv:
     description: Virtual environment of the jobs; it need not be there.
     type: path
-    required: true
-  user:
-    description: The account that loads the libraries, as some of them are not the distribution's; root loads none.
-    type: str
     required: true
   gpu:
     description: Whether the node has a GPU, so that jobs use NCCL.
@@ -40,7 +37,6 @@ EXAMPLES = """
   nccl_proof:
     version: 2.27.3-1+cuda12.9
     venv: /opt/farandole/current/venv
-    user: trainer
 """
 
 RETURN = """
@@ -87,7 +83,7 @@ def spoken(number: int) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def call(path: Path, user: str) -> tuple[str, str]:
+def call(path: Path, user: str = "nobody") -> tuple[str, str]:
     """The version that a library says it has, or why it says none."""
     command = [sys.executable, "-I", "-c", CALL, str(path)]
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +136,6 @@ def main() -> None:
         argument_spec={
             "version": {"type": "str", "required": True},
             "venv": {"type": "path", "required": True},
-            "user": {"type": "str", "required": True},
             "gpu": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -148,17 +143,14 @@ def main() -> None:
     libraries = packaged(module.run_command(["dpkg", "--listfiles", "libnccl2"])[1])
     if not libraries:
         module.fail_json(msg=f"the package libnccl2 has no {NAME}, or is not installed")
-    own, user = libraries[0], module.params["user"]
-    try:
-        answered, reason = call(own, user)
-    except KeyError:
-        module.fail_json(msg=f"there is no account {user} here that could load NCCL: run site.yml")
+    own = libraries[0]
+    answered, reason = call(own)
     wanted = module.params["version"].partition("-")[0]
     if answered != wanted:
         said = f"says that it is NCCL {answered}" if answered else f"does not work: {reason}"
         module.fail_json(msg=f"{own} {said}, and the package is {module.params['version']}")
     others = {path.resolve() for path in candidates(module, Path(module.params["venv"])) if path.exists()} - {own}
-    shadows = {str(path): call(path, user)[0] for path in sorted(others)}
+    shadows = {str(path): call(path)[0] for path in sorted(others)}
     words = complaint(shadows, answered)
     if words and module.params["gpu"]:
         module.fail_json(msg=words, shadows=shadows)

@@ -31,6 +31,7 @@ def play(playbook: str, cache: Path, log: str) -> tuple[float, str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "ANSIBLE_NOCOLOR": "1"}
     command = ["ansible-playbook", "-v", "-i", str(INVENTORY), playbook]
+    command += ["--extra-vars", f"stack_builds={cache}/farandole/lab-builds"]
     begun = time.monotonic()
     with path.open("w") as output:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from clusters import ENVIRONMENT, ROOT, Cluster
+
+from farandole.stack.cache import lab_builds, sha256
 
 NODES = 2
 CURRENT = "/opt/farandole/current"
@@ -125,14 +129,16 @@ def test_a_damaged_archive_on_the_depot_is_sent_anew(cluster: Cluster) -> None:
 
 
 def test_an_archive_that_arrives_damaged_is_refused_before_it_is_unpacked(cluster: Cluster) -> None:
-    call = f"id=000000000000 url=http://node-1:8480/stacks/none sha256={'0' * 64} size=1 unpacked=1"
+    call = f"id=000000000000 mpi=0 user=trainer url=http://node-1:8480/stacks/none sha256={'0' * 64} size=8 unpacked=1"
     for url, words in (("stacks/none", "cannot be fetched: Not Found"), ("", "cannot be fetched: Forbidden")):
         done = ad_hoc(cluster, "node-3", "stack_install", call.replace("stacks/none", url))
         assert words in done.stdout, done.stdout
     assert cluster.ssh("node-1", "sh", "-c", "echo nothing >/srv/farandole/spoilt").returncode == 0
     done = ad_hoc(cluster, "node-3", "stack_install", call.replace("stacks/none", "spoilt"))
     assert "is damaged: its sha256 is" in done.stdout
-    assert "Nothing was unpacked" in done.stdout
+    assert "Nothing of it was used" in done.stdout
+    cut = ad_hoc(cluster, "node-3", "stack_install", call.replace("stacks/none", "spoilt").replace("size=8", "size=7"))
+    assert "is longer than 7 bytes" in cut.stdout
     assert cluster.ssh("node-3", "ls", "/opt/farandole/stacks").stdout.split() == [locked(cluster)]
 
 
@@ -143,10 +149,37 @@ def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subproce
     )  # fmt: skip
 
 
-def test_without_the_cache_the_builder_packs_what_it_has(cluster: Cluster, tmp_path: Path) -> None:
+def proof(cluster: Cluster, node: str) -> dict[str, object]:
+    """What validation says of the stack of a node."""
+    cluster.play("--tags", "quick", playbook="playbooks/validate.yml")
+    result = json.loads((cluster.state / "reports/latest/result.json").read_text())
+    found: dict[str, object] = next(check for check in result["checks"] if check["id"] == f"stack.{node}")
+    return found
+
+
+def test_an_openmpi_of_which_half_is_gone_is_found_and_mended(cluster: Cluster) -> None:
+    """As a kill leaves it in the midst of a removal: mpirun still says its version."""
+    assert proof(cluster, "node-2")["status"] == "green"
+    half = "cd /opt/farandole/mpi/* && rm -rf bin/orted lib/openmpi/mca_oob_tcp*"
+    assert cluster.ssh("node-2", "sh", "-c", f"{half} && bin/mpirun --version").returncode == 0
+    red = proof(cluster, "node-2")
+    assert red["status"] == "red"
+    assert "bin/orted is missing" in str(red["cause"])
+    mark, _, site = str(red["cure"]).partition(", then ")
+    for command in (mark, site):
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+    assert cluster.ssh("node-2", "sh", "-c", "ls /opt/farandole/mpi/*/bin/orted").returncode == 0
+    assert json.loads(ad_hoc(cluster, "node-2", "stack_proof", "").stdout.partition("=> ")[2])["proven"] is True
+    assert proven(cluster, "node-1", "node-2")
+
+
+def test_without_the_packed_one_the_builder_packs_what_it_has(cluster: Cluster, tmp_path: Path) -> None:
     forget_stack(cluster, "node-3")
     cluster.ssh("node-1", "rm", "-rf", "/srv/farandole/stacks")
-    done = cluster.play("--extra-vars", f"stack_cache={tmp_path}")
+    done = cluster.play("--extra-vars", f"stack_builds={tmp_path}")
     assert done.rc == 0, done.output
     tasks = {task for task, _ in done.changes}
     assert "stack : Pack the stack" in tasks
@@ -258,7 +291,9 @@ def test_a_build_has_its_own_tmp_and_path_and_the_job_user_cannot_make_its_folde
     assert seen == f"/usr/sbin:/usr/bin:/sbin:/bin {SCRATCH} {SCRATCH}\n"
 
 
-def test_a_second_cluster_of_the_same_platform_compiles_nothing(cluster: Cluster) -> None:
+def test_a_second_cluster_compiles_nothing_and_takes_nothing_from_a_stranger_s_builder(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)
     try:
@@ -266,8 +301,48 @@ def test_a_second_cluster_of_the_same_platform_compiles_nothing(cluster: Cluster
         assert done.rc == 0, done.output
         assert not COMPILES.search(" ".join(task for task, _ in done.changes))
         assert stack_of(second, "node-1") == stack_of(cluster, "node-1")
+        # What the builder of another cluster made comes here only when this cluster is told to take it, and then it
+        # runs as the job user.
+        poison(tmp_path, lab_builds(), locked(second))
+        assert ran_as(second) == []
+        forget_stack(second, "node-1")
+        assert second.play().rc == 0
+        assert ran_as(second) == []
+        forget_stack(second, "node-1")
+        done = second.play("--extra-vars", f"stack_builds={tmp_path}")
+        assert done.rc == 0, done.output
+        assert set(ran_as(second)) == {"trainer"}
     finally:
         second.farandole("down")
+
+
+def ran_as(cluster: Cluster) -> list[str]:
+    """Who ran what a poisoned stack brought."""
+    return cluster.ssh("node-1", "sh", "-c", "cat /tmp/poisoned /root/poisoned").stdout.split()
+
+
+def poison(builds: Path, honest: Path, stack: str) -> None:
+    """A packed stack as root on a builder may make it: everything about it agrees, and its mpirun is another."""
+    record = next((honest / "stacks").glob(f"{stack}.*.zst.json"))
+    about = json.loads(record.read_text())
+    trees, packed = builds / "trees", builds / "stacks" / record.name.removesuffix(".json")
+    trees.mkdir()
+    packed.parent.mkdir()
+    subprocess.run(["tar", "-C", trees, "--zstd", "-xf", record.with_suffix("")], check=True)
+    (mpi,) = (trees / "mpi").iterdir()
+    mpirun = mpi / "bin/mpirun"
+    mpirun.unlink()
+    mpirun.write_text(
+        '#!/bin/sh\nid -un >>/tmp/poisoned; id -un 2>/dev/null >>/root/poisoned\nexec "${0%mpirun}orterun" "$@"\n'
+    )
+    mpirun.chmod(0o755)
+    (mpi / "contents").unlink()
+    listed = [sys.executable, "-I", str(ROOT / "plugins/module_utils/contents.py"), str(mpi)]
+    about["contents"][f"mpi/{mpi.name}"] = subprocess.check_output(listed, text=True).strip()
+    subprocess.run(["tar", "-C", trees, "-I", "zstd -1 -T0", "-cf", packed, "stacks", "mpi"], check=True)
+    about["sha256"] = sha256(packed)
+    (packed.parent / record.name).write_text(json.dumps(about))
+    shutil.rmtree(trees)
 
 
 def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """What Ansible and ssh need to know of a lab: inventory/<lab>/."""
 
 import os
+import pwd
 import resource
 import shlex
 import shutil
@@ -134,13 +135,18 @@ def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
                 "ansible_user": "root",
                 "ansible_ssh_private_key_file": str(_key(lab)),
                 "ansible_ssh_common_args": " ".join(f"-o {key}={path}" for key, path in _known_hosts(lab).items()),
-                # The builder of every lab is this machine, so they share what was built; no real cluster does.
-                "stack_builds": str(lab_builds()),
+                "stack_builds": str(_builds()),
                 **_limits(),
             },
         },
         "head": {"hosts": {"node-1": None}},
     }
+
+
+def _builds() -> Path:
+    """The builder of every lab is this machine, so labs share what was built; no real cluster takes part."""
+    user = os.environ.get("SUDO_UID")
+    return Path(pwd.getpwuid(int(user)).pw_dir) / ".cache/farandole/lab-builds" if user else lab_builds()
 
 
 def _limits() -> dict[str, object]:
