@@ -352,3 +352,34 @@ def test_the_head_s_manifest_is_read_on_the_head_alone() -> None:
     for lie in (["x"], "e30=", "%%%", "/w=="):
         with pytest.raises(AnsibleFilterError, match="is none that Farandole wrote"):
             filters.validation_manifest({"content": lie})
+
+
+def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words() -> None:
+    evil = "$(reboot)"
+    answers: dict[str, Any] = {
+        "node-1": {"proven": True, "stack": evil, "wrong": ""},
+        "node-2": {"proven": None, "stack": evil, "wrong": ""},
+        "node-3": {"proven": False, "stack": evil, "wrong": f"in mpi/a, bin/orted is missing {evil}"},
+        "node-4": {"unreachable": True, "msg": "No route to host"},
+        "node-5": {"failed": True, "module_stdout": "MemoryError"},
+    }
+    checks = {check.id: check for check in load("action", "validation_report").whole(answers, "/my clusters/mine")}
+    assert [check.status for check in checks.values()] == [GREEN, NOT_MEASURED, RED, RED, RED]
+    assert checks["stack.node-3"].cause == answers["node-3"]["wrong"]
+    assert checks["stack.node-3"].cure == (
+        "ansible node-3 -i '/my clusters/mine' --become -m file -a "
+        "'path=/opt/farandole/current/manifest.json state=absent', then "
+        "ansible-playbook -i '/my clusters/mine' site.yml"
+    )
+    assert (checks["stack.node-4"].cause, checks["stack.node-4"].cure) == (
+        "No route to host",
+        "start or reconnect node-4",
+    )
+    assert checks["stack.node-5"].cause == "it gave no answer"
+
+
+def test_only_what_was_asked_is_a_check() -> None:
+    filters = load("filter", "validation")
+    told = {"proven": True, "changed": False}
+    hostvars = {"node-1": {"_validation_stack": told}, "node-2": {"_validation_stack": {"skipped": True}}, "node-3": {}}
+    assert filters.validation_stacks(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}
