@@ -16,6 +16,7 @@ from farandole.state import claim
 from farandole.validation.answer import job, lines
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, judge
 from farandole.validation.report import text, verdict, write
+from farandole.words import one_line
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -90,7 +91,7 @@ def whole(stacks: dict[str, Any], inventory: str) -> list[Check]:
             words = "it was made before lists of contents were; without manifest.json, site.yml installs it with one"
             checks.append(Check(name, NOT_MEASURED, words, hosts=[host]))
         else:
-            cause = str(answer.get("wrong") or answer.get("msg") or "it gave no answer")[:500]
+            cause = one_line(answer.get("wrong") or answer.get("msg") or "it gave no answer")
             cure = f"start or reconnect {host}" if answer.get("unreachable") else anew(host, inventory)
             words = "the stack is not known to be what was built"
             checks.append(Check(name, RED, words, hosts=[host], cause=cause, cure=cure))

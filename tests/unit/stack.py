@@ -209,8 +209,9 @@ def dead_url() -> str:
 
 
 def tree(folder: Path) -> dict[str, tuple[int, str]]:
-    """What is below a folder; a file that was written again has another inode."""
+    """What is below a folder, but for its lock; a file that was written again has another inode."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    paths = [path for path in paths if path != folder / ".lock"]
     return {
         str(path.relative_to(folder)): (
             path.lstat().st_ino,

@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, job_key: Path, *, check_mode: bool = Fa
 def test_a_revoked_job_key_is_replaced_by_a_new_pair(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, job_key)
     assert run(monkeypatch, job_key, revoked="ssh-ed25519 other node-1\n") == {**first, "changed": False}
-    told = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
+    told: dict[str, Any] = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
     foretold = run(monkeypatch, job_key, check_mode=True, **told)
     assert (foretold["changed"], foretold["job_key"]) == (True, "")
     second = run(monkeypatch, job_key, **told)
