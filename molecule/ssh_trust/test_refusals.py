@@ -79,6 +79,25 @@ def test_even_a_certificate_for_root_does_not_open_root(head, worker, signed):
         assert as_job(head, "root@node-2", "true", *options).rc == 0
 
 
+def test_a_key_left_in_the_home_does_not_open_the_job_user(head, worker):
+    """As a node that was trusted once could have left it."""
+    head.check_output("runuser -u trainer -- sh -c %s", "rm -f ~/left*; ssh-keygen -q -t ed25519 -N '' -f ~/left")
+    key = head.check_output("cat /home/trainer/left.pub")
+    leave = "umask 077; mkdir -p ~/.ssh; echo $0 >~/.ssh/authorized_keys"
+    worker.check_output("runuser -u trainer -- sh -c %s %s", leave, key)
+    options = ["-F", "none", "-o", "IdentitiesOnly=yes", "-i", "/home/trainer/left"]
+    assert refused(as_job(head, "node-2", "true", *options))
+    with weakened(worker, "Match User trainer\n  AuthorizedKeysFile .ssh/authorized_keys\n"):
+        assert as_job(head, "node-2", "true", *options).rc == 0
+    # Where the role writes those of people who may.
+    keys = f"{FOLDER}/login_keys"
+    worker.check_output("echo %s >%s", key, keys)
+    try:
+        assert as_job(head, "node-2", "true", *options).rc == 0
+    finally:
+        worker.check_output("truncate --size 0 %s", keys)
+
+
 def test_a_password_does_not_open_the_job_user(head, worker):
     worker.check_output("echo trainer:known | chpasswd")
     head.check_output("printf '#!/bin/sh\necho known\n' >/run/askpass && chmod 755 /run/askpass")
