@@ -82,7 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if held := runs.read(answer["held"]):
             return held
         raise FarandoleError(
-            "the head says that another run is at work, and not which: remove /run/farandole-run on it"
+            "the head says that another run is at work, and not which: remove /var/lib/farandole-run on it"
         )
 
     def _command(self) -> list[str]:

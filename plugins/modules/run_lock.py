@@ -49,19 +49,20 @@ from typing import Any, TextIO
 
 from ansible.module_utils.basic import AnsibleModule
 
-# Only root can write in /run, and nothing in it outlives a restart.
-FILE = Path("/run/farandole-run")
+# Only root can write there; in a container /run may be open to all.
+FILE = Path("/var/lib/farandole-run")
 # A run that has just ended elsewhere is noticed within a second.
 GRACE = 3.0
 
 
-def started(pid: int) -> int | None:
-    """When a process began, in ticks since boot; none for one that is dead or only waits to be reaped."""
+def started(pid: int) -> str | None:
+    """The boot, and when a process began in it; none for one that is dead or only waits to be reaped."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state in "ZX" else int(rest[18])
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None if state in "ZX" else f"{boot} {rest[18]}"
 
 
 def holding(file: TextIO) -> Any:
@@ -69,7 +70,8 @@ def holding(file: TextIO) -> Any:
     file.seek(0)
     try:
         record = json.load(file)
-        return record["run"] if started(int(record["holder"])) == record["started"] else None
+        now = started(int(record["holder"]))
+        return record["run"] if now is not None and now == record["started"] else None
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -130,9 +130,9 @@ def test_one_run_at_a_time_changes_a_cluster(cluster: Cluster, tmp_path: Path) -
         assert elsewhere.rc != 0
         assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", words(elsewhere)), elsewhere.output
         # It is the record on the head that refuses.
-        cluster.ssh("node-1", "mv", "/run/farandole-run", "/run/kept")
+        cluster.ssh("node-1", "mv", "/var/lib/farandole-run", "/run/kept")
         let_in = site(cluster.inventory, *LOCK, before=ELSEWHERE)
-        cluster.ssh("node-1", "mv", "/run/kept", "/run/farandole-run")
+        cluster.ssh("node-1", "mv", "/run/kept", "/var/lib/farandole-run")
         assert let_in.rc == 0, let_in.output
         assert site(cluster.inventory, *LOCK, before=ELSEWHERE).rc != 0
     # At once, from anywhere.
