@@ -451,6 +451,7 @@ def test_every_key_that_was_ever_signed_is_revoked_with_its_node(tmp_path: Path)
         given(tmp_path, HEAD, node("node-2", key))
     given(tmp_path, HEAD, revoked=["node-2"])
     assert revoked_keys(tmp_path) == {A, B, C}
+    assert {one.key for one in authority(tmp_path).ledger} == {HOST_KEY, JOB_KEY, A, B, C}
 
 
 def test_a_key_in_whose_place_is_another_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
