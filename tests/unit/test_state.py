@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +161,10 @@ def test_an_interrupted_lab_is_still_the_labs(checkout: Path, monkeypatch: pytes
     inventory.check("prod")
     assert inventory.remove("prod") == []
     assert not (checkout / "inventory" / "prod").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_the_checkout_of_another_account_is_not_worked_in(checkout: Path) -> None:
+    assert inventory.project() == checkout
+    os.chown(checkout, 65534, 65534)
+    assert inventory.project() != checkout

@@ -24,8 +24,10 @@ Hosts = dict[str, tuple[str, Path]]
 
 def project() -> Path:
     """The checkout: the one around the working directory, else the one this package was installed from."""
+    # In /tmp somebody else may have put one, whose ssh settings would run that person's programs.
+    mine = {0, os.geteuid(), int(os.environ.get("SUDO_UID", 0))}
     for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "site.yml").is_file() and (folder / "roles").is_dir():
+        if (folder / "site.yml").is_file() and (folder / "roles").is_dir() and folder.stat().st_uid in mine:
             return folder
     return Path(__file__).resolve().parents[3]
 
