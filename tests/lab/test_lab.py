@@ -166,6 +166,13 @@ def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> N
     after = cluster.ssh("node-2", "sh", "-c", look).stdout
     assert strip.sub(r"\1", after) == strip.sub(r"\1", before)
     assert "kept" in after
+    cluster.ssh("node-2", "poweroff")
+    for _ in range(100):
+        if state(cluster, "node-2") == ["exited", "silent"]:
+            break
+        time.sleep(0.2)
+    cluster.farandole("fault", "start", "node-2")
+    assert cluster.ssh("node-2", "cat", "/root/kept").stdout == "kept\n"
 
 
 def test_a_lab_grows_and_mixes_releases(cluster: Cluster) -> None:

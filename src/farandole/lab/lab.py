@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,8 @@ def start(target: Node) -> None:
 
 def reboot(target: Node) -> None:
     """Restart it, as `reboot` on it would."""
-    podman("exec", target.container, "systemctl", "reboot")
+    with suppress(FarandoleError):  # it may be gone before it has answered
+        podman("exec", target.container, "systemctl", "reboot")
     deadline = time.monotonic() + _SSH_SECONDS
     while time.monotonic() < deadline:
         now = node(target.lab, target.name)
@@ -234,9 +236,9 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         *_ROOT_WITHIN,
         "--systemd=always",
         "--pids-limit=0",  # none; -1 asks for a controller that a hybrid cgroup tree lacks
-        "--restart=always",
         "--no-hosts",
-        "--shm-size=1g",
+        "--ipc=none",  # none of podman's, which stays mounted when a node switches itself off: one of its own
+        "--tmpfs=/dev/shm:size=1g,mode=1777",
         "--tmpfs=/tmp",
         f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
         f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
