@@ -168,3 +168,34 @@ def test_the_checkout_of_another_account_is_not_worked_in(checkout: Path) -> Non
     assert inventory.project() == checkout
     os.chown(checkout, 65534, 65534)
     assert inventory.project() != checkout
+
+
+def node(root: Path) -> Path:
+    """The disk of a node, as far as the lab reads and writes it."""
+    (root / "etc/ssh").mkdir(parents=True)
+    (root / "root/.ssh").mkdir(parents=True)
+    (root / "etc/ssh/ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAA root@node-1\n")
+    (root / "root/.ssh/authorized_keys").touch()
+    return root
+
+
+def test_a_lab_s_key_and_the_node_s_are_exchanged_on_its_disk(checkout: Path, tmp_path: Path) -> None:
+    disk = node(tmp_path / "node-1")
+    for _ in range(2):
+        inventory.write("prod", {"node-1": ("192.0.2.1", disk)})
+    ssh = checkout / "inventory/prod/.ssh"
+    assert (ssh / "known_hosts").read_text() == "node-1,192.0.2.1 ssh-ed25519 AAAA\n"
+    assert (disk / "root/.ssh/authorized_keys").read_text() == (ssh / "id_ed25519.pub").read_text()
+
+
+@pytest.mark.parametrize("link", ["etc", "etc/ssh", "root/.ssh", "root/.ssh/authorized_keys"])
+def test_a_link_that_a_node_made_leads_nowhere_on_this_machine(checkout: Path, tmp_path: Path, link: str) -> None:
+    disk, here = node(tmp_path / "node-1"), tmp_path / "here"
+    node(here)
+    victim = here / link
+    (disk / link).rename(tmp_path / "away")
+    (disk / link).symlink_to(victim)
+    with pytest.raises(FarandoleError, match="is not as the lab made it"):
+        inventory.write("prod", {"node-1": ("192.0.2.1", disk)})
+    assert (here / "root/.ssh/authorized_keys").read_text() == ""
+    assert not (checkout / "inventory/prod/.ssh/known_hosts").exists()

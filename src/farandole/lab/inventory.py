@@ -6,7 +6,11 @@ import resource
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
@@ -180,17 +184,44 @@ def _ssh_config(lab: str, hosts: Hosts) -> str:
 
 def _host_keys(name: str, address: str, root: Path) -> str:
     """Read off the node's own disk, so that nothing has to be believed."""
-    keys = sorted((root / "etc/ssh").glob("ssh_host_*_key.pub"))
-    return "".join(f"{name},{address} {' '.join(key.read_text().split()[:2])}\n" for key in keys)
+    with _inside(root, "etc", "ssh") as folder:
+        files = sorted(os.listdir(folder))  # noqa: PTH208, of an open folder
+        keys = [_read(folder, file) for file in files if fnmatch(file, "ssh_host_*_key.pub")]
+    return "".join(f"{name},{address} {' '.join(key.split()[:2])}\n" for key in keys)
+
+
+def _read(folder: int, name: str) -> str:
+    with _open(folder, name, os.O_RDONLY) as file:
+        return file.read(1 << 14)
 
 
 def _authorize(root: Path, key: str) -> None:
-    file = root / "root/.ssh/authorized_keys"
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    present = file.read_text() if file.exists() else ""
-    if key not in present:
-        file.write_text(present + key)
-        file.chmod(0o600)
+    with _inside(root, "root", ".ssh") as folder, _open(folder, "authorized_keys", os.O_RDWR) as file:
+        if key not in file.read(1 << 20):
+            file.write(key)
+            os.fchmod(file.fileno(), 0o600)
+
+
+@contextmanager
+def _inside(root: Path, *folders: str) -> Iterator[int]:
+    """A folder of a node. Its root may have put a link there that leads to a file of this machine: none is followed."""
+    with ExitStack() as stack:
+        handle = os.open(root, os.O_DIRECTORY)
+        stack.callback(os.close, handle)
+        try:
+            for name in folders:
+                handle = os.open(name, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+                stack.callback(os.close, handle)
+            yield handle
+        except OSError as error:
+            raise FarandoleError(
+                f"/{'/'.join(folders)} of a node is not as the lab made it ({error.strerror}): take the lab down and up"
+            ) from None
+
+
+def _open(folder: int, name: str, flags: int) -> TextIO:
+    handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    return os.fdopen(handle, "r+" if flags & os.O_RDWR else "r", errors="replace")
 
 
 def _give_to_caller(target: Path) -> None:
