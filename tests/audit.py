@@ -35,12 +35,12 @@ FETCHERS = {
     "molecule/nccl/make_debs.py": "sha256 in it",
     "plugins/action/source_fetch.py": "sha256 of the catalogue",
     "plugins/modules/apt_source.py": "OpenPGP fingerprint",
-    "plugins/modules/data_install.py": "sha256 from the control machine",
     "plugins/modules/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
-    "plugins/modules/stack_install.py": "sha256 from the control machine",
     "src/farandole/dataset.py": "sha256 of dataset.yml",
+    "src/farandole/fetching.py": "nodes: sha256 from the control machine; there: what collect and source_fetch check",
     "src/farandole/lab/image.py": "apt's signatures",
     "src/farandole/stack/collect.py": "sha256 of the lock",
+    "src/farandole/stack/web.py": "what collect checks",
 }
 FETCHES = re.compile(
     r"\burlopen\(|\burlretrieve\(|\bbuild_opener\(|\bfetch_url\(|\bopen_url\(|\bHTTPS?Connection\(|\bimport requests\b|"
@@ -211,7 +211,10 @@ def survey(root: Path = ROOT) -> list[Kind]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=root, text=True, capture_output=True, check=True,
     ).stdout.splitlines()  # fmt: skip
-    texts = {path: (root / path).read_text(errors="replace") for path in {*listed} - OWN if (root / path).is_file()}
+    files = {path: root / path for path in {*listed} - OWN}
+    # A link's file is read under its own name.
+    there = {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
+    texts = {path: file.read_text(errors="replace") for path, file in there.items()}
     components = catalogue.load().components
     facts = yaml.safe_load(texts["src/farandole/dataset.yml"])
     nccl = yaml.safe_load(texts["roles/nccl/vars/main.yml"])

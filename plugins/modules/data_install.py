@@ -111,7 +111,7 @@ def main() -> None:
     if module.check_mode or sums(path) == wanted:
         module.exit_json(changed=sums(path) != wanted)
     try:
-        with alone(path):
+        with alone(path.parent):
             if sums(path) == wanted:
                 module.exit_json(changed=False)
             install(module, path)

@@ -47,8 +47,8 @@ def there(asked: dict[str, Any]) -> dict[str, bytes]:
     """Everything below the folder in which the data has its folder, but for the lock that only its owner can open."""
     folder = Path(asked["path"]).parent
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    if found.pop(".mnist.lock", None) is not None:
-        assert (folder / ".mnist.lock").stat().st_mode & 0o777 == 0o600
+    if found.pop(".lock", None) is not None:
+        assert (folder / ".lock").stat().st_mode & 0o777 == 0o600
     return found
 
 
@@ -136,7 +136,7 @@ def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
     asked = wish(tmp_path, depot)
     parent = Path(asked["path"]).parent
     parent.mkdir(parents=True)
-    opened = os.open(parent / ".mnist.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    opened = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(opened, fcntl.LOCK_EX)
     answers: list[dict[str, Any]] = []
     second = threading.Thread(target=lambda: answers.append(run_module("data_install", asked)))
