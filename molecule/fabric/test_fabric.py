@@ -163,15 +163,16 @@ def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
     head.check_output("sed '/^case .*terminal/,/^esac/d' /usr/local/bin/mpirun > /tmp/unbound")
     try:
         for session in SESSIONS:
-            ssh = "setsid -f runuser -u trainer -- ssh -o BatchMode=yes node-1 %s > /dev/null 2>&1 < /dev/null"
-            head.check_output(f"cd / && {ssh}", session)
+            client = 'setpriv --reuid=trainer --regid=trainer --init-groups ssh -o BatchMode=yes node-1 "$0"'
+            script = f"cd / && echo $$ >> /run/sessions && exec {client} > /dev/null 2>&1 < /dev/null"
+            head.check_output("setsid -f sh -c %s %s", script, session)
         assert until([every, every], 30) == [every, every]
         # Without a terminal nobody else tells a job that its session is gone.
-        head.check_output("pkill -KILL -u trainer -f '^ssh -o BatchMode=yes node-1'")
+        head.check_output("kill -KILL $(cat /run/sessions)")
         assert until([every - {BOUND}] * 2, 15) == [every - {BOUND}] * 2
     finally:
         for host in nodes.values():
-            host.run("pkill -KILL -u trainer -f 'sleep 300[1-5]'")
+            host.run("kill -KILL $(pgrep -u trainer -x sleep)")
 
 
 @pytest.fixture

@@ -84,7 +84,8 @@ def write(lab: str, hosts: Hosts) -> Path:
         _authorize(root, key.with_suffix(".pub").read_text())
     (ssh / "known_hosts").write_text("".join(_host_keys(name, *where) for name, where in hosts.items()))
     (ssh / "config").write_text(_ssh_config(lab, hosts))
-    (target / "hosts.yml").write_text(_MARK + yaml.safe_dump(_inventory(lab, hosts), sort_keys=False, explicit_start=True))
+    text = yaml.safe_dump(_inventory(lab, hosts), sort_keys=False, explicit_start=True)
+    (target / "hosts.yml").write_text(_MARK + text)
     _give_to_caller(target)
     return target
 
