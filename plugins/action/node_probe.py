@@ -19,8 +19,9 @@ from farandole.errors import FarandoleError
 NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
 # Characters of a reason that are looked at.
 READ = 1 << 16
-# So long a node may work on its answer once it is connected, and so much memory its words may take here.
-WORK_S, MEMORY_MIB = 10, 32
+# So long a node may work on its answer beside what connecting may take, half of it until a shared connection is known
+# to be dead; and so much memory its words may take here.
+WORK_S, MEMORY_MIB = 30, 32
 
 
 def one_line(text: str) -> str:
