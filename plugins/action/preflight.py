@@ -113,6 +113,16 @@ def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
     return [Finding("inventory", cause, cure)]
 
 
+def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
+    """What serves all nodes, or builds for them, is not a node that nobody trusts."""
+    cure = "put another node into group {}; SECURITY.md says what else to do when a builder has fallen"
+    return [
+        Finding(groups[group][0], f"it is revoked and first in group {group}", cure.format(group))
+        for group in ("head", "builders")
+        if groups.get(group) and groups[group][0] in revoked
+    ]
+
+
 def strangers(groups: Groups, group: str) -> list[Finding]:
     members = set(groups["cluster"])
     cure = f"add it to group cluster, or take it out of group {group}"
@@ -227,6 +237,15 @@ def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> l
 
 
 def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fault]:
+    # The validator would take a text for a list; a role would then look for parts of that text.
+    if option.get("type") == "list" and isinstance(value, str):
+        example = json.dumps({variable: [value]})
+        return [
+            (
+                f"{variable} is a text and has to be a list",
+                f"write it as a list, on the command line -e {shlex.quote(example)}",
+            )
+        ]
     judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
     cure = f"correct it; {option.get('description', 'the README of its role says what it takes')}"
     return [(f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
@@ -585,6 +604,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if not findings:
             values = {n.name: {name: hostvars[n.name][name] for name in n.variables & set(options)} for n in nodes}
             findings = judge_values(values, options)
+        if not findings:
+            findings = judge_revoked(groups, task_vars.get("ssh_trust_revoked") or ())
         if not findings:
             self._claim(args, task_vars, write=not self._task.check_mode)
         return findings, f"{count(len(nodes), 'node')} in the inventory: no finding"

@@ -26,6 +26,8 @@ KINDS = ("host", "user")
 REVOKED = "revoked_keys"
 # Every key that was ever signed: what is not known cannot be revoked.
 LEDGER = "signed_keys"
+# There from the making of a CA until a run has brought it to every node.
+UNFINISHED = "unfinished"
 # A clock that is a little behind must not refuse a fresh certificate.
 CLOCK_SLACK = 300
 
@@ -194,7 +196,7 @@ class Authority:
         self.folder, self.passphrase, self.check_mode = folder, passphrase, check_mode
         self.changed = False
         self.ledger = self._read_ledger()
-        self.revoked = self._read(REVOKED).splitlines()
+        self.revoked = [line for line in self._read(REVOKED).splitlines() if line.split()]
 
     def _read(self, name: str) -> str:
         path = self.folder / name
@@ -220,6 +222,20 @@ class Authority:
                 found.append(Signed(public_text(key), name, kind))
         return found
 
+    def refuse_torn(self) -> None:
+        """Without the list of revoked keys they would be accepted again."""
+        if (self.folder / LEDGER).exists() and not (self.folder / REVOKED).exists():
+            raise FarandoleError(
+                f"{self.folder / REVOKED} is missing, and with it which keys nobody may accept: restore the folder "
+                "from your backup; and, as keys that were signed since then are in no backup, make a new CA: "
+                "site.yml with -e ssh_trust_rotate=true"
+            )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run that made this CA did not come to its end."""
+        return (self.folder / UNFINISHED).exists()
+
     def why_renew(self) -> str:
         """Why there has to be a new CA; nothing when the old one serves."""
         missing = [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
@@ -236,6 +252,8 @@ class Authority:
             # A folder that is not there is what the real run would find from here on.
             self.folder = self.folder / "renewed"
             return
+        self._write(UNFINISHED, "")
+        self._write(REVOKED, "".join(f"{line}\n" for line in self.revoked))
         # The keys go first: killed at any later point, the next run begins this again.
         for kind in KINDS:
             (self.folder / f"{kind}_ca").unlink(missing_ok=True)
@@ -320,8 +338,10 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
     trust.refuse_unknown(members.revoked, known | set(members.cluster))
     trust.refuse_no_launcher(members.launchers)
     why = "a new CA is asked for by ssh_trust_rotate" if rotate else authority.why_renew()
-    if why:
-        trust.refuse_partial(members.left_out, why)
+    if why or authority.unfinished:
+        trust.refuse_partial(members.left_out, why or "the run that made a new CA has not brought it to every node")
+    if not rotate:
+        authority.refuse_torn()
     authority.revoke(trust.left(authority.ledger, members.launchers, members.revoked))
     return why
 

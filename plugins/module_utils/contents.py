@@ -78,7 +78,7 @@ def digest(listed: str) -> str:
 def listed(tree: Path) -> str | None:
     """The list that a tree brought, None without one."""
     path = tree / LIST
-    return path.read_text() if path.is_file() and not path.is_symlink() else None
+    return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else None
 
 
 def parse(lines: str) -> dict[str, Entry] | None:
@@ -86,7 +86,7 @@ def parse(lines: str) -> dict[str, Entry] | None:
     try:
         rows = [[str(word) for word in json.loads(line)] for line in lines.splitlines()]
         return {path: (kind, mode, what) for path, kind, mode, what in rows}
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

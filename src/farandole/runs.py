@@ -91,9 +91,11 @@ def read(told: Any) -> Run | None:
     try:
         run = Run(**{field.name: told[field.name] for field in fields(Run)})
         words = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
-        return replace(run, **words, pid=int(run.pid), started=int(run.started))
-    except (TypeError, KeyError, ValueError):
+        run = replace(run, **words, pid=int(run.pid), started=int(run.started))
+    except (TypeError, KeyError, ValueError, OverflowError):
         return None
+    # `kill` takes 0 and what is below for many processes.
+    return run if 0 < run.pid < 1 << 22 else None
 
 
 def plain(text: str) -> str:
@@ -125,7 +127,7 @@ def take(state: Path, mine: Run) -> None:
 def refusal(holder: Run) -> str:
     """Who changes the cluster, and what to do."""
     where = "on this machine" if holder.here else f"from {holder.source or 'another machine'}"
-    end = f"end it by  kill {holder.pid}" if holder.here else "end it there"
+    end = f"end it by  kill {holder.pid}" if holder.here and holder.lives else "end it there"
     return (
         f"this cluster is being changed by {holder.who} {where} (process {holder.pid}, since {holder.since}); "
         f"this run has changed nothing. Wait until that one is over, or {end}"

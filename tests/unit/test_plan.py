@@ -104,13 +104,20 @@ def test_an_archive_of_the_version_before_is_packed_again(cache: Builds) -> None
 
 
 def test_parts_that_were_built_are_used_again(cache: Builds) -> None:
-    openmpi = pack(cache.openmpi(LOCK))
+    openmpi = pack(cache.openmpi(LOCK), builder="node-1")
     # Compiled against another torch.
-    pack(cache.horovod(changed("wheels", 2, "sha256", to="16")))
+    pack(cache.horovod(changed("wheels", 2, "sha256", to="16")), builder="node-1")
     made = plan(LOCK, cache, {"node-1": BARE}, "node-1")
     assert made["parts"] == {"openmpi": openmpi.told(), "horovod": None}
-    horovod = pack(cache.horovod(LOCK))
+    horovod = pack(cache.horovod(LOCK), builder="node-1")
     assert plan(LOCK, cache, {"node-1": BARE}, "node-1")["parts"]["horovod"] == horovod.told()
+
+
+def test_parts_of_another_builder_are_built_anew(cache: Builds) -> None:
+    """Root on a builder runs them, and who built them may be revoked by now."""
+    for part in (cache.openmpi(LOCK), cache.horovod(LOCK)):
+        pack(part, builder="node-1")
+    assert plan(LOCK, cache, {"node-2": BARE}, "node-2")["parts"] == {"openmpi": None, "horovod": None}
 
 
 def test_every_node_without_room_is_named(cache: Builds) -> None:

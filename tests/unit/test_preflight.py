@@ -105,6 +105,15 @@ def test_groups(named: dict[str, list[str]], words: str) -> None:
     assert line.startswith(words)
 
 
+@pytest.mark.parametrize("group", ["head", "builders"])
+def test_a_revoked_node_serves_and_builds_for_no_other(group: str) -> None:
+    named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
+    named[group] = ["b"]
+    (line,) = lines(preflight.judge_revoked(named, ["b"]))
+    assert line.startswith(f"b: it is revoked and first in group {group} | put another node into group {group}")
+    assert preflight.judge_revoked(named, []) == []
+
+
 @pytest.mark.parametrize("name", ["a", "node-1", "9lives", "n" * 63])
 def test_good_names(name: str) -> None:
     assert preflight.judge_names([name]) == []
@@ -448,3 +457,11 @@ def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> N
     assert found[0].cure == "correct it; Whether."
     assert "days is wrong" in found[1].cause
     assert preflight.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
+
+
+def test_a_text_in_place_of_a_list_is_refused() -> None:
+    """node-1 is in the text node-17, and would be taken for revoked."""
+    options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
+    (line,) = lines(preflight.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options))
+    assert line.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
+    assert preflight.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []

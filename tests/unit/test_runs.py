@@ -98,7 +98,14 @@ def test_words_of_a_head_stay_words(other: runs.Run) -> None:
     assert len(found.who) == 120
     assert "kill" not in runs.refusal(found)
     wrong: list[dict[str, Any]] = [{"pid": "1; reboot"}, {"pid": None}, {"who": ["x"]}, {"since": {}}]
-    assert [runs.read({**told, **one}) for one in wrong] == [None] * 4
+    # Of which `kill` would make all processes, or a group of them.
+    wrong += [{"pid": -1}, {"pid": 0}, {"pid": 1e999}]
+    assert [runs.read({**told, **one}) for one in wrong] == [None] * 7
+
+
+def test_a_kill_is_proposed_only_of_a_run_that_lives_here(other: runs.Run) -> None:
+    assert f"kill {other.pid}" in runs.refusal(other)
+    assert "kill" not in runs.refusal(replace(other, started=other.started + 1))
 
 
 # The head

@@ -358,6 +358,8 @@ def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = 
 def given(tmp_path: Path, *nodes: Any, **told: Any) -> dict[str, Any]:
     found, notice = serve(tmp_path, *nodes, **told)
     assert notice == ""
+    # As the role does in the end.
+    (tmp_path / "mine/ca/unfinished").unlink(missing_ok=True)
     assert isinstance(found, dict)
     return found
 
@@ -661,3 +663,27 @@ def test_a_node_without_a_key_gets_no_certificate() -> None:
         USER,
         replace(HOST, name="node-2", key=OTHER_KEY),
     ]
+
+
+def test_a_rotation_that_was_killed_is_brought_to_every_node_first(tmp_path: Path) -> None:
+    given(tmp_path)
+    serve(tmp_path, rotate=True)
+    assert refused(tmp_path, HEAD).startswith("the run that made a new CA has not brought it to every node. A new CA")
+    given(tmp_path)
+    assert "node-1" in given(tmp_path, HEAD)["host"]
+
+
+def test_without_the_list_of_revoked_keys_nothing_is_signed(tmp_path: Path) -> None:
+    given(tmp_path)
+    given(tmp_path, HEAD, revoked=["node-2"])
+    without(tmp_path, "revoked_keys")
+    assert "revoked_keys is missing, and with it which keys nobody may accept" in refused(tmp_path, HEAD)
+    new, _ = serve(tmp_path, rotate=True)
+    assert (tmp_path / "mine/ca/revoked_keys").exists()
+    assert new["host"].keys() == {"node-1", "node-2"}
+
+
+def test_an_empty_line_among_the_revoked_keys_is_no_key(tmp_path: Path) -> None:
+    given(tmp_path)
+    (tmp_path / "mine/ca/revoked_keys").write_text(f"\n{OTHER_KEY} node-2\n\n")
+    assert given(tmp_path, HEAD)["revoked"] == [f"{OTHER_KEY} node-2"]

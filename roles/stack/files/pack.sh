@@ -1,17 +1,21 @@
-# Packs an installed stack with its OpenMPI; STACK, MPI, MODULES, MANIFEST and CONTENTS come from the role.
+# Packs an installed stack with its OpenMPI; STACK, MPI, MODULES, JOB_USER, MANIFEST and CONTENTS come from the role.
 stack=/opt/farandole/stacks/$STACK
-# What does not load here loads nowhere.
-"$stack/mpi/bin/mpirun" --version
-for module in $MODULES; do
-    TF_USE_LEGACY_KERAS=1 TF_CPP_MIN_LOG_LEVEL=2 "$stack/venv/bin/python" -c "import $module"
-done
+# What does not load here loads nowhere. Not as root: another builder may have made what is installed.
+(
+    cd /
+    runuser --user "$JOB_USER" -- "$stack/mpi/bin/mpirun" --version
+    for module in $MODULES; do
+        runuser --user "$JOB_USER" -- env HOME=/ TF_USE_LEGACY_KERAS=1 TF_CPP_MIN_LOG_LEVEL=2 \
+            "$stack/venv/bin/python" -c "import $module"
+    done
+)
 # Compiled here, as the job user cannot write there; valid by content, as the archive has no times of its own. A stack
 # that was packed before stays as it is: other nodes have it.
-[ -e "$stack/manifest.json" ] || "$stack/venv/bin/python" -c '
-import compileall, py_compile, sysconfig
+[ -e "$stack/manifest.json" ] || python3 -I -c '
+import compileall, py_compile, sys
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0, force=True, invalidation_mode=mode)
-'
+compileall.compile_dir(sys.argv[1], quiet=2, workers=0, force=True, invalidation_mode=mode)
+' "$(echo "$stack"/venv/lib/python3.*/site-packages)"
 # What is not what was built is not packed: without its mark it is built anew.
 listed() {
     python3 -I -c "$CONTENTS" "$1" || {

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TextIO
 
@@ -174,6 +173,7 @@ def _ssh_config(lab: str, hosts: Hosts) -> str:
         "IdentitiesOnly": "yes",
         **_known_hosts(lab),
         "StrictHostKeyChecking": "yes",
+        "UpdateHostKeys": "no",
         "LogLevel": "ERROR",
         "ConnectTimeout": 10,
         "ServerAliveInterval": 5,
@@ -184,16 +184,10 @@ def _ssh_config(lab: str, hosts: Hosts) -> str:
 
 
 def _host_keys(name: str, address: str, root: Path) -> str:
-    """Read off the node's own disk, so that nothing has to be believed."""
-    with _inside(root, "etc", "ssh") as folder:
-        files = sorted(os.listdir(folder))  # noqa: PTH208, of an open folder
-        keys = [_read(folder, file) for file in files if fnmatch(file, "ssh_host_*_key.pub")]
-    return "".join(f"{name},{address} {' '.join(key.split()[:2])}\n" for key in keys)
-
-
-def _read(folder: int, name: str) -> str:
-    with _open(folder, name, os.O_RDONLY) as file:
-        return file.read(1 << 14)
+    """Read off the node's own disk, so that nothing has to be believed; of the kind that is signed and revoked."""
+    with _inside(root, "etc", "ssh") as folder, _open(folder, "ssh_host_ed25519_key.pub", os.O_RDONLY) as file:
+        key = file.read(1 << 14)
+    return f"{name},{address} {' '.join(key.split()[:2])}\n"
 
 
 def _authorize(root: Path, key: str) -> None:

@@ -35,6 +35,8 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
     if not lacking:
         return made
     archive = listed(recall_whole(builds.stack(lock)))
+    # Root on the builder runs what parts bring: those of another builder, perhaps a fallen one, are built anew.
+    openmpi, horovod = (own(recall_whole(path), builder) for path in (builds.openmpi(lock), builds.horovod(lock)))
     # A builder that has the stack, while it is packed nowhere, only has to pack.
     build = archive is None and (builder in lacking or builder not in nodes)
     return {
@@ -45,11 +47,13 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
         "build": build,
         "openmpi": {"key": openmpi_key(lock), "path": str(builds.openmpi(lock))},
         "horovod": {"key": horovod_key(lock), "path": str(builds.horovod(lock))},
-        "parts": {
-            "openmpi": told(recall_whole(builds.openmpi(lock)) if build else None),
-            "horovod": told(recall_whole(builds.horovod(lock)) if build else None),
-        },
+        "parts": {"openmpi": told(openmpi if build else None), "horovod": told(horovod if build else None)},
     }
+
+
+def own(part: Built | None, builder: str) -> Built | None:
+    """A part that this builder made."""
+    return part if part and part.about.get("builder") == builder else None
 
 
 def told(built: Built | None) -> dict[str, Any] | None:
