@@ -116,6 +116,23 @@ def test_a_revoked_host_is_refused_by_every_local_user_and_by_the_control_machin
     assert "SUCCESS" in ping(cluster, "node-2")
 
 
+def test_a_revoked_host_does_not_come_back_by_a_host_key_of_another_kind(cluster: Cluster) -> None:
+    """Which nobody signed, so nobody revoked it; an operator's ssh learns such keys by itself."""
+    drop_in, known = "/etc/ssh/sshd_config.d/00-other.conf", cluster.inventory / ".ssh" / "known_hosts"
+    before = known.read_text()
+    address = next(line for line in before.splitlines() if line.startswith("node-3,")).split()[0]
+    key = console(cluster, "node-3", "cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ecdsa_key.pub").stdout
+    change = f"echo 'HostKey /etc/ssh/ssh_host_ecdsa_key' >{drop_in} && systemctl restart ssh"
+    assert console(cluster, "node-3", change).returncode == 0
+    known.write_text(f"{before}{address} {key}")
+    try:
+        assert "no matching host key type found" in ping(cluster, "node-3")
+        assert "SUCCESS" in ping(cluster, "node-3", ansible_ssh_extra_args="")
+    finally:
+        assert console(cluster, "node-3", f"rm {drop_in} && systemctl restart ssh").returncode == 0
+        known.write_text(before)
+
+
 def test_a_revoked_key_is_not_talked_to_again_but_a_new_one_is(cluster: Cluster) -> None:
     # The connection that a run left open knows nothing of it.
     refused = cluster.play("--extra-vars", "ansible_control_path=none", *MESH, playbook="playbooks/preflight.yml")
