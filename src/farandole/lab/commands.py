@@ -97,7 +97,7 @@ def up(
 ) -> None:
     """Bring a lab up, or to more nodes; run it again at will.
 
-    Nodes share this machine's kernel, memory and network; their root has no rights on it beyond that (docs/lab.md).
+    Nodes are privileged containers: root on one of them can become root of this machine (docs/lab.md).
     """
     inventory.check(name)
     with _work(f"{name} up") as progress:

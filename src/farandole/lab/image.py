@@ -37,7 +37,7 @@ _PACKAGES = (
     "python3-apt",
     "systemd-sysv",
 )
-# What a container cannot run.
+# What a container cannot run, or must not: sysctl.service would write the settings of the real machine.
 _MASKED = (
     "apt-daily-upgrade.timer",
     "apt-daily.timer",

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,6 @@ Progress = Callable[[str], None]
 _NETWORKS = ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22)
 _FIRST_NODE = 10
 _SSH_SECONDS = 90
-# Each node's users have numbers of their own here, between those that systemd keeps for itself.
-_FIRST_ID = 1_900_000_000
-_IDS = 65_536
-# All that root may do, and in the node's own user namespace only. Not --privileged: it brings this machine's devices.
-_ROOT_WITHIN = (
-    "--cap-add=all",
-    *(f"--security-opt={off}" for off in ("apparmor=unconfined", "label=disable", "seccomp=unconfined", "unmask=ALL")),
-)
 
 
 @dataclass(frozen=True)
@@ -172,8 +163,7 @@ def start(target: Node) -> None:
 
 def reboot(target: Node) -> None:
     """Restart it, as `reboot` on it would."""
-    with suppress(FarandoleError):  # it may be gone before it has answered
-        podman("exec", target.container, "systemctl", "reboot")
+    podman("exec", target.container, "systemctl", "reboot")
     deadline = time.monotonic() + _SSH_SECONDS
     while time.monotonic() < deadline:
         now = node(target.lab, target.name)
@@ -232,17 +222,15 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         "--detach",
         f"--name={_container(lab, name)}",
         f"--hostname={name}",
-        *(f"--{kind}map=0:{_FIRST_ID + _IDS * index}:{_IDS}" for kind in ("uid", "gid")),
-        *_ROOT_WITHIN,
+        "--privileged",
         "--systemd=always",
         "--pids-limit=0",  # none; -1 asks for a controller that a hybrid cgroup tree lacks
+        "--restart=always",
         "--no-hosts",
-        "--ipc=none",  # none of podman's, which stays mounted when a node switches itself off: one of its own
-        "--tmpfs=/dev/shm:size=1g,mode=1777",
+        "--shm-size=1g",
         "--tmpfs=/tmp",
         f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
         f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
-        f"--ulimit=memlock={_limit(resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)}",
         f"--network={_network_name(lab)}",
         f"--ip={address}",
         f"--mac-address={mac}",
@@ -254,14 +242,9 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
 
 
 def _limit(kind: int, wanted: int) -> int:
-    """What is wanted, or what this machine may grant; a node cannot raise it later."""
-    soft, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY and not 0 <= wanted <= hard:
-        try:
-            resource.setrlimit(kind, (soft, wanted))
-        except ValueError:  # CAP_SYS_RESOURCE is missing
-            return hard
-    return wanted
+    """A container cannot raise a hard limit that its machine does not have."""
+    hard = resource.getrlimit(kind)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
 
 
 def _ensure_network(lab: str) -> ipaddress.IPv4Network:

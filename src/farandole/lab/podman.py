@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from farandole.errors import FarandoleError
@@ -19,7 +17,6 @@ runtime = "crun"
 events_logger = "file"
 volume_path = "{store}/volumes"
 tmp_dir = "{run[0]}"
-conmon_path = ["{store}/conmon"]
 {cgroups}
 [network]
 network_backend = "netavark"
@@ -30,31 +27,6 @@ _STORAGE = """\
 driver = "overlay"
 graphroot = "{store}/graph"
 runroot = "{run[1]}"
-"""
-# Stands before conmon, and is what conmon calls when a node has ended. A node that reboots ends as if its line hung up
-# (128 + SIGHUP) and is started again; podman's own --restart leaves the old network of a user namespace in place, where
-# it answers to the node's address.
-_CONMON = """\
-#!/bin/sh
-export CONTAINERS_CONF={store}/containers_conf.toml CONTAINERS_STORAGE_CONF={store}/containers_storage_conf.toml
-case " $* " in
-*" container cleanup --exec "*)
-    exec podman "$@"
-    ;;
-*" container cleanup "*)
-    podman "$@" || exit
-    for node; do :; done
-    [ "$(podman container inspect --format '{{{{.State.ExitCode}}}}' "$node")" != 129 ] || podman start "$node"
-    exit
-    ;;
-esac
-for word; do
-    shift
-    [ "$last" != --exit-command ] || word=$0
-    set -- "$@" "$word"
-    last=$word
-done
-exec {conmon} "$@"
 """
 
 
@@ -106,19 +78,10 @@ def _environment() -> dict[str, str]:
     settings = {"CONTAINERS_CONF": _ENGINE, "CONTAINERS_STORAGE_CONF": _STORAGE}
     environment = dict(os.environ)
     host.STORE.mkdir(parents=True, exist_ok=True)
-    _write(host.STORE / "conmon", _CONMON.format(store=host.STORE, conmon=shutil.which("conmon")), 0o755)
     for variable, template in settings.items():
+        text = template.format(store=host.STORE, run=host.PODMAN_RUN, cgroups=cgroups)
         path = host.STORE / f"{variable.lower()}.toml"
-        _write(path, template.format(store=host.STORE, run=host.PODMAN_RUN, cgroups=cgroups), 0o644)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
         environment[variable] = str(path)
     return environment
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: another lab command may be reading it."""
-    if path.exists() and path.read_text() == text:
-        return
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(text)
-    draft.chmod(mode)
-    draft.replace(path)
