@@ -83,7 +83,7 @@ def check() -> None:
         raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run the same with sudo")
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
         raise FarandoleError(
-            "the lab changes settings of the kernel, and root here is root of a user namespace only, as in a lab node: "
+            "the lab changes settings of the kernel, and root here is root of a user namespace only: "
             "run it on the machine itself"
         )
     STORE.mkdir(parents=True, exist_ok=True)
