@@ -17,7 +17,8 @@ CURRENT = Path("/opt/farandole/current")
 def arguments(description, **defaults):
     """The options that all samples have, each with the sample's own default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=128, help="images per step, of each worker")
+    batch_size = defaults.pop("batch_size", 128)
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="images per step, of each worker")
     parser.add_argument("--lr", type=float, default=defaults.pop("lr"), help="learning rate of one worker")
     parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of the images")
     parser.add_argument(

@@ -118,6 +118,7 @@ def main():
     """Train, test, prove."""
     options = proof.arguments(
         __doc__.splitlines()[0],
+        batch_size=64,
         lr=0.02,
         momentum=(float, 0.9, "of the optimizer"),
         epochs=(int, 12, "times through all images"),
