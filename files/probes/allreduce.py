@@ -1,7 +1,7 @@
 """A job that proves itself: horovodrun -np 2 -H node-1:1,node-2:1 python allreduce.py torch --expect 2
 
-Every rank prints what it is and what it computed as a line of JSON; one that finds something wrong says what, where and
-what mends it, and the job ends with a status other than 0.
+Every rank prints what it is and what it computed as a line of JSON; one that finds something wrong says what and where,
+and the job ends with a status other than 0.
 """
 
 import argparse
@@ -124,16 +124,17 @@ def gather(hvd, tensor, ranks):
 def misplaced(whole, parts, kind, ranks):
     """What is wrong with what was gathered, rank by rank."""
     if len(whole) != sum(parts):
-        yield f"{len(whole)} {kind} were gathered, not {sum(parts)}"
+        yield complaint("wrong-values", f"{len(whole)} {kind} were gathered, not {sum(parts)}")
         return
     start = 0
     for rank, length in enumerate(parts):
         found, wanted = extremes(whole[start : start + length]), number(rank)
         start += length
         if set(found) != {wanted}:
-            yield (
+            yield complaint(
+                "wrong-values",
                 f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {ranks[rank]['host']} "
-                f"are {found[0]} to {found[1]}, not {wanted}"
+                f"are {found[0]} to {found[1]}, not {wanted}",
             )
 
 
@@ -154,11 +155,14 @@ def mistaken(came, size, kind, root, ranks):
     """What is wrong with what a rank gave to all."""
     found, wanted = extremes(came), number(root)
     if len(came) != size:
-        yield f"{len(came)} {kind} came from rank {root} on {ranks[root]['host']}, not {size}"
+        yield complaint(
+            "wrong-values", f"{len(came)} {kind} came from rank {root} on {ranks[root]['host']}, not {size}"
+        )
     elif set(found) != {wanted}:
-        yield (
+        yield complaint(
+            "wrong-values",
             f"the {size} {kind} broadcast by rank {root} on {ranks[root]['host']} "
-            f"came as {found[0]} to {found[1]}, not {wanted}"
+            f"came as {found[0]} to {found[1]}, not {wanted}",
         )
 
 
@@ -194,20 +198,22 @@ def judge(ranks, options):
     """What is wrong with the job as a whole; every rank comes to the same."""
     if options.expect not in (None, len(ranks)):
         alone = ", a job of its own" if len(ranks) == 1 else ""
-        yield (
-            f"{len(ranks)} of {options.expect} ranks are in this job{alone}; "
-            "launch it with /usr/local/bin/horovodrun or /usr/local/bin/mpirun, and give -np"
-        )
+        yield complaint("ranks-missing", f"{len(ranks)} of {options.expect} ranks are in this job{alone}")
     machines = by(ranks, "machine")
     if options.expect_hosts not in (None, len(machines)):
-        yield (
-            f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {' and '.join(machines.values())}; "
-            "correct -H; hosts with the same /etc/machine-id count as one, preflight.yml tells what to do about them"
+        where = " and ".join(machines.values())
+        yield complaint(
+            "machines-missing", f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {where}"
         )
     for what in ("stack", "python", "version"):
         if len(found := by(ranks, what)) > 1:
             where = "; ".join(f"{value or 'none'} on {hosts}" for value, hosts in found.items())
-            yield f"not the same {what} on all ranks: {where}; run site.yml for all nodes"
+            yield complaint("nodes-differ", f"not the same {what} on all ranks: {where}")
+
+
+def complaint(code, seen):
+    """What is wrong: a code, by which the control machine knows what mends it, and what shows it."""
+    return {"code": code, "seen": seen}
 
 
 def by(ranks, what):
@@ -229,17 +235,19 @@ def main():
     sums = list(reduce(hvd, tensor, wanted))
     moved = {"gathers": gather(hvd, tensor, ranks), "broadcasts": broadcast(hvd, tensor, ranks)}
     mine = [
-        f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}" for one in sums if not one["exact"]
+        complaint("wrong-values", f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}")
+        for one in sums
+        if not one["exact"]
     ]
-    mine += [words for kinds in moved.values() for complaints in kinds.values() for words in complaints]
+    mine += [one for kinds in moved.values() for complaints in kinds.values() for one in complaints]
     wrong = common + mine
-    told = {what: {kind: not words for kind, words in kinds.items()} for what, kinds in moved.items()}
+    told = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
     if options.bandwidth and (found := list(bandwidth(hvd, tensor))) and own["rank"] == 0:
         told["bandwidth"] = found
     print(json.dumps({**own, "wanted": wanted, "sums": sums, **told, "wrong": wrong}), flush=True)
     # What all of them see one says.
-    for words in wrong if own["rank"] == 0 else mine:
-        print(f"{own['host']}, rank {own['rank']}: {words}", file=sys.stderr, flush=True)
+    for one in wrong if own["rank"] == 0 else mine:
+        print(f"{own['host']}, rank {own['rank']}: {one['seen']}", file=sys.stderr, flush=True)
     # Nobody leaves while another still computes: the launcher would end the others before they have spoken.
     hvd.allgather_object(bool(wrong), name="end")
     return int(bool(wrong))

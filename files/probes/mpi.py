@@ -1,7 +1,7 @@
 """MPI alone proves itself, beside plain TCP: mpirun -np 2 -H node-1:1,node-2:1 --bind-to none python mpi.py --expect 2
 
 Every rank prints what it is and what it found as a line of JSON, rank 0 also how fast MPI and plain TCP are between it
-and rank 1; one that finds something wrong says what, where and what mends it, and the job ends with a status not 0.
+and rank 1; one that finds something wrong says what and where, and the job ends with a status not 0.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def length(values):
 
 
 class WayError(Exception):
-    """Why there is no plain TCP, in words."""
+    """Why there is no plain TCP: a code, and what shows it."""
 
 
 class Way:
@@ -245,20 +245,22 @@ def judge(ranks, options):
     """What is wrong with the job as a whole; every rank comes to the same."""
     if options.expect not in (None, len(ranks)):
         alone = ", a job of its own" if len(ranks) == 1 else ""
-        yield (
-            f"{len(ranks)} of {options.expect} ranks are in this job{alone}; "
-            "launch it with /usr/local/bin/mpirun, and give -np"
-        )
+        yield complaint("ranks-missing", f"{len(ranks)} of {options.expect} ranks are in this job{alone}")
     machines = by(ranks, "machine")
     if options.expect_hosts not in (None, len(machines)):
-        yield (
-            f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {' and '.join(machines.values())}; "
-            "correct -H; hosts with the same /etc/machine-id count as one, preflight.yml tells what to do about them"
+        where = " and ".join(machines.values())
+        yield complaint(
+            "machines-missing", f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {where}"
         )
     for what in ("stack", "python", "version"):
         if len(found := by(ranks, what)) > 1:
             where = "; ".join(f"{value or 'none'} on {hosts}" for value, hosts in found.items())
-            yield f"not the same {what} on all ranks: {where}; run site.yml for all nodes"
+            yield complaint("nodes-differ", f"not the same {what} on all ranks: {where}")
+
+
+def complaint(code, seen):
+    """What is wrong: a code, by which the control machine knows what mends it, and what shows it."""
+    return {"code": code, "seen": seen}
 
 
 def by(ranks, what):
@@ -287,7 +289,9 @@ def misled(worth, rank, size):
     # Rank 0 has it again at the end, the others pass it on.
     added = rank + 1 if rank else size
     if worth != (wanted := added * (added + 1) // 2):
-        yield f"the token that goes round the ranks is {worth} after {added} of {size}, not {wanted}"
+        yield complaint(
+            "wrong-values", f"the token that goes round the ranks is {worth} after {added} of {size}, not {wanted}"
+        )
 
 
 def sums(mpi):
@@ -306,7 +310,7 @@ def missed(results, size):
     wanted = size * (size + 1) // 2
     for one in results:
         if not one["exact"]:
-            yield f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}"
+            yield complaint("wrong-values", f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}")
 
 
 def addresses():
@@ -321,13 +325,13 @@ def addresses():
 def own_address(network, found):
     """The address of this host in the cluster's network; WayError says why there is none."""
     if not network:
-        raise WayError("HOROVOD_NETWORK is not set, so TCP was not measured; launch with /usr/local/bin/mpirun")
+        raise WayError("network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured")
     try:
         inside = [one for one in found if ipaddress.ip_address(one) in ipaddress.ip_network(network, strict=False)]
     except ValueError:
-        raise WayError(f"HOROVOD_NETWORK is {network}, which is no network; run site.yml") from None
+        raise WayError("network-unfit", f"HOROVOD_NETWORK is {network}, which is no network") from None
     if not inside:
-        raise WayError(f"none of {', '.join(found)} is in HOROVOD_NETWORK, which is {network}; run site.yml")
+        raise WayError("network-unfit", f"none of {', '.join(found)} is in HOROVOD_NETWORK, which is {network}")
     return inside[0]
 
 
@@ -342,30 +346,29 @@ def dial(network, offer):
     try:
         return socket.create_connection(tuple(offer), timeout=PATIENCE, source_address=(own, 0))
     except OSError as error:
-        where = f"{own} cannot reach {offer[0]}, port {offer[1]}"
-        raise WayError(f"{where}: {error}; let the nodes' firewall pass all ports between them") from error
+        raise WayError("port-unreachable", f"{own} cannot reach {offer[0]}, port {offer[1]}: {error}") from error
 
 
 def meet(mpi, network):
     """A TCP connection between rank 0 and rank 1, None if there is none, and what is wrong with it here."""
-    mine, words = None, []
+    mine, wrong = None, []
     try:
         mine = listen(network) if mpi.rank == 0 else None
     except WayError as error:
-        words = [str(error)]
+        wrong = [complaint(*error.args)]
     offer = mpi.gather(mine.getsockname() if mine else None)[0]
     try:
         mine = dial(network, offer) if offer and mpi.rank == 1 else mine
     except WayError as error:
-        words = [str(error)]
+        wrong = [complaint(*error.args)]
     if not mpi.gather(mine is not None)[1]:
-        return None, words
+        return None, wrong
     if mpi.rank == 0:
         mine = mine.accept()[0]
     if mine:
         # The time to wait was for the beginning only; with one, Python asks the kernel twice for every message.
         mine.settimeout(None)
-    return mine, words
+    return mine, wrong
 
 
 def often(seconds, count, enough):
@@ -408,10 +411,10 @@ def measure(mpi, network):
     """How fast MPI and plain TCP are between rank 0 and rank 1, and what is wrong with that here."""
     if mpi.size == 1:
         return speeds([]), []
-    connection, words = meet(mpi, network)
+    connection, wrong = meet(mpi, network)
     if mpi.rank > 1:
         sleep_until_told(mpi)
-        return None, words
+        return None, wrong
 
     ways = [OverMPI(mpi)]
     if connection:
@@ -420,7 +423,7 @@ def measure(mpi, network):
     if mpi.rank == 0:
         for rank in range(2, mpi.size):
             mpi.send(array("b", bytes(1)), rank)
-    return speeds(took), words
+    return speeds(took), wrong
 
 
 def sleep_until_told(mpi):
@@ -441,8 +444,8 @@ def prove(mpi, options):
     told = measured if mpi.rank == 0 else {}
     print(json.dumps({**own, "ring": worth, "sums": results, **told, "wrong": wrong}), flush=True)
     # What all of them see one says.
-    for words in wrong if mpi.rank == 0 else mine:
-        print(f"{own['host']}, rank {mpi.rank}: {words}", file=sys.stderr, flush=True)
+    for one in wrong if mpi.rank == 0 else mine:
+        print(f"{own['host']}, rank {mpi.rank}: {one['seen']}", file=sys.stderr, flush=True)
     # Nobody leaves while another still computes: the launcher would end the others before they have spoken.
     mpi.call("Barrier", mpi.world)
     return int(bool(wrong))

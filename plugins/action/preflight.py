@@ -246,8 +246,12 @@ def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[F
                 f"write it as a list, on the command line -e {shlex.quote(example)}",
             )
         ]
+    described = option.get("description", "the README of its role says what it takes")
+    cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
+    # The validator would look for names in it.
+    if option.get("type") == "dict" and not isinstance(value, Mapping):
+        return [(f"{variable} is {value!r} and has to have a value for each of some names", cure)]
     judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
-    cure = f"correct it; {option.get('description', 'the README of its role says what it takes')}"
     return [(f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
 
 

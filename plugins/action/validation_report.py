@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "stacks": {"type": "dict", "default": {}},
                 "inventory": {"type": "path", "default": "inventory"},
                 "jobs": {"type": "list", "elements": "dict", "required": True},
-                "bars": {"type": "dict", "required": True},
+                "bars": {"type": "dict", "options": {bar.name: {"type": "float"} for bar in fields(Bars)}},
                 "about": {"type": "dict", "required": True},
                 "begun": {"type": "float", "required": True},
                 "unmeasured": {"type": "dict", "default": {}},
@@ -46,12 +47,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except FarandoleError as error:
             raise AnsibleActionFail(str(error)) from None
         results = {item["item"]["id"]: ran(item) for item in told["jobs"]}
-        bars = Bars(**{name: float(value) for name, value in told["bars"].items()})
+        bars = Bars(**{name: value for name, value in (told["bars"] or {}).items() if value is not None})
         checks = [*trusted(told["trust"]), *whole(told["stacks"], told["inventory"]), *judge(results, bars)]
         checks += [Check(name, NOT_MEASURED, why) for name, why in told["unmeasured"].items()]
         data = sorted({one["data"] for one in results.values() if "data" in one})
         seconds = round(time.time() - told["begun"], 1)
-        about = {**told["about"], "data": data, "seconds": seconds, "bars": told["bars"]}
+        about = {**told["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
         target = write(folder, about, checks)
         answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
         return {**result, "changed": False, "_ansible_verbose_always": True, **answer}

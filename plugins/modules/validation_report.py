@@ -30,9 +30,9 @@ options:
     elements: dict
     required: true
   bars:
-    description: From what on a value is good.
+    description: From what on a value is good, where that is not the default.
     type: dict
-    required: true
+    default: {}
   about:
     description: What the report says of the run itself.
     type: dict
@@ -54,7 +54,7 @@ EXAMPLES = """
     folder: .farandole/mine/reports
     trust: {node-1: {rc: 0, stdout: "machines: 2 of 2"}}
     jobs: "{{ _validation_jobs.results }}"
-    bars: {accuracy: 0.95, parity: 0.01, mpi_bandwidth: 0.5, mpi_latency: 0.5, efficiency: 0.9, yardstick: 0.95}
+    bars: {efficiency: 0.9}
     about: {cluster: mine}
     begun: 1700000000
 """

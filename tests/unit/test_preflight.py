@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
-from .loading import load
+from .loading import ROOT, load
 
 DECLARED = {
     "base": frozenset({"base_user", "base_user_id"}),
@@ -457,6 +458,16 @@ def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> N
     assert found[0].cure == "correct it; Whether."
     assert "days is wrong" in found[1].cause
     assert preflight.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
+
+
+@pytest.mark.parametrize("bars", [{"acuracy": 0.9}, {"accuracy": "high"}, 0.9])
+def test_a_wrong_bar_is_refused_and_a_few_of_them_are_enough(bars: object) -> None:
+    specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())
+    options = preflight.declared_options(specs)
+    (finding,) = preflight.judge_values({"a": {"validation_bars": bars}}, options)
+    assert "validation_bars" in finding.cause
+    assert finding.cure.startswith("correct it; From what on a measured value is good")
+    assert preflight.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
 
 
 def test_a_text_in_place_of_a_list_is_refused() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from farandole.validation.judge import FOUND
+
 from .loading import ROOT
 
 
@@ -27,7 +29,7 @@ def rank(host: str, **other: str) -> dict[str, str]:
     return {"host": host, "machine": f"id-of-{host}", "stack": "0a", "python": "/p", "version": "2", **other}
 
 
-def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[str]:
+def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[dict[str, str]]:
     found: Any = allreduce.judge(ranks, argparse.Namespace(expect=expect, expect_hosts=hosts))
     return list(found)
 
@@ -39,20 +41,21 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "code", "seen"),
     [
-        ([rank("a")], "1 of 2 ranks are in this job, a job of its own; launch it with /usr/local/bin/horovodrun"),
-        ([rank("a"), rank("b"), rank("b")], "3 of 2 ranks are in this job; launch"),
-        ([rank("a"), rank("a")], "the ranks are on 1 of 2 machines: a; correct -H"),
-        ([rank("a"), rank("b", machine="id-of-a")], "the ranks are on 1 of 2 machines: a, b; "),
-        ([rank("a"), rank("b", stack="1b")], "not the same stack on all ranks: 0a on a; 1b on b; run site.yml"),
-        ([rank("a"), rank("b", stack="")], "not the same stack on all ranks: 0a on a; none on b"),
-        ([rank("a"), rank("b", python="/q")], "not the same python on all ranks: /p on a; /q on b"),
-        ([rank("a"), rank("b", version="3")], "not the same version on all ranks: 2 on a; 3 on b"),
+        ([rank("a")], "ranks-missing", "1 of 2 ranks are in this job, a job of its own"),
+        ([rank("a"), rank("b"), rank("b")], "ranks-missing", "3 of 2 ranks are in this job"),
+        ([rank("a"), rank("a")], "machines-missing", "the ranks are on 1 of 2 machines: a"),
+        ([rank("a"), rank("b", machine="id-of-a")], "machines-missing", "the ranks are on 1 of 2 machines: a, b"),
+        ([rank("a"), rank("b", stack="1b")], "nodes-differ", "not the same stack on all ranks: 0a on a; 1b on b"),
+        ([rank("a"), rank("b", stack="")], "nodes-differ", "not the same stack on all ranks: 0a on a; none on b"),
+        ([rank("a"), rank("b", python="/q")], "nodes-differ", "not the same python on all ranks: /p on a; /q on b"),
+        ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 2 on a; 3 on b"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_mends_it(ranks: list[dict[str, str]], words: str) -> None:
-    assert words in judged(*ranks)[0]
+def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
+    assert judged(*ranks)[0] == {"code": code, "seen": seen}
+    assert code in FOUND
 
 
 class Scalar:
@@ -138,9 +141,10 @@ def tensor(size: int, value: int, kind: str) -> Numbers:
     return Numbers([value] * size)
 
 
-def complaints(found: dict[str, list[str]]) -> list[str]:
+def complaints(found: dict[str, list[dict[str, str]]]) -> list[str]:
     assert list(found) == list(allreduce.MOVED)
-    return [words for kind in found.values() for words in kind]
+    assert {one["code"] for kind in found.values() for one in kind} <= {"wrong-values"} <= {*FOUND}
+    return [one["seen"] for kind in found.values() for one in kind]
 
 
 @pytest.mark.usefixtures("few")
@@ -169,11 +173,13 @@ def test_one_wrong_element_is_told_with_its_rank(spoiled: str, element: int, wor
 def test_what_is_lost_is_told() -> None:
     parts = allreduce.lengths(1, 3)
     assert parts == [1, 2, 3]
-    assert list(allreduce.misplaced(Numbers([1, 2, 2, 3, 3]), parts, "int32", RANKS)) == [
-        "5 int32 were gathered, not 6"
+    for lost in ([1, 2, 2, 3, 3], []):
+        assert list(allreduce.misplaced(Numbers(lost), parts, "int32", RANKS)) == [
+            {"code": "wrong-values", "seen": f"{len(lost)} int32 were gathered, not 6"}
+        ]
+    assert list(allreduce.mistaken(Numbers([3]), 2, "int32", 2, RANKS)) == [
+        {"code": "wrong-values", "seen": "1 int32 came from rank 2 on c, not 2"}
     ]
-    assert list(allreduce.misplaced(Numbers(), parts, "int32", RANKS)) == ["0 int32 were gathered, not 6"]
-    assert list(allreduce.mistaken(Numbers([3]), 2, "int32", 2, RANKS)) == ["1 int32 came from rank 2 on c, not 2"]
 
 
 def test_a_rank_never_gives_nothing_or_more_than_a_byte() -> None:

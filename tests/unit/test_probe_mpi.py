@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from farandole.validation.judge import FOUND
+
 from .loading import ROOT
 
 
@@ -31,7 +33,7 @@ def rank(host: str, **other: str) -> dict[str, str]:
     return {"host": host, "machine": f"id-of-{host}", "stack": "0a", "python": "/p", "version": "4", **other}
 
 
-def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[str]:
+def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[dict[str, str]]:
     return list(mpi.judge(ranks, argparse.Namespace(expect=expect, expect_hosts=hosts)))
 
 
@@ -42,18 +44,19 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "code", "seen"),
     [
-        ([rank("a")], "1 of 2 ranks are in this job, a job of its own; launch it with /usr/local/bin/mpirun"),
-        ([rank("a"), rank("b"), rank("b")], "3 of 2 ranks are in this job; launch"),
-        ([rank("a"), rank("b", machine="id-of-a")], "the ranks are on 1 of 2 machines: a, b; correct -H"),
-        ([rank("a"), rank("b", stack="")], "not the same stack on all ranks: 0a on a; none on b; run site.yml"),
-        ([rank("a"), rank("b", python="/q")], "not the same python on all ranks: /p on a; /q on b"),
-        ([rank("a"), rank("b", version="3")], "not the same version on all ranks: 4 on a; 3 on b"),
+        ([rank("a")], "ranks-missing", "1 of 2 ranks are in this job, a job of its own"),
+        ([rank("a"), rank("b"), rank("b")], "ranks-missing", "3 of 2 ranks are in this job"),
+        ([rank("a"), rank("b", machine="id-of-a")], "machines-missing", "the ranks are on 1 of 2 machines: a, b"),
+        ([rank("a"), rank("b", stack="")], "nodes-differ", "not the same stack on all ranks: 0a on a; none on b"),
+        ([rank("a"), rank("b", python="/q")], "nodes-differ", "not the same python on all ranks: /p on a; /q on b"),
+        ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 4 on a; 3 on b"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_mends_it(ranks: list[dict[str, str]], words: str) -> None:
-    assert words in judged(*ranks)[0]
+def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
+    assert judged(*ranks)[0] == {"code": code, "seen": seen}
+    assert code in FOUND
 
 
 class Rank:
@@ -84,8 +87,10 @@ def test_a_token_goes_once_round(size: int, worths: list[int]) -> None:
 
 def test_a_token_that_loses_something_is_told() -> None:
     worth, *_ = ring(3, lost=1)
-    assert list(mpi.misled(worth, 0, 3)) == ["the token that goes round the ranks is 5 after 3 of 3, not 6"]
-    assert list(mpi.misled(2, 1, 3)) == ["the token that goes round the ranks is 2 after 2 of 3, not 3"]
+    for found, number, seen in ((worth, 0, "5 after 3 of 3, not 6"), (2, 1, "2 after 2 of 3, not 3")):
+        assert list(mpi.misled(found, number, 3)) == [
+            {"code": "wrong-values", "seen": f"the token that goes round the ranks is {seen}"}
+        ]
 
 
 class Summing:
@@ -108,7 +113,9 @@ def test_sums_are_exact_or_told() -> None:
     assert {one["sum"] for one in mpi.sums(Summing(1))} == {6}
     assert len(list(mpi.sums(Summing(1)))) == 9
     assert list(mpi.missed(mpi.sums(Summing(1)), 3)) == []
-    assert list(mpi.missed(mpi.sums(Summing(1, 0.5)), 3)) == ["the sum of 1000 float64 is 6.5, not 6"]
+    assert list(mpi.missed(mpi.sums(Summing(1, 0.5)), 3)) == [
+        {"code": "wrong-values", "seen": "the sum of 1000 float64 is 6.5, not 6"}
+    ]
     assert [one["exact"] for one in mpi.sums(Summing(1, -0.5))].count(False) == 1
 
 
@@ -119,18 +126,23 @@ def test_the_address_in_the_network_of_the_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "words"),
+    ("network", "code", "seen"),
     [
-        (None, "HOROVOD_NETWORK is not set, so TCP was not measured; launch with /usr/local/bin/mpirun"),
-        ("", "HOROVOD_NETWORK is not set"),
-        ("eth0", "HOROVOD_NETWORK is eth0, which is no network; run site.yml"),
-        ("10.95.0.0/24", "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24; run site.yml"),
+        (None, "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
+        ("", "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
+        ("eth0", "network-unfit", "HOROVOD_NETWORK is eth0, which is no network"),
+        (
+            "10.95.0.0/24",
+            "network-unfit",
+            "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24",
+        ),
     ],
 )
-def test_no_address_in_it_is_told(network: str | None, words: str) -> None:
+def test_no_address_in_it_is_told(network: str | None, code: str, seen: str) -> None:
     with pytest.raises(mpi.WayError) as told:
         mpi.own_address(network, ["127.0.0.1", "10.94.0.11"])
-    assert words in str(told.value)
+    assert told.value.args == (code, seen)
+    assert code in FOUND
 
 
 class Meeting:
@@ -178,21 +190,18 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_way_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [words for _, words in met(monkeypatch, "10.95.0.0/24")] == [
-        ["none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24; run site.yml"],
-        [],
-    ]
+    seen = "none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24"
+    assert [wrong for _, wrong in met(monkeypatch, "10.95.0.0/24")] == [[{"code": "network-unfit", "seen": seen}], []]
     # Bound, but nobody listens there.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         monkeypatch.setattr(mpi, "listen", lambda _: silent)
-        (none, quiet), (nothing, words) = met(monkeypatch, "127.0.0.0/8")
+        (none, quiet), (nothing, wrong) = met(monkeypatch, "127.0.0.0/8")
         number = silent.getsockname()[1]
     assert (none, nothing, quiet) == (None, None, [])
-    assert words == [
-        f"127.0.0.2 cannot reach 127.0.0.1, port {number}: [Errno 111] Connection refused; "
-        "let the nodes' firewall pass all ports between them"
-    ]
+    seen = f"127.0.0.2 cannot reach 127.0.0.1, port {number}: [Errno 111] Connection refused"
+    assert wrong == [{"code": "port-unreachable", "seen": seen}]
+    assert "port-unreachable" in FOUND
 
 
 def test_a_connection_that_breaks_ends_the_job() -> None:

@@ -93,7 +93,10 @@ def test_parity_shows_the_same_images_in_each_step() -> None:
         "two stacks": ({"ranks": [rank(0), rank(1, stack="b")]}, "not the same stack on node-1 and node-2"),
         "two Pythons": ({"ranks": [rank(0), rank(1, python="b")]}, "not the same python"),
         "other weights": ({"ranks": [rank(0), rank(1, weights="b")]}, "not the same weights"),
-        "a wrong sum": ({"code": 1, "ranks": [rank(0, wrong=["the sum is 4"]), rank(1)]}, "the sum is 4"),
+        "a wrong sum": (
+            {"code": 1, "ranks": [rank(0, wrong=[{"code": "wrong-values", "seen": "the sum is 4"}]), rank(1)]},
+            "the sum is 4",
+        ),
         "left behind": (
             {"left": {"node-1": [], "node-2": ["python"]}},
             "left processes behind: {'node-2': ['python']}",
@@ -290,6 +293,8 @@ LIES: list[dict[str, Any]] = [
     {"ranks": [{"rank": 0}]},
     {"ranks": [rank(0, rate="fast")]},
     {"ranks": [rank(0, wrong=5)]},
+    {"ranks": [rank(0, wrong=["run rm -rf /"])]},
+    {"ranks": [rank(0, wrong=[{"code": "$(id)", "seen": "x"}])]},
 ]
 
 
@@ -314,6 +319,17 @@ def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
     assert list(judged(ran("mpi", ranks=[rank(0, **none), rank(1)]))) == ["mpi"]
     idle = [ran(f"speed.{name}", ranks=[rank(0, rate=0.0), rank(1, rate=0.0)]) for name in ("horovod", "ddp")]
     assert "speed.yardstick" not in judged(*idle)
+
+
+def test_what_a_rank_found_is_the_cause_and_its_code_the_cure() -> None:
+    seen = "not the same stack on all ranks: 0a on node-1; 1b on node-2; $(reboot)"
+    for code, cure in (("nodes-differ", "run site.yml for all nodes"), ("reboot-now", "run it by hand")):
+        ranks = [rank(0, wrong=[{"code": code, "seen": seen}]), rank(1)]
+        (check,) = judged(reported(HONEST | {"code": 1, "ranks": ranks}) | {"job": PLANNED["mpi"]}).values()
+        assert check.status == RED
+        assert seen in check.words
+        assert check.cure.startswith(cure)
+        assert "reboot" not in check.cure
 
 
 def test_what_a_log_says_enters_no_cure() -> None:

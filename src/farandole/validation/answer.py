@@ -15,7 +15,7 @@ NAME = text(100)
 RANK = fields(
     {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
     {
-        "wrong": many(SAID),
+        "wrong": many(fields({"code": words("[a-z-]{1,40}"), "seen": SAID}, {})),
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
         **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), number),
     },

@@ -14,6 +14,16 @@ Result = Mapping[str, Any]
 TELLS: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rate",)}
 MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
 
+# What a probe finds by itself, by its code, and what mends it; what it saw are a node's words, and enter no command.
+FOUND: Mapping[str, str] = {
+    "ranks-missing": "launch it with /usr/local/bin/horovodrun or /usr/local/bin/mpirun, and give -np",
+    "machines-missing": "correct -H; playbooks/preflight.yml tells what mends two hosts with one /etc/machine-id",
+    "nodes-differ": "run site.yml for all nodes",
+    "wrong-values": "run site.yml for all nodes; if it stays, test memory and network of the host that is named",
+    "network-unset": "launch it with /usr/local/bin/mpirun",
+    "network-unfit": "run site.yml for all nodes",
+    "port-unreachable": "let the nodes' firewall pass all ports between them",
+}
 # What a job's last words mean for sure, and what mends it; the first that fits counts.
 CAUSES: tuple[tuple[str, str, str], ...] = (
     (
@@ -65,14 +75,14 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Bars:
-    """From what on a measured value is good."""
+    """From what on a measured value is good; meta/argument_specs.yml of role validation says what each is."""
 
-    accuracy: float
-    parity: float
-    mpi_bandwidth: float
-    mpi_latency: float
-    efficiency: float
-    yardstick: float
+    accuracy: float = 0.95
+    parity: float = 0.01
+    mpi_bandwidth: float = 0.4
+    mpi_latency: float = 0.4
+    efficiency: float = 0.8
+    yardstick: float = 0.9
 
 
 @dataclass
@@ -98,8 +108,11 @@ def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
 
 
 def explain(result: Result) -> tuple[str, str]:
-    """Cause and cure of a failure: what the job said for sure, else who is silent, who did not end, who fell."""
+    """Cause and cure of a failure: what a rank found, the job said for sure, else who is silent, hangs, fell."""
     said, nodes = result["said"], result["job"]["nodes"]
+    for one in complaints(result):
+        if cure := FOUND.get(one["code"]):
+            return one["seen"], cure
     if told := _told(said, CAUSES, nodes):
         return told
     left = {host: names for host, names in result["left"].items() if names}
@@ -143,15 +156,19 @@ def _fallen(lines: Sequence[str]) -> tuple[int, str] | None:
     return next(((rank, words[rank]) for rank in sorted(words) if rank not in missing), None)
 
 
+def complaints(result: Result) -> list[Mapping[str, str]]:
+    """What its ranks found wrong by themselves."""
+    return [one for rank in result["ranks"] for one in rank.get("wrong", ())]
+
+
 def failure(result: Result) -> str:
     """Why a job does not count; empty when it does."""
     job = result["job"]
     ranks, wanted = result["ranks"], len(job["nodes"])
     if result["code"] is None:
         return f"was ended after {job['seconds']} s"
-    wrong = [words for rank in ranks for words in rank.get("wrong", ())]
-    if wrong:
-        return "; ".join(dict.fromkeys(wrong))
+    if wrong := complaints(result):
+        return "; ".join(dict.fromkeys(one["seen"] for one in wrong))
     if result["code"]:
         return f"ended with status {result['code']}"
     if len(ranks) != wanted:
