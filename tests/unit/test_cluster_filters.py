@@ -84,8 +84,3 @@ def test_the_ca_gets_the_keys_of_the_nodes_asked_for_only() -> None:
     assert [(one["name"], one["host_key"], one["job_key"]) for one in found] == [
         (name, "ssh-ed25519 host", "ssh-ed25519 job") for name in ("node-3", "node-1")
     ]
-
-
-def test_ansible_finds_the_filters_by_name() -> None:
-    filters = cluster.FilterModule().filters()
-    assert {name: getattr(cluster, name) for name in filters} == filters
