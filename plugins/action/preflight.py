@@ -18,9 +18,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import become_loader, connection_loader
 
 from farandole.errors import FarandoleError
 from farandole.state import claim
@@ -80,12 +82,15 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 # The inventory
 
 
-def judge_inventory(groups: Groups, nodes: Sequence[Node], declared: Declared) -> list[Finding]:
+def judge_inventory(
+    groups: Groups, nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()
+) -> list[Finding]:
     return [
         *judge_groups(groups),
         *judge_names(groups.get("cluster", ())),
+        # A misspelt variable is why an address is wrong.
+        *judge_variables(nodes, declared, ansibles),
         *judge_addresses(nodes),
-        *judge_variables(nodes, declared),
     ]
 
 
@@ -185,6 +190,8 @@ def address_fault(node: Node) -> Fault | None:
         return f"it has no cluster_ip, and ansible_host {node.ansible_host} is not an IP address", cure
     if address.is_loopback or address.is_unspecified or address.is_multicast:
         return f"no other node can reach it by its cluster address {address}", cure
+    if address.version != 4:
+        return f"its cluster address {address} is IPv6, and jobs need IPv4", cure
     return None
 
 
@@ -194,20 +201,32 @@ def repeated(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[tup
     return [(node, found) for node in nodes if (found := first.setdefault(key(node), node)) is not node]
 
 
-def judge_variables(nodes: Sequence[Node], declared: Declared) -> list[Finding]:
-    """Names that look like ours and that nothing reads: mostly misspelt ones."""
+def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()) -> list[Finding]:
+    """Names that look like ours, or like Ansible's for reaching a host, and that nothing reads: misspelt ones."""
     ours = {**declared, "cluster": OUR_VARIABLES}
     known = sorted(frozenset().union(*ours.values()))
     users: dict[str, list[str]] = {}
     for node in nodes:
         for variable in sorted(node.variables.difference(known)):
             users.setdefault(variable, []).append(node.name)
-    return [
-        Finding(host, f"nothing reads the variable {variable}", variable_cure(variable, known, ours[owner]))
-        for variable, hosts in users.items()
+    cures = {
+        variable: variable_cure(variable, known, ours[owner])
         if (owner := owner_of(variable, ours))
+        else misspelt(variable, ansibles)
+        for variable in users
+    }
+    return [
+        Finding(host, f"nothing reads the variable {variable}", cures[variable])
+        for variable, hosts in users.items()
+        if cures[variable]
         for host in (["all"] if len(hosts) == len(nodes) else hosts)
     ]
+
+
+def misspelt(variable: str, ansibles: frozenset[str]) -> str:
+    """What mends a name that is nearly one of Ansible's; nothing for all others, which may be anybody's."""
+    near = difflib.get_close_matches(variable, ansibles, n=1, cutoff=0.9)
+    return f"write {near[0]}" if near and variable not in ansibles else ""
 
 
 def owner_of(variable: str, ours: Iterable[str]) -> str | None:
@@ -545,6 +564,16 @@ def record(findings: Sequence[Finding], probes: Mapping[str, Probe]) -> str:
 # The edges
 
 
+def connection_variables() -> frozenset[str]:
+    """Ansible's names for how a host is reached, as its plugins for that declare them."""
+    names = {"ansible_become", "ansible_become_method", "ansible_connection", "ansible_timeout"}
+    for kind, loader, name in (("connection", connection_loader, "ssh"), ("become", become_loader, "sudo")):
+        loader.get(name, class_only=True)
+        options = constants.config.get_configuration_definitions(kind, name).values()
+        names |= {variable["name"] for option in options for variable in option.get("vars", ())}
+    return frozenset(names | {"ansible_python_interpreter", "ansible_shell_executable", "ansible_shell_type"})
+
+
 def read_node(name: str, variables: Mapping[str, Any]) -> Node:
     cluster_ip = variables.get("cluster_ip")
     return Node(
@@ -604,7 +633,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         options = {name: option for spec in specs.values() for name, option in declared_options(spec).items()}
         nodes, broken = read_nodes(groups.get("cluster", ()), hostvars)
-        findings = [*broken, *judge_inventory(groups, nodes, declared)]
+        findings = [*broken, *judge_inventory(groups, nodes, declared, connection_variables())]
         if not findings:
             values = {n.name: {name: hostvars[n.name][name] for name in n.variables & set(options)} for n in nodes}
             findings = judge_values(values, options)

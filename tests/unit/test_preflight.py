@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +85,7 @@ def test_a_good_inventory_has_no_finding() -> None:
             variables=frozenset({"base_user", "cluster_ip", "_base_x", "ansible_user"}),
         ),
         node("node-2", "gpu2.example.org", cluster_ip="192.0.2.2"),
-        node("node-3", "gpu2.example.org", port="2222", cluster_ip="2001:db8::3"),
+        node("node-3", "gpu2.example.org", port="2222", cluster_ip="192.0.2.33"),
     ]
     named = groups(cluster=["node-1", "node-2", "node-3"], head=["node-1"], builders=["node-2"])
     assert preflight.judge_inventory(named, nodes, DECLARED) == []
@@ -152,6 +154,7 @@ def test_names_that_differ_in_case_only() -> None:
         (node("a", cluster_ip="192.0.2.3/24"), "cluster_ip 192.0.2.3/24 is not an IP address"),
         (node("a", "127.0.0.1"), "no other node can reach it by its cluster address 127.0.0.1"),
         (node("a", cluster_ip="::1"), "no other node can reach it by its cluster address ::1"),
+        (node("a", "2001:db8::1"), "its cluster address 2001:db8::1 is IPv6, and jobs need IPv4"),
         (node("a", "0.0.0.0"), "no other node can reach it by its cluster address 0.0.0.0"),  # noqa: S104
     ],
 )
@@ -168,11 +171,11 @@ def test_two_hosts_that_are_one_machine_are_told_once() -> None:
 
 def test_two_hosts_with_one_cluster_address() -> None:
     nodes = [
-        node("a", "192.0.2.9", port="1", cluster_ip="2001:db8::1"),
-        node("b", cluster_ip="2001:db8:0::1"),
+        node("a", "192.0.2.9", port="1", cluster_ip="192.0.2.4"),
+        node("b", cluster_ip="192.0.2.4"),
     ]
     (line,) = lines(preflight.judge_addresses(nodes))
-    assert line.startswith("b: it has the cluster address of a: 2001:db8::1 | set cluster_ip of each")
+    assert line.startswith("b: it has the cluster address of a: 192.0.2.4 | set cluster_ip of each")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,41 @@ def test_a_variable_that_every_host_has_is_told_once() -> None:
 
 @pytest.mark.parametrize("variable", ["_base_x", "ansible_user", "database_url", "base", "ssh_port", "mine"])
 def test_other_variables_are_the_users_own(variable: str) -> None:
-    assert preflight.judge_variables([node("a", variables=frozenset({variable}))], DECLARED) == []
+    known = preflight.connection_variables()
+    assert preflight.judge_variables([node("a", variables=frozenset({variable}))], DECLARED, known) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ansible_hosts", "ansible_host"),
+        ("ansible_prot", "ansible_port"),
+        ("ansible_usr", "ansible_user"),
+        ("ansible_become_passwd", "ansible_become_password"),
+        ("ansible_python_interpeter", "ansible_python_interpreter"),
+    ],
+)
+def test_a_misspelt_way_to_a_host_is_named_before_its_address(variable: str, meant: str) -> None:
+    nodes = [node("a", host="a", variables=frozenset({variable}))]
+    found = preflight.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
+    first, second = lines(found)
+    assert first == f"all: nothing reads the variable {variable} | write {meant}"
+    assert "ansible_host a is not an IP address" in second
+
+
+def test_no_name_that_ansible_sets_or_has_is_taken_for_misspelt(tmp_path: Path) -> None:
+    """Of all variables that a host has in a play, by facts too."""
+    show = {"debug": {"msg": "{{ q('varnames', '.') + ansible_facts | map('regex_replace', '^', 'ansible_') }}"}}
+    plays = [{"hosts": "localhost", "connection": "local", "gather_facts": True, "tasks": [show]}]
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(yaml.safe_dump(plays))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", playbook], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    names = set(re.findall(r"\bansible_\w+", done.stdout))
+    assert {"ansible_play_hosts", "ansible_memtotal_mb"} < names
+    known = preflight.connection_variables()
+    assert [name for name in names if preflight.misspelt(name, known)] == []
 
 
 def test_the_longest_role_owns_a_name() -> None:
