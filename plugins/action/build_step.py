@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from farandole.form import number, text, within
 SHORTEST, LONGEST = 1.0, 10.0
 # A line of progress so often; what is over sooner needs none.
 SAY_EVERY = 20.0
+ANSWER = {"step": text(100), "seconds": number, "last": text(200)}
 
 
 def clock(seconds: float) -> str:
@@ -23,10 +25,16 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def progress(answer: dict[str, Any], host: str) -> tuple[float, str]:
-    """How far the node says that it is."""
+def shortened(words: str, width: int) -> str:
+    """As many of them as fit in a line."""
+    return textwrap.shorten(words, width, placeholder=" …")
+
+
+def progress(answer: dict[str, Any], host: str) -> tuple[str, float, str]:
+    """Which step is at work, and how far the node says that it is."""
     try:
-        return within("seconds", number, answer.get("seconds")), within("last", text(200), answer.get("last"))
+        told = {name: within(name, check, answer.get(name)) for name, check in ANSWER.items()}
+        return told["step"], told["seconds"], told["last"]
     except FarandoleError as error:
         raise AnsibleActionFail(f"{host} does not say how far its step is: {error}; look at that machine") from error
 
@@ -44,13 +52,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         answer = self._look(arguments, task_vars, start=True)
         said = time.monotonic()
         while answer.get("running"):
-            seconds, last = progress(answer, host)
+            step, seconds, last = progress(answer, host)
             time.sleep(min(LONGEST, SHORTEST + seconds / 10))
             if time.monotonic() - said >= SAY_EVERY:
                 said = time.monotonic()
-                words = f"{host}: {arguments['name']}, {clock(seconds)}: {last}"
-                Display().display(words[: Display().columns])
-            answer = self._look(arguments, task_vars, start=False)
+                words = f"{host}: {step}, {clock(seconds)}: {last}"
+                Display().display(shortened(words, Display().columns))
+            # While another step of the same build is at work, this one still has to be started.
+            answer = self._look(arguments, task_vars, start=answer.get("start") is True)
         return {**result, **answer}
 
     def _look(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None, *, start: bool) -> dict[str, Any]:

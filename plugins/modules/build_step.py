@@ -9,7 +9,8 @@ short_description: Run a long script on a node
 description:
   - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it,
     and a run that asks for the same step again waits for the one that is at work instead of starting another.
-  - A different step that is still at work, left behind by a killed run, is ended first.
+  - Another step of the same O(build) that is still at work, left behind by a killed run, is waited for, and is not done
+    again when its turn comes. One of another build is ended.
   - Two runs may look at one step, as a killed ansible-playbook can leave a process behind that goes on looking. Both
     are told how it ended.
   - While it runs, the last line of its log is shown every 20 seconds.
@@ -32,6 +33,14 @@ options:
     description: Variables for it, beside a PATH that holds the distribution's programs alone.
     type: dict
     default: {}
+  build:
+    description: What the step is a part of.
+    type: str
+    default: ""
+  creates:
+    description: >-
+      What the step leaves behind. While it and O(directory) are there, a step that has ended well is not done again.
+    type: path
   start:
     description: The action plugin fills it in.
     type: bool
@@ -46,6 +55,8 @@ EXAMPLES = """
     directory: /opt/farandole/build
     script: "{{ lookup('file', 'build.sh') }}"
     environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
+    build: 0123456789ab
+    creates: /opt/farandole/mpi/0123456789ab
 """
 
 RETURN = """
@@ -95,7 +106,7 @@ def digest(parameters: dict[str, Any]) -> str:
 def state(module: AnsibleModule) -> dict[str, str]:
     """What systemd knows of the unit."""
     names = "ActiveState,SubState,Description,ExecMainStatus,Result,ExecMainStartTimestampMonotonic"
-    names += ",ExecMainExitTimestampMonotonic"
+    names += ",ExecMainExitTimestampMonotonic,WorkingDirectory"
     _, out, _ = module.run_command(["systemctl", "show", f"--property={names}", UNIT], check_rc=True)
     return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
 
@@ -105,6 +116,56 @@ def seconds(unit: dict[str, str]) -> float:
     begun = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
     ended = int(unit.get("ExecMainExitTimestampMonotonic") or 0) or time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     return round(max(0, ended - begun) / 1e6, 1)
+
+
+def at_work(unit: dict[str, str]) -> bool:
+    """Whether its script still runs."""
+    return unit["ActiveState"] in ("active", "activating", "deactivating") and unit["SubState"] != "exited"
+
+
+def over(unit: dict[str, str]) -> bool:
+    """Whether its script has ended and nobody has asked how."""
+    return unit["SubState"] == "exited" or unit["ActiveState"] == "failed"
+
+
+def parts_of(unit: dict[str, str]) -> tuple[str, str]:
+    """The name of the step that it is, and the build of which that is a part."""
+    found = re.fullmatch(r"(.*) \[(\S*) \w+\]", unit["Description"])
+    return (found[1], found[2]) if found else ("", "")
+
+
+def file_of(name: str, directory: Path, kind: str) -> Path:
+    """Its script, its log, or how it ended."""
+    return directory / f"{slug(name)}.{kind}"
+
+
+def conclude(module: AnsibleModule, unit: dict[str, str]) -> None:
+    """Write down how a step ended, for every run that may ask, and let systemd forget it."""
+    (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
+    if name and directory.is_dir():
+        log = file_of(name, directory, "log")
+        answer = {"changed": True, "running": False, "seconds": seconds(unit), "log": str(log)}
+        if unit["SubState"] != "exited":
+            answer |= {"failed": True, "msg": complaint(name, unit, log)}
+        # What it made has to outlast a power cut if this does.
+        os.sync()
+        told = json.dumps({"description": unit["Description"], **answer})
+        file_of(name, directory, "ended").write_text(told)
+    forget(module)
+
+
+def how_it_ended(name: str, directory: Path, description: str) -> dict[str, Any]:
+    """What was written down of exactly this step; empty when nothing was."""
+    ended = file_of(name, directory, "ended")
+    told = json.loads(ended.read_text()) if ended.exists() else {}
+    return told if told.pop("description", "") == description else {}
+
+
+def running(unit: dict[str, str], **more: Any) -> dict[str, Any]:
+    """How far the step is that is at work."""
+    (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
+    last = progress(lines_of(file_of(name, directory, "log")))
+    return {"changed": True, "running": True, "step": name, "seconds": seconds(unit), "last": last, **more}
 
 
 def forget(module: AnsibleModule) -> None:
@@ -143,15 +204,17 @@ def open_to_others(directory: Path) -> str:
     return ""
 
 
-def launch(module: AnsibleModule, description: str, script: Path, log: Path) -> None:
+def launch(module: AnsibleModule, description: str, directory: Path) -> None:
     """Write the script down and start it."""
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(f"set -eu\n{module.params['script']}")
+    script, log, ended = (file_of(module.params["name"], directory, kind) for kind in ("sh", "log", "ended"))
+    directory.mkdir(parents=True, exist_ok=True)
+    ended.unlink(missing_ok=True)
     log.unlink(missing_ok=True)
-    variables = {**ENVIRONMENT, "HOME": str(script.parent), **module.params["environment"]}
+    script.write_text(f"set -eu\n{module.params['script']}")
+    variables = {**ENVIRONMENT, "HOME": str(directory), **module.params["environment"]}
     environment = [f"--setenv={name}={value}" for name, value in variables.items()]
     properties = {
-        "WorkingDirectory": str(script.parent),
+        "WorkingDirectory": str(directory),
         "StandardOutput": f"append:{log}",
         "StandardError": f"append:{log}",
         # What lies in the node's own /tmp is anybody's.
@@ -195,6 +258,8 @@ def main() -> None:
             "script": {"type": "str", "required": True},
             "directory": {"type": "path", "required": True},
             "environment": {"type": "dict", "default": {}},
+            "build": {"type": "str", "default": ""},
+            "creates": {"type": "path"},
             "start": {"type": "bool", "default": True},
         },
     )
@@ -204,30 +269,27 @@ def main() -> None:
         module.fail_json(
             msg=f"{name}: root builds nothing in {directory}, as others could have it run their programs: {found}"
         )
-    script, log, ended = (directory / f"{slug(name)}.{kind}" for kind in ("sh", "log", "ended"))
-    description = f"{name} [{digest(module.params)}]"
+    build, creates = module.params["build"], module.params["creates"]
+    description = f"{name} [{build} {digest(module.params)}]"
     unit = state(module)
-    ours = unit.get("Description") == description
-    if module.params["start"] and not (ours and unit["ActiveState"] in ("active", "activating")):
-        forget(module)
-        ended.unlink(missing_ok=True)
-        launch(module, description, script, log)
-        unit, ours = state(module), True
-    if not ours:
-        # Another run may have seen its end first.
-        told = json.loads(ended.read_text()) if ended.exists() else {}
-        if told.pop("description", "") != description:
+    ended_now = over(unit) and unit["Description"]
+    if ended_now:
+        conclude(module, unit)
+    elif at_work(unit) and unit["Description"] == description:
+        module.exit_json(**running(unit))
+    told = how_it_ended(name, directory, description)
+    if ended_now == description or not module.params["start"]:
+        if not told:
             module.fail_json(msg=f"{name} is gone from the node, which may have been restarted: run again")
         module.exit_json(**told)
-    if unit["ActiveState"] in ("active", "activating") and unit["SubState"] != "exited":
-        last = progress(lines_of(log))
-        module.exit_json(changed=True, running=True, seconds=seconds(unit), last=last, log=str(log))
-    answer = {"changed": True, "running": False, "seconds": seconds(unit), "log": str(log)}
-    if unit["SubState"] != "exited":
-        answer |= {"failed": True, "msg": complaint(name, unit, log)}
-    ended.write_text(json.dumps({"description": description, **answer}))
-    forget(module)
-    module.exit_json(**answer)
+    if not ended_now and at_work(unit):
+        if build and parts_of(unit)[1] == build:
+            module.exit_json(**running(unit, start=True))
+        forget(module)
+    if told and not told.get("failed") and creates and Path(creates).exists():
+        module.exit_json(**{**told, "changed": False})
+    launch(module, description, directory)
+    module.exit_json(**running(state(module)))
 
 
 if __name__ == "__main__":

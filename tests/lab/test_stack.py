@@ -247,6 +247,44 @@ def test_a_build_whose_control_machine_died_is_waited_for_and_not_begun_again(cl
     assert left.stdout.split() == ["begun", "ended"]
 
 
+STEPS = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: "{{{{ item.name }}}}"
+        directory: "{directory}/{{{{ item.name }}}}"
+        script: "{{{{ item.script }}}}; echo done >>{directory}/{{{{ item.name }}}}.done"
+        build: {build}
+        creates: "{directory}/{{{{ item.name }}}}.done"
+      loop:
+        - {{name: first, script: "true"}}
+        - {{name: second, script: "echo begun >>begun; sleep {seconds}"}}
+"""
+
+
+def test_a_later_step_is_waited_for_too_and_one_that_is_done_is_not_done_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    playbook = tmp_path / "steps.yml"
+    playbook.write_text(STEPS.format(directory=SCRATCH, build="a", seconds=15))
+    cluster.play_while("node-1", f"test -e {SCRATCH}/second/begun", playbook=str(playbook))
+    left = f"cd {SCRATCH}; cat first.done second/begun second.done 2>/dev/null"
+    assert cluster.ssh("node-1", "sh", "-c", left).stdout.split() == ["done", "begun"]
+    done = cluster.play(playbook=str(playbook))
+    assert done.rc == 0, done.output
+    assert cluster.ssh("node-1", "sh", "-c", left).stdout.split() == ["done", "begun", "done"]
+    # What another build left at work is ended, so that the new one begins at once.
+    cluster.ssh("node-1", "rm", "-r", SCRATCH)
+    playbook.write_text(STEPS.format(directory=SCRATCH, build="b", seconds=600))
+    cluster.play_while("node-1", f"test -e {SCRATCH}/second/begun", playbook=str(playbook))
+    playbook.write_text(STEPS.format(directory=SCRATCH, build="c", seconds=0))
+    assert cluster.play(playbook=str(playbook)).rc == 0
+    cluster.ssh("node-1", "rm", "-r", "/opt/farandole/build")
+
+
 def test_a_build_that_fails_shows_its_last_words_and_where_its_log_is(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "build.yml"
     playbook.write_text(

@@ -82,6 +82,12 @@ def test_progress_tells_minutes_and_seconds(seconds: float, shown: str) -> None:
     assert action.clock(seconds) == shown
 
 
+def test_progress_ends_with_a_whole_word() -> None:
+    words = "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object horovod/tensorflow/mpi_ops.cc.o"
+    assert action.shortened(words, 200) == words
+    assert action.shortened(words, 80) == "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object …"
+
+
 def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -> None:
     assert step.progress([]) == ""
     assert step.progress(["one", "  CC  two.lo"]) == "CC  two.lo"

@@ -16,10 +16,10 @@ import compileall, py_compile, sys
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir(sys.argv[1], quiet=2, workers=0, force=True, invalidation_mode=mode)
 ' "$(echo "$stack"/venv/lib/python3.*/site-packages)"
-# What is not what was built is not packed: without its mark it is built anew.
+# What is not what was built is not packed: without its mark, and with no step known to be done, it is built anew.
 listed() {
     python3 -I -c "$CONTENTS" "$1" || {
-        rm -f "$stack/manifest.json"
+        rm -f "$stack/manifest.json" ../*/*.ended
         echo "error: run site.yml again, which builds the stack anew" >&2
         exit 1
     }
