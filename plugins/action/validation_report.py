@@ -75,6 +75,11 @@ def trusted(trust: dict[str, Any]) -> list[Check]:
         cure = "start or reconnect what does not answer; for all else site.yml"
         if answer.get("unreachable"):
             cause, cure = "it does not answer to ssh", f"start or reconnect {host}; playbooks/preflight.yml says more"
+        elif "rc" not in answer:
+            cause, said = f"nothing could be run there: {said[-1] if said else 'it does not say why'}", []
+            cure = (
+                "give the password of sudo with --ask-become-pass, if it wants one; playbooks/preflight.yml says more"
+            )
         # The ways that work end with their seconds.
         bad = [line for line in said if not re.search(r"\d\.\d\d s$", line)]
         checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))

@@ -46,7 +46,7 @@ def validation_task(job: dict[str, Any], source: str) -> dict[str, Any]:
 def validation_trust(hostvars: Mapping[str, Any], hosts: list[str]) -> dict[str, Any]:
     """What the nodes from which jobs are launched said of the others."""
     answers = {host: hostvars[host].get("_validation_trust", {}) for host in hosts if host in hostvars}
-    return {host: dict(answer) for host, answer in answers.items() if {"rc", "unreachable"} & answer.keys()}
+    return {host: dict(answer) for host, answer in answers.items() if answer and not answer.get("skipped")}
 
 
 def validation_known(folder: str) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import app
 from farandole.form import UnfitError
+from farandole.playbook import Login
 from farandole.validation import answer, report
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, explain, failure, judge
 from farandole.validation.plan import jobs
@@ -392,6 +394,28 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
         "start or reconnect node-4",
     )
     assert checks["stack.node-5"].cause == "it gave no answer"
+
+
+def test_a_head_on_which_nothing_can_be_run_is_red_with_its_words() -> None:
+    hostvars = {
+        "node-1": {"_validation_trust": {"failed": True, "msg": "Missing sudo password"}},
+        "node-2": {"_validation_trust": {"skipped": True}},
+        "node-3": {"_validation_trust": {"unreachable": True, "msg": "no route"}},
+    }
+    trust = load("filter", "validation").validation_trust(hostvars, list(hostvars))
+    first, second = load("action", "validation_report").trusted(trust)
+    assert (first.id, first.status) == ("trust.node-1", RED)
+    assert first.cause == "nothing could be run there: Missing sudo password"
+    assert "--ask-become-pass" in first.cure
+    assert second.cause == "it does not answer to ssh"
+
+
+def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) -> None:
+    assert Login().arguments() == []
+    given = Login("admin", tmp_path / "key", ask_pass=True, ask_become_pass=True).arguments()
+    assert given == ["--user", "admin", "--private-key", str(tmp_path / "key"), "--ask-pass", "--ask-become-pass"]
+    known = subprocess.run(["ansible-playbook", "--help"], check=True, capture_output=True, text=True).stdout
+    assert all(option in known for option in given if option.startswith("--"))
 
 
 def test_only_what_was_asked_is_a_check() -> None:

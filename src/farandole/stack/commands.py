@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from farandole.errors import FarandoleError
+from farandole.playbook import CONFIG, AskBecomePass, AskPass, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.cache import Builds, default_root, lab_builds
@@ -30,7 +30,6 @@ DEFAULTS: Mapping[str, Any] = {
     "stack_accelerator": "auto",
     "openmpi_configure": [],
 }
-CONFIG = locks.PROJECT / "ansible.cfg"
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -42,6 +41,10 @@ def lock(
     *,
     explain: Annotated[bool, typer.Option("--explain", help="Say why each version, and write nothing.")] = False,
     collect: Annotated[bool, typer.Option("--collect", help="Bring the files into this machine's cache too.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+    ask_pass: AskPass = False,
+    ask_become_pass: AskBecomePass = False,
 ) -> None:
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
     path = locks.path_of(inventory.absolute())
@@ -59,7 +62,8 @@ def lock(
             want or (),
             inventory=str(inventory),
         )
-        found = nodes.read(probes(inventory, variables))
+        login = Login(user, private_key, ask_pass, ask_become_pass)
+        found = nodes.read(probes(inventory, variables, login))
         new = locks.make(found, wanted, _list(variables, "openmpi_configure"))
         old = former(path)
         hint = _hint(new, found, variables) if frameworks or accelerator else ""
@@ -188,12 +192,12 @@ def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:
         raise FarandoleError(f"{inventory} cannot be read: {error}") from None
 
 
-def probes(inventory: Path, variables: Mapping[str, Any]) -> dict[str, Any]:
+def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:
     """What preflight found of exactly these hosts; it is run where it has not been."""
     file = variables["state"] / "preflight.json"
     if (found := _found(file, variables["hosts"])) is None:
         progress.print(f"preflight has not seen these nodes yet ({file}); running it")
-        _preflight(inventory)
+        _preflight(inventory, login)
         found = _found(file, variables["hosts"])
     if found is None:
         raise FarandoleError(
@@ -211,14 +215,6 @@ def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
     return {host: known[host] for host in hosts} if whole else None
 
 
-def _preflight(inventory: Path) -> None:
-    command = ["ansible-playbook", "-i", str(inventory.absolute()), "playbooks/preflight.yml"]
-    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
-    try:
-        done = subprocess.run(command, cwd=locks.PROJECT, env=environment, check=False)
-    except FileNotFoundError:
-        raise FarandoleError(
-            f"there is no {command[0]} on PATH: activate the environment that `make setup` made"
-        ) from None
-    if done.returncode:
-        raise FarandoleError(f"`{' '.join(command)}` failed; it says above why")
+def _preflight(inventory: Path, login: Login) -> None:
+    if play("playbooks/preflight.yml", inventory, login):
+        raise FarandoleError("preflight failed; it says above why")
