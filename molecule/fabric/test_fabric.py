@@ -99,6 +99,47 @@ def test_the_stack_is_found_however_a_job_is_started(head, network, way):
     assert {name: told.get(name) for name in wanted} == wanted
 
 
+OTHERS = """
+set -e
+mkdir -p ~/other
+printf '#!/bin/sh\nexit 9\n' | tee ~/other/mpirun ~/other/python >~/other/python3
+chmod +x ~/other/*
+for file in .bash_profile .bashrc; do
+  [ ! -e ~/$file ] || mv ~/$file ~/$file.kept
+  echo 'export PATH="$HOME/other:$PATH"' >~/$file
+done
+"""
+PUT_BACK = """
+rm -r ~/other ~/.bash_profile ~/.bashrc
+for file in .bash_profile .bashrc; do
+  [ ! -e ~/$file.kept ] || mv ~/$file.kept ~/$file
+done
+"""
+
+
+@pytest.fixture
+def others(nodes):
+    """Another MPI and another Python that the job user's own shell files put before everything, on every node."""
+    for host in nodes.values():
+        host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", OTHERS)
+    yield
+    for host in nodes.values():
+        host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", PUT_BACK)
+
+
+@pytest.mark.usefixtures("stack", "others")
+@pytest.mark.parametrize(
+    "way",
+    [WAYS["login"], WAYS["ssh without a login"], """su - trainer -c 'bash -ic "{}"'"""],
+    ids=["login", "ssh", "interactive"],
+)
+def test_the_commands_win_over_the_job_user_s_own_shell_files(head, way):
+    shown = head.check_output("cd / && " + way.format("command -v python; horovodrun which mpirun python"))
+    shadow, *found = [line for line in shown.splitlines() if line.startswith("/")]
+    assert shadow == "/home/trainer/other/python", "the shell files do not do what this is about"
+    assert found == [f"{STACK}/mpi/bin/mpirun", f"{STACK}/venv/bin/python"]
+
+
 @pytest.mark.usefixtures("stack")
 def test_what_a_job_sets_itself_wins(head):
     own = ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=7", "HOROVOD_NETWORK=", "NCCL_SOCKET_IFNAME=ib0"]
@@ -132,17 +173,18 @@ def test_the_launcher_is_reached_by_the_network_alone(head, addresses):
     assert DECOY in told("--mca", "oob_tcp_if_include", "eth0,docker0")
 
 
-# Jobs of two ssh sessions, by how long they sleep. The last one's launcher is without what binds it to its session.
+# Jobs of three ssh sessions, by how long they sleep. The last one's launcher is without what binds it to its session.
 OUTLIVE = {"3001", "3002", "3003"}
-BOUND = "3004"
-UNBOUND = "3005"
+BOUND = {"3004", "3005"}
+UNBOUND = "3006"
 SESSIONS = (
     f"""
 nohup mpirun -H {HOSTS} sleep 3001 > /dev/null 2>&1 &
 mpirun -H {HOSTS} sleep 3002 > /dev/null 2>&1 &
 setsid -f mpirun -H {HOSTS} sleep 3003 > /dev/null 2>&1
-mpirun -H {HOSTS} sleep {BOUND} | cat; exit
+mpirun -H {HOSTS} sleep 3004 | cat; exit
 """,
+    f"bash -lc 'mpirun -H {HOSTS} sleep 3005 | cat; exit'",
     f"sh /tmp/unbound -H {HOSTS} sleep {UNBOUND} | cat; exit",
 )
 
@@ -159,7 +201,7 @@ def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
             time.sleep(0.5)
         return found
 
-    every = {*OUTLIVE, BOUND, UNBOUND}
+    every = OUTLIVE | BOUND | {UNBOUND}
     head.check_output("sed '/^case .*terminal/,/^esac/d' /usr/local/bin/mpirun > /tmp/unbound")
     try:
         for session in SESSIONS:
@@ -169,7 +211,7 @@ def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
         assert until([every, every], 30) == [every, every]
         # Without a terminal nobody else tells a job that its session is gone.
         head.check_output("kill -KILL $(cat /run/sessions)")
-        assert until([every - {BOUND}] * 2, 15) == [every - {BOUND}] * 2
+        assert until([every - BOUND] * 2, 15) == [every - BOUND] * 2
     finally:
         for host in nodes.values():
             host.run("kill -KILL $(pgrep -u trainer -x sleep)")
