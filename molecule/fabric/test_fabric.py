@@ -259,4 +259,4 @@ def test_nodes_without_a_common_network_are_refused_before_anything_changes(play
 def test_the_decoy_s_network_given_by_hand_is_refused(play):
     code, said = play(lambda cluster: cluster["vars"].update(fabric_network="172.17.0.0/16"))
     assert code != 0
-    assert "node-1, node-2: all have 172.17.0.1 in 172.17.0.0/16" in said
+    assert "1. node-1, node-2: it shares its address 172.17.0.1 in 172.17.0.0/16" in said

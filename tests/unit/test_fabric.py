@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from farandole import fabric
+
 from .loading import load
 
-fabric = load("filter", "fabric")
 probing = load("modules", "node_probe")
 DOCKER = {"name": "docker0", "address": "172.17.0.1", "prefix": 16}
 LOOPBACK = {"name": "lo", "address": "127.0.0.1", "prefix": 8}
@@ -28,16 +29,20 @@ def choose(wanted: str = "", **nodes: tuple[str, dict[str, Any]]) -> dict[str, A
     """Each node by its address and what is known of it."""
     addresses = {name: address for name, (address, _) in nodes.items()}
     hostvars = {name: variables for name, (_, variables) in nodes.items()}
-    found = fabric.fabric(addresses, hostvars, wanted)
+    found = load("filter", "fabric").fabric(addresses, hostvars, wanted)
     assert isinstance(found, dict)
     return found
+
+
+def chosen(network: str, **interfaces: str) -> dict[str, Any]:
+    return {"network": network, "interfaces": interfaces, "findings": [], "refusal": ""}
 
 
 def test_the_network_is_that_of_the_addresses_whatever_the_interfaces_are_called() -> None:
     assert choose(
         a=("10.0.0.1", node(link("192.0.2.1/24"), link("10.0.0.1/16", "ens3"))),
         b=("10.0.7.2", node(link("192.0.2.2/24"), link("10.0.7.2/16", "ib0"))),
-    ) == {"network": "10.0.0.0/16", "interfaces": {"a": "ens3", "b": "ib0"}, "findings": []}
+    ) == chosen("10.0.0.0/16", a="ens3", b="ib0")
 
 
 def test_of_different_masks_the_smallest_that_holds_all_is_taken() -> None:
@@ -53,11 +58,7 @@ def test_a_network_given_by_hand_wins() -> None:
         "b": ("10.0.1.2", node(link("10.0.1.2/32"), link("198.51.100.2/24", "ib0"))),
     }
     assert choose("10.0.0.0/23", **routed)["interfaces"] == {"a": "eth0", "b": "eth0"}
-    assert choose("198.51.100.7/24", **routed) == {
-        "network": "198.51.100.0/24",
-        "interfaces": {"a": "ib0", "b": "ib0"},
-        "findings": [],
-    }
+    assert choose("198.51.100.7/24", **routed) == chosen("198.51.100.0/24", a="ib0", b="ib0")
 
 
 def test_the_node_s_own_address_counts_before_another_of_the_same_network() -> None:
@@ -68,11 +69,9 @@ def test_the_node_s_own_address_counts_before_another_of_the_same_network() -> N
 def test_a_node_outside_of_limit_is_held_too() -> None:
     near = ("10.0.0.1", node(link("10.0.0.1/24")))
     assert choose(a=near, b=("10.0.0.2", {}))["interfaces"] == {"a": "eth0"}
-    (finding,) = choose(a=near, b=("10.0.9.2", {}))["findings"]
-    assert "a in 10.0.0.0/24; b in 10.0.9.2" in finding
+    assert "a in 10.0.0.0/24; b in 10.0.9.2" in choose(a=near, b=("10.0.9.2", {}))["refusal"]
     far = ("192.0.2.3", node(link("192.0.2.3/24")))
-    (finding,) = choose(a=near, b=("10.0.0.2", {}), c=far)["findings"]
-    assert "a, b in 10.0.0.0/24; c in 192.0.2.0/24" in finding
+    assert "a, b in 10.0.0.0/24; c in 192.0.2.0/24" in choose(a=near, b=("10.0.0.2", {}), c=far)["refusal"]
 
 
 REFUSED = {
@@ -88,19 +87,23 @@ REFUSED = {
     "an address that the node does not have": (
         "",
         {"a": ("203.0.113.1", node(link("10.0.0.1/24")))},
-        ["a (203.0.113.1): the address is on none", "set cluster_ip"],
+        ["1. a: its cluster address 203.0.113.1 is on none", "set cluster_ip"],
     ),
-    "IPv6": ("", {"a": ("2001:db8::1", node(link("2001:db8::1/64")))}, ["a (2001:db8::1)", "IPv4", "set cluster_ip"]),
-    "no address": ("", {"a": ("", node(link("10.0.0.1/24")))}, ["a (none)", "set cluster_ip"]),
+    "IPv6": (
+        "",
+        {"a": ("2001:db8::1", node(link("2001:db8::1/64")))},
+        ["1. a: its address is 2001:db8::1", "IPv4", "set cluster_ip"],
+    ),
+    "no address": ("", {"a": ("", node(link("10.0.0.1/24")))}, ["1. a: its address is none", "set cluster_ip"]),
     "a bridge in the network": (
         "",
         {name: (f"172.16.5.{n}", node(link(f"172.16.5.{n}/12"))) for n, name in enumerate("abc", 1)},
-        ["a, b, c: eth0 and docker0 lie both in 172.16.0.0/12", "for example 172.16.5.0/30"],
+        ["1. a, b, c: its interfaces eth0 and docker0 are both in 172.16.0.0/12", "for example 172.16.5.0/30"],
     ),
     "the decoy by hand": (
         "172.17.0.0/16",
         {name: (f"10.0.0.{n}", node(link(f"10.0.0.{n}/24"))) for n, name in enumerate("ab", 1)},
-        ["a, b: all have 172.17.0.1 in 172.17.0.0/16", "leave it empty"],
+        ["1. a, b: it shares its address 172.17.0.1 in 172.17.0.0/16", "leave it empty"],
     ),
     "a network that is none": (
         "ib0",
@@ -110,7 +113,7 @@ REFUSED = {
     "a network where a node is not": (
         "10.0.0.0/24",
         {"a": ("10.0.0.1", node(link("10.0.0.1/24"))), "b": ("10.0.9.2", node(link("10.0.9.2/24")))},
-        ["b: no interface has an address in 10.0.0.0/24", "correct fabric_network"],
+        ["1. b: none of its interfaces has an address in 10.0.0.0/24", "correct fabric_network"],
     ),
     "nodes that nobody asked": ("", {"a": ("10.0.0.1", {})}, ["nothing is known", "preflight"]),
 }
@@ -118,14 +121,15 @@ REFUSED = {
 
 @pytest.mark.parametrize(("wanted", "nodes", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_stands_against_it_is_said_with_its_cure(wanted: str, nodes: Any, words: list[str]) -> None:
-    (finding,) = choose(wanted, **nodes)["findings"]
-    assert "\n   cure: " in finding
-    assert [word for word in words if word not in finding] == []
+    refusal = choose(wanted, **nodes)["refusal"]
+    assert refusal.startswith("preflight found 1 problem")
+    assert "\n   cure: " in refusal
+    assert [word for word in words if word not in refusal] == []
 
 
 def test_many_hosts_are_told_in_few_words() -> None:
     nodes = {f"n{n}": (f"10.0.{n}.1", node(link(f"10.0.{n}.1/24"))) for n in range(9)}
-    assert "n0, n1, n2, n3, n4 and 4 more" in choose("10.9.0.0/16", **nodes)["findings"][0]
+    assert "n0, n1, n2, n3, n4 and 4 more" in choose("10.9.0.0/16", **nodes)["refusal"]
 
 
 def test_the_hostfile_has_a_line_per_node_in_the_inventory_s_order() -> None:

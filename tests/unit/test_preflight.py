@@ -6,12 +6,16 @@ import json
 import re
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+
+from farandole.findings import Finding, report
+from farandole.preflight import inventory, nodes, unreachable
 
 from .loading import ROOT, load
 
@@ -27,7 +31,7 @@ probing = load("modules", "node_probe")
 
 
 def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
-    return preflight.Node(name, host, **more)
+    return inventory.Node(name, host, **more)
 
 
 def groups(**named: list[str]) -> dict[str, list[str]]:
@@ -74,7 +78,7 @@ def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
 
 
 def judged(reply: dict[str, Any], check_mode: bool = False) -> list[str]:
-    return lines(preflight.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
+    return lines(nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
 
 
 def test_a_good_inventory_has_no_finding() -> None:
@@ -88,7 +92,7 @@ def test_a_good_inventory_has_no_finding() -> None:
         node("node-3", "gpu2.example.org", port="2222", cluster_ip="192.0.2.33"),
     ]
     named = groups(cluster=["node-1", "node-2", "node-3"], head=["node-1"], builders=["node-2"])
-    assert preflight.judge_inventory(named, nodes, DECLARED) == []
+    assert inventory.judge_inventory(named, nodes, DECLARED) == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_a_good_inventory_has_no_finding() -> None:
     ],
 )
 def test_groups(named: dict[str, list[str]], words: str) -> None:
-    (line,) = lines(preflight.judge_groups(named))
+    (line,) = lines(inventory.judge_groups(named))
     assert line.startswith(words)
 
 
@@ -112,14 +116,14 @@ def test_groups(named: dict[str, list[str]], words: str) -> None:
 def test_a_revoked_node_serves_and_builds_for_no_other(group: str) -> None:
     named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
     named[group] = ["b"]
-    (line,) = lines(preflight.judge_revoked(named, ["b"]))
+    (line,) = lines(inventory.judge_revoked(named, ["b"]))
     assert line.startswith(f"b: it is revoked and first in group {group} | put another node into group {group}")
-    assert preflight.judge_revoked(named, []) == []
+    assert inventory.judge_revoked(named, []) == []
 
 
 @pytest.mark.parametrize("name", ["a", "node-1", "9lives", "n" * 63])
 def test_good_names(name: str) -> None:
-    assert preflight.judge_names([name]) == []
+    assert inventory.judge_names([name]) == []
 
 
 @pytest.mark.parametrize(
@@ -136,13 +140,13 @@ def test_good_names(name: str) -> None:
     ],
 )
 def test_bad_names(name: str, better: str) -> None:
-    (finding,) = preflight.judge_names([name])
+    (finding,) = inventory.judge_names([name])
     assert finding.host == name
     assert finding.cure == f"rename it in the inventory, for example to {better}"
 
 
 def test_names_that_differ_in_case_only() -> None:
-    (line,) = lines(preflight.judge_names(["gpu", "GPU"]))
+    (line,) = lines(inventory.judge_names(["gpu", "GPU"]))
     assert line == "GPU: its name and gpu are one name, as case does not count | rename one of them"
 
 
@@ -159,13 +163,13 @@ def test_names_that_differ_in_case_only() -> None:
     ],
 )
 def test_bad_addresses(bad: Any, cause: str) -> None:
-    (finding,) = preflight.judge_addresses([bad])
+    (finding,) = inventory.judge_addresses([bad])
     assert finding.cause == cause
     assert finding.cure == "set cluster_ip: <the address other nodes reach it by>"
 
 
 def test_two_hosts_that_are_one_machine_are_told_once() -> None:
-    (line,) = lines(preflight.judge_addresses([node("a"), node("b")]))
+    (line,) = lines(inventory.judge_addresses([node("a"), node("b")]))
     assert line.startswith("b: it is a again: both are 192.0.2.1 port 22 | correct ansible_host")
 
 
@@ -174,7 +178,7 @@ def test_two_hosts_with_one_cluster_address() -> None:
         node("a", "192.0.2.9", port="1", cluster_ip="192.0.2.4"),
         node("b", cluster_ip="192.0.2.4"),
     ]
-    (line,) = lines(preflight.judge_addresses(nodes))
+    (line,) = lines(inventory.judge_addresses(nodes))
     assert line.startswith("b: it has the cluster address of a: 192.0.2.4 | set cluster_ip of each")
 
 
@@ -189,18 +193,18 @@ def test_two_hosts_with_one_cluster_address() -> None:
 )
 def test_unknown_variables(variable: str, cure: str) -> None:
     nodes = [node("a", variables=frozenset({variable})), node("b")]
-    assert lines(preflight.judge_variables(nodes, DECLARED)) == [f"a: nothing reads the variable {variable} | {cure}"]
+    assert lines(inventory.judge_variables(nodes, DECLARED)) == [f"a: nothing reads the variable {variable} | {cure}"]
 
 
 def test_a_variable_that_every_host_has_is_told_once() -> None:
     nodes = [node(name, variables=frozenset({"base_usr"})) for name in ("a", "b")]
-    assert [finding.host for finding in preflight.judge_variables(nodes, DECLARED)] == ["all"]
+    assert [finding.host for finding in inventory.judge_variables(nodes, DECLARED)] == ["all"]
 
 
 @pytest.mark.parametrize("variable", ["_base_x", "ansible_user", "database_url", "base", "ssh_port", "mine"])
 def test_other_variables_are_the_users_own(variable: str) -> None:
     known = preflight.connection_variables()
-    assert preflight.judge_variables([node("a", variables=frozenset({variable}))], DECLARED, known) == []
+    assert inventory.judge_variables([node("a", variables=frozenset({variable}))], DECLARED, known) == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_other_variables_are_the_users_own(variable: str) -> None:
 )
 def test_a_misspelt_way_to_a_host_is_named_before_its_address(variable: str, meant: str) -> None:
     nodes = [node("a", host="a", variables=frozenset({variable}))]
-    found = preflight.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
+    found = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
     first, second = lines(found)
     assert first == f"all: nothing reads the variable {variable} | write {meant}"
     assert "ansible_host a is not an IP address" in second
@@ -228,23 +232,27 @@ def test_no_name_that_ansible_sets_or_has_is_taken_for_misspelt(tmp_path: Path) 
     playbook = tmp_path / "play.yml"
     playbook.write_text(yaml.safe_dump(plays))
     done = subprocess.run(
-        ["ansible-playbook", "-i", "localhost,", playbook], capture_output=True, text=True, check=True, cwd=tmp_path
+        ["ansible-playbook", "-i", "localhost,", "-e", f"ansible_python_interpreter={sys.executable}", playbook],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     )
     names = set(re.findall(r"\bansible_\w+", done.stdout))
     assert {"ansible_play_hosts", "ansible_memtotal_mb"} < names
     known = preflight.connection_variables()
-    assert [name for name in names if preflight.misspelt(name, known)] == []
+    assert [name for name in names if inventory.misspelt(name, known)] == []
 
 
 def test_the_longest_role_owns_a_name() -> None:
-    assert preflight.owner_of("ssh_trust_x", ["ssh", "ssh_trust"]) == "ssh_trust"
+    assert inventory.owner_of("ssh_trust_x", ["ssh", "ssh_trust"]) == "ssh_trust"
 
 
 def test_declared_names_of_all_entry_points() -> None:
     specs: dict[str, Any] = {
         "argument_specs": {"main": {"options": {"a_x": {}}}, "verify": {"options": {"a_y": {}}}, "bare": {}}
     }
-    assert preflight.declared_names(specs) == {"a_x", "a_y"}
+    assert inventory.declared_names(specs) == {"a_x", "a_y"}
 
 
 def test_a_good_node_has_no_finding() -> None:
@@ -294,11 +302,11 @@ def test_a_cloned_image() -> None:
     probes = {name: probe(addresses=[f"192.0.2.{n}"]) for n, name in enumerate("abc")}
     cause = "it is a clone of a: both have machine id 0123"
     cure = "rm /etc/machine-id && systemd-machine-id-setup, then reboot"
-    assert lines(preflight.judge_machine_ids(probes)) == [f"{host}: {cause} | {cure}" for host in "bc"]
+    assert lines(nodes.judge_machine_ids(probes)) == [f"{host}: {cause} | {cure}" for host in "bc"]
 
 
 def test_one_machine_under_two_names() -> None:
-    (line,) = lines(preflight.judge_machine_ids({"a": probe(), "b": probe()}))
+    (line,) = lines(nodes.judge_machine_ids({"a": probe(), "b": probe()}))
     assert line == "b: it is a again: same machine id, same addresses | take one of them out of the inventory"
 
 
@@ -397,7 +405,7 @@ def test_a_host_that_was_never_asked() -> None:
 
 
 def test_an_odd_port_is_in_every_command() -> None:
-    fields = preflight.silence_fields(login(port=2222))
+    fields = unreachable.login_fields(login(port=2222))
     assert fields["ssh"] == "ssh -p 2222 root@192.0.2.1"
     assert fields["forget"] == "ssh-keygen -R '[192.0.2.1]:2222'"
     assert fields["port_option"] == " -p 2222"
@@ -419,8 +427,8 @@ def test_debug_output_is_no_reason() -> None:
 
 
 def test_hosts_with_the_same_finding_share_a_number() -> None:
-    findings = [preflight.Finding(f"node-{n}", "it is off", "switch it on") for n in range(7)]
-    text = preflight.report([*findings, preflight.Finding("x", "odd", "even")])
+    findings = [Finding(f"node-{n}", "it is off", "switch it on") for n in range(7)]
+    text = report([*findings, Finding("x", "odd", "even")])
     assert text == (
         "preflight found 2 problems; nothing was changed.\n\n"
         "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off\n   cure: switch it on\n\n"
@@ -430,14 +438,14 @@ def test_hosts_with_the_same_finding_share_a_number() -> None:
 
 def test_success_in_one_line() -> None:
     probes = {"a": probe(), "b": probe(), "c": probe(os_id="ubuntu", os_version="24.04")}
-    assert preflight.summary(probes) == "3 nodes, Debian 12 and Ubuntu 24.04: no finding"
-    assert preflight.summary({"a": probe()}) == "1 node, Debian 12: no finding"
+    assert nodes.summary(probes) == "3 nodes, Debian 12 and Ubuntu 24.04: no finding"
+    assert nodes.summary({"a": probe()}) == "1 node, Debian 12: no finding"
 
 
 def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
-    for findings in ([preflight.Finding("a", "b", "c")], []):
-        preflight.write_private(path, preflight.record(findings, {"a": probe()}))
+    for findings in ([Finding("a", "b", "c")], []):
+        preflight.write_private(path, nodes.record(findings, {"a": probe()}))
     assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "hosts": {"a": probe()}}
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]
@@ -488,28 +496,28 @@ def test_free_space_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None
 def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> None:
     options = {"mesh": {"type": "bool", "description": "Whether."}, "days": {"type": "int", "description": "How many."}}
     values = {"a": {"mesh": "maybe", "days": "7"}, "b": {"mesh": "maybe", "days": "week"}}
-    found = preflight.judge_values(values, options)
+    found = inventory.judge_values(values, options)
     assert [finding.host for finding in found] == ["all", "b"]
     assert "mesh is wrong" in found[0].cause
     assert "valid boolean" in found[0].cause
     assert found[0].cure == "correct it; Whether."
     assert "days is wrong" in found[1].cause
-    assert preflight.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
+    assert inventory.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
 
 
 @pytest.mark.parametrize("bars", [{"acuracy": 0.9}, {"accuracy": "high"}, 0.9])
 def test_a_wrong_bar_is_refused_and_a_few_of_them_are_enough(bars: object) -> None:
     specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())
-    options = preflight.declared_options(specs)
-    (finding,) = preflight.judge_values({"a": {"validation_bars": bars}}, options)
+    options = inventory.declared_options(specs)
+    (finding,) = inventory.judge_values({"a": {"validation_bars": bars}}, options)
     assert "validation_bars" in finding.cause
     assert finding.cure.startswith("correct it; From what on a measured value is good")
-    assert preflight.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
+    assert inventory.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
 
 
 def test_a_text_in_place_of_a_list_is_refused() -> None:
     """node-1 is in the text node-17, and would be taken for revoked."""
     options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
-    (line,) = lines(preflight.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options))
+    (line,) = lines(inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options))
     assert line.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
-    assert preflight.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []
+    assert inventory.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []

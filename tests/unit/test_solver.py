@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import FarandoleError
+from farandole.findings import some
 from farandole.stack import nodes, solver
 from farandole.stack.catalogue import load
 from farandole.stack.solver import Problem, Solution, Wish
@@ -180,4 +181,4 @@ def test_nodes_that_cannot_be(probes: tuple[Mapping[str, str], ...], wanted: str
 
 
 def test_many_hosts_stay_readable() -> None:
-    assert nodes.some([f"node-{n}" for n in range(9)]) == "node-0, node-1, node-2, node-3, node-4 and 4 more"
+    assert some([f"node-{n}" for n in range(9)]) == "node-0, node-1, node-2, node-3, node-4 and 4 more"

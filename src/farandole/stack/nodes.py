@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from farandole.errors import FarandoleError
+from farandole.findings import some
 from farandole.stack.catalogue import NONE, Platform, order
 
 Probe = Mapping[str, Any]
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,6 @@ class Nodes:
                 f"{some([*self.drivers])} with an NVIDIA driver, {some(without)} without one: "
                 f"the ranks of a job are alike. Install the driver there, {cure}"
             )
-
-
-def some(names: Sequence[str]) -> str:
-    """A list of hosts that stays readable."""
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def grouped(probes: Mapping[str, Probe], key: Callable[[Probe], str]) -> dict[str, list[str]]:

@@ -11,8 +11,9 @@ from resolvelib import AbstractProvider, BaseReporter, ResolutionError, Resoluti
 from resolvelib.resolvers import RequirementInformation
 
 from farandole.errors import FarandoleError
+from farandole.findings import some
 from farandole.stack.catalogue import FACTS, NONE, Catalogue, Need, Row, near, order, system, words
-from farandole.stack.nodes import Nodes, some
+from farandole.stack.nodes import Nodes
 
 ALWAYS = ("horovod", "openmpi", "gxx")
 # Decided first: what the rest hangs on. NCCL comes after the wheel that it has to match.

@@ -1,0 +1,158 @@
+"""The network by which the nodes of a job talk, and each node's interface in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, ip_address
+from typing import Any
+
+from farandole.findings import Finding, some
+
+HostVars = Mapping[str, Mapping[str, Any]]
+Links = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The network, the interface of each node in it, and what stands against them."""
+
+    network: str = ""
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+
+
+def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> Fabric:
+    """Only nodes that were probed have interfaces to judge, but the network has to hold the address of every node."""
+    probed = {name: links for name in addresses if (links := _links(hostvars[name]))}
+    if not probed:
+        finding = Finding("all", "nothing is known of the nodes", "run role preflight in an earlier play")
+        return Fabric(findings=[finding])
+    network, findings = _given(wanted) if wanted else _shared(addresses, probed)
+    if network is None:
+        return Fabric(findings=findings)
+    chosen = {name: _within(network, links, addresses[name]) for name, links in probed.items()}
+    findings = [*_outside(network, chosen), *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]
+    interfaces = {name: inside[0]["name"] for name, inside in chosen.items() if inside}
+    return Fabric(str(network), interfaces, findings)
+
+
+def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
+    """A line per node for mpirun and horovodrun. A node outside of --limit counts like the largest inside."""
+    asked = {name: _slots(hostvars[name]) for name in names}
+    most = max([slots for slots in asked.values() if slots], default=1)
+    return "".join(f"{name} slots={slots or most}\n" for name, slots in asked.items())
+
+
+def _slots(variables: Mapping[str, Any]) -> int:
+    """As many as the inventory says, else as the node has GPUs; 0 when it was not asked."""
+    probe = _probe(variables)
+    return int(variables.get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
+
+
+def _probe(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (variables.get("_preflight_probe") or {}).get("probe") or {}
+
+
+def _links(variables: Mapping[str, Any]) -> Links:
+    return _probe(variables).get("interfaces") or ()
+
+
+def _given(wanted: str) -> tuple[IPv4Network | None, list[Finding]]:
+    try:
+        return IPv4Network(wanted, strict=False), []
+    except ValueError:
+        cure = "write it as 192.0.2.0/24, or leave it empty"
+        return None, [Finding("all", f"fabric_network {wanted} is no IPv4 network", cure)]
+
+
+def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[IPv4Network | None, list[Finding]]:
+    """The smallest of the nodes' own networks that holds every node's address."""
+    # What OpenMPI takes as a network, and what Horovod's launcher binds to, is IPv4.
+    cure = "set cluster_ip to the IPv4 address other nodes reach it by"
+    strange = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
+    if strange:
+        return None, [Finding(name, f"its address is {own}, and jobs need IPv4", cure) for name, own in strange.items()]
+    homes = {name: _home(addresses[name], links) for name, links in probed.items()}
+    if lost := [name for name, home in homes.items() if home is None]:
+        cure = "set cluster_ip to an address that it has"
+        return None, [
+            Finding(name, f"its cluster address {addresses[name]} is on none of its interfaces", cure) for name in lost
+        ]
+    places = {IPv4Address(address) for address in addresses.values()}
+    networks = {home for home in homes.values() if home}
+    if fitting := [network for network in networks if all(place in network for place in places)]:
+        return max(fitting, key=lambda network: network.prefixlen), []
+    return None, [_apart(addresses, homes)]
+
+
+def _apart(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]) -> Finding:
+    members: dict[str, list[str]] = {}
+    for name, address in addresses.items():
+        # A node that was not probed lies in a network of another, or nobody knows where.
+        near = (home for home in homes.values() if home and IPv4Address(address) in home)
+        members.setdefault(str(homes.get(name) or next(near, address)), []).append(name)
+    where = "; ".join(f"{some(names)} in {network}" for network, names in members.items())
+    return Finding(
+        "all",
+        f"the nodes share no network: {where}",
+        "set cluster_ip of each to its address in the network that joins them; if that is routed, "
+        "set fabric_network to the CIDR that holds them all",
+    )
+
+
+def _within(network: IPv4Network, links: Links, address: str) -> Links:
+    """A node's links in the network, that of its own address first."""
+    inside = [link for link in links if _ipv4(link["address"]) and IPv4Address(link["address"]) in network]
+    return sorted(inside, key=lambda link: link["address"] != address)
+
+
+def _outside(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
+    cause = f"none of its interfaces has an address in {network}"
+    cure = "correct fabric_network, or give it an address there"
+    return [Finding(name, cause, cure) for name, inside in chosen.items() if not inside]
+
+
+def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Mapping[str, str]) -> list[Finding]:
+    """OpenMPI would take every interface in the network, a docker0 too."""
+    cure = f"set fabric_network to a smaller one that holds the nodes alone, for example {_hull(addresses)}"
+    findings = []
+    for name, inside in chosen.items():
+        if others := {link["name"] for link in inside[1:]} - {link["name"] for link in inside[:1]}:
+            links = " and ".join([inside[0]["name"], *sorted(others)])
+            findings.append(Finding(name, f"its interfaces {links} are both in {network}", cure))
+    return findings
+
+
+def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
+    """A network that every machine has of its own leads nowhere."""
+    owners: dict[str, list[str]] = {}
+    for name, inside in chosen.items():
+        for link in inside[:1]:
+            owners.setdefault(link["address"], []).append(name)
+    cure = "set fabric_network to the network between the nodes, or leave it empty"
+    return [
+        Finding(name, f"it shares its address {address} in {network} with others, so that does not join them", cure)
+        for address, names in owners.items()
+        if len(names) > 1
+        for name in names
+    ]
+
+
+def _hull(addresses: Mapping[str, str]) -> IPv4Network:
+    """The smallest network that holds all addresses."""
+    numbers = [int(IPv4Address(address)) for address in addresses.values() if _ipv4(address)]
+    spread = (min(numbers) ^ max(numbers)).bit_length()
+    return IPv4Network((min(numbers), 32 - spread), strict=False)
+
+
+def _home(address: str, links: Links) -> IPv4Network | None:
+    own = (link for link in links if link["address"] == address)
+    return next((IPv4Network((link["address"], link["prefix"]), strict=False) for link in own), None)
+
+
+def _ipv4(text: str) -> bool:
+    try:
+        return ip_address(text).version == 4
+    except ValueError:
+        return False

@@ -1,0 +1,39 @@
+"""What has to be mended, and how a person is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHOWN_HOSTS = 5
+Fault = tuple[str, str]  # cause, cure
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that must be mended: where, what is wrong, what mends it."""
+
+    host: str
+    cause: str
+    cure: str
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """The findings as a person reads them; hosts that share cause and cure share a number."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        hosts.setdefault((finding.cause, finding.cure), []).append(finding.host)
+    items = [
+        f"{number}. {some(names)}: {cause}\n   cure: {cure}"
+        for number, ((cause, cure), names) in enumerate(hosts.items(), 1)
+    ]
+    return "\n\n".join([f"preflight found {count(len(hosts), 'problem')}; nothing was changed.", *items])
+
+
+def some(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN_HOSTS
+    return ", ".join(names[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,1 @@
+"""What stands against a run, found before anything is touched."""

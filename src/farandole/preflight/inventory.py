@@ -1,0 +1,252 @@
+"""The inventory, judged before any node is asked."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
+
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from farandole.findings import Fault, Finding, some
+
+Groups = Mapping[str, Sequence[str]]
+Declared = Mapping[str, frozenset[str]]
+Options = Mapping[str, Mapping[str, Any]]
+
+OUR_VARIABLES = frozenset({"cluster_ip"})
+# An RFC 1123 label in small letters; one of digits only would be read as an IPv4 address.
+LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+EXAMPLE = "inventory/example/hosts.yml"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the inventory says of one host."""
+
+    name: str
+    ansible_host: str
+    port: str = "22"
+    cluster_ip: str | None = None
+    variables: frozenset[str] = frozenset()
+
+    @property
+    def address(self) -> IPv4Address | IPv6Address | None:
+        """The address at which the other nodes reach it."""
+        return parse_address(self.cluster_ip or self.ansible_host)
+
+
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def judge_inventory(
+    groups: Groups, nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()
+) -> list[Finding]:
+    return [
+        *judge_groups(groups),
+        *judge_names(groups.get("cluster", ())),
+        # A misspelt variable is why an address is wrong.
+        *judge_variables(nodes, declared, ansibles),
+        *judge_addresses(nodes),
+    ]
+
+
+def judge_groups(groups: Groups) -> list[Finding]:
+    cluster = groups.get("cluster", ())
+    if not cluster:
+        return [missing_cluster(groups)]
+    head = judge_head(groups.get("head", ()), cluster)
+    return [*head, *strangers(groups, "head"), *strangers(groups, "builders")]
+
+
+def missing_cluster(groups: Groups) -> Finding:
+    if not groups.get("all"):
+        return Finding("inventory", "it names no host", f"name the right one with -i; {EXAMPLE} is a model")
+    near = difflib.get_close_matches("cluster", [name for name in groups if name != "cluster"], n=1)
+    cure = f"rename group {near[0]} to cluster" if near else "put the nodes into group cluster"
+    return Finding("inventory", "group cluster is missing or empty", f"{cure}, as in {EXAMPLE}")
+
+
+def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
+    if len(head) == 1:
+        return []
+    cause = f"group head has {len(head)} hosts: {some(head)}" if head else "group head is missing or empty"
+    cure = f"put one host of group cluster into group head, for example {cluster[0]}"
+    return [Finding("inventory", cause, cure)]
+
+
+def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
+    """What serves all nodes, or builds for them, is not a node that nobody trusts."""
+    cure = "put another node into group {}; SECURITY.md says what else to do when a builder has fallen"
+    return [
+        Finding(groups[group][0], f"it is revoked and first in group {group}", cure.format(group))
+        for group in ("head", "builders")
+        if groups.get(group) and groups[group][0] in revoked
+    ]
+
+
+def strangers(groups: Groups, group: str) -> list[Finding]:
+    members = set(groups["cluster"])
+    cure = f"add it to group cluster, or take it out of group {group}"
+    return [
+        Finding(host, f"it is in group {group} but not in group cluster", cure)
+        for host in groups.get(group, ())
+        if host not in members
+    ]
+
+
+def judge_names(names: Sequence[str]) -> list[Finding]:
+    twins = Counter(name.lower() for name in names)
+    return [Finding(name, *fault) for name in names if (fault := name_fault(name, alone=twins[name.lower()] == 1))]
+
+
+def name_fault(name: str, alone: bool) -> Fault | None:
+    cure = f"rename it in the inventory, for example to {suggest_label(name)}"
+    if not alone and name != name.lower():
+        return f"its name and {name.lower()} are one name, as case does not count", "rename one of them"
+    if name == "localhost":
+        return "every node takes the name localhost for itself", cure
+    if not LABEL.fullmatch(name):
+        return "its name is no host name: a-z, 0-9 and - are allowed, at most 63, a letter among them", cure
+    return None
+
+
+def suggest_label(name: str) -> str:
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower().partition(".")[0])[:63].strip("-")
+    return label if LABEL.fullmatch(label) and label != "localhost" else "node-1"
+
+
+def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
+    faults = [Finding(node.name, *fault) for node in nodes if (fault := address_fault(node))]
+    same_machine = judge_endpoints(nodes)
+    told = {finding.host for finding in same_machine}
+    addressed = [node for node in nodes if node.address and node.name not in told]
+    cure = "set cluster_ip of each to the address other nodes reach it by"
+    same_address = [
+        Finding(node.name, f"it has the cluster address of {first.name}: {node.address}", cure)
+        for node, first in repeated(addressed, lambda node: node.address)
+    ]
+    return [*faults, *same_machine, *same_address]
+
+
+def judge_endpoints(nodes: Sequence[Node]) -> list[Finding]:
+    cure = "correct ansible_host or ansible_port of one of them"
+    return [
+        Finding(node.name, f"it is {first.name} again: both are {node.ansible_host} port {node.port}", cure)
+        for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
+    ]
+
+
+def address_fault(node: Node) -> Fault | None:
+    """What keeps the other nodes from reaching it by what the inventory says."""
+    cure = "set cluster_ip: <the address other nodes reach it by>"
+    address = node.address
+    if address is None and node.cluster_ip:
+        return f"cluster_ip {node.cluster_ip} is not an IP address", cure
+    if address is None:
+        return f"it has no cluster_ip, and ansible_host {node.ansible_host} is not an IP address", cure
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        return f"no other node can reach it by its cluster address {address}", cure
+    if address.version != 4:
+        return f"its cluster address {address} is IPv6, and jobs need IPv4", cure
+    return None
+
+
+def repeated(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[tuple[Node, Node]]:
+    """Each node whose key an earlier one has already, with that one."""
+    first: dict[Hashable, Node] = {}
+    return [(node, found) for node in nodes if (found := first.setdefault(key(node), node)) is not node]
+
+
+def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()) -> list[Finding]:
+    """Names that look like ours, or like Ansible's for reaching a host, and that nothing reads: misspelt ones."""
+    ours = {**declared, "cluster": OUR_VARIABLES}
+    known = sorted(frozenset().union(*ours.values()))
+    users: dict[str, list[str]] = {}
+    for node in nodes:
+        for variable in sorted(node.variables.difference(known)):
+            users.setdefault(variable, []).append(node.name)
+    cures = {
+        variable: variable_cure(variable, known, ours[owner])
+        if (owner := owner_of(variable, ours))
+        else misspelt(variable, ansibles)
+        for variable in users
+    }
+    return [
+        Finding(host, f"nothing reads the variable {variable}", cures[variable])
+        for variable, hosts in users.items()
+        if cures[variable]
+        for host in (["all"] if len(hosts) == len(nodes) else hosts)
+    ]
+
+
+def misspelt(variable: str, ansibles: frozenset[str]) -> str:
+    """What mends a name that is nearly one of Ansible's; nothing for all others, which may be anybody's."""
+    near = difflib.get_close_matches(variable, ansibles, n=1, cutoff=0.9)
+    return f"write {near[0]}" if near and variable not in ansibles else ""
+
+
+def owner_of(variable: str, ours: Iterable[str]) -> str | None:
+    """The role to which a name of this form belongs: the longest, as ssh_trust_x may not be of a role ssh."""
+    return max((role for role in ours if variable.startswith(f"{role}_")), key=len, default=None)
+
+
+def variable_cure(variable: str, known: Sequence[str], like_it: Iterable[str]) -> str:
+    # A shared prefix alone makes two names rather alike.
+    if near := difflib.get_close_matches(variable, known, n=1, cutoff=0.8):
+        return f"write {near[0]} if that is meant, else remove it"
+    return f"remove or rename it; names of its kind are {some(sorted(like_it)) or 'not in use'}"
+
+
+def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
+    """What a role would refuse, said before the first role has begun."""
+    hosts: dict[Fault, list[str]] = {}
+    for host, own in values.items():
+        for variable in sorted(own):
+            for fault in value_faults(variable, own[variable], options[variable]):
+                hosts.setdefault(fault, []).append(host)
+    return [
+        Finding(host, *fault)
+        for fault, wrong in hosts.items()
+        for host in (["all"] if len(wrong) == len(values) else wrong)
+    ]
+
+
+def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fault]:
+    # The validator would take a text for a list; a role would then look for parts of that text.
+    if option.get("type") == "list" and isinstance(value, str):
+        example = json.dumps({variable: [value]})
+        return [
+            (
+                f"{variable} is a text and has to be a list",
+                f"write it as a list, on the command line -e {shlex.quote(example)}",
+            )
+        ]
+    described = option.get("description", "the README of its role says what it takes")
+    cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
+    # The validator would look for names in it.
+    if option.get("type") == "dict" and not isinstance(value, Mapping):
+        return [(f"{variable} is {value!r} and has to have a value for each of some names", cure)]
+    judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
+    return [(f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
+
+
+def declared_options(specs: Mapping[str, Any]) -> Options:
+    """All options in one meta/argument_specs.yml, whatever the entry point."""
+    entries = (specs.get("argument_specs") or {}).values()
+    return {name: option for entry in entries for name, option in (entry.get("options") or {}).items()}
+
+
+def declared_names(specs: Mapping[str, Any]) -> frozenset[str]:
+    """The names of those."""
+    return frozenset(declared_options(specs))
