@@ -511,7 +511,7 @@ def test_a_wrong_bar_is_refused_and_a_few_of_them_are_enough(bars: object) -> No
     options = inventory.declared_options(specs)
     (finding,) = inventory.judge_values({"a": {"validation_bars": bars}}, options)
     assert "validation_bars" in finding.cause
-    assert finding.cure.startswith("correct it; From what on a measured value is good")
+    assert finding.cure.startswith("correct it; Pass thresholds for measured values")
     assert inventory.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
 
 
