@@ -1,60 +1,11 @@
-"""Whether an NCCL fits what a node has, judged before anything changes; and where its debs are served."""
+"""NCCL's debs, for the role that installs them."""
 
-import functools
-import re
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-CATALOGUE = Path(__file__).parents[2] / "src" / "farandole" / "stack" / "catalogue.yml"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-DEB = re.compile(r"\d+\.\d+\.\d+-\S+")
-CUDA = re.compile(r"\+cuda((\d+)\.\d+)$")
-# From here on what is built with any minor version of CUDA runs where one of its major version does.
-MINOR_VERSIONS_COMPATIBLE = 11
-
-
-def numbers(version: str) -> list[int]:
-    """A version to compare."""
-    return [int(part) for part in re.findall(r"\d+", version)]
-
-
-@functools.cache
-def driver_floors() -> dict[str, str]:
-    """The oldest driver of each version of CUDA in the catalogue."""
-    rows = yaml.load(CATALOGUE.read_text(), Loader=LOADER)["components"]["cuda"]  # noqa: S506, it is the safe one
-    return {cuda: row["needs"]["driver"]["want"].removeprefix(">=") for cuda, row in rows.items()}
-
-
-def driver_floor(cuda: str) -> str:
-    """The oldest driver that runs what is built with this CUDA; empty when the catalogue does not know."""
-    floors, major = driver_floors(), numbers(cuda)[0]
-    if major < MINOR_VERSIONS_COMPATIBLE:
-        return floors.get(cuda, "")
-    return next((floor for known, floor in floors.items() if numbers(known)[0] == major), "")
-
-
-def nccl_misfit(version: str, driver: str, cuda: str) -> str:
-    """Why the debs of this version do not fit the driver and the CUDA that were found; empty when they do."""
-    if not DEB.fullmatch(version):
-        return f"nccl_version is {version!r}: name the exact version of the debs, 2.27.3-1+cuda12.9 for instance"
-    suffix = CUDA.search(version)
-    if not suffix:
-        return ""
-    built, major = suffix.groups()
-    floor = driver_floor(built)
-    if driver and numbers(driver) < numbers(floor):
-        return (
-            f"NCCL {version} is built with CUDA {built}, which needs the NVIDIA driver {floor} or newer, and the node "
-            f"has {driver}: upgrade the driver, or set nccl_version to one that is built with an older CUDA"
-        )
-    if cuda and numbers(cuda)[:1] != [int(major)]:
-        return (
-            f"NCCL {version} is built with CUDA {built}, and the node has the CUDA toolkit {cuda}: set nccl_version to "
-            f"one that is built with that, or install CUDA {major}"
-        )
-    return ""
+from farandole.nccl import nccl_misfit
 
 
 def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ options:
     elements: str
     default: []
   rotate:
-    description: Make a new CA; what the old one signed is worth nothing any more. All nodes have to take part.
+    description: Make a new CA, so that nothing signed by the old one stays valid. All nodes have to take part.
     type: bool
     default: false
 author: Farandole

@@ -11,34 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleActionFail
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
+from farandole import authority as ca_of
+from farandole.authority import Request
 from farandole.errors import FarandoleError
 from farandole.trust import Signed
-
-from .loading import load
-
-ssh_ca = load("action", "ssh_ca")
 
 DAY = 86400
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a test
 CA = Ed25519PrivateKey.generate()
-HOST_KEY, JOB_KEY, OTHER_KEY = (ssh_ca.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
-HOST = ssh_ca.Wish("host", "node-1", HOST_KEY, ("node-1", "192.0.2.1"), (), 3650)
-USER = ssh_ca.Wish("user", "node-1", JOB_KEY, ("trainer",), ("192.0.2.1", "127.0.0.1", "::1"), 300)
+HOST_KEY, JOB_KEY, OTHER_KEY = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
+HOST = Request("host", "node-1", HOST_KEY, ("node-1", "192.0.2.1"), (), 3650)
+USER = Request("user", "node-1", JOB_KEY, ("trainer",), ("192.0.2.1", "127.0.0.1", "::1"), 300)
 
 
 def authority(tmp_path: Path, passphrase: str = "", *, check_mode: bool = False) -> Any:
-    return ssh_ca.Authority(tmp_path / "mine" / "ca", passphrase, check_mode=check_mode)
+    return ca_of.Authority(tmp_path / "mine" / "ca", passphrase, check_mode=check_mode)
 
 
 def issue(ca: Any, *wishes: Any) -> list[str]:
     """Certificates as a run asks for them."""
-    return [ca.certificate(wish, ca.key(wish.kind)) for wish in wishes or (HOST, USER)]
+    return [ca.certificate(asked, ca.key(asked.kind)) for asked in wishes or (HOST, USER)]
 
 
 def mode(path: Path) -> int:
@@ -108,9 +105,9 @@ def test_a_folder_that_others_can_enter_is_shut(tmp_path: Path) -> None:
 
 def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
     first, again = authority(tmp_path), authority(tmp_path)
-    made = [ssh_ca.public_text(first.key(kind).public_key()) for kind in ("host", "user")]
+    made = [ca_of.public_text(first.key(kind).public_key()) for kind in ("host", "user")]
     assert [opened(first.folder / f"{kind}_ca", "") for kind in ("host", "user")] == made
-    assert [ssh_ca.public_text(again.key(kind).public_key()) for kind in ("host", "user")] == made
+    assert [ca_of.public_text(again.key(kind).public_key()) for kind in ("host", "user")] == made
     assert made[0] != made[1]
     assert first.changed
     assert not again.changed
@@ -118,11 +115,11 @@ def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
 
 def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
     ca = authority(tmp_path, SECRET)
-    key = ssh_ca.public_text(ca.key("user").public_key())
+    key = ca_of.public_text(ca.key("user").public_key())
     path = ca.folder / "user_ca"
     assert opened(path, "") == ""
     assert opened(path, SECRET) == key
-    assert ssh_ca.public_text(authority(tmp_path, SECRET).key("user").public_key()) == key
+    assert ca_of.public_text(authority(tmp_path, SECRET).key("user").public_key()) == key
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_a_key_that_stays_shut_names_the_variable(tmp_path: Path, passphrase: st
     path = authority(tmp_path).folder / "user_ca"
     authority(tmp_path, SECRET).key("user")
     before = on_disk(tmp_path)
-    with pytest.raises(AnsibleActionFail) as refusal:
+    with pytest.raises(FarandoleError) as refusal:
         authority(tmp_path, passphrase).key("user")
     assert f"the CA key {path} {words}" in str(refusal.value)
     assert SECRET not in str(refusal.value)
@@ -159,19 +156,20 @@ def test_an_open_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Path) -> 
 def test_what_is_no_key_is_told_apart_from_a_wrong_passphrase(tmp_path: Path) -> None:
     path = tmp_path / "user_ca"
     path.write_text("nothing\n")
-    with pytest.raises(AnsibleActionFail, match="cannot be opened") as refusal:
-        ssh_ca.load_ca(path, "")
+    with pytest.raises(FarandoleError, match="cannot be opened") as refusal:
+        ca_of.load_ca(path, "")
     assert "is not its passphrase" not in str(refusal.value)
 
 
 def test_a_key_of_another_type_is_refused(tmp_path: Path) -> None:
-    path, rsa = tmp_path / "user_ca", generate_private_key(65537, 2048)
-    ssh_ca.save_ca(path, rsa, "")
-    with pytest.raises(AnsibleActionFail, match=f"{path} is not an ed25519 key"):
-        ssh_ca.load_ca(path, "")
+    path = tmp_path / "user_ca"
+    rsa: Any = generate_private_key(65537, 2048)
+    ca_of.save_ca(path, rsa, "")
+    with pytest.raises(FarandoleError, match=f"{path} is not an ed25519 key"):
+        ca_of.load_ca(path, "")
     public = rsa.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    with pytest.raises(AnsibleActionFail, match="node-1: its host key is not an ed25519 key"):
-        ssh_ca.sign(replace(HOST, key=public.decode()), CA, NOW)
+    with pytest.raises(FarandoleError, match="node-1: its host key is not an ed25519 key"):
+        ca_of.sign(replace(HOST, key=public.decode()), CA, NOW)
 
 
 def test_the_control_machine_knows_the_nodes_by_their_ca(tmp_path: Path) -> None:
@@ -186,10 +184,10 @@ def test_the_control_machine_knows_the_nodes_by_their_ca(tmp_path: Path) -> None
 
 
 def test_a_host_certificate_is_good_for_the_node_s_names() -> None:
-    assert shown(ssh_ca.sign(HOST, CA, NOW)) == [
+    assert shown(ca_of.sign(HOST, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com host certificate",
         f"Public key: ED25519-CERT {fingerprint(HOST_KEY)}",
-        f"Signing CA: ED25519 {fingerprint(ssh_ca.public_text(CA.public_key()))} (using ssh-ed25519)",
+        f"Signing CA: ED25519 {fingerprint(ca_of.public_text(CA.public_key()))} (using ssh-ed25519)",
         'Key ID: "node-1 host"',
         "Valid: from 2027-01-15T07:55:00 to 2037-01-12T08:00:00",
         "Principals:",
@@ -201,10 +199,10 @@ def test_a_host_certificate_is_good_for_the_node_s_names() -> None:
 
 
 def test_a_user_certificate_is_good_from_its_node_alone_and_for_a_terminal_alone() -> None:
-    assert shown(ssh_ca.sign(USER, CA, NOW)) == [
+    assert shown(ca_of.sign(USER, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com user certificate",
         f"Public key: ED25519-CERT {fingerprint(JOB_KEY)}",
-        f"Signing CA: ED25519 {fingerprint(ssh_ca.public_text(CA.public_key()))} (using ssh-ed25519)",
+        f"Signing CA: ED25519 {fingerprint(ca_of.public_text(CA.public_key()))} (using ssh-ed25519)",
         'Key ID: "node-1 user"',
         "Valid: from 2027-01-15T07:55:00 to 2027-11-11T08:00:00",
         "Principals:",
@@ -216,9 +214,9 @@ def test_a_user_certificate_is_good_from_its_node_alone_and_for_a_terminal_alone
     ]
 
 
-@pytest.mark.parametrize("wish", [HOST, USER], ids=lambda wish: str(wish.kind))
-def test_a_certificate_that_says_what_is_wished_is_good(wish: Any) -> None:
-    assert ssh_ca.is_good(ssh_ca.sign(wish, CA, NOW), wish, CA.public_key(), NOW)
+@pytest.mark.parametrize("asked", [HOST, USER], ids=lambda asked: str(asked.kind))
+def test_a_certificate_that_says_what_is_wished_is_good(asked: Any) -> None:
+    assert ca_of.is_good(ca_of.sign(asked, CA, NOW), asked, CA.public_key(), NOW)
 
 
 @pytest.mark.parametrize(
@@ -234,29 +232,29 @@ def test_a_certificate_that_says_what_is_wished_is_good(wish: Any) -> None:
     ids=str,
 )
 def test_a_certificate_that_says_anything_else_is_not(changes: dict[str, Any]) -> None:
-    text = ssh_ca.sign(USER, CA, NOW)
-    assert not ssh_ca.is_good(text, replace(USER, **changes), CA.public_key(), NOW)
+    text = ca_of.sign(USER, CA, NOW)
+    assert not ca_of.is_good(text, replace(USER, **changes), CA.public_key(), NOW)
 
 
 def test_a_certificate_of_another_ca_is_not_good() -> None:
-    text = ssh_ca.sign(USER, CA, NOW)
-    assert not ssh_ca.is_good(text, USER, Ed25519PrivateKey.generate().public_key(), NOW)
+    text = ca_of.sign(USER, CA, NOW)
+    assert not ca_of.is_good(text, USER, Ed25519PrivateKey.generate().public_key(), NOW)
 
 
-@pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, ssh_ca.sign(USER, CA, NOW)[:200]])
+@pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, ca_of.sign(USER, CA, NOW)[:200]])
 def test_what_is_no_certificate_is_not_good(text: str) -> None:
-    assert not ssh_ca.is_good(text, USER, CA.public_key(), NOW)
+    assert not ca_of.is_good(text, USER, CA.public_key(), NOW)
 
 
 @pytest.mark.parametrize(("age", "good"), [(0, True), (200 * DAY - 1, True), (200 * DAY, False), (400 * DAY, False)])
 def test_a_certificate_is_good_for_two_thirds_of_its_life(age: int, good: bool) -> None:
-    assert ssh_ca.is_good(ssh_ca.sign(USER, CA, NOW), USER, CA.public_key(), NOW + age) is good
+    assert ca_of.is_good(ca_of.sign(USER, CA, NOW), USER, CA.public_key(), NOW + age) is good
 
 
 def test_a_life_that_is_wished_longer_can_wait_for_the_last_third() -> None:
-    text = ssh_ca.sign(USER, CA, NOW)
-    assert ssh_ca.is_good(text, replace(USER, days=899), CA.public_key(), NOW)
-    assert not ssh_ca.is_good(text, replace(USER, days=900), CA.public_key(), NOW)
+    text = ca_of.sign(USER, CA, NOW)
+    assert ca_of.is_good(text, replace(USER, days=899), CA.public_key(), NOW)
+    assert not ca_of.is_good(text, replace(USER, days=900), CA.public_key(), NOW)
 
 
 def test_a_certificate_is_kept_to_the_letter(tmp_path: Path) -> None:
@@ -285,8 +283,8 @@ def test_only_what_no_longer_serves_is_signed_again(tmp_path: Path) -> None:
 
 def test_an_old_certificate_is_signed_again(tmp_path: Path) -> None:
     ca = authority(tmp_path)
-    old = ssh_ca.sign(USER, ca.key("user"), time.time() - 250 * DAY)
-    ssh_ca.write_private(ca.issued("node-1", "user"), old.encode())
+    old = ca_of.sign(USER, ca.key("user"), time.time() - 250 * DAY)
+    ca_of.write_private(ca.issued("node-1", "user"), old.encode())
     assert issue(ca, USER) != [old]
 
 
@@ -337,7 +335,7 @@ def node(name: str, host_key: Any, job_key: Any = "") -> dict[str, Any]:
 CLUSTER = ["node-1", "node-2"]
 HEAD = node("node-1", HOST_KEY, JOB_KEY)
 WORKER = node("node-2", OTHER_KEY)
-A, B, C = (ssh_ca.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
+A, B, C = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
 def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **told: Any) -> Any:
@@ -352,7 +350,7 @@ def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = 
         "rotate": False,
         **told,
     }
-    return ssh_ca.serve(ca or authority(tmp_path), asked, cluster)
+    return ca_of.serve(ca or authority(tmp_path), asked, cluster)
 
 
 def given(tmp_path: Path, *nodes: Any, **told: Any) -> dict[str, Any]:
@@ -586,7 +584,7 @@ def test_without_its_ca_a_cluster_is_not_split(tmp_path: Path, lost: list[str], 
     new, notice = serve(tmp_path)
     assert notice == said
     assert notice.startswith(words)
-    assert notice.endswith("a new CA is made, and what was signed before is worth nothing")
+    assert notice.endswith("a new CA is made, and nothing that was signed before is valid any longer")
     assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
     assert foretold["host"].keys() == new["host"].keys()
     # Once is enough.
@@ -603,7 +601,7 @@ def test_a_new_ca_is_not_made_open_where_the_old_one_was_shut(tmp_path: Path, pa
     given(tmp_path, ca=authority(tmp_path, SECRET))
     without(tmp_path, "signed_keys")
     before = on_disk(tmp_path)
-    with pytest.raises(AnsibleActionFail, match="ssh_trust_ca_passphrase"):
+    with pytest.raises(FarandoleError, match="ssh_trust_ca_passphrase"):
         serve(tmp_path, ca=authority(tmp_path, passphrase))
     assert on_disk(tmp_path) == before
 
@@ -627,7 +625,7 @@ def test_a_ledger_that_was_cut_or_edited_is_not_read_as_another(tmp_path: Path, 
 def test_nothing_is_handed_out_before_it_is_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which it happens: what is synced, what takes its place, what is signed."""
     done: list[str] = []
-    fsync, replace_, sign = os.fsync, Path.replace, ssh_ca.sign
+    fsync, replace_, sign = os.fsync, Path.replace, ca_of.sign
 
     def synced(handle: int) -> None:
         done.append(f"sync {Path(f'/proc/self/fd/{handle}').readlink().name}")
@@ -637,13 +635,13 @@ def test_nothing_is_handed_out_before_it_is_remembered_on_disk(tmp_path: Path, m
         done.append(f"place {target.name}")
         return replace_(path, target)
 
-    def signed(wish: Any, *rest: Any) -> Any:
+    def signed(asked: Any, *rest: Any) -> Any:
         done.append("sign")
-        return sign(wish, *rest)
+        return sign(asked, *rest)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
-    monkeypatch.setattr(ssh_ca, "sign", signed)
+    monkeypatch.setattr(ca_of, "sign", signed)
     given(tmp_path)
     for name in ("signed_keys", "host_ca", "user_ca"):
         step = done.index(f"place {name}")
@@ -658,7 +656,7 @@ def test_a_node_without_a_key_gets_no_certificate() -> None:
         {**one, "name": "node-2", "host_key": OTHER_KEY, "job_key": ""},
         {**one, "name": "node-3", "host_key": "", "job_key": ""},
     ]
-    assert ssh_ca.wishes(nodes, "trainer", {"host": 3650, "user": 300}) == [
+    assert ca_of.requests(nodes, "trainer", {"host": 3650, "user": 300}) == [
         HOST,
         USER,
         replace(HOST, name="node-2", key=OTHER_KEY),
