@@ -114,8 +114,9 @@ def main():
     for record in records(output):
         if "rank" in record:
             told["ranks"].append(record)
+        elif "round" in record:
+            told.setdefault("rounds", []).append(record["round"])
         elif "ranks" in record:
-            # There are several of them when every worker is a job of its own.
             told["ranks"] += record.pop("ranks")
             told.update(record)
     told["ranks"].sort(key=lambda rank: rank["rank"])

@@ -10,7 +10,6 @@ import ipaddress
 import json
 import os
 import socket
-import statistics
 import sys
 import time
 import traceback
@@ -25,10 +24,15 @@ TYPES = {"float32": ("f", "float"), "float64": ("d", "double"), "int64": ("q", "
 SMALL = 8
 LARGE = 4 << 20
 WINDOW = 4
-# So often is everything measured, for so many seconds each.
-BATCHES = 7
-SMALL_SECONDS = 0.06
-LARGE_SECONDS = 0.17
+# Seconds for each job in a round, and for all rounds at most.
+SMALL_SECONDS = 0.005
+LARGE_SECONDS = 0.02
+ALL_SECONDS = 12
+# So many rounds in which nothing disturbed the ranks are enough; so many there are in any case.
+QUIET = 20
+FEWEST = 7
+# A rank that talks over MPI never sleeps, so one that waited for a processor this share of the time was disturbed.
+WAITED = 0.02
 PATIENCE = 5
 
 
@@ -377,34 +381,66 @@ def often(seconds, count, enough):
 
 
 def plan(mpi, way, job, tried, enough):
-    """How often a job is done in each batch; both ranks try it, and rank 0 says."""
-    way.timed(job, tried)
-    count = array("q", [often(way.timed(job, tried), tried, enough)])
-    (mpi.receive if mpi.rank else mpi.send)(count, 1 - mpi.rank)
-    return count[0]
+    """How often a job is done in each batch; both ranks try it, and rank 0 decides."""
+    fastest = min(way.timed(job, tried) for _ in range(3))
+    return decide(mpi, often(fastest, tried, enough))
+
+
+def decide(mpi, number):
+    """What rank 0 says, for both ranks."""
+    shared = array("q", [number])
+    (mpi.receive if mpi.rank else mpi.send)(shared, 1 - mpi.rank)
+    return shared[0]
+
+
+def tell(mpi, number):
+    """What rank 1 says, for both ranks."""
+    shared = array("q", [number])
+    (mpi.send if mpi.rank else mpi.receive)(shared, 1 - mpi.rank)
+    return shared[0]
+
+
+def waiting():
+    """For how many seconds this thread was ready to run and did not."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def compare(mpi, ways):
-    """The seconds of a small round trip and of a large message, in each way, batch by batch."""
+    """Rounds of every job in every way, and of each whether it was quiet: until there are enough, or time is up."""
     jobs = []
     for way in ways:
         jobs.append((way, way.exchange, plan(mpi, way, way.exchange, 50, SMALL_SECONDS)))
-        jobs.append((way, way.push, plan(mpi, way, way.push, WINDOW, LARGE_SECONDS)))
-    took = [[] for _ in jobs]
-    # By turns, so that what disturbs one disturbs the other.
-    for _ in range(BATCHES):
-        for (way, job, count), batches in zip(jobs, took, strict=True):
-            batches.append(way.timed(job, count) / count)
-    return took
+        jobs.append((way, way.push, plan(mpi, way, way.push, 1, LARGE_SECONDS)))
+    rounds, until = [], time.perf_counter() + ALL_SECONDS
+    more = True
+    while more:
+        # By turns, so that what disturbs one disturbs the other.
+        took, quiet = [], True
+        for way, job, count in jobs:
+            waited = waiting()
+            seconds = way.timed(job, count)
+            quiet &= way is not ways[0] or waiting() - waited < WAITED * seconds
+            took.append(seconds / count)
+        quiet = bool(decide(mpi, quiet) and tell(mpi, quiet))
+        rounds.append((quiet, took))
+        enough = sum(quiet for quiet, _ in rounds) >= QUIET or time.perf_counter() > until
+        more = decide(mpi, len(rounds) < FEWEST or not enough)
+    return rounds
 
 
-def speeds(took):
-    """Half a round trip in microseconds, the usual one, and megabytes per second, the best, of each way."""
+def speeds(rounds):
+    """Half a round trip in microseconds and megabytes per second, in each way, at its best while it was quiet."""
+    quiet = [took for was_quiet, took in rounds if was_quiet]
+    best = [min(times) for times in zip(*(quiet or [took for _, took in rounds]), strict=True)]
     found = []
-    for round_trips, messages in zip(took[::2], took[1::2], strict=True):
-        found += [round(statistics.median(round_trips) / 2 * 1e6, 2), round(LARGE / min(messages) / 1e6, 1)]
+    for round_trip, message in zip(best[::2], best[1::2], strict=True):
+        found += [round(round_trip / 2 * 1e6, 2), round(LARGE / message / 1e6, 1)]
     names = ("latency_us", "bandwidth_mbs", "tcp_latency_us", "tcp_mbs")
-    return dict(zip(names, [*found, None, None, None, None], strict=False))
+    return {
+        **dict(zip(names, [*found, None, None, None, None], strict=False)),
+        "quiet": len(quiet),
+        "rounds": len(rounds),
+    }
 
 
 def measure(mpi, network):
@@ -419,11 +455,11 @@ def measure(mpi, network):
     ways = [OverMPI(mpi)]
     if connection:
         ways.append(OverTCP(mpi.rank == 0, connection))
-    took = compare(mpi, ways)
+    rounds = compare(mpi, ways)
     if mpi.rank == 0:
         for rank in range(2, mpi.size):
             mpi.send(array("b", bytes(1)), rank)
-    return speeds(took), wrong
+    return speeds(rounds), wrong
 
 
 def sleep_until_told(mpi):

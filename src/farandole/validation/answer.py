@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.form import UnfitError, fields, load, many, named, number, optional, text, whole, words
+from farandole.form import UnfitError, fields, load, many, named, number, optional, text, whole, words, yes_or_no
 from farandole.validation.plan import MODULES
 from farandole.words import one_line
 
@@ -18,7 +18,11 @@ RANK = fields(
         "wrong": many(fields({"code": words("[a-z-]{1,40}"), "seen": SAID}, {})),
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
         **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), number),
+        **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
     },
+)
+ROUND = fields(
+    {**dict.fromkeys(("alone", "horovod", "ddp", "others"), number), "quiet": yes_or_no, "where": text(100)}, {}
 )
 JOB = fields(
     {
@@ -28,7 +32,7 @@ JOB = fields(
         "ranks": many(RANK),
         "said": many(SAID),
     },
-    {"accuracy": number, "loss": number, "data": NAME},
+    {"accuracy": number, "loss": number, "data": NAME, "rounds": many(ROUND)},
 )
 MANIFEST = fields(
     {

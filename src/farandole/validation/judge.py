@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-GREEN, RED, NOT_MEASURED = "green", "red", "not measured"
+GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
 Result = Mapping[str, Any]
 
+# Fewer quiet rounds than this say nothing about speed.
+ENOUGH = 5
 # Without this there is nothing to judge, by group.
-TELLS: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rate",)}
+TELLS: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rounds",)}
 MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
 
 # What a probe finds by itself, by its code, and what mends it; what it saw are a node's words, and enter no command.
@@ -104,7 +107,7 @@ class Check:
 def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
     """Every job by itself, then what needs several of them."""
     checks = [check for result in results.values() for check in _of_job(result, bars)]
-    return [*checks, *_parity(results, bars), *_speed(results, bars)]
+    return [*checks, *_parity(results, bars)]
 
 
 def explain(result: Result) -> tuple[str, str]:
@@ -173,19 +176,16 @@ def failure(result: Result) -> str:
         return f"ended with status {result['code']}"
     if len(ranks) != wanted:
         return f"{len(ranks)} of {wanted} workers reported"
-    if any(rank["size"] != job["size"] for rank in ranks):
-        return f"was not one job of {wanted} workers but several" if job["size"] > 1 else "was one job, not several"
+    if any(rank["size"] != wanted for rank in ranks):
+        return f"was not one job of {wanted} workers but several"
     if (machines := len({rank["machine"] for rank in ranks})) != wanted:
         return f"ran on {machines} of {wanted} machines"
-    # Each by itself computes what its processor rounds.
-    for what in ("stack", "python", "weights")[: 3 if job["size"] == wanted else 2]:
+    for what in ("stack", "python", "weights"):
         if len({rank.get(what) for rank in ranks}) > 1:
             return f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
     if left := {host: names for host, names in result["left"].items() if names}:
         return f"left processes behind: {left}"
-    untold = [
-        what for what in TELLS.get(job["group"], ()) if what not in (ranks[0] if job["group"] == "speed" else result)
-    ]
+    untold = [what for what in TELLS.get(job["group"], ()) if what not in result]
     return f"did not tell its {' and '.join(untold)}" if untold else ""
 
 
@@ -202,19 +202,63 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
     else:
         yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
     if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[what] for what in MEASURED):
-        mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
-        words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
-        yield _bar("mpi.bandwidth", mine / theirs, bars.mpi_bandwidth, words, common)
-        mine, theirs = first["latency_us"], first["tcp_latency_us"]
-        words = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
-        yield _bar("mpi.latency", theirs / mine, bars.mpi_latency, words, common)
+        yield from _messages(first, bars, common)
+    if job["group"] == "speed":
+        yield from _training_speed(result["rounds"], bars, common)
 
 
 def _bar(name: str, value: float, bar: float, words: str, common: Mapping[str, Any]) -> Check:
     check = Check(name, GREEN, words, round(value, 4), bar, **common)
     if value < bar:
         check.status, check.cause = RED, f"{value:.3f} is below {bar}"
-        check.cure = "run it again on idle nodes; then compare with the report of a good run"
+        check.cure = "run it again; then compare with the report of a good run"
+    return check
+
+
+def _messages(first: Result, bars: Bars, common: Mapping[str, Any]) -> Iterator[Check]:
+    """How fast messages are over MPI, compared with plain TCP."""
+    quiet, rounds = first.get("quiet", 0), first.get("rounds", 0)
+    busy = f"processors were busy with other programs in {rounds - quiet} of {rounds} rounds" * (quiet < ENOUGH)
+    mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
+    words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
+    yield _pace("mpi.bandwidth", [mine / theirs], bars.mpi_bandwidth, words, busy, common)
+    mine, theirs = first["latency_us"], first["tcp_latency_us"]
+    words = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
+    yield _pace("mpi.latency", [theirs / mine], bars.mpi_latency, words, busy, common)
+
+
+def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, Any]) -> Iterator[Check]:
+    """How fast all workers train together, compared with each by itself, and with torch.distributed."""
+    quiet = [one for one in rounds if one["quiet"]]
+    busy = ""
+    if len(quiet) < ENOUGH and rounds:
+        worst = max(rounds, key=lambda one: float(one["others"]))
+        busy = (
+            f"processors were busy with other programs in {len(rounds) - len(quiet)} of {len(rounds)} rounds, "
+            f"up to {worst['others']:.1f} of them on {worst['where']}"
+        )
+    for check, other, bar, what in (
+        ("efficiency", "alone", bars.efficiency, "of each by itself"),
+        ("yardstick", "ddp", bars.yardstick, "with torch.distributed"),
+    ):
+        usable = [one for one in quiet or rounds if one[other]]
+        if usable:
+            mine, theirs = (statistics.median(one[way] for one in usable) for way in ("horovod", other))
+            words = f"{mine:.0f} images/s of all workers with Horovod, {theirs:.0f} {what}: ratio"
+            yield _pace(f"speed.{check}", [one["horovod"] / one[other] for one in usable], bar, words, busy, common)
+
+
+def _pace(name: str, ratios: Sequence[float], bar: float, words: str, busy: str, common: Mapping[str, Any]) -> Check:
+    """Counts only where the nodes had nothing else to do, and is slow only where the rounds agree on it."""
+    ordered = sorted(ratios)
+    value, second_best = statistics.median(ordered), ordered[-2:][0]
+    check = Check(name, GREEN, words, round(value, 4), bar, **common)
+    if busy or value < bar <= second_best:
+        why = busy or f"the rounds differ too much, from {ordered[0]:.2f} to {ordered[-1]:.2f}"
+        check.status, check.words = NOT_MEASURED, f"{why}; {words}"
+    elif value < bar:
+        check.status, check.cause = SLOW, f"{value:.3f} is below {bar}, although no other program disturbed the nodes"
+        check.cure = "run site.yml for all nodes, which restores what was changed; then check the network between them"
     return check
 
 
@@ -235,20 +279,3 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
                 check.status, check.cause = RED, "the workers together do not compute the steps that one computes"
                 check.cure = "compare what the nodes run: farandole stack list -i INVENTORY"
             yield check
-
-
-def _speed(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
-    rates = {
-        name: sum(rank.get("rate", 0.0) for rank in result["ranks"])
-        for name in ("alone", "horovod", "ddp")
-        if (result := results.get(f"speed.{name}")) and not failure(result)
-    }
-    for check, other, bar, what in (
-        ("efficiency", "alone", bars.efficiency, "by itself"),
-        ("yardstick", "ddp", bars.yardstick, "with torch.distributed"),
-    ):
-        if {"horovod", other} <= rates.keys() and rates[other]:
-            mine, theirs = rates["horovod"], rates[other]
-            words = f"{mine:.0f} images/s of all workers with Horovod, {theirs:.0f} {what}: ratio"
-            hosts = list(results["speed.horovod"]["job"]["nodes"])
-            yield _bar(f"speed.{check}", mine / theirs, bar, words, {"hosts": hosts})

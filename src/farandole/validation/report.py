@@ -11,17 +11,21 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from farandole.table import table
-from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Check
 from farandole.words import in_xml, on_terminal
 
-FORMAT = 1
+FORMAT = 2
+# A check of these says why, and what to do.
+WANTING = (RED, SLOW)
 SHOWN = 8
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """Green when something was measured and nothing was red."""
+    """Red: something failed, or nothing was measured. Slow: all is correct, something is slower than it should be."""
     seen = {check.status for check in checks}
-    return RED if RED in seen or GREEN not in seen else GREEN
+    if RED in seen or not seen & {GREEN, SLOW}:
+        return RED
+    return SLOW if SLOW in seen else GREEN
 
 
 def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Path:
@@ -43,15 +47,14 @@ def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Pa
 
 def junit(checks: Sequence[Check]) -> bytes:
     """For a CI system."""
-    counts = {status: str(sum(check.status == status for check in checks)) for status in (RED, NOT_MEASURED)}
-    suite = ET.Element(
-        "testsuite", name="farandole", tests=str(len(checks)), failures=counts[RED], skipped=counts[NOT_MEASURED]
-    )
+    failures = str(sum(check.status in WANTING for check in checks))
+    skipped = str(sum(check.status == NOT_MEASURED for check in checks))
+    suite = ET.Element("testsuite", name="farandole", tests=str(len(checks)), failures=failures, skipped=skipped)
     for check in checks:
         case = ET.SubElement(suite, "testcase", classname="farandole", name=in_xml(check.id), time=str(check.seconds))
-        if check.status == RED:
+        if check.status in WANTING:
             told = in_xml("\n".join([check.cause, check.cure, *check.log]))
-            ET.SubElement(case, "failure", message=in_xml(check.words)).text = told
+            ET.SubElement(case, "failure", type=check.status, message=in_xml(check.words)).text = told
         elif check.status == NOT_MEASURED:
             ET.SubElement(case, "skipped", message=in_xml(check.words))
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
@@ -65,10 +68,10 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
     for check in checks:
-        if check.status == RED:
-            lines.append(f"{check.id} is red: {check.words}\n  cause: {check.cause}\n  cure: {check.cure}")
+        if check.status in WANTING:
+            lines.append(f"{check.id} is {check.status}: {check.words}\n  cause: {check.cause}\n  cure: {check.cure}")
             lines += [f"  | {line}" for line in check.log[-SHOWN:]]
-    counts = {status: sum(check.status == status for check in checks) for status in (GREEN, RED, NOT_MEASURED)}
+    counts = {status: sum(check.status == status for check in checks) for status in (GREEN, SLOW, RED, NOT_MEASURED)}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     lines.append(f"{verdict(checks)}: {told}; {seconds:.0f} s; report: {target}")
     return on_terminal("\n".join(lines))

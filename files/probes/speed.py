@@ -1,0 +1,265 @@
+"""What working together costs: horovodrun --mpi -np 2 -H node-1:1,node-2:1 python speed.py --master node-1
+
+One model learns in three ways: on every node by itself, on all nodes with Horovod, and on all nodes with PyTorch's own
+DistributedDataParallel over Gloo. The ways take turns of half a second, so that a machine that slows down slows all
+three. Rounds in which other programs kept a rank waiting are marked; it goes on until enough rounds were quiet and
+agree, or time is up.
+"""
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+import zlib
+from datetime import timedelta
+from itertools import chain, repeat
+from pathlib import Path
+
+sys.path.insert(0, "/opt/farandole/samples")
+
+import horovod.torch as hvd
+import proof
+import torch
+import torch.distributed as dist
+from pytorch_mnist import LeNet5, datasets
+
+WAYS = ("alone", "horovod", "ddp")
+BATCH, IMAGES = 512, 8192
+WARM_UP = 5
+TURN_S = 0.5
+# So many quiet rounds are enough once they agree to a tenth.
+ENOUGH, AGREE = 7, 0.1
+# A rank was disturbed when it had to wait for a processor while other programs used one: shares of the time, of a core.
+WAITED, OTHERS = 0.03, 0.15
+PATIENCE = timedelta(seconds=60)
+PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """A process that learns in one way. It is stopped between its turns, so that it takes nothing from the others."""
+
+    def __init__(self, way, options, data):
+        context = multiprocessing.get_context("fork")
+        self.way = way
+        self.pipe, far_end = context.Pipe()
+        self.process = context.Process(target=learn, args=(way, options, data, far_end), daemon=True)
+        self.process.start()
+        far_end.close()
+
+    def answer(self):
+        """What it sends next."""
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            sys.exit(f"{socket.gethostname()}: {self.way} ended with status {self.process.exitcode}; it says above why")
+
+    def stop(self):
+        """Until its next turn."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def turn(self, steps):
+        """What came of so many steps."""
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.pipe.send(steps)
+        result = self.answer()
+        self.stop()
+        return result
+
+    def end(self):
+        """Its last word, after which it ends by itself."""
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.pipe.send(None)
+        last = self.answer()
+        self.process.join()
+        return last
+
+
+def learn(way, options, data, pipe):
+    """The worker's side."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    torch.manual_seed(options.seed)
+    # As in the sample.
+    torch.set_num_threads(1)
+    model = LeNet5()
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    if way == "horovod":
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
+    elif way == "ddp":
+        store = dist.PrefixStore("ddp", meet(options, is_master=False))
+        dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.size, timeout=PATIENCE)
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    batches = chain.from_iterable(repeat(torch.utils.data.DataLoader(data, BATCH, shuffle=True, drop_last=True)))
+
+    def step():
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    for _ in range(WARM_UP):
+        step()
+    pipe.send(None)
+    while steps := pipe.recv():
+        begun, waited = time.perf_counter(), waiting()
+        for _ in range(steps):
+            step()
+        seconds = time.perf_counter() - begun
+        pipe.send({"seconds": seconds, "waited": (waiting() - waited) / seconds})
+    if way == "horovod":
+        hvd.shutdown()
+    pipe.send(proof.fingerprint([one.numpy() for one in model.state_dict().values()]))
+
+
+def waiting():
+    """For how many seconds this thread was ready to run and did not."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+
+
+def busy():
+    """For how many seconds the processors of this machine were at work, or taken from it; by the kernel's clock."""
+    user, nice, system, _, _, _, _, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def used(process):
+    """For how many seconds a process, with all its threads, was at work."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def meet(options, *, is_master):
+    """The store through which the ranks talk about their turns."""
+    # The same port for all ranks of a job and another for the next; below those that the kernel gives away.
+    port = 20_000 + zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode()) % 12_000
+    try:
+        return dist.TCPStore(options.master, port, None, is_master, timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        sys.exit(f"{options.size} ranks did not meet at {options.master}, port {port}: {reason}")
+
+
+class Conductor:
+    """Every rank has one; that of rank 0 says whose turn it is, and collects what came of it."""
+
+    def __init__(self, options, store, workers):
+        self.rank, self.size, self.store, self.workers = options.rank, options.size, store, workers
+        self.number = 0
+        self.machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def lead(self, way, steps):
+        """Rank 0: let all ranks take a turn, and collect what they say of it."""
+        self.store.set(f"order {self.number}", json.dumps([way, steps]))
+        mine, number = self.follow(), self.number - 1
+        return [mine, *(json.loads(self.store.get(f"answer {number} {rank}")) for rank in range(1, self.size))]
+
+    def dismiss(self):
+        """Rank 0: there are no more turns."""
+        self.store.set(f"order {self.number}", "null")
+
+    def follow(self):
+        """Take the next turn; nothing is said when there are no more."""
+        if not (order := json.loads(self.store.get(f"order {self.number}"))):
+            return None
+        way, steps = order
+        before, own = busy(), self.used()
+        answer = self.workers[way].turn(steps)
+        answer.update(busy=busy() - before, own=self.used() - own, machine=self.machine, host=socket.gethostname())
+        if self.rank:
+            self.store.set(f"answer {self.number} {self.rank}", json.dumps(answer))
+        self.number += 1
+        return answer
+
+    def used(self):
+        """For how many seconds the workers were at work."""
+        return sum(used(worker.process.pid) for worker in self.workers.values())
+
+
+def disturbance(answers):
+    """How many cores other programs used while a rank waited for one, and on which host; 0 when none was disturbed."""
+    worst, where = 0.0, ""
+    for machine in {one["machine"] for one in answers}:
+        # Nodes that share a machine share its processors.
+        here = [one for one in answers if one["machine"] == machine]
+        seconds = max(one["seconds"] for one in here)
+        others = (max(one["busy"] for one in here) - sum(one["own"] for one in here)) / seconds
+        if max(one["waited"] for one in here) > WAITED and others > max(worst, OTHERS):
+            worst, where = others, here[0]["host"]
+    return worst, where
+
+
+def agree(rounds, way):
+    """Whether the ratios of Horovod to another way differ by little, but for the least and the greatest."""
+    ratios = sorted(one["horovod"] / one[way] for one in rounds)
+    return ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
+
+
+def measure(conductor, seconds):
+    """Rounds until enough were quiet and agree, or time is up; the ways take turns in one order and its reverse."""
+    until = time.monotonic() + seconds
+    tried = max(one["seconds"] for one in conductor.lead("alone", WARM_UP))
+    steps = max(2, round(TURN_S * WARM_UP / tried))
+    rounds = []
+    while time.monotonic() < until:
+        found, worst, where = {}, 0.0, ""
+        for way in WAYS if len(rounds) % 2 else reversed(WAYS):
+            answers = conductor.lead(way, steps)
+            found[way] = round(sum(steps * BATCH / one["seconds"] for one in answers), 1)
+            worst, where = max((worst, where), disturbance(answers))
+        rounds.append({**found, "quiet": not worst, "others": round(worst, 2), "where": where})
+        # A line for each, as a launcher cuts long ones up.
+        print(json.dumps({"round": rounds[-1]}), flush=True)
+        quiet = [one for one in rounds if one["quiet"]]
+        if len(quiet) >= ENOUGH and all(agree(quiet, way) for way in ("alone", "ddp")):
+            return
+
+
+def describe(options):
+    """What this rank is."""
+    return {
+        "rank": options.rank,
+        "size": options.size,
+        "host": socket.gethostname(),
+        "machine": Path("/etc/machine-id").read_text().strip(),
+        "python": sys.executable,
+        "stack": Path("/opt/farandole/current").resolve().name,
+    }
+
+
+def main():
+    """Measure, and print what came of it as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--master", required=True, help="name of the node of rank 0")
+    parser.add_argument("--seconds", type=float, default=45, help="for which it goes on at most")
+    options = parser.parse_args()
+    options.rank, options.size = (int(os.environ[f"OMPI_COMM_WORLD_{what}"]) for what in ("RANK", "SIZE"))
+    options.seed, options.lr = 42, 0.02
+    data, _ = datasets(f"MNIST-data-{options.rank}", IMAGES)
+
+    # The workers first: a process that has threads is not safe to fork.
+    workers = {way: Worker(way, options, data) for way in WAYS}
+    store = meet(options, is_master=options.rank == 0)
+    for worker in workers.values():
+        worker.answer()
+    for worker in workers.values():
+        worker.stop()
+    conductor = Conductor(options, store, workers)
+    if options.rank == 0:
+        measure(conductor, options.seconds)
+        conductor.dismiss()
+    while conductor.follow():
+        pass
+    weights = {way: worker.end() for way, worker in workers.items()}
+    print(json.dumps({**describe(options), "weights": weights["horovod"]}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
