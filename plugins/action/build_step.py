@@ -1,4 +1,4 @@
-"""Run a long script on a node, say how it goes, and find it again after a run that was killed."""
+"""Run a long script on a node and show its progress."""
 
 from __future__ import annotations
 
@@ -6,12 +6,57 @@ import textwrap
 import time
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.form import number, text, within
+
+DOCUMENTATION = """
+module: build_step
+short_description: Run a long script on a node
+description:
+  - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it. A
+    run that asks for the same step again waits for the one at work instead of starting another.
+  - Another step of the same O(build) that a killed run left at work is waited for, and is not repeated when its turn
+    comes. One of another build is ended.
+  - If two runs wait for one step, as a killed ansible-playbook can leave a process behind, both are told how it ended.
+  - While it runs, the last line of its log is shown every 20 seconds.
+options:
+  name: {description: "What is done, in a few words.", type: str, required: true}
+  script: {description: Text for C(sh); it runs with C(set -eu) in O(directory)., type: str, required: true}
+  directory:
+    description: >-
+      Where the script runs; it and its log are kept there. A directory in which another account than root could write,
+      or with such a parent, is refused.
+    type: str
+    required: true
+  environment:
+    description: Its variables, beside a PATH with only the distribution's programs.
+    type: dict
+    default: {}
+  build: {description: What the step is a part of., type: str, default: ""}
+  creates:
+    description: What the step leaves behind. While this and O(directory) exist, a finished step is not repeated.
+    type: str
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Build OpenMPI
+  build_step:
+    name: OpenMPI 4.1.4
+    directory: /opt/farandole/build
+    script: "{{ lookup('file', 'build.sh') }}"
+    environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
+    build: 0123456789ab
+    creates: /opt/farandole/mpi/0123456789ab
+"""
+
+RETURN = """
+seconds: {description: How long the step took., type: float, returned: always}
+log: {description: The script's log on the node., type: str, returned: always}
+"""
 
 # Looking costs the node's processor something: often at first, then ever less.
 SHORTEST, LONGEST = 1.0, 10.0
@@ -36,20 +81,18 @@ def progress(answer: dict[str, Any], host: str) -> tuple[str, float, str]:
         told = {name: within(name, check, answer.get(name)) for name, check in ANSWER.items()}
         return told["step"], told["seconds"], told["last"]
     except FarandoleError as error:
-        raise AnsibleActionFail(f"{host} does not say how far its step is: {error}; look at that machine") from error
+        raise FarandoleError(f"{host} does not say how far its step is: {error}; look at that machine") from error
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(Action):
     """Starts the step and looks at it until it is over."""
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        arguments = dict(self._task.args)
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Waits for the end of the step."""
         if self._task.check_mode:
-            return {**result, "changed": True}
-        host = (task_vars or {}).get("inventory_hostname", "")
-        answer = self._look(arguments, task_vars, start=True)
+            return {"changed": True}
+        host = variables.get("inventory_hostname", "")
+        answer = self._look(arguments, variables, start=True)
         said = time.monotonic()
         while answer.get("running"):
             step, seconds, last = progress(answer, host)
@@ -59,10 +102,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 words = f"{host}: {step}, {clock(seconds)}: {last}"
                 Display().display(shortened(words, Display().columns))
             # While another step of the same build is at work, this one still has to be started.
-            answer = self._look(arguments, task_vars, start=answer.get("start") is True)
-        return {**result, **answer}
+            answer = self._look(arguments, variables, start=answer.get("start") is True)
+        return answer
 
-    def _look(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None, *, start: bool) -> dict[str, Any]:
+    def _look(self, arguments: dict[str, Any], variables: dict[str, Any], *, start: bool) -> dict[str, Any]:
         call = {**arguments, "start": start}
-        answer: dict[str, Any] = self._execute_module("build_step", module_args=call, task_vars=task_vars)
+        answer: dict[str, Any] = self._execute_module("build_step", module_args=call, task_vars=variables)
         return answer

@@ -1,43 +1,73 @@
-"""Bring the data of the sample scripts into the control machine's cache, and say which nodes lack it."""
+"""Provide the data of the sample scripts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from farandole.action import Action
 from farandole.dataset import bring, lacking
-from farandole.errors import FarandoleError
 from farandole.stack.cache import default_root
 
-SPEC = {
-    "data": {"type": "str", "choices": ["auto", "mnist", "digits"], "default": "auto"},
-    "cache": {"type": "path", "default": ""},
-    "nodes": {"type": "list", "elements": "str", "default": []},
-}
+DOCUMENTATION = """
+module: dataset
+short_description: Provide the data of the sample scripts in the control machine's cache
+description:
+  - Runs on the control machine, in check mode too, as later tasks need the sha256.
+  - Which nodes lack the data is taken from what M(node_probe) found, registered as C(_preflight_probe).
+options:
+  data:
+    description: MNIST, or the digits of scikit-learn; V(auto) takes what is in the cache, else MNIST if it can be
+      fetched, else the digits.
+    type: str
+    choices: [auto, mnist, digits]
+    default: auto
+  cache:
+    description: The control machine's cache; empty for C(farandole) in the user's cache folder.
+    type: path
+    default: ""
+  nodes:
+    description: Nodes that need the data.
+    type: list
+    elements: str
+    default: []
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Provide the data
+  dataset:
+    nodes: "{{ ansible_play_hosts }}"
+  register: _samples_dataset
+  run_once: true
+"""
+
+RETURN = """
+name: {description: "C(mnist) or C(digits).", type: str, returned: always}
+source: {description: Where the data comes from, as in its file C(SOURCE)., type: str, returned: always}
+path: {description: The tar on the control machine., type: str, returned: always}
+file: {description: A name for the tar elsewhere; it differs with the content., type: str, returned: always}
+sha256: {description: The sha256 of the tar., type: str, returned: always}
+size: {description: The size of the tar in bytes., type: int, returned: always}
+files: {description: The sha256 of each file in the tar., type: dict, returned: always}
+lacking: {description: Nodes that do not have exactly these files., type: list, returned: always}
+"""
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
-    """Works on this machine alone."""
+class ActionModule(Action):
+    """Runs on the control machine alone."""
 
     _requires_connection = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(argument_spec=SPEC)
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Fills the cache and says which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
-        try:
-            built = bring(arguments["data"], cache, Display().display)
-        except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from error
+        built = bring(arguments["data"], cache, Display().display)
         name = built.path.stem
         return {
-            **result,
-            # The cache is filled in check mode too, and is no part of the cluster.
+            # The cache is no part of the cluster.
             "changed": False,
             "name": name,
             "source": built.about["source"],
@@ -46,5 +76,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "sha256": built.sha256,
             "size": built.path.stat().st_size,
             "files": built.about["files"],
-            "lacking": lacking(built, arguments["nodes"], (task_vars or {}).get("hostvars") or {}),
+            "lacking": lacking(built, arguments["nodes"], variables.get("hostvars") or {}),
         }

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants
-from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.plugins.action import ActionBase
+from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
+from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.findings import Finding, count, report
 from farandole.preflight.inventory import (
@@ -25,6 +25,48 @@ from farandole.preflight.inventory import (
 )
 from farandole.preflight.nodes import judge_hosts, probes_of, record, summary
 from farandole.state import claim
+
+DOCUMENTATION = r"""
+module: preflight
+short_description: Judge the inventory and the nodes
+description:
+  - Runs on the control machine. Names host, cause and cure of everything that would make a later step fail, and fails
+    if there is anything. Changes no host and opens no connection; meant for C(run_once).
+options:
+  phase:
+    description:
+      - V(inventory) judges groups, names, addresses and variables.
+      - V(hosts) judges what M(node_probe) found, registered as C(_preflight_probe) on each host of the play, and writes
+        it with the findings to C(preflight.json) in O(state_dir), in check mode too.
+    type: str
+    choices: [inventory, hosts]
+    required: true
+  roles_dir:
+    description: Folder of the roles, whose argument specs say which variables exist. V(inventory) needs it.
+    type: path
+  state_dir:
+    description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
+    type: path
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = r"""
+- name: Judge the inventory
+  preflight:
+    phase: inventory
+    roles_dir: "{{ role_path | dirname }}"
+    state_dir: "{{ preflight_state_dir }}"
+  run_once: true
+"""
+
+RETURN = r"""
+msg:
+  description: The findings as a numbered text, or one line that there is none.
+  returned: always
+  type: str
+  sample: "4 nodes, Debian 12: no finding"
+"""
 
 
 def connection_variables() -> frozenset[str]:
@@ -70,23 +112,18 @@ def write_private(path: Path, content: str) -> None:
     Path(draft).replace(path)
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
-    _requires_connection = False
+class ActionModule(Action):
+    """Runs on the control machine alone."""
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        result = super().run(tmp, task_vars)
-        _, args = self.validate_argument_spec(
-            {
-                "phase": {"type": "str", "choices": ["inventory", "hosts"], "required": True},
-                "roles_dir": {"type": "path"},
-                "state_dir": {"type": "path", "required": True},
-            },
-            required_if=[("phase", "inventory", ["roles_dir"])],
-        )
-        judge = self._inventory if args["phase"] == "inventory" else self._hosts
-        findings, words = judge(args, task_vars or {})
+    _requires_connection = False
+    required_if = (("phase", "inventory", ("roles_dir",)),)
+
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Judges one of the two."""
+        judge = self._inventory if arguments["phase"] == "inventory" else self._hosts
+        findings, words = judge(arguments, variables)
         # The verdict is what this task is for: shown without -v too.
-        result = {**result, "changed": False, "_ansible_verbose_always": True}
+        result = {"changed": False, "_ansible_verbose_always": True}
         return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": words}
 
     def _inventory(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
@@ -122,7 +159,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             try:
                 claim(Path(args["state_dir"]), Path(folder), write=write)
             except FarandoleError as error:
-                raise AnsibleActionFail(f"{error}; nothing was changed") from None
+                raise FarandoleError(f"{error}; nothing was changed") from None
 
     def _specs(self, roles_dir: Path) -> dict[str, Mapping[str, Any]]:
         paths = sorted(roles_dir.glob("*/meta/argument_specs.yml"))

@@ -1,4 +1,4 @@
-"""Let one run at a time change a cluster: on this machine by the state folder, from others by the head."""
+"""Let one run at a time change a cluster."""
 
 from __future__ import annotations
 
@@ -9,40 +9,56 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
-from ansible.plugins.action import ActionBase
 
 from farandole import runs
+from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.state import claim
 
+DOCUMENTATION = """
+module: run_lock
+short_description: Let one run at a time change a cluster
+description:
+  - Records the run in the state folder on the control machine, and on the head for runs from other control machines.
+    While another run goes on, this one is refused.
+  - The lock needs no release. On the control machine a run is over when its process is gone; on the head, when the
+    connection is closed that the run holds open.
+  - Does nothing in check mode.
+options:
+  state_dir: {description: The cluster's state folder on the control machine., type: path, required: true}
+author: Farandole
+"""
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+EXAMPLES = """
+- name: Keep other runs out
+  run_lock:
+    state_dir: "{{ base_state_dir }}"
+  delegate_to: "{{ groups['head'][0] }}"
+  run_once: true
+"""
+
+
+class ActionModule(Action):
     """Runs where the connection is the head's."""
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec({"state_dir": {"type": "path", "required": True}})
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Takes the lock on this machine, then on the head."""
         if self._task.check_mode:
-            return {**result, "changed": False}
+            return {"changed": False}
         main, state = parent_process(), Path(arguments["state_dir"])
-        try:
-            mine = runs.this_run(main.pid if main and main.pid else 0)
-            claim(state, Path((task_vars or {})["inventory_dir"]))
-            runs.take(state, mine)
-            notice = self._tell_head(mine, task_vars)
-        except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from None
-        if notice:
+        mine = runs.this_run(main.pid if main and main.pid else 0)
+        claim(state, Path(variables["inventory_dir"]))
+        runs.take(state, mine)
+        if notice := self._tell_head(mine, variables):
             self._display.warning(
                 f"runs from other control machines are not kept out of this cluster: {notice}. "
                 "See to it that there are none"
             )
-        return {**result, "changed": False}
+        return {"changed": False}
 
-    def _tell_head(self, mine: runs.Run, task_vars: dict[str, Any] | None) -> str:
+    def _tell_head(self, mine: runs.Run, variables: dict[str, Any]) -> str:
         """Why the head could not be told; empty where it was."""
         notice = ""
         # The second time over the connection that asking leaves open, where a login wants a password.
@@ -54,7 +70,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             except FarandoleError as error:
                 notice = f"no connection can be held open to the head ({error})"
             try:
-                held = self._ask(mine, holder, task_vars)
+                held = self._ask(mine, holder, variables)
             except AnsibleError as error:
                 self._end(keeper)
                 return notice or f"the head does not answer ({runs.plain(str(error))})"
@@ -65,16 +81,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return ""
         return notice
 
-    def _ask(self, mine: runs.Run, holder: int, task_vars: dict[str, Any] | None) -> runs.Run | None:
+    def _ask(self, mine: runs.Run, holder: int, variables: dict[str, Any]) -> runs.Run | None:
         """The run that keeps this one out, as the head knows it."""
         call = {"run": asdict(mine), "holder": holder}
-        held = self._held(call, task_vars)
+        held = self._held(call, variables)
         if held and held.here and not held.lives:
-            held = self._held({**call, "over": asdict(held)}, task_vars)
+            held = self._held({**call, "over": asdict(held)}, variables)
         return held
 
-    def _held(self, call: dict[str, Any], task_vars: dict[str, Any] | None) -> runs.Run | None:
-        answer = self._execute_module("run_lock", module_args=call, task_vars=task_vars)
+    def _held(self, call: dict[str, Any], variables: dict[str, Any]) -> runs.Run | None:
+        answer = self._execute_module("run_lock", module_args=call, task_vars=variables)
         if "held" not in answer:
             raise AnsibleError(str(answer.get("msg", "no answer"))[:300])
         if not answer["held"]:

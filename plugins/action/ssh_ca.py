@@ -1,46 +1,81 @@
-"""The cluster's certificate authority, for the role that brings certificates to the nodes."""
+"""Sign the keys of the nodes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-
+from farandole.action import Action
 from farandole.authority import Authority, serve
-from farandole.errors import FarandoleError
 from farandole.state import claim
 
+DOCUMENTATION = """
+module: ssh_ca
+short_description: Sign host and user keys with the cluster's own certificate authority
+description:
+  - Runs on the control machine. The private keys of the authority (ed25519, mode 0600) are made there and stay there.
+  - A certificate is kept while it says what is asked for and more than a third of its lifetime is left.
+  - Every signed key is recorded. When a node has another key than before, the former one is revoked.
+  - A new authority is created if there is none, if half of it is missing, or if it comes from a version that kept no
+    record of signed keys. All nodes have to take part in that run.
+options:
+  folder: {description: The authority's folder on the control machine., type: path, required: true}
+  nodes:
+    description:
+      - One entry per node with C(name), C(host_key), C(job_key) (empty where no jobs are launched), C(names) for the
+        host certificate and C(sources), the addresses from which the user certificate is valid.
+      - The keys are a node's words; anything but one ed25519 public key, or another node's key, is refused.
+    type: list
+    elements: dict
+    required: true
+  launchers:
+    description: Nodes that launch jobs. Only they get a user certificate; those of other nodes are revoked.
+    type: list
+    elements: str
+    required: true
+  user: {description: The only principal of user certificates., type: str, required: true}
+  host_days: {description: Lifetime of a host certificate in days., type: int, required: true}
+  user_days: {description: Lifetime of a user certificate in days., type: int, required: true}
+  passphrase: {description: Passphrase of the authority's private keys., type: str, default: "", no_log: true}
+  revoked: {description: Nodes whose keys are revoked from now on., type: list, elements: str, default: []}
+  rotate:
+    description: Create a new authority; everything signed so far becomes invalid. All nodes have to take part.
+    type: bool
+    default: false
+author: Farandole
+"""
 
-class ActionModule(ActionBase):  # type: ignore[misc]
-    """Signs what has to be signed, for all hosts at once."""
+EXAMPLES = """
+- name: Sign the keys of the nodes
+  ssh_ca:
+    folder: .farandole/mine/ca
+    nodes: "{{ ansible_play_hosts | ssh_nodes(hostvars) }}"
+    launchers: "{{ groups['head'] }}"
+    user: trainer
+    host_days: 3650
+    user_days: 365
+"""
+
+RETURN = """
+host_ca: {description: Public key of the host CA., type: str, returned: always}
+user_ca: {description: Public key of the user CA., type: str, returned: always}
+host: {description: Host certificates by node., type: dict, returned: always}
+user: {description: User certificates by node., type: dict, returned: always}
+revoked: {description: "Every key revoked under this authority, one per line.", type: list, returned: always}
+"""
+
+
+class ActionModule(Action):
+    """Runs on the control machine alone, once for all hosts."""
 
     _requires_connection = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "folder": {"type": "path", "required": True},
-                "nodes": {"type": "list", "elements": "dict", "required": True},
-                "launchers": {"type": "list", "elements": "str", "required": True},
-                "user": {"type": "str", "required": True},
-                "host_days": {"type": "int", "required": True},
-                "user_days": {"type": "int", "required": True},
-                "passphrase": {"type": "str", "default": "", "no_log": True},
-                "revoked": {"type": "list", "elements": "str", "default": []},
-                "rotate": {"type": "bool", "default": False},
-            }
-        )
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Signs what has to be signed."""
         check_mode, folder = self._task.check_mode, Path(arguments["folder"])
-        try:
-            claim(folder.parent, Path((task_vars or {})["inventory_dir"]), write=not check_mode)
-            authority = Authority(folder, arguments["passphrase"], check_mode=check_mode)
-            signed, notice = serve(authority, arguments, (task_vars or {})["groups"]["cluster"])
-        except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from error
+        claim(folder.parent, Path(variables["inventory_dir"]), write=not check_mode)
+        authority = Authority(folder, arguments["passphrase"], check_mode=check_mode)
+        signed, notice = serve(authority, arguments, variables["groups"]["cluster"])
         if notice:
             self._display.warning(notice)
-        return {**result, "changed": authority.changed, **signed}
+        return {"changed": authority.changed, **signed}

@@ -1,46 +1,75 @@
-"""Say what this run has to do, so that a run with nothing to do asks no node anything."""
+"""Plan what a run has to do about the stack."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-
-from farandole.errors import FarandoleError
+from farandole.action import Action
 from farandole.stack.cache import Builds
 from farandole.stack.plan import choose, free_of, plan, refuse_elsewhere, refuse_without_room, stacks_of, system_of
 
+DOCUMENTATION = """
+module: stack_plan
+short_description: Plan what a run has to do about the stack
+description:
+  - Runs on the control machine and asks no node, so that a run with nothing to do is over quickly. It looks at the
+    lock, at what has been built, where it deletes what is damaged, and at what M(node_probe) found.
+options:
+  lock: {description: "The lock, as M(stack_lock) returns it.", type: dict, default: {}}
+  back_to:
+    description: "Instead of O(lock): the id of the stack to go back to; empty for the one that was current before."
+    type: str
+  builds: {description: Folder on the control machine for what the builder made., type: path, required: true}
+  nodes: {description: The nodes of this run., type: list, elements: str, required: true}
+  builder: {description: The node that compiles., type: str, required: true}
+author: Farandole
+"""
 
-class ActionModule(ActionBase):  # type: ignore[misc]
-    """Looks at the lock, at what is built, and at what the probe brought."""
+EXAMPLES = """
+- name: Plan the run
+  stack_plan:
+    lock: "{{ stack_lock }}"
+    builds: .farandole/mine/builds
+    nodes: "{{ ansible_play_hosts }}"
+    builder: node-1
+  run_once: true
+"""
+
+RETURN = """
+lock:
+  description: O(lock), or that of the stack to go back to; only its id if no more is known.
+  type: dict
+  returned: always
+plan:
+  description: What has to be done.
+  type: dict
+  returned: always
+  contains:
+    lacking: {description: Nodes that do not have the stack., type: list}
+    behind: {description: Nodes whose current stack is another., type: list}
+    build: {description: Whether something has to be compiled or assembled., type: bool}
+    pack: {description: Whether the builder has to pack its stack., type: bool}
+    archive: {description: "The packed stack, or null.", type: dict}
+    parts: {description: "OpenMPI and Horovod from earlier builds, null for each that has to be built.", type: dict}
+"""
+
+
+class ActionModule(Action):
+    """Runs on the control machine alone."""
 
     _requires_connection = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "lock": {"type": "dict", "default": {}},
-                "back_to": {"type": "str"},
-                "builds": {"type": "path", "required": True},
-                "nodes": {"type": "list", "elements": "str", "required": True},
-                "builder": {"type": "str", "required": True},
-            }
-        )
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Plans from what is known."""
         builds, builder = Builds(Path(arguments["builds"])), arguments["builder"]
-        known = {name: (task_vars or {})["hostvars"][name] for name in arguments["nodes"]}
-        nodes = {name: stacks_of(variables) for name, variables in known.items()}
+        known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
+        nodes = {name: stacks_of(one) for name, one in known.items()}
         lock = arguments["lock"]
-        try:
-            if arguments["back_to"] is not None:
-                systems = {name: system_of(variables) for name, variables in known.items()}
-                lock = choose(arguments["back_to"], nodes, systems.values(), builds)
-                refuse_elsewhere(lock, systems)
-            made = plan(lock, builds, nodes, builder)
-            refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
-        except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from error
-        return {**result, "changed": False, "lock": lock, "plan": made}
+        if arguments["back_to"] is not None:
+            systems = {name: system_of(one) for name, one in known.items()}
+            lock = choose(arguments["back_to"], nodes, systems.values(), builds)
+            refuse_elsewhere(lock, systems)
+        made = plan(lock, builds, nodes, builder)
+        refuse_without_room(made, {name: free_of(one) for name, one in known.items()}, builder)
+        return {"changed": False, "lock": lock, "plan": made}

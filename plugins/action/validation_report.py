@@ -1,61 +1,91 @@
-"""Judge what was run and write the report; on the control machine alone."""
+"""Judge the jobs of a validation and write the report."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-
-from farandole.errors import FarandoleError
+from farandole.action import Action
 from farandole.state import claim
 from farandole.validation.answer import job, lines
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, judge
 from farandole.validation.report import text, verdict, write
 from farandole.words import one_line
 
+DOCUMENTATION = """
+module: validation_report
+short_description: Judge the jobs of a validation, and write the report
+description:
+  - Runs on the control machine and shows the report as a table. A red verdict is no failure of this task.
+options:
+  folder:
+    description: Folder for reports; each run gets a folder in it, and C(latest) points to the newest.
+    type: path
+    required: true
+  trust: {description: "What F(trust.py) said, by the node it ran on.", type: dict, required: true}
+  stacks: {description: "What M(stack_proof) said, by node.", type: dict, default: {}}
+  inventory: {description: "The inventory, for the commands in the report.", type: path, default: inventory}
+  jobs: {description: Registered results of the loop over the jobs., type: list, elements: dict, required: true}
+  bars:
+    description: Pass thresholds that differ from their defaults; the README of role validation explains them.
+    type: dict
+    suboptions:
+      accuracy: {description: See the role., type: float}
+      parity: {description: See the role., type: float}
+      mpi_bandwidth: {description: See the role., type: float}
+      mpi_latency: {description: See the role., type: float}
+      efficiency: {description: See the role., type: float}
+      yardstick: {description: See the role., type: float}
+  about: {description: What the report says about the run itself., type: dict, required: true}
+  begun: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
+  unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}
+author: Farandole
+"""
 
-class ActionModule(ActionBase):  # type: ignore[misc]
-    """What is red is for the play to act on."""
+EXAMPLES = """
+- name: Judge the cluster
+  validation_report:
+    folder: .farandole/mine/reports
+    trust: {node-1: {rc: 0, stdout: "machines: 2 of 2"}}
+    jobs: "{{ _validation_jobs.results }}"
+    bars: {efficiency: 0.9}
+    about: {cluster: mine}
+    begun: 1700000000
+"""
+
+RETURN = """
+verdict:
+  description: C(green) if something was measured and nothing is red, else C(red).
+  type: str
+  returned: always
+report: {description: The folder of this report., type: str, returned: always}
+"""
+
+
+class ActionModule(Action):
+    """Runs on the control machine alone."""
 
     _requires_connection = False
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, told = self.validate_argument_spec(
-            argument_spec={
-                "folder": {"type": "path", "required": True},
-                "trust": {"type": "dict", "required": True},
-                "stacks": {"type": "dict", "default": {}},
-                "inventory": {"type": "path", "default": "inventory"},
-                "jobs": {"type": "list", "elements": "dict", "required": True},
-                "bars": {"type": "dict", "options": {bar.name: {"type": "float"} for bar in fields(Bars)}},
-                "about": {"type": "dict", "required": True},
-                "begun": {"type": "float", "required": True},
-                "unmeasured": {"type": "dict", "default": {}},
-            }
-        )
-        folder = Path(told["folder"])
-        try:
-            claim(folder.parent, Path((task_vars or {})["inventory_dir"]))
-        except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from None
-        results = {item["item"]["id"]: ran(item) for item in told["jobs"]}
-        bars = Bars(**{name: value for name, value in (told["bars"] or {}).items() if value is not None})
-        checks = [*trusted(told["trust"]), *whole(told["stacks"], told["inventory"]), *judge(results, bars)]
-        checks += [Check(name, NOT_MEASURED, why) for name, why in told["unmeasured"].items()]
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Judges and writes; the play acts on the verdict."""
+        folder = Path(arguments["folder"])
+        claim(folder.parent, Path(variables["inventory_dir"]))
+        results = {item["item"]["id"]: ran(item) for item in arguments["jobs"]}
+        bars = Bars(**{name: value for name, value in (arguments["bars"] or {}).items() if value is not None})
+        checks = [*trusted(arguments["trust"]), *whole(arguments["stacks"], arguments["inventory"])]
+        checks += judge(results, bars)
+        checks += [Check(name, NOT_MEASURED, why) for name, why in arguments["unmeasured"].items()]
         data = sorted({one["data"] for one in results.values() if "data" in one})
-        seconds = round(time.time() - told["begun"], 1)
-        about = {**told["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
+        seconds = round(time.time() - arguments["begun"], 1)
+        about = {**arguments["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
         target = write(folder, about, checks)
         answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
-        return {**result, "changed": False, "_ansible_verbose_always": True, **answer}
+        return {"changed": False, "_ansible_verbose_always": True, **answer}
 
 
 def ran(item: dict[str, Any]) -> dict[str, Any]:

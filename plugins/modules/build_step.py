@@ -1,74 +1,7 @@
 #!/usr/bin/python
-"""Run a long script as a unit of systemd, or look at the one that runs."""
+"""The node's half of the action build_step: run a script as a unit of systemd, or look at the one that runs."""
 
 from __future__ import annotations
-
-DOCUMENTATION = """
-module: build_step
-short_description: Run a long script on a node
-description:
-  - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it,
-    and a run that asks for the same step again waits for the one that is at work instead of starting another.
-  - Another step of the same O(build) that is still at work, left behind by a killed run, is waited for, and is not done
-    again when its turn comes. One of another build is ended.
-  - Two runs may look at one step, as a killed ansible-playbook can leave a process behind that goes on looking. Both
-    are told how it ended.
-  - While it runs, the last line of its log is shown every 20 seconds.
-options:
-  name:
-    description: What is done, in a few words.
-    type: str
-    required: true
-  script:
-    description: The text for C(sh); it runs with C(set -eu) in O(directory).
-    type: str
-    required: true
-  directory:
-    description: >-
-      Where it runs; the script and its log are kept there. A directory in which another account than root could write
-      is refused, and so is one with such a parent.
-    type: path
-    required: true
-  environment:
-    description: Variables for it, beside a PATH that holds the distribution's programs alone.
-    type: dict
-    default: {}
-  build:
-    description: What the step is a part of.
-    type: str
-    default: ""
-  creates:
-    description: >-
-      What the step leaves behind. While it and O(directory) are there, a step that has ended well is not done again.
-    type: path
-  start:
-    description: The action plugin fills it in.
-    type: bool
-    default: true
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Build OpenMPI
-  build_step:
-    name: OpenMPI 4.1.4
-    directory: /opt/farandole/build
-    script: "{{ lookup('file', 'build.sh') }}"
-    environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
-    build: 0123456789ab
-    creates: /opt/farandole/mpi/0123456789ab
-"""
-
-RETURN = """
-seconds:
-  description: How long the step took.
-  type: float
-  returned: always
-log:
-  description: The file on the node to which the script wrote.
-  type: str
-  returned: always
-"""
 
 import hashlib
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Say in one answer what a node is; change nothing."""
+"""The node's half of the action node_probe: say in one answer what a node is; change nothing."""
 
 from __future__ import annotations
 
@@ -18,89 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: node_probe
-short_description: Say what a node is
-description:
-  - Reads, in one round trip, what Farandole must know of a node before it touches it.
-  - A node that cannot be reached or cannot run the module is an answer too, given as RV(unreachable_reason);
-    the task does not fail, so that M(preflight) can judge all nodes together.
-options:
-  user:
-    description: Name of the account, and of its group, that runs jobs.
-    type: str
-    required: true
-  id:
-    description: The uid and gid that this account wants.
-    type: int
-    required: true
-attributes:
-  check_mode:
-    description: Changes nothing, in check mode or out of it.
-    support: full
-author: Farandole
-"""
-
-EXAMPLES = r"""
-- name: Probe the nodes
-  node_probe:
-    user: trainer
-    id: 2000
-  register: _preflight_probe
-"""
-
-RETURN = r"""
-probe:
-  description: What the node says of itself. Missing when it gave no answer.
-  returned: the node answered
-  type: dict
-  contains:
-    os_id: {description: "ID of /etc/os-release.", type: str, sample: debian}
-    os_version: {description: "VERSION_ID of /etc/os-release.", type: str, sample: "12"}
-    codename: {description: "VERSION_CODENAME of /etc/os-release.", type: str, sample: bookworm}
-    arch: {description: "Machine architecture.", type: str, sample: x86_64}
-    python: {description: "Python of the system, major and minor.", type: str, sample: "3.11"}
-    glibc: {description: "The C library.", type: str, sample: "2.36"}
-    nvidia_driver: {description: "Version of the NVIDIA driver that is loaded; empty without.", type: str}
-    cuda: {description: "Version of the CUDA toolkit, by its nvcc; empty without.", type: str, sample: "13.0"}
-    hostname: {description: "Host name.", type: str, sample: node-1}
-    machine_id: {description: "/etc/machine-id.", type: str}
-    addresses: {description: "All its IP addresses; null without the command ip.", type: list, elements: str}
-    interfaces: {description: "Name, address and prefix length of each of them.", type: list, elements: dict}
-    gpus: {description: "How many NVIDIA GPUs the driver has.", type: int}
-    init: {description: "Name of process 1.", type: str, sample: systemd}
-    container: {description: "Whether the node is a container.", type: bool}
-    user: {description: "The account asked about.", type: str}
-    id: {description: "The uid and gid asked about.", type: int}
-    user_id: {description: "The uid that the account has; null without the account.", type: int}
-    group_id: {description: "The gid that the group has; null without the group.", type: int}
-    id_owner: {description: "The account that has the wanted uid; null when it is free.", type: str}
-    group_id_owner: {description: "The group that has the wanted gid; null when it is free.", type: str}
-    python_apt: {description: "Whether the interpreter has python3-apt.", type: bool}
-    sshd_drop_ins: {description: "Whether sshd reads /etc/ssh/sshd_config.d/*.conf.", type: bool}
-    disk_free_mb: {description: "Free space where /opt lies, in MiB.", type: int}
-    stacks: {description: "Ids of the stacks that are C(installed), C(current) and C(former).", type: dict}
-    data: {description: "The sha256 of each file of the sample scripts' data.", type: dict}
-    time: {description: "The node's clock, in seconds since 1970.", type: float}
-    root: {description: "Whether the module ran as root.", type: bool}
-skew:
-  description: Seconds by which the node's clock is ahead of the controller's.
-  returned: the node answered
-  type: float
-unreachable_reason:
-  description: Why there is no answer, in the words of ssh, sudo or Python, on one line.
-  returned: the node gave no answer
-  type: str
-unfit:
-  description: What in its answer is of a form that no node gives; nothing of such an answer is used.
-  returned: the node answered, and strangely
-  type: str
-login:
-  description: How Ansible tried to log in, and the same as an ssh command.
-  returned: always
-  type: dict
-"""
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")

@@ -1,44 +1,7 @@
 #!/usr/bin/python
-"""Write down on the head which run changes the cluster, unless another one does."""
+"""The node's half of the action run_lock: record on the head which run changes the cluster, unless another one does."""
 
 from __future__ import annotations
-
-DOCUMENTATION = """
-module: run_lock
-short_description: Let one run at a time change a cluster
-description:
-  - The run is written down in the state folder on the control machine, and on the head, where runs of other control
-    machines find it. It is refused while another run goes on.
-  - Nothing has to be given back. On the control machine a run is over when its process is gone; on the head, when the
-    connection is that the run holds open.
-  - Does nothing in check mode.
-options:
-  state_dir:
-    description: The cluster's state folder on the control machine.
-    type: path
-  run:
-    description: The action plugin fills it in, as all that follows.
-    type: dict
-    default: {}
-  holder:
-    description: The process on the head that lives as long as the run; 0 to look only.
-    type: int
-    default: 0
-  over:
-    description: The run which the control machine knows to be dead.
-    type: dict
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Keep other runs out
-  run_lock:
-    state_dir: "{{ base_state_dir }}"
-  delegate_to: "{{ groups['head'][0] }}"
-  run_once: true
-"""
-
-RETURN = """ # """
 
 import fcntl
 import json
@@ -104,8 +67,7 @@ def main() -> None:
     """Refuse, or write the run down."""
     module = AnsibleModule(
         argument_spec={
-            "state_dir": {"type": "path"},
-            "run": {"type": "dict", "default": {}},
+            "run": {"type": "dict", "required": True},
             "holder": {"type": "int", "default": 0},
             "over": {"type": "dict"},
         },

@@ -201,7 +201,10 @@ def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
 
 
 def test_ansible_reads_the_plugins_documentation() -> None:
-    for plugin in sorted(ROOT.glob("plugins/modules/*.py")):
+    # The node's half of an action is documented in the action.
+    documented = [path for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
+    assert documented
+    for plugin in documented:
         shown = subprocess.run(
             ["ansible-doc", "--type", "module", plugin.stem],
             cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
