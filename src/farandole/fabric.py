@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
-from farandole.findings import Finding, some
+from farandole.findings import Finding, report, some
 
 HostVars = Mapping[str, Mapping[str, Any]]
 Links = Sequence[Mapping[str, Any]]
@@ -35,6 +35,12 @@ def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -
     findings = [*_outside(network, chosen), *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]
     interfaces = {name: inside[0]["name"] for name, inside in chosen.items() if inside}
     return Fabric(str(network), interfaces, findings)
+
+
+def choice(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
+    """What was chosen, and the refusal for a person where something stands against it."""
+    chosen = choose(addresses, hostvars, wanted)
+    return {**asdict(chosen), "refusal": report(chosen.findings) if chosen.findings else ""}
 
 
 def hostfile(names: Sequence[str], hostvars: HostVars) -> str:

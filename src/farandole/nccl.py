@@ -1,9 +1,11 @@
-"""Whether an NCCL fits the driver and the CUDA of a node."""
+"""NCCL's debs: whether they fit the driver and the CUDA of a node, and how the depot serves them."""
 
 from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
+from typing import Any
 
 from farandole.stack.catalogue import load
 
@@ -53,3 +55,13 @@ def nccl_misfit(version: str, driver: str, cuda: str) -> str:
             f"one that is built with that, or install CUDA {major}"
         )
     return ""
+
+
+def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Files of the control machine with their names on the depot and their sizes."""
+    return [{**file, "name": f"debs/{Path(file['path']).name}", "size": _size(Path(file["path"]))} for file in files]
+
+
+def _size(path: Path) -> int:
+    # The task that sends a missing file says so.
+    return path.stat().st_size if path.is_file() else 0

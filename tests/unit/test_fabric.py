@@ -29,9 +29,7 @@ def choose(wanted: str = "", **nodes: tuple[str, dict[str, Any]]) -> dict[str, A
     """Each node by its address and what is known of it."""
     addresses = {name: address for name, (address, _) in nodes.items()}
     hostvars = {name: variables for name, (_, variables) in nodes.items()}
-    found = load("filter", "fabric").fabric(addresses, hostvars, wanted)
-    assert isinstance(found, dict)
-    return found
+    return fabric.choice(addresses, hostvars, wanted)
 
 
 def chosen(network: str, **interfaces: str) -> dict[str, Any]:

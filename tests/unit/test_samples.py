@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from .loading import ROOT, load
-from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
+from farandole import samples
 
-samples = load("filter", "samples")
+from .loading import ROOT
+from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
 
 FILES = {"images.gz": b"images", "SOURCE": b"MNIST\n"}
 

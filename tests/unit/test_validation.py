@@ -11,17 +11,16 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
-from ansible.errors import AnsibleFilterError
 from typer.testing import CliRunner
 
 from farandole.cli import app
+from farandole.errors import FarandoleError
 from farandole.form import UnfitError
 from farandole.playbook import Login
 from farandole.validation import answer, report
+from farandole.validation import nodes as validation_nodes
 from farandole.validation.judge import ENOUGH, GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explain, failure, judge
 from farandole.validation.plan import jobs
-
-from .loading import load
 
 ROOT = Path(__file__).parents[2]
 BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
@@ -381,14 +380,13 @@ def test_an_inventory_that_is_not_there_is_named() -> None:
 
 
 def test_the_head_s_manifest_is_read_on_the_head_alone() -> None:
-    filters = load("filter", "validation")
     content = {"content": b64encode(json.dumps(MANIFEST).encode()).decode()}
-    assert filters.validation_manifest(content)["id"] == MANIFEST["id"]
-    assert filters.validation_manifest({"skipped": True}) == {}
-    assert filters.validation_jobs(["node-1"], {}, 120, quick=True) == []
+    assert validation_nodes.read_manifest(content)["id"] == MANIFEST["id"]
+    assert validation_nodes.read_manifest({"skipped": True}) == {}
+    assert validation_nodes.jobs(["node-1"], {}, 120, quick=True) == []
     for lie in (["x"], "e30=", "%%%", "/w=="):
-        with pytest.raises(AnsibleFilterError, match="is none that Farandole wrote"):
-            filters.validation_manifest({"content": lie})
+        with pytest.raises(FarandoleError, match="is none that Farandole wrote"):
+            validation_nodes.read_manifest({"content": lie})
 
 
 def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words() -> None:
@@ -400,7 +398,7 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
         "node-4": {"unreachable": True, "msg": "No route to host"},
         "node-5": {"failed": True, "module_stdout": "MemoryError"},
     }
-    checks = {check.id: check for check in load("action", "validation_report").whole(answers, "/my clusters/mine")}
+    checks = {check.id: check for check in validation_nodes.stack_checks(answers, "/my clusters/mine")}
     assert [check.status for check in checks.values()] == [GREEN, NOT_MEASURED, RED, RED, RED]
     assert checks["stack.node-3"].cause == answers["node-3"]["wrong"]
     assert checks["stack.node-3"].cure == (
@@ -416,13 +414,12 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
 
 
 def test_a_head_on_which_nothing_can_be_run_is_red_with_its_words() -> None:
-    hostvars = {
+    hostvars: dict[str, Any] = {
         "node-1": {"_validation_trust": {"failed": True, "msg": "Missing sudo password"}},
         "node-2": {"_validation_trust": {"skipped": True}},
         "node-3": {"_validation_trust": {"unreachable": True, "msg": "no route"}},
     }
-    trust = load("filter", "validation").validation_trust(hostvars, list(hostvars))
-    first, second = load("action", "validation_report").trusted(trust)
+    first, second = validation_nodes.trust_checks(validation_nodes.trust_answers(hostvars, list(hostvars)))
     assert (first.id, first.status) == ("trust.node-1", RED)
     assert first.cause == "nothing could be run there: Missing sudo password"
     assert "--ask-become-pass" in first.cure
@@ -438,7 +435,10 @@ def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) ->
 
 
 def test_only_what_was_asked_is_a_check() -> None:
-    filters = load("filter", "validation")
     told = {"proven": True, "changed": False}
-    hostvars = {"node-1": {"_validation_stack": told}, "node-2": {"_validation_stack": {"skipped": True}}, "node-3": {}}
-    assert filters.validation_stacks(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}
+    hostvars: dict[str, Any] = {
+        "node-1": {"_validation_stack": told},
+        "node-2": {"_validation_stack": {"skipped": True}},
+        "node-3": {},
+    }
+    assert validation_nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}

@@ -59,6 +59,11 @@ def job(told: Mapping[str, Any]) -> dict[str, Any]:
     return {**said, "left": {node: names for node, names in said["left"].items() if node in nodes}}
 
 
+def ran(item: Mapping[str, Any]) -> dict[str, Any]:
+    """What came of a job, with the job as it was planned."""
+    return {**job(item), "job": item["item"]}
+
+
 def lines(told: object, most: int = 1000) -> list[str]:
     """Text that came from a node, to be shown."""
     return [line for raw in str(told or "").splitlines()[-most:] if (line := one_line(raw, 400))]

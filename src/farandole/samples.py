@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 PROGRAMS = (".py", ".sh")
 
@@ -22,11 +21,3 @@ def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
         }
         for path in ours
     ]
-
-
-class FilterModule:
-    """Gives Ansible the filter."""
-
-    def filters(self) -> dict[str, Any]:
-        """By name."""
-        return {"folder_files": folder_files}

@@ -1,4 +1,4 @@
-"""What the lock says, in the shapes that the roles need."""
+"""The parts of a lock, as the roles' tasks take them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,11 @@ def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, 
 
 
 def stack_requirements(wheels: list[Wheel]) -> str:
-    """The wheels as pip wants them told, with hashes."""
+    """The wheels as a requirements file with hashes."""
     return "\n".join(f"{one['name']}=={one['version']} --hash=sha256:{one['sha256']}" for one in wheels)
 
 
 def stack_modules(lock: dict[str, Any]) -> list[str]:
-    """The Python modules by which a stack is used."""
+    """The Python modules through which a stack is used."""
     by_framework = {"pytorch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
     return [by_framework[name] for name in lock.get("wanted", {}).get("frameworks", [])]
-
-
-class FilterModule:
-    """Gives Ansible the filters."""
-
-    def filters(self) -> dict[str, Any]:
-        """By name."""
-        return {
-            "stack_modules": stack_modules,
-            "stack_patches": stack_patches,
-            "stack_requirements": stack_requirements,
-            "stack_wheels": stack_wheels,
-        }

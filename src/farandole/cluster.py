@@ -1,4 +1,6 @@
-"""What the inventory says of the cluster, in the shapes that the roles need."""
+"""Names and addresses of the nodes, as the inventory has them."""
+
+from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ def node_address(variables: Mapping[str, Any]) -> str:
 
 
 def node_addresses(names: list[str], hostvars: HostVars) -> dict[str, str]:
-    """Address by name."""
+    """The addresses of these nodes by name."""
     return {name: node_address(hostvars[name]) for name in names}
 
 
@@ -38,7 +40,7 @@ def _called(variables: Mapping[str, Any]) -> list[str]:
 
 
 def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
-    """What the CA has to know of each node."""
+    """What the certificate authority has to know about each node."""
     return [
         {
             "name": name,
@@ -58,16 +60,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class FilterModule:
-    """Gives Ansible the filters."""
-
-    def filters(self) -> dict[str, Any]:
-        """By name."""
-        return {
-            "host_table": host_table,
-            "node_address": node_address,
-            "node_addresses": node_addresses,
-            "ssh_nodes": ssh_nodes,
-        }

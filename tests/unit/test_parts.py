@@ -1,27 +1,26 @@
-"""The filters against what pip and the roles take."""
+"""The parts of a lock against what pip and the roles take."""
 
 from __future__ import annotations
 
-from .loading import load
-from .stack import LOCK, changed
+from farandole.stack import parts
 
-stack = load("filter", "stack")
+from .stack import LOCK, changed
 
 
 def test_wheels_are_files_of_the_cache() -> None:
-    files = stack.stack_wheels(LOCK["wheels"], "/cache")
+    files = parts.stack_wheels(LOCK["wheels"], "/cache")
     assert files[0] == {"path": "/cache/wheels/numpy-2.4.6.whl", "name": "numpy-2.4.6.whl", "sha256": "04"}
     assert [file["sha256"] for file in files] == ["04", "05", "06"]
 
 
 def test_patches_are_files_of_the_repository() -> None:
-    assert stack.stack_patches(LOCK["horovod"]["patches"], "/repo/patches") == [
+    assert parts.stack_patches(LOCK["horovod"]["patches"], "/repo/patches") == [
         {"path": "/repo/patches/01-one.patch", "name": "01-one.patch", "sha256": "03"}
     ]
 
 
 def test_requirements_name_one_version_and_one_hash() -> None:
-    assert stack.stack_requirements(LOCK["wheels"]).splitlines() == [
+    assert parts.stack_requirements(LOCK["wheels"]).splitlines() == [
         "numpy==2.4.6 --hash=sha256:04",
         "tensorflow-cpu==2.21.0 --hash=sha256:05",
         "torch==2.13.0 --hash=sha256:06",
@@ -29,7 +28,7 @@ def test_requirements_name_one_version_and_one_hash() -> None:
 
 
 def test_a_stack_is_used_by_the_modules_of_its_frameworks() -> None:
-    assert stack.stack_modules(LOCK) == ["horovod.tensorflow", "horovod.torch"]
-    assert stack.stack_modules(changed("wanted", "frameworks", to=["pytorch"])) == ["horovod.torch"]
+    assert parts.stack_modules(LOCK) == ["horovod.tensorflow", "horovod.torch"]
+    assert parts.stack_modules(changed("wanted", "frameworks", to=["pytorch"])) == ["horovod.torch"]
     # Gone back to without its lock.
-    assert stack.stack_modules({"id": LOCK["id"]}) == []
+    assert parts.stack_modules({"id": LOCK["id"]}) == []

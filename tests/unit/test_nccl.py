@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .loading import load
-
-nccl = load("filter", "nccl")
+from farandole import nccl
 
 NEW = "2.27.3-1+cuda12.9"
 

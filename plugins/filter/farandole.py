@@ -1,0 +1,60 @@
+"""The functions of the package that templates call, by the names they have there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from farandole import cluster, fabric, nccl, samples
+from farandole.errors import FarandoleError
+from farandole.stack import parts
+from farandole.stack.cache import Builds
+from farandole.validation import nodes
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "depot_debs": nccl.depot_debs,
+    "fabric": fabric.choice,
+    "folder_files": samples.folder_files,
+    "host_table": cluster.host_table,
+    "hostfile": fabric.hostfile,
+    "nccl_misfit": nccl.nccl_misfit,
+    "node_address": cluster.node_address,
+    "node_addresses": cluster.node_addresses,
+    "ssh_nodes": cluster.ssh_nodes,
+    "stack_modules": parts.stack_modules,
+    "stack_patches": parts.stack_patches,
+    "stack_requirements": parts.stack_requirements,
+    "stack_wheels": parts.stack_wheels,
+    "validation_jobs": nodes.jobs,
+    "validation_known": lambda folder: Builds(Path(folder)).known(),
+    "validation_manifest": nodes.read_manifest,
+    "validation_stacks": nodes.stack_answers,
+    "validation_task": nodes.task,
+    "validation_trust": nodes.trust_answers,
+    "validation_unmeasured": nodes.unmeasured,
+}
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An error that is meant for a person is shown as it is."""
+
+    @wraps(function)
+    def call(*values: Any, **options: Any) -> Any:
+        try:
+            return function(*values, **options)
+        except FarandoleError as error:
+            raise AnsibleFilterError(str(error)) from None
+
+    return call
+
+
+class FilterModule:
+    """Gives Ansible the filters."""
+
+    def filters(self) -> dict[str, Any]:
+        """The filters by name."""
+        return {name: plain(function) for name, function in FILTERS.items()}
