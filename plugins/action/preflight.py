@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ from farandole.findings import Finding, count, report
 from farandole.preflight.inventory import (
     Node,
     declared_names,
-    declared_options,
     judge_inventory,
-    judge_revoked,
-    judge_values,
+    judge_settings,
+    read_node,
+    unreadable,
 )
 from farandole.preflight.nodes import judge_hosts, probes_of, record, summary
-from farandole.state import claim
+from farandole.state import claim, write_private
 
 DOCUMENTATION = r"""
 module: preflight
@@ -79,37 +77,15 @@ def connection_variables() -> frozenset[str]:
     return frozenset(names | {"ansible_python_interpreter", "ansible_shell_executable", "ansible_shell_type"})
 
 
-def read_node(name: str, variables: Mapping[str, Any]) -> Node:
-    cluster_ip = variables.get("cluster_ip")
-    return Node(
-        name=name,
-        ansible_host=str(variables.get("ansible_host", name)),
-        port=str(variables.get("ansible_port", 22)),
-        cluster_ip=None if cluster_ip is None else str(cluster_ip),
-        variables=frozenset(variables),
-    )
-
-
-def read_nodes(names: Iterable[str], hostvars: Mapping[str, Any]) -> tuple[list[Node], list[Finding]]:
-    """The nodes, and a finding for each whose variables cannot be worked out."""
+def readable(names: Iterable[str], hostvars: Mapping[str, Any]) -> tuple[list[Node], list[Finding]]:
+    """The nodes, and a finding for each whose variables Ansible cannot work out."""
     nodes, broken = [], []
-    cure = "correct its cluster_ip, ansible_host or ansible_port"
     for name in names:
         try:
             nodes.append(read_node(name, hostvars[name]))
         except AnsibleError as error:
-            broken.append(Finding(name, f"its address cannot be worked out: {error}", cure))
+            broken.append(unreadable(name, error))
     return nodes, broken
-
-
-def write_private(path: Path, content: str) -> None:
-    """Replace a file as a whole; it and its directory are its owner's alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        file.write(content)
-    Path(draft).replace(path)
 
 
 class ActionModule(Action):
@@ -126,38 +102,34 @@ class ActionModule(Action):
         result = {"changed": False, "_ansible_verbose_always": True}
         return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": words}
 
-    def _inventory(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        self._claim(args, task_vars, write=False)
-        groups, hostvars = task_vars["groups"], task_vars["hostvars"]
-        specs = self._specs(Path(args["roles_dir"]))
+    def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
+        self._claim(arguments, variables, write=False)
+        groups, hostvars = variables["groups"], variables["hostvars"]
+        nodes, broken = readable(groups.get("cluster", ()), hostvars)
+        revoked = variables.get("ssh_trust_revoked") or ()
+        specs = self._specs(Path(arguments["roles_dir"]))
         declared = {role: declared_names(spec) for role, spec in specs.items()}
-        options = {name: option for spec in specs.values() for name, option in declared_options(spec).items()}
-        nodes, broken = read_nodes(groups.get("cluster", ()), hostvars)
         findings = [*broken, *judge_inventory(groups, nodes, declared, connection_variables())]
+        findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
-            values = {n.name: {name: hostvars[n.name][name] for name in n.variables & set(options)} for n in nodes}
-            findings = judge_values(values, options)
-        if not findings:
-            findings = judge_revoked(groups, task_vars.get("ssh_trust_revoked") or ())
-        if not findings:
-            self._claim(args, task_vars, write=not self._task.check_mode)
+            self._claim(arguments, variables, write=not self._task.check_mode)
         return findings, f"{count(len(nodes), 'node')} in the inventory: no finding"
 
-    def _hosts(self, args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        hostvars = task_vars["hostvars"]
-        revoked = task_vars.get("ssh_trust_revoked") or ()
-        nodes, broken = read_nodes([n for n in task_vars["ansible_play_hosts_all"] if n not in revoked], hostvars)
+    def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
+        hostvars = variables["hostvars"]
+        revoked = variables.get("ssh_trust_revoked") or ()
+        nodes, broken = readable([n for n in variables["ansible_play_hosts_all"] if n not in revoked], hostvars)
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
         findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
         probes = probes_of(answers)
-        write_private(Path(args["state_dir"]) / "preflight.json", record(findings, probes))
+        write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes))
         return findings, summary(probes)
 
-    def _claim(self, args: Mapping[str, Any], task_vars: Mapping[str, Any], *, write: bool) -> None:
+    def _claim(self, arguments: Mapping[str, Any], variables: Mapping[str, Any], *, write: bool) -> None:
         # Hosts on the command line are in no folder, and in no group cluster either.
-        if folder := task_vars.get("inventory_dir"):
+        if folder := variables.get("inventory_dir"):
             try:
-                claim(Path(args["state_dir"]), Path(folder), write=write)
+                claim(Path(arguments["state_dir"]), Path(folder), write=write)
             except FarandoleError as error:
                 raise FarandoleError(f"{error}; nothing was changed") from None
 

@@ -1,11 +1,14 @@
-"""What a node may say of itself."""
+"""What a node may say about itself, and what is said of one that gives no answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Any
 
+from farandole.errors import FarandoleError
 from farandole.form import (
     UnfitError,
     address,
@@ -21,11 +24,16 @@ from farandole.form import (
     words,
     yes_or_no,
 )
+from farandole.words import one_line
 
 # What stands in no name of an account, and for something else elsewhere.
 STRANGE = set("\"'`{}<>[]()|;&*?!#%:/,=~")
 # A node with a thousand interfaces says a hundred kilobytes.
 LONGEST = 1 << 20
+# ssh's debug output (ansible -vvv), the frame around its warnings, and notes that are no reason.
+NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
+# Characters of a reason that are looked at.
+READ = 1 << 16
 STACK = "[0-9a-f]{12}"
 SHORT = words(r"[a-z0-9._-]{0,32}")
 VERSION = words(r"|\d{1,9}(\.\d{1,9}){0,5}")
@@ -93,3 +101,38 @@ def check(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The probe of an answer, every part of it of the form that it has on a real node."""
     checked: dict[str, Any] = within("probe", PROBE, answer.get("probe"))
     return checked
+
+
+def reason(text: str) -> str:
+    """Why there is no answer: the words of ssh or of a module without their frame, as one line."""
+    lines = (line.strip() for line in text[-READ:].splitlines())
+    told = " ".join(line for line in lines if line and not NOISE.match(line))
+    return one_line(told.removeprefix("Failed to connect to the host via ssh: "), 2000)
+
+
+def answer_of(out: str, err: str, only_json: Callable[[str], str]) -> dict[str, Any]:
+    """The probe in what a connection brought, or why there is none."""
+    if len(out) > LONGEST:
+        return {"unfit": f"it is of {len(out) >> 10} KiB"}
+    try:
+        told = only_json(out)
+    except ValueError:
+        return {"unreachable_reason": reason(f"{err[-READ:]}\n{out}") or "it says nothing"}
+    try:
+        answer = read(told)
+        if "probe" in answer:
+            return {"probe": check(answer)}
+    except FarandoleError as error:
+        return {"unfit": str(error)}
+    return {"unreachable_reason": reason(f"{err[-READ:]}\n{answer.get('msg', '')}") or "it says nothing"}
+
+
+def ssh_command(login: Mapping[str, Any]) -> str:
+    """The command by which a person makes the same connection."""
+    parts = [
+        *shlex.split(login["common_args"] or ""),
+        *(["-p", str(login["port"])] if login["port"] else []),
+        *(["-i", str(login["key"])] if login["key"] else []),
+        f"{login['user']}@{login['host']}" if login["user"] else str(login["host"]),
+    ]
+    return shlex.join(["ssh", *parts])

@@ -120,7 +120,7 @@ def test_a_complaint_names_the_place_and_the_value(changes: dict[str, Any], word
     }.values(),
 )
 def test_what_is_made_of_an_answer(out: str, err: str, answer: dict[str, Any]) -> None:
-    ((kind, value),) = asking.answer_of(out, err).items()
+    ((kind, value),) = probe.answer_of(out, err, asking.only_json).items()
     ((wanted, begin),) = answer.items()
     assert kind == wanted
     assert value == begin if isinstance(begin, dict) else value.startswith(begin)

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from farandole import probe as answers
 from farandole.findings import Finding, report
 from farandole.preflight import inventory, nodes, unreachable
+from farandole.state import write_private
 
 from .loading import ROOT, load
 
@@ -70,7 +72,7 @@ def probe(**changes: Any) -> dict[str, Any]:
 
 def login(**changes: Any) -> dict[str, Any]:
     plain = {"host": "192.0.2.1", "port": None, "user": "root", "key": None, "common_args": ""} | changes
-    return {**plain, "command": asking.ssh_command(plain)}
+    return {**plain, "command": answers.ssh_command(plain)}
 
 
 def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
@@ -375,7 +377,7 @@ Host key verification failed."""
     ],
 )
 def test_silence(said: str, words: str) -> None:
-    reply = {"unreachable_reason": asking.one_line(said), "login": login()}
+    reply = {"unreachable_reason": answers.reason(said), "login": login()}
     (line,) = judged(reply)
     assert line.startswith(f"node-1: {words}")
 
@@ -384,7 +386,7 @@ def test_a_command_is_made_of_the_inventory_alone() -> None:
     said = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
     common = "-o 'UserKnownHostsFile=/a b/known;id' -o StrictHostKeyChecking=yes"
     odd = login(host="$(id)", port="2222", user="a;b", key="/k y", common_args=common)
-    (line,) = judged({"unreachable_reason": asking.one_line(said), "login": odd})
+    (line,) = judged({"unreachable_reason": answers.reason(said), "login": odd})
     assert line == (
         "node-1: its host key is another than the known one: reinstalled, or another machine (Host key for $(id) has "
         "changed) | compare on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; only if it is the new "
@@ -423,7 +425,7 @@ def test_the_ssh_command_knows_the_hosts_that_ansible_knows() -> None:
 
 
 def test_debug_output_is_no_reason() -> None:
-    assert asking.one_line("OpenSSH_9.2p1\ndebug1: Reading\r\nssh: no\n") == "ssh: no"
+    assert answers.reason("OpenSSH_9.2p1\ndebug1: Reading\r\nssh: no\n") == "ssh: no"
 
 
 def test_hosts_with_the_same_finding_share_a_number() -> None:
@@ -445,7 +447,7 @@ def test_success_in_one_line() -> None:
 def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
     for findings in ([Finding("a", "b", "c")], []):
-        preflight.write_private(path, nodes.record(findings, {"a": probe()}))
+        write_private(path, nodes.record(findings, {"a": probe()}))
     assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "hosts": {"a": probe()}}
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]

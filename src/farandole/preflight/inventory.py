@@ -49,6 +49,24 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
+def read_node(name: str, variables: Mapping[str, Any]) -> Node:
+    """A host as its variables describe it."""
+    cluster_ip = variables.get("cluster_ip")
+    return Node(
+        name=name,
+        ansible_host=str(variables.get("ansible_host", name)),
+        port=str(variables.get("ansible_port", 22)),
+        cluster_ip=None if cluster_ip is None else str(cluster_ip),
+        variables=frozenset(variables),
+    )
+
+
+def unreadable(name: str, error: Exception) -> Finding:
+    """A host whose variables cannot be worked out."""
+    cure = "correct its cluster_ip, ansible_host or ansible_port"
+    return Finding(name, f"its address cannot be worked out: {error}", cure)
+
+
 def judge_inventory(
     groups: Groups, nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()
 ) -> list[Finding]:
@@ -206,6 +224,19 @@ def variable_cure(variable: str, known: Sequence[str], like_it: Iterable[str]) -
     if near := difflib.get_close_matches(variable, known, n=1, cutoff=0.8):
         return f"write {near[0]} if that is meant, else remove it"
     return f"remove or rename it; names of its kind are {some(sorted(like_it)) or 'not in use'}"
+
+
+def judge_settings(
+    groups: Groups,
+    nodes: Sequence[Node],
+    hostvars: Mapping[str, Mapping[str, Any]],
+    specs: Iterable[Mapping[str, Any]],
+    revoked: Sequence[str],
+) -> list[Finding]:
+    """The values of the roles' variables, and the nodes that are revoked; for an inventory that is right otherwise."""
+    options = {name: option for spec in specs for name, option in declared_options(spec).items()}
+    values = {node.name: {name: hostvars[node.name][name] for name in node.variables & set(options)} for node in nodes}
+    return judge_values(values, options) or judge_revoked(groups, revoked)
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
