@@ -15,7 +15,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -137,7 +137,75 @@ def refusal(holder: Run) -> str:
 # The keeper
 
 
-def start_keeper(run: Run, command: Sequence[str]) -> tuple[subprocess.Popen[str], int, str]:
+Keeper = tuple[subprocess.Popen[str], int, str]
+
+
+def tell_head(mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> str:
+    """Record this run on the head, or refuse it while another goes on; the warning if the head could not be told."""
+    notice = ""
+    # The second time over the connection that asking leaves open, where a login wants a password.
+    for _ in range(2):
+        keeper, holder = None, 0
+        try:
+            keeper, holder, source = connect()
+            mine = replace(mine, source=source)
+        except FarandoleError as error:
+            notice = f"no connection can be held open to the head ({error})"
+        try:
+            held = _held_by_another(mine, holder, ask)
+        except NoAnswerError as error:
+            _end(keeper)
+            return _unprotected(notice or f"the head does not answer ({error})")
+        if held:
+            _end(keeper)
+            raise FarandoleError(refusal(held))
+        if holder:
+            return ""
+    return _unprotected(notice)
+
+
+class NoAnswerError(FarandoleError):
+    """The head does not say whether another run is at work."""
+
+
+def _unprotected(why: str) -> str:
+    return f"runs from other control machines are not kept out of this cluster: {why}. See to it that there are none"
+
+
+def _held_by_another(mine: Run, holder: int, ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Run | None:
+    """The run that keeps this one out, as the head knows it."""
+    call = {"run": asdict(mine), "holder": holder}
+    held = _holder(ask(call))
+    if held and held.here and not held.lives:
+        held = _holder(ask({**call, "over": asdict(held)}))
+    return held
+
+
+def _holder(answer: Mapping[str, Any]) -> Run | None:
+    if "held" not in answer:
+        raise NoAnswerError(plain(str(answer.get("msg", "no answer"))))
+    if not answer["held"]:
+        return None
+    if held := read(answer["held"]):
+        return held
+    raise FarandoleError(
+        "the head says that another run is at work, and not which: remove /var/lib/farandole-run on it"
+    )
+
+
+def _end(keeper: subprocess.Popen[str] | None) -> None:
+    if keeper:
+        keeper.kill()
+
+
+def own_connection(words: Sequence[str], ssh: str) -> list[str]:
+    """The same ssh command, but one that never asks for anything and is no connection for others to share."""
+    # Before ssh stands what gives it a password; -v would fill a pipe that nobody reads.
+    options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
+    return [ssh, "-o", "BatchMode=yes", "-o", "ControlMaster=no", *options]
+
+
+def start_keeper(run: Run, command: Sequence[str]) -> Keeper:
     """Hold a connection open as long as the run lives: its keeper, the process at its far end, where it came from."""
     keeper = subprocess.Popen(
         # Without the working directory among the places of Python's modules.

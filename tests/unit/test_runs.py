@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,49 @@ def test_the_far_end_goes_when_it_hears_nothing() -> None:
 def test_no_connection_is_told_by_the_words_of_ssh(other: runs.Run) -> None:
     with pytest.raises(FarandoleError, match="Permission denied"):
         runs.start_keeper(other, ["sh", "-c", "echo Welcome; echo 'Permission denied (publickey).' >&2; exit 255"])
+
+
+def asking(head: Any) -> Any:
+    def ask(call: dict[str, Any]) -> dict[str, Any]:
+        over = runs.read(call["over"]) if "over" in call else None
+        return {"held": head(runs.read(call["run"]), call["holder"], over)}
+
+    return ask
+
+
+def test_the_head_is_told_of_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
+    assert runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), asking(head)) == ""
+    with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
+        runs.tell_head(other, partial(runs.start_keeper, other, FAR_END), asking(head))
+
+
+def test_a_run_of_this_machine_that_is_dead_keeps_nobody_out(
+    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+) -> None:
+    # Its connection still stands.
+    head(other, mine.pid)
+    process.kill()
+    process.wait()
+    assert runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), asking(head)) == ""
+    assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
+
+
+def test_a_head_that_cannot_be_told_is_a_warning(head: Any, mine: runs.Run) -> None:
+    def unconnected() -> runs.Keeper:
+        raise FarandoleError("ssh says no")
+
+    words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). See to it"
+    assert words in runs.tell_head(mine, unconnected, asking(head))
+    words = "are not kept out of this cluster: the head does not answer (gone?). See to it"
+    assert words in runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), lambda _: {"msg": "gone\n"})
+
+
+def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.Run) -> None:
+    with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
+        runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), lambda _: {"held": {"who": "x"}})
+
+
+def test_the_connection_of_the_keeper_asks_for_nothing() -> None:
+    given = ["sshpass", "-d9", "ssh", "-vvv", "-o", "A=b", "node-1", runs.HOLDER]
+    mended = ["ssh", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "A=b", "node-1", runs.HOLDER]
+    assert runs.own_connection(given, "ssh") == mended
