@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from typing import Any
 
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.form import number, text, within
+from farandole.steps import SAY_EVERY, progress
 
 DOCUMENTATION = """
 module: build_step
@@ -58,31 +56,6 @@ seconds: {description: How long the step took., type: float, returned: always}
 log: {description: The script's log on the node., type: str, returned: always}
 """
 
-# Looking costs the node's processor something: often at first, then ever less.
-SHORTEST, LONGEST = 1.0, 10.0
-# A line of progress so often; what is over sooner needs none.
-SAY_EVERY = 20.0
-ANSWER = {"step": text(100), "seconds": number, "last": text(200)}
-
-
-def clock(seconds: float) -> str:
-    """As minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
-
-
-def shortened(words: str, width: int) -> str:
-    """As many of them as fit in a line."""
-    return textwrap.shorten(words, width, placeholder=" …")
-
-
-def progress(answer: dict[str, Any], host: str) -> tuple[str, float, str]:
-    """Which step is at work, and how far the node says that it is."""
-    try:
-        told = {name: within(name, check, answer.get(name)) for name, check in ANSWER.items()}
-        return told["step"], told["seconds"], told["last"]
-    except FarandoleError as error:
-        raise FarandoleError(f"{host} does not say how far its step is: {error}; look at that machine") from error
-
 
 class ActionModule(Action):
     """Starts the step and looks at it until it is over."""
@@ -95,12 +68,11 @@ class ActionModule(Action):
         answer = self._look(arguments, variables, start=True)
         said = time.monotonic()
         while answer.get("running"):
-            step, seconds, last = progress(answer, host)
-            time.sleep(min(LONGEST, SHORTEST + seconds / 10))
+            at = progress(answer, host)
+            time.sleep(at.pause)
             if time.monotonic() - said >= SAY_EVERY:
                 said = time.monotonic()
-                words = f"{host}: {step}, {clock(seconds)}: {last}"
-                Display().display(shortened(words, Display().columns))
+                Display().display(at.line(Display().columns))
             # While another step of the same build is at work, this one still has to be started.
             answer = self._look(arguments, variables, start=answer.get("start") is True)
         return answer

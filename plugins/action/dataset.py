@@ -8,7 +8,7 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.dataset import bring, lacking
+from farandole.dataset import bring, lacking, told
 from farandole.stack.cache import default_root
 
 DOCUMENTATION = """
@@ -65,16 +65,6 @@ class ActionModule(Action):
         """Fills the cache and says which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
         built = bring(arguments["data"], cache, Display().display)
-        name = built.path.stem
-        return {
-            # The cache is no part of the cluster.
-            "changed": False,
-            "name": name,
-            "source": built.about["source"],
-            "path": str(built.path),
-            "file": f"{name}.{built.sha256[:12]}.tar",
-            "sha256": built.sha256,
-            "size": built.path.stat().st_size,
-            "files": built.about["files"],
-            "lacking": lacking(built, arguments["nodes"], variables.get("hostvars") or {}),
-        }
+        without = lacking(built, arguments["nodes"], variables.get("hostvars") or {})
+        # The cache is no part of the cluster.
+        return {"changed": False, **told(built), "lacking": without}

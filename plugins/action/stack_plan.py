@@ -7,7 +7,7 @@ from typing import Any
 
 from farandole.action import Action
 from farandole.stack.cache import Builds
-from farandole.stack.plan import choose, free_of, plan, refuse_elsewhere, refuse_without_room, stacks_of, system_of
+from farandole.stack.plan import for_run
 
 DOCUMENTATION = """
 module: stack_plan
@@ -62,14 +62,7 @@ class ActionModule(Action):
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Plans from what is known."""
-        builds, builder = Builds(Path(arguments["builds"])), arguments["builder"]
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
-        nodes = {name: stacks_of(one) for name, one in known.items()}
-        lock = arguments["lock"]
-        if arguments["back_to"] is not None:
-            systems = {name: system_of(one) for name, one in known.items()}
-            lock = choose(arguments["back_to"], nodes, systems.values(), builds)
-            refuse_elsewhere(lock, systems)
-        made = plan(lock, builds, nodes, builder)
-        refuse_without_room(made, {name: free_of(one) for name, one in known.items()}, builder)
+        builds = Builds(Path(arguments["builds"]))
+        lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"])
         return {"changed": False, "lock": lock, "plan": made}

@@ -270,6 +270,20 @@ def _write(target: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
+def told(built: Built) -> dict[str, Any]:
+    """What tasks need to know of the data; another content has another file name."""
+    name = built.path.stem
+    return {
+        "name": name,
+        "source": built.about["source"],
+        "path": str(built.path),
+        "file": f"{name}.{built.sha256[:12]}.tar",
+        "sha256": built.sha256,
+        "size": built.path.stat().st_size,
+        "files": built.about["files"],
+    }
+
+
 # Nodes
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from farandole import steps
+from farandole.errors import FarandoleError
+
 from .loading import load
 from .stack import run_module
 
-step, action = load("modules", "build_step"), load("action", "build_step")
+step = load("modules", "build_step")
 
 STEP = {"name": "OpenMPI", "script": "make\n", "directory": "/build", "environment": {"A": "1", "B": "2"}}
 UNIT = {
@@ -79,13 +82,24 @@ def test_what_still_runs_has_run_until_now() -> None:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0:00"), (61.4, "1:01"), (3600, "60:00")])
 def test_progress_tells_minutes_and_seconds(seconds: float, shown: str) -> None:
-    assert action.clock(seconds) == shown
+    assert steps.clock(seconds) == shown
 
 
 def test_progress_ends_with_a_whole_word() -> None:
-    words = "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object horovod/tensorflow/mpi_ops.cc.o"
-    assert action.shortened(words, 200) == words
-    assert action.shortened(words, 80) == "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object …"
+    last = "[ 82%] Building CXX object horovod/tensorflow/mpi_ops.cc.o"
+    at = steps.progress({"step": "Horovod 0.28.1", "seconds": 146, "last": last}, "node-1")
+    assert at.line(200) == f"node-1: Horovod 0.28.1, 2:26: {last}"
+    assert at.line(80) == "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object …"
+
+
+def test_a_step_is_looked_at_ever_less_often() -> None:
+    pauses = [steps.Progress("node-1", "", seconds, "").pause for seconds in (0, 10, 3600)]
+    assert pauses == [1, 2, 10]
+
+
+def test_progress_of_another_form_is_refused() -> None:
+    with pytest.raises(FarandoleError, match="node-1 does not say how far its step is: seconds is 'x'; look at"):
+        steps.progress({"step": "", "seconds": "x", "last": ""}, "node-1")
 
 
 def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -> None:

@@ -15,6 +15,20 @@ ROOM_TO_INSTALL = 4_000
 ROOM_TO_BUILD = 8_000
 
 
+def for_run(
+    lock: Lock, back_to: str | None, builds: Builds, known: Mapping[str, Mapping[str, Any]], builder: str
+) -> tuple[Lock, dict[str, Any]]:
+    """The lock of this run, which may be one to go back to, and what has to be done for it on the nodes."""
+    nodes = {name: stacks_of(variables) for name, variables in known.items()}
+    if back_to is not None:
+        systems = {name: system_of(variables) for name, variables in known.items()}
+        lock = choose(back_to, nodes, systems.values(), builds)
+        refuse_elsewhere(lock, systems)
+    made = plan(lock, builds, nodes, builder)
+    refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
+    return lock, made
+
+
 def stacks_of(variables: Mapping[str, Any]) -> Stacks:
     """What a node said of its stacks when it was probed."""
     probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
