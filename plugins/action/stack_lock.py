@@ -9,8 +9,8 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
+from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
-from farandole.stack import nodes
 from farandole.stack.cache import default_root
 from farandole.stack.wish import wish
 
@@ -65,8 +65,8 @@ cache: {description: The control machine's cache., type: str, returned: always}
 
 def probes(variables: Mapping[str, Any]) -> dict[str, Any]:
     """What the nodes said that were asked in this run."""
-    answers = {name: variables["hostvars"][name].get("_preflight_probe") for name in variables["groups"]["cluster"]}
-    return {name: answer["probe"] for name, answer in answers.items() if answer and "probe" in answer}
+    names = variables["groups"]["cluster"]
+    return probes_of({name: variables["hostvars"][name].get("_preflight_probe") or {} for name in names})
 
 
 class ActionModule(Action):
@@ -86,20 +86,11 @@ class ActionModule(Action):
     def _settle(
         self, path: Path, arguments: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> tuple[dict[str, Any], bool]:
-        if arguments["frameworks"] is None:
+        frameworks, configure = arguments["frameworks"], arguments["configure"]
+        if frameworks is None:
             return locks.read(path), False
-        found = nodes.read(probes(variables))
-        inventory = arguments["inventory_dir"]
-        wanted = wish(arguments["frameworks"], arguments["pins"], arguments["accelerator"], inventory=inventory)
-        configure = arguments["configure"]
-        if path.exists():
-            lock = locks.read(path)
-            locks.check(path, lock, found, wanted, configure)
-            return lock, False
-        lock = locks.make(found, wanted, configure)
-        if not self._task.check_mode:
-            locks.write(path, lock)
-        return lock, True
+        wanted = wish(frameworks, arguments["pins"], arguments["accelerator"], inventory=arguments["inventory_dir"])
+        return locks.settle(path, wanted, configure, probes(variables), save=not self._task.check_mode)
 
     @staticmethod
     def _collect(lock: Mapping[str, Any], cache: Path) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from farandole.stack import lock as locks
+from farandole.stack.commands import WISHES, defaults
 
 from .loading import ROOT
 from .test_solver import BOOKWORM, TRIXIE, cluster
@@ -88,6 +89,14 @@ def test_it_writes_what_changes_and_nothing_else(mine: Inventory) -> None:
     assert f"next: ansible-playbook -i {mine.folder} site.yml" in said
     assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
+
+
+def test_what_the_inventory_leaves_open_is_as_the_roles_specify_it() -> None:
+    specs = [
+        yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()) for role in ("stack", "openmpi")
+    ]
+    options = {name: option for spec in specs for name, option in spec["argument_specs"]["main"]["options"].items()}
+    assert defaults() == {name: options[name]["default"] for name in WISHES}
 
 
 def test_an_explanation_writes_nothing(mine: Inventory) -> None:

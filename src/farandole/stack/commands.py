@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 
 from farandole.errors import FarandoleError
-from farandole.playbook import CONFIG, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.cache import Builds, default_root, lab_builds
@@ -23,13 +24,7 @@ from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
-# As in roles/stack/defaults and roles/openmpi/defaults, which only a playbook reads.
-DEFAULTS: Mapping[str, Any] = {
-    "stack_frameworks": ["tensorflow", "pytorch"],
-    "stack_pins": [],
-    "stack_accelerator": "auto",
-    "openmpi_configure": [],
-}
+WISHES = ("stack_frameworks", "stack_pins", "stack_accelerator", "openmpi_configure")
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -63,10 +58,10 @@ def lock(
             inventory=str(inventory),
         )
         login = Login(user, private_key, ask_pass, ask_become_pass)
-        found = nodes.read(probes(inventory, variables, login))
-        new = locks.make(found, wanted, _list(variables, "openmpi_configure"))
+        known = probes(inventory, variables, login)
+        new, _ = locks.settle(path, wanted, _list(variables, "openmpi_configure"), known, renew=True, save=False)
         old = former(path)
-        hint = _hint(new, found, variables) if frameworks or accelerator else ""
+        hint = _hint(new, nodes.read(known), variables) if frameworks or accelerator else ""
     if explain:
         _explain(new, inventory)
     if collect:
@@ -143,13 +138,20 @@ def _list(variables: Mapping[str, Any], name: str) -> list[str]:
     return [str(one) for one in value]
 
 
+def defaults() -> dict[str, Any]:
+    """What is wanted where the inventory does not say it, as the roles have it."""
+    files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
+    known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
+    return {name: known[name] for name in WISHES}
+
+
 def inventory_variables(inventory: Path) -> dict[str, Any]:
     """What the inventory says of the stack, for the whole cluster, and its hosts."""
     values = _host_variables(inventory.absolute())
     if not values:
         raise FarandoleError(f"{inventory}: group cluster is missing or empty; inventory/example/hosts.yml is a model")
     found: dict[str, Any] = {"hosts": list(values)}
-    for name, default in DEFAULTS.items():
+    for name, default in defaults().items():
         kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
         if len(kinds) > 1:
             raise FarandoleError(

@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from farandole.errors import FarandoleError
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load
-from farandole.stack.nodes import Nodes
+from farandole.stack.nodes import Nodes, Probe
+from farandole.stack.nodes import read as read_nodes
 from farandole.stack.solver import Problem, Solution, Wish
 
 NAME = "stack.lock.yml"
@@ -207,6 +208,27 @@ def check(path: Path, lock: Lock, nodes: Nodes, wish: Wish, configure: Sequence[
             f"{path} does not fit this cluster: {'; '.join(found)}. Make a new one: {command(path)}; "
             "or take the change back"
         )
+
+
+def settle(
+    path: Path,
+    wish: Wish,
+    configure: Sequence[str],
+    probes: Mapping[str, Probe],
+    *,
+    renew: bool = False,
+    save: bool = True,
+) -> tuple[dict[str, Any], bool]:
+    """The lock of a cluster, and whether it is a new one; an existing lock has to fit, unless it is to be renewed."""
+    nodes = read_nodes(probes)
+    if path.exists() and not renew:
+        lock = read(path)
+        check(path, lock, nodes, wish, configure)
+        return lock, False
+    lock = make(nodes, wish, configure)
+    if save:
+        write(path, lock)
+    return lock, True
 
 
 def changes(old: Lock | None, new: Lock) -> list[str]:
