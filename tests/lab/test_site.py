@@ -202,11 +202,12 @@ def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
 
 def test_ansible_reads_the_plugins_documentation() -> None:
     # The node's half of an action is documented in the action.
-    documented = [path for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
+    modules = [*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("roles/*/library/*.py")]
+    documented = [path for path in modules if "DOCUMENTATION = " in path.read_text()]
     assert documented
     for plugin in documented:
         shown = subprocess.run(
-            ["ansible-doc", "--type", "module", plugin.stem],
+            ["ansible-doc", "--type", "module", "--module-path", str(plugin.parent), plugin.stem],
             cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
         )  # fmt: skip
         assert shown.returncode == 0, shown.stderr

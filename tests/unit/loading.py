@@ -11,12 +11,19 @@ import ansible.module_utils
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "plugins"
+# A module that one role alone uses is in that role.
+MODULES = [PLUGINS / "modules", *ROOT.glob("roles/*/library")]
 # As Ansible does it for those that ansible.cfg names.
 ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
 
 
+def module_path(name: str) -> Path:
+    return next(path for folder in MODULES if (path := folder / f"{name}.py").exists())
+
+
 def load(kind: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{kind}_{name}", PLUGINS / kind / f"{name}.py")
+    path = module_path(name) if kind == "modules" else PLUGINS / kind / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{kind}_{name}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     # dataclasses looks its own module up.

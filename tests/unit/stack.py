@@ -19,7 +19,7 @@ from typing import Any
 
 from farandole.stack.cache import Builds, Built, Lock, record, sha256
 
-from .loading import PLUGINS
+from .loading import MODULES, PLUGINS, module_path
 
 AS_ANSIBLE = """
 import runpy, sys, ansible.module_utils
@@ -85,7 +85,7 @@ def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
     """What a module answers when it runs as a node runs it."""
     done = subprocess.run(
-        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", PLUGINS / "modules" / f"{name}.py"],
+        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", module_path(name)],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
         env={**os.environ, **environ},
         capture_output=True,
@@ -108,7 +108,7 @@ def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode
             **os.environ,
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
-            "ANSIBLE_LIBRARY": str(PLUGINS / "modules"),
+            "ANSIBLE_LIBRARY": os.pathsep.join(map(str, MODULES)),
             "ANSIBLE_MODULE_UTILS": str(PLUGINS / "module_utils"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",
