@@ -1,0 +1,31 @@
+"""Our playbooks, started from another folder than their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .loading import ROOT
+
+
+def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    environment = {**known, "HOME": str(folder), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "500", **variables}
+    command = ["ansible-playbook", "-i", str(ROOT / "inventory/example"), "--syntax-check", str(ROOT / playbook)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "playbooks/preflight.yml", "playbooks/rollback.yml"])
+def test_a_run_without_our_settings_is_refused_with_the_folder_to_go_to(playbook: str, tmp_path: Path) -> None:
+    done = play(playbook, tmp_path)
+    assert done.returncode != 0
+    assert f"nothing was changed, as ansible.cfg is not in use: run it again after  cd {ROOT}\n" in done.stderr
+
+
+def test_settings_that_are_named_count_in_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(ROOT)
+    done = play("site.yml", tmp_path, ANSIBLE_CONFIG=str(tmp_path / "link/ansible.cfg"))
+    assert done.returncode == 0, done.stderr
