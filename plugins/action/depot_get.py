@@ -5,39 +5,57 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-
+from farandole.action import Action
+from farandole.errors import FarandoleError
 from farandole.stack.cache import Built, recall_whole, record, sha256
 
+DOCUMENTATION = """
+module: depot_get
+short_description: Fetch a file of a node to the control machine
+description:
+  - The file is checked by its sha256 and put in place only when it is whole. The user that logs in has to be able to
+    read it.
+options:
+  path: {description: The file on the node., type: path, required: true}
+  sha256: {description: Its sha256., type: str, required: true}
+  to: {description: Where it goes on the control machine., type: path, required: true}
+  about: {description: What is recorded beside it., type: dict, default: {}}
+author: Farandole
+"""
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+EXAMPLES = """
+- name: Fetch the packed stack
+  depot_get:
+    path: /opt/farandole/build/out/stack.tar.zst
+    sha256: 3b1f...
+    to: /root/.cache/farandole/stacks/stack.tar.zst
+"""
+
+RETURN = """
+file:
+  description: The file that arrived, with C(path), C(name), C(sha256), C(size) and all of O(about).
+  type: dict
+  returned: not in check mode
+"""
+
+
+class ActionModule(Action):
     """Straight over the connection: the fetch action would send a large file as base64."""
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "path": {"type": "path", "required": True},
-                "sha256": {"type": "str", "required": True},
-                "to": {"type": "path", "required": True},
-                "about": {"type": "dict", "default": {}},
-            }
-        )
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Fetches the file if it is not here yet."""
         target, wanted = Path(arguments["to"]), arguments["sha256"]
         if (there := recall_whole(target)) and there.sha256 == wanted:
-            return {**result, "changed": False, "file": there.told()}
-        result["changed"] = True
+            return {"changed": False, "file": there.told()}
         if self._task.check_mode:
-            return result
+            return {"changed": True}
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.part")
         try:
             self._connection.fetch_file(arguments["path"], str(draft))
             if (got := sha256(draft)) != wanted:
-                host = (task_vars or {}).get("inventory_hostname", "")
-                raise AnsibleActionFail(
+                host = variables.get("inventory_hostname", "")
+                raise FarandoleError(
                     f"{arguments['path']} of {host} arrived with sha256 {got}, and it left with {wanted}: run again"
                 )
             draft.replace(target)
@@ -45,4 +63,4 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             draft.unlink(missing_ok=True)
         built = Built(target, wanted, arguments["about"])
         record(built)
-        return {**result, "file": built.told()}
+        return {"changed": True, "file": built.told()}

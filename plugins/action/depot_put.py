@@ -12,17 +12,47 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.plugins.action import ActionBase
+from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 
+from farandole.action import Action
+from farandole.errors import FarandoleError
 from farandole.words import one_line
 
-SPEC = {
-    "directory": {"type": "path", "required": True},
-    "files": {"type": "list", "elements": "dict", "required": True},
-    "keep": {"type": "int", "default": 0},
-}
+DOCUMENTATION = """
+module: depot_put
+short_description: Bring files of the control machine to a node
+description:
+  - Sends, in one transfer, the files that the node lacks or has otherwise; each is checked by its sha256 on both ends
+    and appears under its name only when it is whole.
+options:
+  directory: {description: Where the files go on the node., type: path, required: true}
+  files:
+    description: Each with C(path) on the control machine, C(name) below O(directory) and C(sha256).
+    type: list
+    elements: dict
+    required: true
+  keep:
+    description: "When something was sent: how many files may stay in its folder, the youngest ones; 0 for all."
+    type: int
+    default: 0
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Put the archive on the depot
+  depot_put:
+    directory: /srv/farandole
+    files:
+      - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
+        name: stacks/0123456789ab.tar.zst
+        sha256: 3b1f...
+"""
+
+RETURN = """
+put: {description: The names of the files that were sent., type: list, returned: always}
+"""
+
 # /tmp is a memory disk on many machines, and a stack is large.
 LANDING = "/var/tmp/farandole-landing"  # noqa: S108, no other account can know the name that is made of it
 # What a killed run left behind, and nothing has been written to for an hour; a link is left alone.
@@ -42,9 +72,9 @@ def check(file: dict[str, str]) -> None:
     """A file that is not what it is said to be goes nowhere."""
     path = Path(file["path"])
     if not path.is_file():
-        raise AnsibleActionFail(f"{path} is not there on the control machine")
+        raise FarandoleError(f"{path} is not there on the control machine")
     if (got := sha256(path)) != file["sha256"]:
-        raise AnsibleActionFail(
+        raise FarandoleError(
             f"{path} on the control machine is damaged: its sha256 is {got}, wanted is {file['sha256']}; "
             "delete it and run again"
         )
@@ -57,26 +87,24 @@ def bundle(files: Iterable[dict[str, str]], archive: Path) -> None:
             tar.add(file["path"], arcname=file["name"])
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(Action):
     """Asks the node what it lacks and sends only that."""
 
     TRANSFERS_FILES = True
 
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """See the module of the same name."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(argument_spec=SPEC)
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Sends what the node lacks."""
         wanted = {file["name"]: file["sha256"] for file in arguments["files"]}
         call = {"directory": arguments["directory"], "wanted": wanted}
-        answer = self._module(call, task_vars)
+        answer = self._module(call, variables)
         lacking = [file for file in arguments["files"] if file["name"] in answer.get("missing", [])]
-        result.update(put=[file["name"] for file in lacking], changed=bool(lacking))
+        result = {"put": [file["name"] for file in lacking], "changed": bool(lacking)}
         if answer.get("failed") or not lacking or self._task.check_mode:
             return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
         for file in lacking:
             check(file)
         room = sum(Path(file["path"]).stat().st_size for file in lacking)
-        host = self._delegate() or (task_vars or {}).get("inventory_hostname", "the node")
+        host = self._delegate() or variables.get("inventory_hostname", "the node")
         with self._landing(host, room) as landing:
             Display().display(f"sending {len(lacking)} file(s), {room / 1e6:.0f} MB, to {host}")
             with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
@@ -84,15 +112,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 self._connection.put_file(archive.name, f"{landing}/bundle.tar")
             sent = {file["name"]: file["sha256"] for file in lacking}
             call.update(wanted=sent, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
-            answer = self._module(call, task_vars)
+            answer = self._module(call, variables)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 
     def _delegate(self) -> str | None:
         delegate: str | None = self._task.delegate_to
         return delegate
 
-    def _module(self, arguments: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
-        answer: dict[str, Any] = self._execute_module("depot_put", module_args=arguments, task_vars=task_vars)
+    def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._execute_module("depot_put", module_args=arguments, task_vars=variables)
         return answer
 
     @contextmanager
@@ -103,13 +131,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
         if answer["rc"] or not free:
             said = one_line(answer["stderr"] or answer["stdout"])[-300:] or f"exit status {answer['rc']}"
-            raise AnsibleActionFail(
+            raise FarandoleError(
                 f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in has to "
                 "be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full nor read-only"
             )
         try:
             if int(free[0]) < 2 * room:
-                raise AnsibleActionFail(
+                raise FarandoleError(
                     f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp and {2 * room >> 20} MiB are needed to "
                     "bring the files there: make room"
                 )

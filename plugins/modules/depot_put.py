@@ -1,52 +1,7 @@
 #!/usr/bin/python
-"""The node's half of the action plugin of the same name."""
+"""The node's half of the action depot_put: say which files are missing, and unpack those that arrived."""
 
 from __future__ import annotations
-
-DOCUMENTATION = """
-module: depot_put
-short_description: Bring files of the control machine to a node
-description:
-  - Sends, in one transfer, the files that the node lacks or has otherwise; each is checked by its sha256 on both ends
-    and appears under its name only when it is whole.
-options:
-  directory:
-    description: Where the files go on the node.
-    type: path
-    required: true
-  files:
-    description: Each with C(path) on the control machine, C(name) below O(directory) and C(sha256).
-    type: list
-    elements: dict
-  keep:
-    description: When something was sent, how many files stay in its folder, the youngest; 0 for all.
-    type: int
-    default: 0
-  wanted:
-    description: The sha256 of each file by name; the action plugin fills it in.
-    type: dict
-  bundle:
-    description: The tar that has arrived; the action plugin fills it in.
-    type: path
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Put the archive on the depot
-  depot_put:
-    directory: /srv/farandole
-    files:
-      - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
-        name: stacks/0123456789ab.tar.zst
-        sha256: 3b1f...
-"""
-
-RETURN = """
-put:
-  description: The names of the files that were sent.
-  type: list
-  returned: always
-"""
 
 import hashlib
 import os

@@ -1,49 +1,7 @@
 #!/usr/bin/python
-"""The node's half of the action plugin of the same name: the source of a Debian package."""
+"""The node's half of the action source_fetch: the source of a Debian package."""
 
 from __future__ import annotations
-
-DOCUMENTATION = """
-module: source_fetch
-short_description: Bring a source archive into the control machine's cache
-description:
-  - Takes it from the cache, from a file of the user, from a site, or from the source package of a Debian release by
-    the node's own package mirror, whichever comes first in the list. A file with another sha256 is refused.
-  - The node's own package settings stay as they are.
-options:
-  sources:
-    description: Where it may come from, each with C(file), C(sha256) and either C(url) or C(apt) and C(release).
-    type: list
-    elements: dict
-  folder:
-    description: Where it goes on the control machine.
-    type: path
-  file:
-    description: A file of the user on the control machine.
-    type: str
-  package:
-    description: Name of the source package; the action plugin fills it in.
-    type: str
-  release:
-    description: The Debian release whose source it is; the action plugin fills it in.
-    type: str
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Fetch the source
-  source_fetch:
-    folder: /root/.cache/farandole/sources
-    sources:
-      - {url: "https://example.org/thing-1.0.tar.gz", file: thing-1.0.tar.gz, sha256: 3b1f...}
-"""
-
-RETURN = """
-path:
-  description: The file on the control machine.
-  type: str
-  returned: always
-"""
 
 import os
 import tempfile

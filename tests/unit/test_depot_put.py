@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleActionFail
 
+from farandole.errors import FarandoleError
 from farandole.stack.cache import recall_whole, sha256
 
 from .loading import load
@@ -126,11 +126,11 @@ def test_what_is_damaged_or_gone_here_is_not_sent(tmp_path: Path) -> None:
     (file,) = wanted(tmp_path, a="one")
     action.check(file)
     with pytest.raises(
-        AnsibleActionFail, match=f"{file['path']} on the control machine is damaged: .*delete it and run again"
+        FarandoleError, match=f"{file['path']} on the control machine is damaged: .*delete it and run again"
     ):
         action.check({**file, "sha256": "0" * 64})
     Path(file["path"]).unlink()
-    with pytest.raises(AnsibleActionFail, match=f"{file['path']} is not there on the control machine"):
+    with pytest.raises(FarandoleError, match=f"{file['path']} is not there on the control machine"):
         action.check(file)
 
 
@@ -200,13 +200,11 @@ def test_what_killed_transfers_left_is_swept_out_and_nothing_else(landing: Path,
 
 
 def test_a_node_that_cannot_take_files_is_told_with_reason_and_cure(landing: Path) -> None:
-    with pytest.raises(
-        AnsibleActionFail, match=r"node-1 has \d+ MiB free in /var/tmp and \d+ MiB are needed .*make room"
-    ):
+    with pytest.raises(FarandoleError, match=r"node-1 has \d+ MiB free in /var/tmp and \d+ MiB are needed .*make room"):
         Node()._landing("node-1", 1 << 60).__enter__()
     landing.rmdir()
     with pytest.raises(
-        AnsibleActionFail,
+        FarandoleError,
         match=r"node-1 cannot take files, as .* cannot be made there: mkdir: .*No such file or directory. The account "
         r"that logs in has to be able to write in /var/tmp: chmod 1777 /var/tmp",
     ):

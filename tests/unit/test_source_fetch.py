@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.errors import AnsibleActionFail
 
+from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
 
 from .loading import load
@@ -40,11 +40,11 @@ def test_the_user_s_own_file_is_taken_under_any_name(tmp_path: Path) -> None:
 
 def test_the_user_s_own_file_is_refused_when_the_lock_does_not_name_it(tmp_path: Path) -> None:
     path = file(tmp_path / "mine.tar")
-    with pytest.raises(AnsibleActionFail) as refusal:
+    with pytest.raises(FarandoleError) as refusal:
         fetch.of_file(path, [{"file": "a", "sha256": WRONG}, {"file": "b", "sha256": "1" * 64}])
     assert f"{path} is not the source that the lock names: its sha256 is {sha256(path)}" in str(refusal.value)
     assert f"wanted is {WRONG} or {'1' * 64}" in str(refusal.value)
-    with pytest.raises(AnsibleActionFail, match=f"{tmp_path / 'no'} is not there on the control machine"):
+    with pytest.raises(FarandoleError, match=f"{tmp_path / 'no'} is not there on the control machine"):
         fetch.of_file(tmp_path / "no", [{"file": "a", "sha256": WRONG}])
 
 
@@ -66,7 +66,7 @@ def test_a_download_lands_only_when_it_is_what_was_wanted(tmp_path: Path) -> Non
     there = file(tmp_path / "site/a.tar")
     target = file(tmp_path / "cache/a.tar", "older")
     with served(tmp_path / "site") as url:
-        with pytest.raises(AnsibleActionFail, match=f"{url}/a.tar is not what the catalogue names: its sha256 is"):
+        with pytest.raises(FarandoleError, match=f"{url}/a.tar is not what the catalogue names: its sha256 is"):
             fetch.download(f"{url}/a.tar", target, WRONG)
         assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("a.tar", "older")]
         fetch.download(f"{url}/a.tar", target, sha256(there))
