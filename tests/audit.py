@@ -34,8 +34,8 @@ Texts = Mapping[str, str]
 FETCHERS = {
     "molecule/nccl/make_debs.py": "sha256 in it",
     "plugins/action/source_fetch.py": "sha256 of the catalogue",
-    "plugins/modules/apt_source.py": "OpenPGP fingerprint",
-    "plugins/modules/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
+    "roles/nccl/library/apt_source.py": "OpenPGP fingerprint",
+    "roles/openmpi/library/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
     "src/farandole/dataset.py": "sha256 of dataset.yml",
     "src/farandole/fetching.py": "nodes: sha256 from the control machine; there: what collect and source_fetch check",
     "src/farandole/lab/image.py": "apt's signatures",
