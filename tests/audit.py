@@ -22,7 +22,7 @@ from packaging.version import Version
 from pip._internal.models.index import PyPI
 
 from farandole.stack import catalogue
-from farandole.stack.collect import certificates
+from farandole.stack.web import certificates
 from farandole.table import table
 
 ROOT = Path(__file__).parents[1]
@@ -33,14 +33,14 @@ Texts = Mapping[str, str]
 # Programs of ours that fetch, and what each compares before a file counts.
 FETCHERS = {
     "molecule/nccl/make_debs.py": "sha256 in it",
-    "plugins/action/source_fetch.py": "sha256 of the catalogue",
-    "roles/nccl/library/apt_source.py": "OpenPGP fingerprint",
-    "roles/openmpi/library/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
+    "roles/nccl/library/apt_source.py": "apt's check of the signature by the key of a fingerprint",
+    "plugins/modules/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
     "src/farandole/dataset.py": "sha256 of dataset.yml",
-    "src/farandole/fetching.py": "nodes: sha256 from the control machine; there: what collect and source_fetch check",
+    "src/farandole/fetching.py": "nodes: sha256 from the control machine; there: what its callers check",
     "src/farandole/lab/image.py": "apt's signatures",
     "src/farandole/stack/collect.py": "sha256 of the lock",
-    "src/farandole/stack/web.py": "what collect checks",
+    "src/farandole/stack/sources.py": "sha256 of the lock",
+    "src/farandole/stack/web.py": "what sources checks",
 }
 FETCHES = re.compile(
     r"\burlopen\(|\burlretrieve\(|\bbuild_opener\(|\bfetch_url\(|\bopen_url\(|\bHTTPS?Connection\(|\bimport requests\b|"

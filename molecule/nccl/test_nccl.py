@@ -87,6 +87,71 @@ def test_a_key_with_another_fingerprint_is_refused(role, nodes):
     assert is_at(head, NEW)
 
 
+RESIGN = """
+set -eu
+rm -rf /srv/farandole/other
+mkdir /srv/farandole/other
+cd /srv/farandole/other
+ln ../debs/*.deb ../debs/Packages ../debs/Release .
+GNUPGHOME=$(mktemp -d)
+export GNUPGHOME
+gpg --batch --quiet --passphrase '' --quick-generate-key other rsa3072 sign never
+gpg --batch --quiet --clear-sign --output InRelease Release
+{ cat ../debs/key.pub; gpg --armor --export other; } >key.pub
+gpg --with-colons --list-keys | awk -F: '$1 == "fpr" {print $10; exit}'
+rm -rf "$GNUPGHOME"
+"""
+
+
+def test_a_repository_that_another_key_has_signed_or_none_is_refused(role, nodes, addresses):
+    head, other = nodes["node-1"], f"http://{addresses['node-1']}:8480/other"
+    signer = head.check_output("sh -c %s", RESIGN).split()[-1]
+    wanted = yaml.safe_load((DEBS / "made.yml").read_text())["fingerprint"]
+    listed = "sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*"
+    before = head.check_output(listed)
+
+    def from_other(key_url, fingerprint):
+        repository = {"uri": other, "key_url": key_url, "key_fingerprint": fingerprint}
+        return role("node-1", nccl_version=OLD, nccl_repository=repository)
+
+    # The second file holds the key that signed, too.
+    for key_url in (f"http://{addresses['node-1']}:8480/debs/key.pub", f"{other}/key.pub"):
+        code, said = from_other(key_url, wanted)
+        assert code != 0
+        assert f"{other} with the key {key_url} is refused, nothing was installed: " in said
+        assert "is not signed" in said
+        assert head.check_output(listed) == before
+    head.check_output("mv /srv/farandole/other/InRelease /srv/farandole/other/kept")
+    code, said = from_other(f"{other}/key.pub", signer)
+    assert code != 0
+    assert "is not signed" in said
+    assert head.check_output(listed) == before
+    assert is_at(head, NEW)
+    head.check_output("mv /srv/farandole/other/kept /srv/farandole/other/InRelease")
+    code, said = from_other(f"{other}/key.pub", signer)
+    assert code == 0, said
+    assert is_at(head, OLD)
+    head.check_output("rm -r /srv/farandole/other")
+    code, said = role("node-1")
+    assert code == 0, said
+    assert is_at(head, NEW)
+
+
+def test_a_key_file_that_is_too_long_is_refused(role, nodes, addresses):
+    head, url = nodes["node-1"], f"http://{addresses['node-1']}:8480/debs"
+    head.check_output(
+        "{ cat %s; head -c 70000 /dev/zero; } >%s", "/srv/farandole/debs/key.pub", "/srv/farandole/debs/long"
+    )
+    head.check_output("rm /etc/apt/keyrings/farandole-nccl.*")
+    wanted = yaml.safe_load((DEBS / "made.yml").read_text())["fingerprint"]
+    repository = {"uri": url, "key_url": f"{url}/long", "key_fingerprint": wanted}
+    code, said = role("node-1", nccl_version=OLD, nccl_repository=repository)
+    assert code != 0
+    assert "more than 65536 bytes were sent; nothing was installed" in said
+    assert not head.file("/etc/apt/keyrings/farandole-nccl.asc").exists
+    assert is_at(head, NEW)
+
+
 @pytest.mark.parametrize(("node", "there"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
 def test_a_version_that_is_not_there_is_answered_with_those_that_are(role, node, there):
     code, said = role(node, nccl_version="2.99.1-1+cuda12.9")

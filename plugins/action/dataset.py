@@ -8,7 +8,7 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.dataset import bring, lacking, told
+from farandole.dataset import bring, lacking
 from farandole.stack.cache import default_root
 
 DOCUMENTATION = """
@@ -45,13 +45,8 @@ EXAMPLES = """
 """
 
 RETURN = """
-name: {description: "C(mnist) or C(digits).", type: str, returned: always}
-source: {description: Where the data comes from, as in its file C(SOURCE)., type: str, returned: always}
-path: {description: The tar on the control machine., type: str, returned: always}
-file: {description: A name for the tar elsewhere; it differs with the content., type: str, returned: always}
-sha256: {description: The sha256 of the tar., type: str, returned: always}
-size: {description: The size of the tar in bytes., type: int, returned: always}
-files: {description: The sha256 of each file in the tar., type: dict, returned: always}
+source: {description: "Where the data comes from, as in its file C(SOURCE).", type: str, returned: always}
+files: {description: "The files of the data, as M(send_files) takes them.", type: list, returned: always}
 lacking: {description: Nodes that do not have exactly these files., type: list, returned: always}
 """
 
@@ -64,7 +59,7 @@ class ActionModule(Action):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Fills the cache and says which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
-        built = bring(arguments["data"], cache, Display().display)
-        without = lacking(built, arguments["nodes"], variables.get("hostvars") or {})
+        data = bring(arguments["data"], cache, Display().display)
+        without = lacking(data, arguments["nodes"], variables.get("hostvars") or {})
         # The cache is no part of the cluster.
-        return {"changed": False, **told(built), "lacking": without}
+        return {"changed": False, "source": data.source, "files": data.told(), "lacking": without}

@@ -95,6 +95,6 @@ class ActionModule(Action):
     @staticmethod
     def _collect(lock: Mapping[str, Any], cache: Path) -> bool:
         # Imported here, as a run that builds nothing has no use for it.
-        from farandole.stack.collect import collect
+        from farandole.stack.collect import collect_wheels
 
-        return collect(lock, cache, Display().display)
+        return collect_wheels(lock, cache, Display().display)

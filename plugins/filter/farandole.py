@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole import cluster, fabric, nccl, samples
 from farandole.errors import FarandoleError
-from farandole.stack import parts
+from farandole.stack import parts, sources
 from farandole.stack.cache import Builds
 from farandole.validation import nodes
 
@@ -19,6 +19,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "depot_debs": nccl.depot_debs,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
+    "horovod_source": sources.horovod_source,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "nccl_misfit": nccl.nccl_misfit,

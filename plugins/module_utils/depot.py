@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fetching import TooMuchError, from_depot
@@ -17,9 +19,9 @@ FILE = {
 }
 
 
-def fetch(module: AnsibleModule, target: Path, *, full: str = "make room there") -> None:
-    """Bring the file that O(url) names, and be sure of it; no byte more than O(size) is written."""
-    url, wanted, size = (module.params[name] for name in FILE)
+def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full: str = "make room there") -> None:
+    """Bring a file, and be sure of it; no byte more than its size is written."""
+    url, wanted, size = (file[name] for name in FILE)
     try:
         got = from_depot(url, target, size)
     except TooMuchError:

@@ -1,4 +1,4 @@
-"""Folders that a run may leave half made or half removed."""
+"""Files that are compared, and folders that a run may leave half made or half removed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ansible.module_utils.contents import sha256
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file; empty for what is none, as a link."""
+    return sha256(str(path)) if path.is_file() and not path.is_symlink() else ""
 
 
 @contextmanager

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
-import os
-import queue
+import json
 import ssl
 import struct
-import tarfile
-import threading
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ import yaml
 
 from farandole import fetching
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Built, digest, recall_whole, record, sha256
-from farandole.stack.collect import bring_wheels, certificates, draft_folder, no_space
+from farandole.stack.cache import digest, draft_folder, no_space, sha256
+from farandole.stack.collect import bring_wheels
+from farandole.stack.web import certificates
 from farandole.words import without_passwords
 
 Say = Callable[[str], None]
@@ -49,12 +49,33 @@ def load() -> Facts:
     return facts
 
 
-def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Built:
+@dataclass(frozen=True)
+class Data:
+    """What the samples train on: a folder of the cache with the sha256 of each file."""
+
+    folder: Path
+    source: str
+    files: dict[str, str]
+
+    def told(self) -> list[dict[str, Any]]:
+        """Its files, as a playbook sends them to the depot and a node fetches them."""
+        return [
+            {
+                "path": str(self.folder / name),
+                "name": f"data/{self.folder.name}/{name}",
+                "sha256": good,
+                "size": (self.folder / name).stat().st_size,
+            }
+            for name, good in self.files.items()
+        ]
+
+
+def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
     """The data that `samples_data` asks for, from the cache or made now."""
     facts, folder = facts or load(), root / "data"
     with no_space(root):
-        if built := _kept(wish, facts, folder):
-            return built
+        if data := _kept(wish, facts, folder):
+            return data
         folder.mkdir(parents=True, exist_ok=True)
         if wish == "digits":
             return _digits(facts, folder, say)
@@ -67,27 +88,35 @@ def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Built:
         return _stand_in(reasons, facts, folder, say)
 
 
-def _kept(wish: str, facts: Facts, folder: Path) -> Built | None:
+def _kept(wish: str, facts: Facts, folder: Path) -> Data | None:
     """What was made before, MNIST first, or can be made of files that somebody put there."""
     if wish != "digits":
-        built = _recall(folder / "mnist.tar", _key(facts["mnist"]["files"]))
-        if built or not _missing(facts, folder):
-            return built or _mnist(facts, folder)
-    return _recall(folder / "digits.tar", _key(facts["digits"])) if wish != "mnist" else None
+        data = _recall(folder / "mnist", _key(facts["mnist"]["files"]))
+        if data or not _missing(facts["mnist"]["files"], folder):
+            return data or _mnist(facts, folder)
+    return _recall(folder / "digits", _key(facts["digits"])) if wish != "mnist" else None
 
 
-def _recall(path: Path, key: str) -> Built | None:
-    built = recall_whole(path)
-    return built if built and built.about.get("key") == key else None
+def _recall(folder: Path, key: str) -> Data | None:
+    """What was made before, unless it was made of something else or a file of it is damaged."""
+    try:
+        about = json.loads(_record(folder).read_text())
+        data = Data(folder, about["source"], about["files"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return data if about.get("key") == key and not _missing(data.files, folder) else None
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
 
 
 def _key(*made_of: Any) -> str:
     return digest(RECIPE, *made_of)
 
 
-def _missing(facts: Facts, folder: Path) -> list[str]:
-    wanted = facts["mnist"]["files"].items()
-    return [name for name, good in wanted if not (folder / name).is_file() or sha256(folder / name) != good]
+def _missing(files: Mapping[str, str], folder: Path) -> list[str]:
+    return [name for name, good in files.items() if not (folder / name).is_file() or sha256(folder / name) != good]
 
 
 def _unreached(reasons: Sequence[str]) -> str:
@@ -96,12 +125,12 @@ def _unreached(reasons: Sequence[str]) -> str:
 
 def _refusal(reasons: Sequence[str], facts: Facts, folder: Path) -> str:
     files = ", ".join(facts["mnist"]["files"])
-    damaged = [name for name in _missing(facts, folder) if (folder / name).exists()]
+    damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
     there = f" What lies there as {', '.join(damaged)} is not MNIST's." if damaged else ""
     return f"{_unreached(reasons)}: put {files} into {folder}, or set samples_data: digits.{there}"
 
 
-def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Built:
+def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Data:
     try:
         return _digits(facts, folder, say)
     except FarandoleError as error:
@@ -125,7 +154,7 @@ def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
 
 
 def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, say: Say) -> str:
-    for name in _missing(facts, folder):
+    for name in _missing(facts["mnist"]["files"], folder):
         try:
             content = _read(f"{site}{name}", trust)
             _check(content, name, facts["mnist"]["files"][name])
@@ -142,36 +171,20 @@ def _check(content: bytes, name: str, wanted: str) -> None:
 
 
 def _read(url: str, trust: ssl.SSLContext) -> bytes:
-    """In a thread of its own, as looking up a name and a server that drips know no end."""
-    came: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
-
-    def read() -> None:
-        try:
-            # Its own limit is for a line that goes dead in the middle.
-            with urllib.request.urlopen(url, timeout=2 * ANSWER_S, context=trust) as answer:  # noqa: S310
-                came.put(b"it answers")
-                came.put(fetching.read(answer, LARGEST))
-        except (OSError, HTTPException) as error:
-            came.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    _take(came, ANSWER_S, "no answer")
-    return _take(came, FILE_S, "not whole")
+    """A site that does not answer is soon given up; looking up a name knows no end by itself."""
+    timeout = 2 * ANSWER_S  # for a line that goes dead in the middle
+    opened = fetching.within(
+        ANSWER_S,
+        lambda: urllib.request.urlopen(url, timeout=timeout, context=trust),  # noqa: S310
+        "no answer",
+    )
+    with contextlib.closing(opened) as answer:
+        return fetching.within(FILE_S, lambda: fetching.read(answer, LARGEST))
 
 
-def _take(came: queue.SimpleQueue[bytes | Exception], seconds: float, otherwise: str) -> bytes:
-    try:
-        what = came.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"{otherwise} after {seconds} seconds") from None
-    if isinstance(what, Exception):
-        raise what
-    return what
-
-
-def _mnist(facts: Facts, folder: Path) -> Built:
+def _mnist(facts: Facts, folder: Path) -> Data:
     files = {name: (folder / name).read_bytes() for name in facts["mnist"]["files"]}
-    return _pack(folder / "mnist.tar", files, "MNIST", _key(facts["mnist"]["files"]))
+    return _pack(folder / "mnist", files, "MNIST", _key(facts["mnist"]["files"]))
 
 
 # Digits
@@ -181,11 +194,11 @@ def _told_digits(facts: Facts) -> str:
     return f"digits of scikit-learn {facts['digits']['wheel']['version']}, scaled to {NEW}x{NEW}"
 
 
-def _digits(facts: Facts, folder: Path, say: Say) -> Built:
+def _digits(facts: Facts, folder: Path, say: Say) -> Data:
     digits = _parse(_csv(facts["digits"], folder, say))
     test, train = digits[::6], [digit for place, digit in enumerate(digits) if place % 6]
     files = {**_idx("t10k", test), **_idx("train", train)}
-    return _pack(folder / "digits.tar", files, _told_digits(facts), _key(facts["digits"]))
+    return _pack(folder / "digits", files, _told_digits(facts), _key(facts["digits"]))
 
 
 def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
@@ -244,52 +257,31 @@ def _gzip(content: bytes) -> bytes:
 # Files
 
 
-def _pack(path: Path, files: Mapping[str, bytes], source: str, key: str) -> Built:
-    """One plain tar; the record beside it is what makes it count."""
+def _pack(folder: Path, files: Mapping[str, bytes], source: str, key: str) -> Data:
+    """A folder of the files and a line that says what they are; the record beside it is what makes it count."""
     members = {**dict(sorted(files.items())), "SOURCE": f"{source}\n".encode()}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in members.items():
-            about = tarfile.TarInfo(name)
-            about.size = len(content)
-            tar.addfile(about, io.BytesIO(content))
-    _write(path, packed.getvalue())
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
-    built = Built(path, sha256(path), {"source": source, "files": sums, "key": key})
-    record(built)
-    return built
+    for name, content in members.items():
+        _write(folder / name, content)
+    data = Data(folder, source, {name: hashlib.sha256(content).hexdigest() for name, content in members.items()})
+    about = {"source": data.source, "files": data.files, "key": key}
+    _write(_record(folder), json.dumps(about, indent=1).encode())
+    return data
 
 
 def _write(target: Path, content: bytes) -> None:
     """Nothing appears under its name before it is whole."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with draft_folder(target.parent) as drafts:
+        draft = drafts / target.name
         draft.write_bytes(content)
         draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def told(built: Built) -> dict[str, Any]:
-    """What tasks need to know of the data; another content has another file name."""
-    name = built.path.stem
-    return {
-        "name": name,
-        "source": built.about["source"],
-        "path": str(built.path),
-        "file": f"{name}.{built.sha256[:12]}.tar",
-        "sha256": built.sha256,
-        "size": built.path.stat().st_size,
-        "files": built.about["files"],
-    }
 
 
 # Nodes
 
 
-def lacking(built: Built, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def lacking(data: Data, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those that did not say, when they were probed, that they have just these files."""
-    return [name for name in nodes if _data_of(known[name]) != built.about["files"]]
+    return [name for name in nodes if _data_of(known[name]) != data.files]
 
 
 def _data_of(variables: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ class TooMuchError(OSError):
     """More was sent than was announced; nothing of it is kept."""
 
 
-def within(seconds: float, work: Callable[[], Outcome]) -> Outcome:
+def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "not whole") -> Outcome:
     """What the work returns or raises; in a thread, as a server that drips never lets a socket's own limit pass."""
     came: queue.SimpleQueue[tuple[Outcome | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -39,7 +39,7 @@ def within(seconds: float, work: Callable[[], Outcome]) -> Outcome:
     try:
         outcome, error = came.get(timeout=seconds)
     except queue.Empty:
-        raise TimeoutError(f"not whole after {seconds:.0f} seconds") from None
+        raise TimeoutError(f"{otherwise} after {round(seconds, 1):g} seconds") from None
     if error:
         raise error
     return outcome  # type: ignore[return-value]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,14 @@ def test_only_whole_stacks_are_listed(tmp_path: Path) -> None:
     gone.path.unlink()
     (there.stacks / ".dddd.tar.zst.json.part").write_text("{")
     assert there.packed() == [second, first]
+
+
+def test_drafts_of_a_killed_run_are_swept_out_and_those_at_work_are_not(tmp_path: Path) -> None:
+    for name, age in (("killed", 90_000), ("at-work", 80_000)):
+        (tmp_path / f".part-{name}").mkdir()
+        (tmp_path / f".part-{name}/file").touch()
+        then = time.time() - age
+        os.utime(tmp_path / f".part-{name}", (then, then))
+    with cache.draft_folder(tmp_path) as drafts:
+        assert {path.name for path in tmp_path.iterdir()} == {".part-at-work", drafts.name}
+    assert [path.name for path in tmp_path.iterdir()] == [".part-at-work"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -21,8 +20,9 @@ from typing import Any
 import pytest
 
 from farandole import dataset
+from farandole.dataset import Data
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Built, sha256
+from farandole.stack.cache import sha256
 
 from .loading import load
 from .stack import BreaksOff, Drips, Endless, Quiet, Silent, dead_url, run_action, served
@@ -80,7 +80,7 @@ class World:
             },
         }
 
-    def bring(self, wish: str = "auto") -> Built:
+    def bring(self, wish: str = "auto") -> Data:
         return dataset.bring(wish, self.cache, self.said.append, self.facts)
 
     def refused(self, wish: str = "auto") -> str:
@@ -108,13 +108,17 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(tmp_path, url)
 
 
-def members(built: Built) -> dict[str, bytes]:
-    with tarfile.open(built.path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+def members(data: Data) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in data.folder.iterdir()}
 
 
-MNIST_THERE = sorted([*NAMES, "mnist.tar", "mnist.tar.json"])
-DIGITS_THERE = ["digits.csv.gz", "digits.tar", "digits.tar.json"]
+def as_set(name: str) -> list[str]:
+    """What a set of data leaves in the cache."""
+    return [name, f"{name}.json", *(f"{name}/{file}" for file in ["SOURCE", *NAMES])]
+
+
+MNIST_THERE = sorted([*NAMES, *as_set("mnist")])
+DIGITS_THERE = sorted(["digits.csv.gz", *as_set("digits")])
 
 
 # MNIST
@@ -123,7 +127,7 @@ DIGITS_THERE = ["digits.csv.gz", "digits.tar", "digits.tar.json"]
 def test_mnist_is_brought_once(world: World) -> None:
     built = world.bring()
     assert members(built) == {**{name: name.encode() for name in NAMES}, "SOURCE": b"MNIST\n"}
-    assert (built.path.name, built.sha256) == ("mnist.tar", sha256(built.path))
+    assert built.files == {name: sha256(built.folder / name) for name in members(built)}
     assert world.files() == MNIST_THERE
     world.said.clear()
     world.sites(dead_url())
@@ -133,7 +137,7 @@ def test_mnist_is_brought_once(world: World) -> None:
 
 def test_the_second_site_is_asked_when_the_first_is_silent(world: World) -> None:
     world.sites(dead_url(), *(site.rstrip("/") for site in world.facts["mnist"]["sites"]))
-    assert world.bring().about["source"] == "MNIST"
+    assert world.bring().source == "MNIST"
     assert len(world.said) == 4
 
 
@@ -156,11 +160,11 @@ def test_what_a_broken_line_left_is_not_fetched_again(world: World) -> None:
 
 def test_files_put_there_by_hand_are_taken(world: World) -> None:
     world.sites(dead_url())
-    assert world.bring().about["source"] == DIGITS
+    assert world.bring().source == DIGITS
     for name in NAMES:
         (world.folder / name).write_bytes((world.site / name).read_bytes())
-    assert world.bring("digits").about["source"] == DIGITS
-    assert world.bring().about["source"] == "MNIST"
+    assert world.bring("digits").source == DIGITS
+    assert world.bring().source == "MNIST"
 
 
 def test_files_put_there_that_are_not_mnist_are_named(world: World) -> None:
@@ -170,7 +174,7 @@ def test_files_put_there_that_are_not_mnist_are_named(world: World) -> None:
         (world.folder / name).write_bytes((world.site / name).read_bytes())
     (world.folder / NAMES[0]).write_text("fashion")
     assert f"What lies there as {NAMES[0]} is not MNIST's" in world.refused("mnist")
-    assert world.bring().about["source"] == DIGITS
+    assert world.bring().source == DIGITS
 
 
 def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
@@ -215,7 +219,7 @@ def test_a_site_that_does_not_stop_fills_nothing(world: World, monkeypatch: pyte
 def test_where_mnist_is_out_of_reach_there_are_digits(world: World) -> None:
     dead = dead_url()
     world.sites(dead)
-    assert world.bring().about["source"] == DIGITS
+    assert world.bring().source == DIGITS
     assert world.said[0] == (
         f"MNIST cannot be fetched ({dead}/: [Errno 111] Connection refused), so the samples get {DIGITS}"
     )
@@ -225,7 +229,7 @@ def test_where_mnist_is_out_of_reach_there_are_digits(world: World) -> None:
 def test_digits_are_asked_for_without_a_look_at_mnist(world: World) -> None:
     world.bring()
     world.said.clear()
-    assert world.bring("digits").about["source"] == DIGITS
+    assert world.bring("digits").source == DIGITS
     assert not any("MNIST" in line for line in world.said)
 
 
@@ -257,23 +261,25 @@ def test_an_image_keeps_its_shape() -> None:
 
 def test_the_same_digits_are_the_same_bytes(world: World) -> None:
     built = world.bring("digits")
-    first = built.path.read_bytes()
-    built.path.unlink()
+    first = members(built)
+    shutil.rmtree(built.folder)
     assert world.bring("digits") == built
-    assert built.path.read_bytes() == first
+    assert members(built) == first
 
 
-def test_a_damaged_tar_is_made_again_without_the_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_made_again_without_the_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.bring("digits")
-    built.path.write_bytes(built.path.read_bytes()[:-1])
+    whole = members(built)
+    (built.folder / NAMES[0]).write_bytes(whole[NAMES[0]][:-1])
+    (built.folder / "SOURCE").unlink()
     monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
     assert world.bring("digits") == built
-    assert sha256(built.path) == built.sha256
+    assert members(built) == whole
 
 
 def test_a_damaged_table_of_digits_is_fetched_again(world: World) -> None:
     world.bring("digits")
-    for name in ("digits.tar", "digits.csv.gz"):
+    for name in ("digits.json", "digits.csv.gz"):
         (world.folder / name).write_text("half")
     world.bring("digits")
     assert sha256(world.folder / "digits.csv.gz") == world.facts["digits"]["sha256"]
@@ -335,7 +341,7 @@ def test_an_interruption_leaves_nothing_half(world: World, monkeypatch: pytest.M
         assert running.returncode != 0
         assert world.files() == NAMES[:2]
         monkeypatch.setattr(Quiet, "do_GET", original)
-        assert world.bring().about["source"] == "MNIST"
+        assert world.bring().source == "MNIST"
     assert world.files() == MNIST_THERE
 
 
@@ -347,13 +353,13 @@ def test_a_cache_that_cannot_be_written(world: World) -> None:
 # As a task
 
 
-def in_cache(cache: Path) -> Built:
+def in_cache(cache: Path) -> Data:
     """What a former run left there."""
     folder = cache / "data"
     folder.mkdir(parents=True)
     facts = dataset.load()
     files = {name: name.encode() for name in NAMES}
-    return dataset._pack(folder / "digits.tar", files, "digits", dataset._key(facts["digits"]))
+    return dataset._pack(folder / "digits", files, "digits", dataset._key(facts["digits"]))
 
 
 def test_a_task_says_what_there_is(tmp_path: Path) -> None:
@@ -361,9 +367,14 @@ def test_a_task_says_what_there_is(tmp_path: Path) -> None:
     for check_mode in (False, True):
         answer = run_action("dataset", {"cache": str(tmp_path / "cache")}, tmp_path, check_mode=check_mode)
         assert answer["changed"] is False
-        assert (answer["name"], answer["source"], answer["path"]) == ("digits", "digits", str(built.path))
-        assert (answer["sha256"], answer["file"]) == (built.sha256, f"digits.{built.sha256[:12]}.tar")
-        assert answer["files"]["SOURCE"] == hashlib.sha256(b"digits\n").hexdigest()
+        assert answer["source"] == "digits"
+        assert {one["name"]: one["sha256"] for one in answer["files"]} == {
+            f"data/digits/{name}": good for name, good in built.files.items()
+        }
+        assert [(sha256(Path(one["path"])), Path(one["path"]).stat().st_size) for one in answer["files"]] == [
+            (one["sha256"], one["size"]) for one in answer["files"]
+        ]
+        assert built.files["SOURCE"] == hashlib.sha256(b"digits\n").hexdigest()
 
 
 def test_a_task_that_insists_fails_with_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,8 +386,8 @@ def test_a_task_that_insists_fails_with_a_cure(tmp_path: Path, monkeypatch: pyte
 
 def test_nodes_lack_what_they_did_not_tell_of(tmp_path: Path) -> None:
     built = in_cache(tmp_path)
-    has = {"_preflight_probe": {"probe": {"data": built.about["files"]}}}
-    other = {"_preflight_probe": {"probe": {"data": {**built.about["files"], "SOURCE": "0"}}}}
+    has = {"_preflight_probe": {"probe": {"data": built.files}}}
+    other = {"_preflight_probe": {"probe": {"data": {**built.files, "SOURCE": "0"}}}}
     known: dict[str, Any] = {"has": has, "other": other, "none": {"_preflight_probe": {"probe": {}}}, "silent": {}}
     assert dataset.lacking(built, known, known) == ["other", "none", "silent"]
 
@@ -386,10 +397,8 @@ def test_nodes_lack_what_they_did_not_tell_of(tmp_path: Path) -> None:
 
 def test_what_a_node_tells_is_what_was_packed(tmp_path: Path) -> None:
     built = in_cache(tmp_path / "cache")
-    with tarfile.open(fileobj=io.BytesIO(built.path.read_bytes())) as tar:
-        tar.extractall(tmp_path / "data", filter="data")
-    for module in ("node_probe", "data_install"):
-        assert load("modules", module).sums(tmp_path / "data") == built.about["files"]
+    for module in ("node_probe", "depot_fetch"):
+        assert load("modules", module).sums(built.folder) == built.files
         assert load("modules", module).sums(tmp_path / "none") == {}
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from farandole import fetching
-from farandole.stack import collect
 
 from .loading import load
 from .stack import BreaksOff, Endless, Trickles, dead_url, run_module, served
 
-apt_source, source_fetch = load("modules", "apt_source"), load("action", "source_fetch")
+apt_source = load("modules", "apt_source")
 CONTENT = b"what was built" * 1000
 
 
@@ -27,20 +26,46 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(tmp_path: Path, url: str, **more: Any) -> dict[str, Any]:
     (tmp_path / "file").write_bytes(CONTENT)
-    (tmp_path / "node").mkdir()
-    told = {"url": f"{url}/file", "sha256": hashlib.sha256(CONTENT).hexdigest(), "size": len(CONTENT)}
-    return {**told, "path": str(tmp_path / "node/file"), **more}
+    told = {"name": "file", "sha256": hashlib.sha256(CONTENT).hexdigest(), "size": len(CONTENT), **more}
+    return {"url": url, "files": [told], "path": str(tmp_path / "node/files")}
 
 
-def test_a_file_is_fetched_once(tmp_path: Path) -> None:
+def test_a_folder_is_fetched_once(tmp_path: Path) -> None:
+    folder = tmp_path / "node/files"
     with served(tmp_path) as url:
         wish = asked(tmp_path, url)
+        (tmp_path / "below").mkdir()
+        (tmp_path / "below/other").write_text("other")
+        other = {"name": "below/other", "sha256": hashlib.sha256(b"other").hexdigest(), "size": 5}
+        wish["files"].append(other)
         assert run_module("depot_fetch", wish, check_mode=True)["changed"]
         assert run_module("depot_fetch", wish)["changed"]
-    assert (tmp_path / "node/file").read_bytes() == CONTENT
-    assert not run_module("depot_fetch", wish)["changed"]
-    (tmp_path / "node/file").write_text("damaged")
-    assert run_module("depot_fetch", wish, check_mode=True)["changed"]
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
+        assert not run_module("depot_fetch", wish)["changed"]
+        # Damaged, of a former set, and what a killed run left.
+        (folder / "file").write_text("damaged")
+        (folder / "former").write_text("former")
+        (tmp_path / "node/.files.incoming/new").mkdir(parents=True)
+        assert run_module("depot_fetch", wish, check_mode=True)["changed"]
+        assert run_module("depot_fetch", wish)["changed"]
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
+        assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "files"]
+        # All or nothing.
+        (tmp_path / "below/other").write_text("OTHER")
+        (folder / "file").write_text("damaged")
+        assert "/below/other is damaged: its sha256 is" in run_module("depot_fetch", wish)["msg"]
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"file": "damaged", "other": "other"}
+
+
+def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/file").write_bytes(CONTENT)
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/files").symlink_to(tmp_path / "elsewhere")
+    with served(tmp_path) as url:
+        assert run_module("depot_fetch", asked(tmp_path, url))["changed"]
+    assert not (tmp_path / "node/files").is_symlink()
+    assert (tmp_path / "elsewhere/file").exists()
 
 
 def test_no_byte_more_than_was_announced_is_written(tmp_path: Path) -> None:
@@ -50,7 +75,7 @@ def test_no_byte_more_than_was_announced_is_written(tmp_path: Path) -> None:
         assert (tmp_path / "draft").stat().st_size <= 3_000_000
         answer = run_module("depot_fetch", asked(tmp_path, url))
     assert f"/file is damaged: it is longer than {len(CONTENT)} bytes" in answer["msg"]
-    assert list((tmp_path / "node").iterdir()) == []
+    assert nothing_is_left(tmp_path)
 
 
 def test_what_breaks_off_is_told_from_what_is_damaged(tmp_path: Path) -> None:
@@ -59,14 +84,13 @@ def test_what_breaks_off_is_told_from_what_is_damaged(tmp_path: Path) -> None:
     assert f"cannot be fetched: it broke off {len(CONTENT) // 2} bytes before the end" in answer["msg"]
     with served(tmp_path) as url:
         (tmp_path / "file").write_bytes(CONTENT[::-1])
-        said = run_module("depot_fetch", {**asked_again(tmp_path, url)})["msg"]
+        said = run_module("depot_fetch", asked(tmp_path, url, sha256="0" * 64))["msg"]
     assert "is damaged: its sha256 is" in said
-    assert list((tmp_path / "node").iterdir()) == []
+    assert nothing_is_left(tmp_path)
 
 
-def asked_again(tmp_path: Path, url: str) -> dict[str, Any]:
-    (tmp_path / "node").rmdir()
-    return {**asked(tmp_path, url), "sha256": "0" * 64}
+def nothing_is_left(tmp_path: Path) -> bool:
+    return [path.name for path in (tmp_path / "node").iterdir()] == [".lock"]
 
 
 def test_a_byte_now_and_then_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,17 +113,6 @@ def test_work_that_fails_fails_as_itself() -> None:
         fetching.within(5, lambda: Path("/nowhere/at/all").read_bytes())
 
 
-def test_the_control_machine_takes_no_endless_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_fetch, "LIMIT", 1 << 20)
-    monkeypatch.setattr(collect, "LARGEST", 1 << 20)
-    with served(tmp_path, Endless) as url:
-        with pytest.raises(fetching.TooMuchError):
-            source_fetch.download(f"{url}/file", tmp_path / "file", "0")
-        with pytest.raises(fetching.TooMuchError):
-            collect._link(url, "horovod", "file")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_no_key_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     class RefusedError(Exception):
         """In place of the end of the module."""
@@ -113,4 +126,4 @@ def test_no_key_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(apt_source, "fetch_url", lambda *_, **__: (io.BytesIO(bytes(65537)), {"status": 200}))
     with pytest.raises(RefusedError, match="the key http://key cannot be fetched: more than 65536 bytes were sent"):
-        apt_source.fetch(Module(), "0" * 40)
+        apt_source.fetch(Module())

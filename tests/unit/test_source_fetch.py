@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from farandole import fetching
 from farandole.errors import FarandoleError
+from farandole.stack import sources
 from farandole.stack.cache import sha256
 
-from .loading import load
-from .stack import Babbles, dead_url, run_action, served
-
-fetch = load("action", "source_fetch")
+from .stack import Babbles, Endless, dead_url, run_action, served
 
 WRONG = "0" * 64
 
@@ -32,68 +31,100 @@ def source(path: Path, **more: str) -> dict[str, str]:
     return {"file": path.name, "sha256": sha256(path), **more}
 
 
+def bring(folder: Path, *places: dict[str, str]) -> Path:
+    path, fetched = sources.bring(places, folder, print)
+    assert fetched
+    return path
+
+
 def test_the_user_s_own_file_is_taken_under_any_name(tmp_path: Path) -> None:
     path = file(tmp_path / "mine.tar")
-    sources = [{"file": "a.tar", "sha256": WRONG}, {**source(path), "file": "b.tar"}]
-    assert fetch.of_file(path, sources) == path
+    assert sources.of_user(path, [{"file": "a.tar", "sha256": WRONG}, {**source(path), "file": "b.tar"}]) == path
 
 
 def test_the_user_s_own_file_is_refused_when_the_lock_does_not_name_it(tmp_path: Path) -> None:
     path = file(tmp_path / "mine.tar")
     with pytest.raises(FarandoleError) as refusal:
-        fetch.of_file(path, [{"file": "a", "sha256": WRONG}, {"file": "b", "sha256": "1" * 64}])
+        sources.of_user(path, [{"file": "a", "sha256": WRONG}, {"file": "b", "sha256": "1" * 64}])
     assert f"{path} is not the source that the lock names: its sha256 is {sha256(path)}" in str(refusal.value)
     assert f"wanted is {WRONG} or {'1' * 64}" in str(refusal.value)
     with pytest.raises(FarandoleError, match=f"{tmp_path / 'no'} is not there on the control machine"):
-        fetch.of_file(tmp_path / "no", [{"file": "a", "sha256": WRONG}])
+        sources.of_user(tmp_path / "no", [{"file": "a", "sha256": WRONG}])
 
 
 def test_what_was_brought_before_is_found(tmp_path: Path) -> None:
+    said: list[str] = []
     good = file(tmp_path / "b.tar")
     damaged = source(file(tmp_path / "a.tar"))
     (tmp_path / "a.tar").write_text("sour")
-    assert fetch.cached(tmp_path, [damaged, source(good)]) == good
-    assert fetch.cached(tmp_path, [damaged]) is None
-    assert fetch.cached(tmp_path / "empty", [source(good)]) is None
+    assert sources.cached([damaged, source(good)], tmp_path, said.append) == good
+    assert sources.cached([damaged], tmp_path, said.append) is None
+    assert said[-1].startswith(f"{tmp_path / 'a.tar'} is damaged (its sha256 is not {damaged['sha256']})")
+    assert sources.cached([source(good)], tmp_path / "empty", said.append) is None
 
 
 def test_two_sites_may_have_two_files_of_one_name(tmp_path: Path) -> None:
     good = file(tmp_path / "a.tar")
-    assert fetch.cached(tmp_path, [source(good), {"file": "a.tar", "sha256": WRONG}]) == good
+    assert sources.cached([source(good), {"file": "a.tar", "sha256": WRONG}], tmp_path, print) == good
 
 
 def test_a_download_lands_only_when_it_is_what_was_wanted(tmp_path: Path) -> None:
     there = file(tmp_path / "site/a.tar")
     target = file(tmp_path / "cache/a.tar", "older")
     with served(tmp_path / "site") as url:
-        with pytest.raises(FarandoleError, match=f"{url}/a.tar is not what the catalogue names: its sha256 is"):
-            fetch.download(f"{url}/a.tar", target, WRONG)
+        place = {"url": f"{url}/a.tar", "file": "a.tar", "sha256": WRONG}
+        with pytest.raises(FarandoleError, match=f"{url}/a.tar is not the file that is wanted: its sha256 is"):
+            bring(target.parent, place)
         assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("a.tar", "older")]
-        fetch.download(f"{url}/a.tar", target, sha256(there))
+        assert bring(target.parent, {**place, "sha256": sha256(there)}) == target
     assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("a.tar", "source")]
 
 
-def test_a_site_that_does_not_answer_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="refused"):
-        fetch.download(f"{dead_url()}/a.tar", tmp_path / "a.tar", WRONG)
-    assert list(tmp_path.iterdir()) == []
+def test_a_site_that_does_not_answer_or_does_not_stop_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LARGEST", 1 << 20)
+    place = {"file": "a.tar", "sha256": WRONG}
+    with pytest.raises(FarandoleError, match="refused"):
+        bring(tmp_path / "cache", {**place, "url": f"{dead_url()}/a.tar"})
+    with served(tmp_path, Endless) as url:
+        with pytest.raises(FarandoleError, match="more than 1048576 bytes were sent"):
+            bring(tmp_path / "cache", {**place, "url": f"{url}/a.tar"})
+        with pytest.raises(fetching.TooMuchError):
+            sources._link(url, "horovod", "file")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_source_package_needs_a_builder(tmp_path: Path) -> None:
+    place = {"apt": "openmpi", "release": "bookworm", "file": "a.tar", "sha256": WRONG}
+    with pytest.raises(FarandoleError, match="openmpi is a Debian source package, which a builder fetches"):
+        bring(tmp_path, place)
+
+    def arrives(_: sources.Source, draft: Path) -> str:
+        draft.write_text("source")
+        return "the builder"
+
+    with pytest.raises(FarandoleError, match=r"a\.tar from the builder is not the file that is wanted"):
+        sources.bring([place], tmp_path, print, apt=arrives)
+    good = {**place, "sha256": sha256(file(tmp_path / "elsewhere/a.tar"))}
+    assert sources.bring([good], tmp_path / "cache", print, apt=arrives) == (tmp_path / "cache/a.tar", True)
 
 
 def test_the_first_place_that_has_it_is_taken(tmp_path: Path) -> None:
     good = source(file(tmp_path / "site/b.tar"))
     folder, dead = tmp_path / "cache", dead_url()
     with served(tmp_path / "site") as url, served(tmp_path, Babbles) as babbling:
-        sources = [
+        places = [
             {"url": f"{dead}/a.tar", "file": "a.tar", "sha256": WRONG},
             {"url": f"{url}/gone.tar", "file": "c.tar", "sha256": WRONG},
             {"url": f"{babbling}/d.tar", "file": "d.tar", "sha256": WRONG},
         ]
-        asked = {"folder": str(folder), "sources": sources}
+        asked = {"folder": str(folder), "sources": places, "variable": "openmpi_tarball"}
         words = run_action("source_fetch", asked, tmp_path)["msg"]
-        assert f"no source of a.tar can be reached: {dead}/a.tar: [Errno 111] Connection refused" in words
+        assert f"a.tar cannot be fetched ({dead}/a.tar: [Errno 111] Connection refused; " in words
         assert f"{url}/gone.tar: File not found; {babbling}/d.tar: 220 mail" in words
-        assert f"(openmpi_tarball), or put it into {folder}" in words
-        sources.append({**good, "url": f"{url}/b.tar"})
+        assert words.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or name it in openmpi_tarball")
+        places.append({**good, "url": f"{url}/b.tar"})
         assert run_action("source_fetch", asked, tmp_path, check_mode=True)["changed"]
         assert list(folder.iterdir()) == []
         answer = run_action("source_fetch", asked, tmp_path)

@@ -7,8 +7,12 @@ DOCUMENTATION = """
 module: apt_source
 short_description: Add a source of Debian packages whose key is known by its fingerprint
 description:
-  - Writes an entry below /etc/apt/sources.list.d; its packages are believed for the signature of one key alone.
-  - The key is fetched once, and installed only when the file holds nothing but the key with that fingerprint.
+  - Writes an entry below /etc/apt/sources.list.d that apt accepts for signatures of one key alone, whatever else the
+    key's file holds.
+  - The key is fetched where the one that is installed does not do. Before anything is installed, apt reads the
+    repository with it, so that one which apt refuses leaves nothing configured.
+  - M(ansible.builtin.deb822_repository) needs python3-debian on the node, fetches a key of any length, and configures
+    before apt has judged.
   - Without O(uri), adds components of the release itself from where it has its C(main), with the key that it has there.
 options:
   name:
@@ -60,11 +64,9 @@ path:
   returned: always
 """
 
-import base64
-import binascii
-import hashlib
+import os
 import re
-from collections.abc import Iterator
+import tempfile
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -75,8 +77,8 @@ from ansible.module_utils.urls import fetch_url
 
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")
-ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
-PUBLIC_KEY = 6
+# apt reads one as text and the other as packets.
+ARMOURED, BINARY = ".asc", ".gpg"
 # A key is a few KiB; so long it may take.
 KEY_SIZE, KEY_S = 64 << 10, 60
 ORIGINS = ("Debian", "Ubuntu")
@@ -114,58 +116,7 @@ class Row(NamedTuple):
     entry: str
 
 
-def dearmor(key: bytes) -> bytes:
-    """The packets of a key, armoured or not (RFC 4880, 6.2); nothing where the armour is broken."""
-    if ARMOR not in key:
-        return key
-    form = ARMOR + rb"[ \t\r]*\n(?:[^\n]*:[^\n]*\n)*[ \t\r]*\n(.*?)(?:\n=[^\n]*)?\n-----END"
-    try:
-        return b"".join(base64.b64decode(block) for block in re.findall(form, key, re.DOTALL))
-    except binascii.Error:
-        return b""
-
-
-def packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and body of each packet (RFC 4880, 4.2); IndexError or ValueError where it is no OpenPGP."""
-    at = 0
-    while at < len(data):
-        head, at = data[at], at + 1
-        if head & 0xC0 == 0xC0:
-            tag, first, at = head & 0x3F, data[at], at + 1
-            if first < 192:
-                length = first
-            elif first < 224:
-                length, at = (first - 192 << 8) + data[at] + 192, at + 1
-            elif first == 255:
-                length, at = int.from_bytes(data[at : at + 4], "big"), at + 4
-            else:
-                raise ValueError("a packet of unknown length")
-        elif head & 0x80:
-            tag, size = head >> 2 & 0x0F, 1 << (head & 3)
-            if size == 8:
-                raise ValueError("a packet of unknown length")
-            length, at = int.from_bytes(data[at : at + size], "big"), at + size
-        else:
-            raise ValueError("no packet")
-        if at + length > len(data):
-            raise ValueError("a packet that is cut short")
-        yield tag, data[at : at + length]
-        at += length
-
-
-def fingerprints(keyring: bytes) -> set[str]:
-    """Of all primary keys in it (RFC 4880, 12.2); empty where there is anything that is no key of version 4."""
-    try:
-        keys = [body for tag, body in packets(keyring) if tag == PUBLIC_KEY]
-    except (IndexError, ValueError):
-        return set()
-    if any(body[:1] != b"\x04" for body in keys):
-        return set()
-    # SHA-1 is what a fingerprint is made of; nothing is signed by it here.
-    return {hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper() for body in keys}  # noqa: S324
-
-
-def wanted_key(module: AnsibleModule) -> str:
+def fingerprint(module: AnsibleModule) -> str:
     """The fingerprint asked for, whole or not at all: a short one can be forged."""
     given = module.params["key_fingerprint"]
     wanted = re.sub(r"[\s:]", "", given).upper()
@@ -183,28 +134,62 @@ def load(module: AnsibleModule, url: str) -> bytes:
     return content
 
 
-def fetch(module: AnsibleModule, wanted: str) -> bytes:
-    """The key without its armour, when it is the wanted one and nothing beside it."""
+def fetch(module: AnsibleModule) -> bytes:
+    """The key; apt judges what it is worth."""
     url = module.params["key_url"]
     try:
-        key = dearmor(within(KEY_S, lambda: load(module, url)))
+        key: bytes = within(KEY_S, lambda: load(module, url))
     except (OSError, HTTPException) as error:
         module.fail_json(msg=f"the key {url} cannot be fetched: {error}; nothing was installed")
-    if (found := fingerprints(key)) != {wanted}:
-        there = ", ".join(sorted(found)) or "no OpenPGP key"
-        module.fail_json(msg=f"the key {url} is refused, nothing was installed: there is {there}, wanted is {wanted}")
     return key
 
 
-def install_key(module: AnsibleModule) -> tuple[str, bool]:
-    """Path of the keyring, and whether it was (or would be) written."""
-    wanted, path = wanted_key(module), KEYRINGS / f"{module.params['name']}.gpg"
-    if path.exists() and fingerprints(path.read_bytes()) == {wanted}:
-        return str(path), False
+def suffix(key: bytes) -> str:
+    """That of a keyring's file."""
+    return ARMOURED if b"-----BEGIN PGP" in key else BINARY
+
+
+def repository(module: AnsibleModule) -> tuple[Source, bool]:
+    """The entry of a repository that apt accepts, and whether its key was (or would be) installed."""
+    wanted, name = fingerprint(module), module.params["name"]
+    source = Source(module.params["uri"], module.params["suites"], module.params["components"], "")
+    paths = [KEYRINGS / f"{name}{kind}" for kind in (ARMOURED, BINARY)]
+    for path in filter(Path.exists, paths):
+        entry = source._replace(signed_by=f"{path} {wanted}")
+        if module.check_mode or not refusal(module, entry):
+            return entry, False
+    path = paths[0]
     if not module.check_mode:
-        # Just the packets that were judged, so that nobody reads anything else in it.
-        put(path, fetch(module, wanted))
-    return str(path), True
+        key = fetch(module)
+        if reason := refusal(module, source, key, wanted):
+            module.fail_json(
+                msg=f"{source.uri} with the key {module.params['key_url']} is refused, nothing was installed: "
+                f"{reason}; wanted is {wanted}"
+            )
+        path = path.with_suffix(suffix(key))
+        put(path, key)
+    return source._replace(signed_by=f"{path} {wanted}"), True
+
+
+def refusal(module: AnsibleModule, source: Source, key: bytes = b"", wanted: str = "") -> str:
+    """Why apt refuses an entry that nothing else sees yet; empty where it has read the packages."""
+    # apt checks signatures as an account of its own, which has to get here.
+    with tempfile.TemporaryDirectory(dir="/var/lib/apt") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        if key:
+            keyring = folder / f"key{suffix(key)}"
+            keyring.write_bytes(key)
+            source = source._replace(signed_by=f"{keyring} {wanted}")
+        (folder / "entry.sources").write_text(source.text())
+        settings = (
+            f"Dir::Etc::sourcelist={folder}/entry.sources",
+            "Dir::Etc::sourceparts=-",
+            "APT::Get::List-Cleanup=0",
+        )
+        command = ["apt-get", "update", "--quiet=2", "--error-on=any", *(f"--option={one}" for one in settings)]
+        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+    return " ".join((err or out).split()) or f"apt-get update ended with {code}" if code else ""
 
 
 def put(path: Path, content: bytes) -> None:
@@ -257,13 +242,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    os.umask(0o022)
     path = SOURCES / f"{module.params['name']}.sources"
     changed, source = False, None
     if module.params["uri"]:
-        keyring, changed = install_key(module)
-        source = Source(module.params["uri"], module.params["suites"], module.params["components"], keyring)
-    else:
-        source = release(module, path)
+        source, changed = repository(module)
+    elif (source := release(module, path)) and not module.check_mode and (reason := refusal(module, source)):
+        module.fail_json(msg=f"{' '.join(source.components)} of {source.uri} cannot be read: {reason}")
     if source and (not path.exists() or path.read_text() != source.text()):
         changed = True
         if not module.check_mode:

@@ -10,6 +10,9 @@ description:
   - Installs, upgrades or downgrades all packages in one go, also when they are held at another version, and holds them.
   - What a killed run left half installed is mended first.
   - A version that is not to be had is refused with the versions that are.
+  - In one round trip, where M(ansible.builtin.apt) and M(ansible.builtin.dpkg_selections) take one for the versions and
+    one for each hold. M(ansible.builtin.apt) also installs files one by one, so that of two debs that need each other's
+    exact version neither goes first; it does not mend what a killed dpkg left, and knows no deb with a repository.
 options:
   names:
     description: The packages.
@@ -27,9 +30,6 @@ options:
     type: list
     elements: path
     default: []
-  source:
-    description: The entry below /etc/apt/sources.list.d that has the packages; read anew when apt lacks the version.
-    type: path
 author: Farandole
 """
 
@@ -163,26 +163,17 @@ def refresh(module: AnsibleModule, source: str) -> None:
     run(module, f"reading the packages of {source}", ["apt-get", "update", "--quiet", "--error-on=any", *options])
 
 
-def from_apt(module: AnsibleModule, source: str | None, names: list[str], version: str) -> list[str]:
-    """What to ask apt for, once it is known to have it."""
-    offers = {name: versions(module, name) for name in names}
-    if source and lacking(offers, version):
-        refresh(module, source)
-        offers = {name: versions(module, name) for name in names}
-    if complaint := lacking(offers, version):
-        module.fail_json(msg=f"{complaint} ({source or 'in the sources of apt'})")
-    return [f"{name}={version}" for name in names]
-
-
 def wishes(module: AnsibleModule) -> list[str]:
     """The words for apt-get install."""
-    names, version, source = (module.params[key] for key in ("names", "version", "source"))
+    names, version = module.params["names"], module.params["version"]
     debs = [describe(module, path) for path in module.params["files"]]
     if len(debs) == 1 and debs[0].name not in names:
-        source = local_repository(module, debs[0])
+        refresh(module, local_repository(module, debs[0]))
     elif debs:
         return choose(module, debs, names, version)
-    return from_apt(module, source, names, version)
+    if complaint := lacking({name: versions(module, name) for name in names}, version):
+        module.fail_json(msg=f"{complaint} (in the sources of apt)")
+    return [f"{name}={version}" for name in names]
 
 
 def main() -> None:
@@ -192,7 +183,6 @@ def main() -> None:
             "names": {"type": "list", "elements": "str", "required": True},
             "version": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "path", "default": []},
-            "source": {"type": "path"},
         },
         supports_check_mode=True,
     )

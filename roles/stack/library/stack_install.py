@@ -216,7 +216,7 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
     marks = [time.monotonic()]
     archive, folder, target = incoming / "archive", incoming / "tree", root / "stacks" / stack
     try:
-        fetch(module, archive, full=OLDER)
+        fetch(module, module.params, archive, full=OLDER)
         marks.append(time.monotonic())
         unpack(module, archive, folder)
         archive.unlink()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from farandole.errors import FarandoleError
 
 Lock = dict[str, Any]
 # What Horovod's extensions are compiled against.
@@ -129,3 +137,48 @@ class Builds:
 def listed(built: Built | None) -> Built | None:
     """A stack counts as packed when its contents can be proven on a node."""
     return built if built and "contents" in built.about else None
+
+
+# Files
+
+DRAFTS, ABANDONED_S = ".part-", 86_400
+
+
+def keep(draft: Path, target: Path, wanted: str, source: str) -> None:
+    """Give a file that has arrived its name, if it is the right one."""
+    if (got := sha256(draft)) != wanted:
+        raise FarandoleError(
+            f"{target.name} from {source} is not the file that is wanted: its sha256 is {got}, wanted is {wanted}. "
+            "Nothing was kept of it: check that source and run again"
+        )
+    draft.chmod(0o644)
+    draft.replace(target)
+
+
+@contextmanager
+def draft_folder(folder: Path) -> Iterator[Path]:
+    """A place beside the final one that is gone afterwards; what a killed run left is swept out the day after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{DRAFTS}*"):
+        if time.time() - old.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=DRAFTS, dir=folder, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextmanager
+def no_space(cache: Path) -> Iterator[None]:
+    """Say what is wrong with the disk in words that help."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FarandoleError(full(cache)) from None
+        where = error.filename or cache
+        raise FarandoleError(f"{where} on this machine cannot be written: {error.strerror or error}") from None
+
+
+def full(cache: Path) -> str:
+    """What to say of a disk without room."""
+    free = shutil.disk_usage(cache).free // 2**20
+    return f"no space left on this machine for {cache} ({free} MiB free): make room there, or set XDG_CACHE_HOME"

@@ -1,4 +1,4 @@
-"""Read from a package index that wants a password, and give it to nobody else."""
+"""The package indexes of this machine's pip; the password of one is given to nobody else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import base64
 import netrc
 import os
 import ssl
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from pip._internal.models.index import PyPI
+
 TIMEOUT_S = 60
+# -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
+PIP = (sys.executable, "-P", "-m", "pip")
 
 
 def open_url(url: str, index: str, context: ssl.SSLContext) -> Any:
@@ -73,3 +79,28 @@ def bare(url: str) -> str:
     """Without user and password, which urllib would take for a part of the host's name."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def indexes() -> list[str]:
+    """Those that pip looks into on this machine."""
+    settings = _pip_settings()
+    found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
+    # The default stands nowhere in pip's settings, only in pip itself.
+    return found if "index-url" in settings else [*found, PyPI.simple_url]
+
+
+def _pip_settings() -> dict[str, str]:
+    """What pip is told on this machine; the environment has the last word."""
+    command = [*PIP, "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line.partition("=") for line in done.stdout.splitlines()]
+    found = {
+        key.rsplit(".", 1)[1]: value.strip("'") for key, _, value in lines if ".download." not in key and "." in key
+    }
+    return found | {key.rsplit(".", 1)[1]: value.strip("'") for key, _, value in lines if key.startswith(":env:")}
+
+
+def certificates() -> ssl.SSLContext:
+    """Those that pip is told to trust: where a proxy looks into TLS, they are the ones that count."""
+    cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
+    return ssl.create_default_context(cafile=cafile)

@@ -1,4 +1,4 @@
-"""Both halves of depot_put: what one packs the other unpacks, and nothing else; and the way back, depot_get."""
+"""Both halves of send_files: what one packs the other unpacks, and nothing else; and the way back, keep_file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farandole.stack.cache import recall_whole, sha256
 from .loading import load
 from .stack import run_action, run_module, tree
 
-action, module = load("action", "depot_put"), load("modules", "depot_put")
+action, module = load("action", "send_files"), load("modules", "send_files")
 
 
 def wanted(tmp_path: Path, **contents: str) -> list[dict[str, str]]:
@@ -33,7 +33,7 @@ def wanted(tmp_path: Path, **contents: str) -> list[dict[str, str]]:
 
 def call(tmp_path: Path, files: list[dict[str, str]], **more: str) -> dict[str, Any]:
     digests = {file["name"]: file["sha256"] for file in files}
-    return run_module("depot_put", {"directory": str(tmp_path / "depot"), "wanted": digests, **more})
+    return run_module("send_files", {"directory": str(tmp_path / "depot"), "wanted": digests, **more})
 
 
 def bundle(tmp_path: Path, **contents: str) -> Path:
@@ -215,15 +215,16 @@ def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
     made, target = tmp_path / "made", tmp_path / "cache/stacks/a.tar.zst"
     made.write_text("packed")
     asked = {"path": str(made), "sha256": sha256(made), "to": str(target), "about": {"unpacked": 7}}
-    assert run_action("depot_get", asked, tmp_path, check_mode=True)["changed"]
-    wrong = run_action("depot_get", {**asked, "sha256": "0" * 64}, tmp_path)
-    assert f"{made} of localhost arrived with sha256 {asked['sha256']}, and it left with {'0' * 64}" in wrong["msg"]
+    assert run_action("keep_file", asked, tmp_path, check_mode=True)["changed"]
+    wrong = run_action("keep_file", {**asked, "sha256": "0" * 64}, tmp_path)
+    assert f"from {made} of localhost is not the file that is wanted: its sha256 is {asked['sha256']}" in wrong["msg"]
+    assert f"wanted is {'0' * 64}. Nothing was kept of it: check that source and run again" in wrong["msg"]
     assert list(target.parent.iterdir()) == []
-    answer = run_action("depot_get", asked, tmp_path)
+    answer = run_action("keep_file", asked, tmp_path)
     built = recall_whole(target)
     assert built
     assert (answer["changed"], answer["file"], built.about) == (True, built.told(), {"unpacked": 7})
-    assert not run_action("depot_get", asked, tmp_path)["changed"]
+    assert not run_action("keep_file", asked, tmp_path)["changed"]
 
 
 def test_of_a_folder_the_youngest_stay_and_what_was_wanted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bring a file of a node to the control machine, checked by its sha256."""
+"""Keep a file of a node on the control machine, checked by its sha256."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.stack.cache import Built, recall_whole, record, sha256
+from farandole.stack.cache import Built, draft_folder, keep, recall_whole, record
 
 DOCUMENTATION = """
-module: depot_get
-short_description: Fetch a file of a node to the control machine
+module: keep_file
+short_description: Keep a file of a node on the control machine
 description:
   - The file is checked by its sha256 and put in place only when it is whole. The user that logs in has to be able to
     read it.
@@ -24,8 +23,8 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Fetch the packed stack
-  depot_get:
+- name: Keep the packed stack
+  keep_file:
     path: /opt/farandole/build/out/stack.tar.zst
     sha256: 3b1f...
     to: /root/.cache/farandole/stacks/stack.tar.zst
@@ -49,18 +48,11 @@ class ActionModule(Action):
             return {"changed": False, "file": there.told()}
         if self._task.check_mode:
             return {"changed": True}
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.part")
-        try:
+        host = variables.get("inventory_hostname", "")
+        with draft_folder(target.parent) as drafts:
+            draft = drafts / target.name
             self._connection.fetch_file(arguments["path"], str(draft))
-            if (got := sha256(draft)) != wanted:
-                host = variables.get("inventory_hostname", "")
-                raise FarandoleError(
-                    f"{arguments['path']} of {host} arrived with sha256 {got}, and it left with {wanted}: run again"
-                )
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+            keep(draft, target, wanted, f"{arguments['path']} of {host}")
         built = Built(target, wanted, arguments["about"])
         record(built)
         return {"changed": True, "file": built.told()}

@@ -1,27 +1,16 @@
 #!/usr/bin/python
-"""The node's half of the action depot_put: say which files are missing, and unpack those that arrived."""
+"""The node's half of the action send_files: say which files are missing, and unpack those that arrived."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.folders import checksum
 
 BLOCK = 1 << 20
-
-
-def sha256(path: Path) -> str:
-    """Of a file that may be large; empty when it is not there."""
-    if not path.is_file():
-        return ""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
@@ -40,7 +29,7 @@ def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
                 with draft.open("xb") as file:
                     while block := source.read(BLOCK):
                         file.write(block)
-                if sha256(draft) != left.pop(member.name):
+                if checksum(draft) != left.pop(member.name):
                     return member.name
                 draft.chmod(0o644)
                 draft.replace(target)
@@ -73,7 +62,7 @@ def main() -> None:
     os.umask(0o022)
     directory, wanted = Path(module.params["directory"]), module.params["wanted"]
     if not module.params["bundle"]:
-        missing = [name for name, digest in wanted.items() if sha256(directory / name) != digest]
+        missing = [name for name, digest in wanted.items() if checksum(directory / name) != digest]
         module.exit_json(changed=False, missing=missing)
     bundle = Path(module.params["bundle"])
     try:

@@ -1,8 +1,7 @@
-"""Bring files of the control machine to a node, each checked by its sha256, in one transfer."""
+"""Send files of the control machine to a node, each checked by its sha256, in one transfer."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import tarfile
@@ -17,11 +16,12 @@ from ansible.utils.display import Display
 
 from farandole.action import Action
 from farandole.errors import FarandoleError
+from farandole.stack.cache import sha256
 from farandole.words import one_line
 
 DOCUMENTATION = """
-module: depot_put
-short_description: Bring files of the control machine to a node
+module: send_files
+short_description: Send files of the control machine to a node
 description:
   - Sends, in one transfer, the files that the node lacks or has otherwise; each is checked by its sha256 on both ends
     and appears under its name only when it is whole.
@@ -41,7 +41,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Put the archive on the depot
-  depot_put:
+  send_files:
     directory: /srv/farandole
     files:
       - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
@@ -50,7 +50,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-put: {description: The names of the files that were sent., type: list, returned: always}
+sent: {description: The names of the files that were sent., type: list, returned: always}
 """
 
 # /tmp is a memory disk on many machines, and a stack is large.
@@ -60,12 +60,6 @@ SWEEP = (
     f'for old in {LANDING}[-.]*; do [ -d "$old" ] && [ ! -L "$old" ] && [ -O "$old" ] && '
     '[ -z "$(find "$old" -mmin -60)" ] && rm -rf "$old"; done'
 )
-
-
-def sha256(path: Path) -> str:
-    """Of a file that may be large."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check(file: dict[str, str]) -> None:
@@ -98,7 +92,7 @@ class ActionModule(Action):
         call = {"directory": arguments["directory"], "wanted": wanted}
         answer = self._module(call, variables)
         lacking = [file for file in arguments["files"] if file["name"] in answer.get("missing", [])]
-        result = {"put": [file["name"] for file in lacking], "changed": bool(lacking)}
+        result = {"sent": [file["name"] for file in lacking], "changed": bool(lacking)}
         if answer.get("failed") or not lacking or self._task.check_mode:
             return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
         for file in lacking:
@@ -110,8 +104,8 @@ class ActionModule(Action):
             with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
                 bundle(lacking, Path(archive.name))
                 self._connection.put_file(archive.name, f"{landing}/bundle.tar")
-            sent = {file["name"]: file["sha256"] for file in lacking}
-            call.update(wanted=sent, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
+            expected = {file["name"]: file["sha256"] for file in lacking}
+            call.update(wanted=expected, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
             answer = self._module(call, variables)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 
@@ -120,7 +114,7 @@ class ActionModule(Action):
         return delegate
 
     def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._execute_module("depot_put", module_args=arguments, task_vars=variables)
+        answer: dict[str, Any] = self._execute_module("send_files", module_args=arguments, task_vars=variables)
         return answer
 
     @contextmanager

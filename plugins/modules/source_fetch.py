@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-FOLDER = Path("/opt/farandole/build/apt")
-
 
 def mirror(module: AnsibleModule) -> str:
     """The Debian mirror from which this node takes its packages."""
@@ -32,13 +30,15 @@ def main() -> None:
             "package": {"type": "str", "required": True},
             "release": {"type": "str", "required": True},
             "file": {"type": "str", "required": True},
+            "scratch": {"type": "path", "required": True},
         },
     )
     package, release, file = (module.params[key] for key in ("package", "release", "file"))
+    folder = Path(module.params["scratch"])
     uri = mirror(module)
     os.umask(0o022)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as state:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as state:
         private = Path(state)
         (private / "lists/partial").mkdir(parents=True)
         (private / "sources.list").write_text(f"deb-src {uri} {release} main\n")
@@ -51,15 +51,15 @@ def main() -> None:
         }
         settings = [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
         for command in (["update"], ["source", "--download-only", "--tar-only", package]):
-            code, out, err = module.run_command(["apt-get", *settings, *command], cwd=str(FOLDER))
+            code, out, err = module.run_command(["apt-get", *settings, *command], cwd=str(folder))
             if code:
                 module.fail_json(
                     msg=f"apt-get {command[0]} of {release}'s sources from {uri}: {(err or out).strip()[-300:]}"
                 )
-    if not (FOLDER / file).exists():
-        there = sorted(path.name for path in FOLDER.iterdir())
+    if not (folder / file).exists():
+        there = sorted(path.name for path in folder.iterdir())
         module.fail_json(msg=f"{release} at {uri} has {', '.join(there)} and not {file}")
-    module.exit_json(changed=True, path=str(FOLDER / file), origin=f"{release}'s source package at {uri}")
+    module.exit_json(changed=True, path=str(folder / file), origin=f"{release}'s source package at {uri}")
 
 
 if __name__ == "__main__":

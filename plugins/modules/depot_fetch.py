@@ -1,0 +1,103 @@
+#!/usr/bin/python
+"""Fetch a folder of files of known size and sha256 from the depot."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: depot_fetch
+short_description: Fetch a folder of files of known size and sha256 from the depot
+description:
+  - Instead of M(ansible.builtin.get_url), which writes whatever comes before it looks at the sha256, however much that
+    is, and takes a round trip for each file.
+  - The folder holds these files and no others. It gets its name when all of them are whole; what a run that was killed
+    left behind is swept away.
+options:
+  url:
+    description: Where the depot is.
+    type: str
+    required: true
+  files:
+    description: Each with its C(name) below O(url), C(sha256) and C(size) in bytes.
+    type: list
+    elements: dict
+    required: true
+  path:
+    description: The folder.
+    type: path
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Fetch the debs
+  depot_fetch:
+    url: http://node-1:8480
+    files:
+      - {name: debs/libnccl2_2.27.3-1+cuda12.9_amd64.deb, sha256: 3b1f..., size: 200000000}
+    path: /var/cache/farandole/nccl
+"""
+
+RETURN = ""
+
+import os
+import shutil
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.depot import fetch
+from ansible.module_utils.folders import alone, checksum
+
+
+def sums(folder: Path) -> dict[str, str]:
+    """The sha256 of everything in a folder, empty for what is no file."""
+    plain = folder.is_dir() and not folder.is_symlink()
+    return {path.name: checksum(path) for path in folder.iterdir()} if plain else {}
+
+
+def install(module: AnsibleModule, path: Path) -> None:
+    """Beside it first."""
+    incoming = path.with_name(f".{path.name}.incoming")
+    shutil.rmtree(incoming, ignore_errors=True)
+    (incoming / "new").mkdir(parents=True)
+    try:
+        for file in module.params["files"]:
+            url = f"{module.params['url']}/{file['name']}"
+            size = int(file["size"])
+            fetch(module, {**file, "url": url, "size": size}, incoming / "new" / Path(file["name"]).name)
+        # It must survive a loss of power once it has its name.
+        os.sync()
+        if path.is_symlink() or path.exists():
+            path.rename(incoming / "old")
+        (incoming / "new").rename(path)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def main() -> None:
+    """Fetch where it is not there."""
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "dict", "required": True},
+            "path": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    os.umask(0o022)
+    path = Path(module.params["path"])
+    wanted = {Path(file["name"]).name: file["sha256"] for file in module.params["files"]}
+    changed = sums(path) != wanted
+    if changed and not module.check_mode:
+        try:
+            with alone(path.parent):
+                # Another may have been at it meanwhile.
+                changed = sums(path) != wanted
+                if changed:
+                    install(module, path)
+        except OSError as error:
+            module.fail_json(msg=f"{path} cannot take the files: {error}")
+    module.exit_json(changed=changed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Bring a source archive into this machine's cache from the first place that has it, checked by its sha256."""
+
+from __future__ import annotations
+
+import html
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from farandole import fetching
+from farandole.errors import FarandoleError
+from farandole.stack.cache import draft_folder, keep, no_space, sha256
+from farandole.stack.web import certificates, indexes, open_url
+from farandole.words import one_line, without_passwords
+
+# A `file`, its `sha256`, and where it is: the `url` of a site, a project on a package index (`index`), or the name of a
+# Debian source package (`apt`).
+Source = Mapping[str, str]
+Say = Callable[[str], None]
+# Writes the file of a source to a path, and says where from.
+Fetch = Callable[[Source, Path], str]
+TIMEOUT_S = 20
+# Neither a source archive nor the page of an index is a tenth of it; so long a page may take.
+LARGEST, PAGE_S = 256 << 20, 300
+# Not OSError as a whole, which a full disk is too.
+UNREACHED = (
+    urllib.error.URLError,
+    HTTPException,
+    ConnectionError,
+    TimeoutError,
+    ssl.SSLError,
+    fetching.TooMuchError,
+)
+
+
+def horovod_source(lock: Mapping[str, Any]) -> Source:
+    """Where Horovod's source is: the lock says what, and the package index of this machine has it."""
+    return {"index": "horovod", "file": lock["horovod"]["file"], "sha256": lock["horovod"]["sha256"]}
+
+
+def bring(
+    sources: Sequence[Source], folder: Path, say: Say, *, apt: Fetch | None = None, variable: str = ""
+) -> tuple[Path, bool]:
+    """The file in the cache, and whether it had to be fetched.
+
+    `apt` fetches Debian's source packages; `variable` is the one by which a user can name a file instead."""
+    if path := cached(sources, folder, say):
+        return path, False
+    tried = []
+    with no_space(folder):
+        for source in sources:
+            say(f"collecting {source['file']}")
+            try:
+                return _fetch(source, folder, apt), True
+            except UNREACHED as error:
+                tried.append(one_line(without_passwords(str(getattr(error, "reason", error)))))
+    named = f", or name it in {variable}" if variable else ""
+    files = " or ".join(dict.fromkeys(source["file"] for source in sources))
+    raise FarandoleError(
+        f"{sources[0]['file']} cannot be fetched ({'; '.join(tried)}): check network, proxy and `pip config list`, or "
+        f"put {files} into {folder}{named}"
+    )
+
+
+def cached(sources: Sequence[Source], folder: Path, say: Say) -> Path | None:
+    """The file as it was brought before."""
+    good = {source["sha256"] for source in sources}
+    for path in dict.fromkeys(folder / source["file"] for source in sources):
+        if path.is_file():
+            if sha256(path) in good:
+                return path
+            say(f"{path} is damaged (its sha256 is not {' or '.join(sorted(good))}) and is fetched again")
+    return None
+
+
+def of_user(path: Path, sources: Sequence[Source]) -> Path:
+    """A file that the user has, when it is one of those in the lock."""
+    if not path.is_file():
+        raise FarandoleError(f"{path} is not there on the control machine")
+    wanted = [source["sha256"] for source in sources]
+    if (got := sha256(path)) not in wanted:
+        raise FarandoleError(
+            f"{path} is not the source that the lock names: its sha256 is {got}, wanted is {' or '.join(wanted)}"
+        )
+    return path
+
+
+def _fetch(source: Source, folder: Path, apt: Fetch | None) -> Path:
+    target = folder / source["file"]
+    with draft_folder(folder) as drafts:
+        draft = drafts / source["file"]
+        fetch = _of_site if "url" in source else _of_index if "index" in source else apt
+        if fetch is None:
+            raise ConnectionError(f"{source['apt']} is a Debian source package, which a builder fetches")
+        keep(draft, target, source["sha256"], without_passwords(fetch(source, draft)))
+    return target
+
+
+def _of_site(source: Source, draft: Path) -> str:
+    url = source["url"]
+    try:
+        # The lock says where from, and by its sha256 what.
+        fetching.download(lambda: urllib.request.urlopen(url, timeout=TIMEOUT_S), draft, LARGEST)  # noqa: S310
+    except UNREACHED as error:
+        raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}") from error
+    return url
+
+
+def _of_index(source: Source, draft: Path) -> str:
+    """Not with pip, which would run its setup.py to do it."""
+    tried = []
+    for index in indexes():
+        try:
+            if url := _link(index, source["index"], source["file"]):
+                fetching.download(partial(open_url, url, index, certificates()), draft, LARGEST)
+                return urllib.parse.urldefrag(url)[0]
+            tried.append(f"{index} does not have it")
+        except UNREACHED as error:
+            tried.append(f"{index}: {getattr(error, 'reason', error)}")
+    # Each on its own: of several passwords in a line only the first would be taken out.
+    raise ConnectionError("; ".join(map(without_passwords, tried)))
+
+
+def _page(url: str, index: str) -> bytes:
+    with open_url(url, index, certificates()) as answer:
+        return fetching.read(answer, LARGEST)
+
+
+def _link(index: str, name: str, file: str) -> str | None:
+    """Where an index says that a file is."""
+    page = f"{index.rstrip('/')}/{name}/"
+    try:
+        text = fetching.within(PAGE_S, partial(_page, page, index)).decode()
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+    for link in re.findall(r'href="([^"]+)"', text):
+        url = urllib.parse.urljoin(page, html.unescape(link))
+        if urllib.parse.unquote(urllib.parse.urlparse(url).path).endswith(f"/{file}"):
+            return url
+    return None
