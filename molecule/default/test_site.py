@@ -39,7 +39,7 @@ def test_the_validation_play_measured_everything_and_nothing_is_red(result, head
         names = {f"horovod.{module}.gloo", f"horovod.{module}.mpi"}
         names |= {f"training.{sample}.accuracy" for sample in TRAINED[framework]}
         assert names <= measured or framework not in wanted
-    assert "machines: 2 of 2, clean ways: 4 of 4" in checks["trust.node-1"]["words"]
+    assert "machines: 2 of 2, clean connections: 4" in checks["trust.node-1"]["words"]
     assert len(result["data"]) == 1
 
 

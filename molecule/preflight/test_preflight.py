@@ -108,7 +108,7 @@ def test_a_silent_node_is_named_with_its_reason_and_the_others_stay_untouched(si
     said = done.stdout + done.stderr
     assert done.returncode != 0
     assert "node-2" in said
-    assert "no way leads there" in said or "does not answer" in said
+    assert "there is no route to it" in said or "it does not respond" in said
     assert not nodes["node-1"].user("trainer").exists
 
 

@@ -48,16 +48,17 @@ EXAMPLES = """
 - name: Judge the cluster
   validation_report:
     folder: .farandole/mine/reports
-    trust: {node-1: {rc: 0, stdout: "machines: 2 of 2"}}
+    trust: {node-1: "{{ _validation_trust }}"}
     jobs: "{{ _validation_jobs.results }}"
     bars: {efficiency: 0.9}
-    about: {cluster: mine}
+    about: {cluster: mine, hosts: [node-1, node-2]}
     begun: 1700000000
 """
 
 RETURN = """
 verdict:
-  description: C(green) if something was measured and nothing is red, else C(red).
+  description:
+    - C(red) if something failed or nothing was measured; C(slow) if all is correct, but too slow; else C(green).
   type: str
   returned: always
 report: {description: The folder of this report., type: str, returned: always}
@@ -75,7 +76,8 @@ class ActionModule(Action):
         claim(folder.parent, Path(variables["inventory_dir"]))
         results = {item["item"]["id"]: ran(item) for item in arguments["jobs"]}
         bars = Bars(**{name: value for name, value in (arguments["bars"] or {}).items() if value is not None})
-        checks = [*trust_checks(arguments["trust"]), *stack_checks(arguments["stacks"], arguments["inventory"])]
+        checks = trust_checks(arguments["trust"], arguments["about"]["hosts"])
+        checks += stack_checks(arguments["stacks"], arguments["inventory"])
         checks += judge(results, bars)
         checks += [Check(name, NOT_MEASURED, why) for name, why in arguments["unmeasured"].items()]
         data = sorted({one["data"] for one in results.values() if "data" in one})

@@ -26,7 +26,9 @@ def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -
     """Only nodes that were probed have interfaces to judge, but the network has to hold the address of every node."""
     probed = {name: links for name in addresses if (links := _links(hostvars[name]))}
     if not probed:
-        finding = Finding("all", "nothing is known of the nodes", "run role preflight in an earlier play")
+        finding = Finding(
+            "all", "nodes-unknown", "nothing is known of the nodes", "run role preflight in an earlier play"
+        )
         return Fabric(findings=[finding])
     network, findings = _given(wanted) if wanted else _shared(addresses, probed)
     if network is None:
@@ -69,7 +71,7 @@ def _given(wanted: str) -> tuple[IPv4Network | None, list[Finding]]:
         return IPv4Network(wanted, strict=False), []
     except ValueError:
         cure = "write it as 192.0.2.0/24, or leave it empty"
-        return None, [Finding("all", f"fabric_network {wanted} is no IPv4 network", cure)]
+        return None, [Finding("all", "network-malformed", f"fabric_network {wanted} is no IPv4 network", cure)]
 
 
 def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[IPv4Network | None, list[Finding]]:
@@ -78,12 +80,16 @@ def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[
     cure = "set cluster_ip to the IPv4 address other nodes reach it by"
     strange = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
     if strange:
-        return None, [Finding(name, f"its address is {own}, and jobs need IPv4", cure) for name, own in strange.items()]
+        return None, [
+            Finding(name, "address-not-ipv4", f"its address is {own}, and jobs need IPv4", cure)
+            for name, own in strange.items()
+        ]
     homes = {name: _home(addresses[name], links) for name, links in probed.items()}
     if lost := [name for name, home in homes.items() if home is None]:
         cure = "set cluster_ip to an address that it has"
         return None, [
-            Finding(name, f"its cluster address {addresses[name]} is on none of its interfaces", cure) for name in lost
+            Finding(name, "address-absent", f"its cluster address {addresses[name]} is on none of its interfaces", cure)
+            for name in lost
         ]
     places = {IPv4Address(address) for address in addresses.values()}
     networks = {home for home in homes.values() if home}
@@ -101,6 +107,7 @@ def _apart(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]
     where = "; ".join(f"{some(names)} in {network}" for network, names in members.items())
     return Finding(
         "all",
+        "network-not-shared",
         f"the nodes share no network: {where}",
         "set cluster_ip of each to its address in the network that joins them; if that is routed, "
         "set fabric_network to the CIDR that holds them all",
@@ -116,7 +123,7 @@ def _within(network: IPv4Network, links: Links, address: str) -> Links:
 def _outside(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
     cause = f"none of its interfaces has an address in {network}"
     cure = "correct fabric_network, or give it an address there"
-    return [Finding(name, cause, cure) for name, inside in chosen.items() if not inside]
+    return [Finding(name, "network-not-on-node", cause, cure) for name, inside in chosen.items() if not inside]
 
 
 def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Mapping[str, str]) -> list[Finding]:
@@ -126,7 +133,9 @@ def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Map
     for name, inside in chosen.items():
         if others := {link["name"] for link in inside[1:]} - {link["name"] for link in inside[:1]}:
             links = " and ".join([inside[0]["name"], *sorted(others)])
-            findings.append(Finding(name, f"its interfaces {links} are both in {network}", cure))
+            findings.append(
+                Finding(name, "interfaces-ambiguous", f"its interfaces {links} are both in {network}", cure)
+            )
     return findings
 
 
@@ -138,7 +147,12 @@ def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding
             owners.setdefault(link["address"], []).append(name)
     cure = "set fabric_network to the network between the nodes, or leave it empty"
     return [
-        Finding(name, f"it shares its address {address} in {network} with others, so that does not join them", cure)
+        Finding(
+            name,
+            "address-shared",
+            f"it shares its address {address} in {network} with others, so that does not join them",
+            cure,
+        )
         for address, names in owners.items()
         if len(names) > 1
         for name in names

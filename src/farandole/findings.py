@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from farandole.errors import FarandoleError
 
 SHOWN_HOSTS = 5
-Fault = tuple[str, str]  # cause, cure
+Fault = tuple[str, str, str]  # code, cause, cure
+Severity = Literal["stop", "warn", "note"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that must be mended: where, what is wrong, what mends it."""
+    """One thing that must be mended: where, what is wrong, what mends it; its code stays when the words change."""
 
     host: str
+    code: str
     cause: str
     cure: str
+    severity: Severity = "stop"
 
 
-def report(findings: Sequence[Finding]) -> str:
+class FindingsError(FarandoleError):
+    """Why something is refused: all findings at once, after a line that says what they mean."""
+
+    def __init__(self, findings: Sequence[Finding], heading: str) -> None:
+        super().__init__(report(findings, heading))
+        self.findings = tuple(findings)
+
+
+def report(findings: Sequence[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
     """The findings as a person reads them; hosts that share cause and cure share a number."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
@@ -27,7 +41,7 @@ def report(findings: Sequence[Finding]) -> str:
         f"{number}. {some(names)}: {cause}\n   cure: {cure}"
         for number, ((cause, cure), names) in enumerate(hosts.items(), 1)
     ]
-    return "\n\n".join([f"preflight found {count(len(hosts), 'problem')}; nothing was changed.", *items])
+    return "\n\n".join([heading.format(problems=count(len(hosts), "problem")), *items])
 
 
 def some(names: Sequence[str]) -> str:

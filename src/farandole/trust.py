@@ -9,7 +9,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
+from farandole.causes import causes
 from farandole.errors import FarandoleError
+from farandole.findings import Finding, FindingsError
 
 # One ed25519 key and nothing else: no options before it, no comment and no second line after it.
 _KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
@@ -58,23 +60,21 @@ def refuse_answers(nodes: Sequence[Mapping[str, Any]], launchers: Collection[str
     _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, check_mode)])
 
 
-def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mode: bool) -> Iterator[str]:
+def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mode: bool) -> Iterator[Finding]:
     name, wanted = node["name"], {"host": node["host_key"]}
     if name in launchers:
         wanted["user"] = node["job_key"]
     elif node["job_key"]:
-        yield (
-            f"{name} asks for a launcher's certificate and is none: the keys on it are not what this run left there. "
-            "Name it in ssh_trust_revoked until you are sure of it; where jobs are launched is said by group head "
-            "and ssh_trust_mesh"
-        )
+        yield _finding("launcher-unexpected", name)
     for kind, key in wanted.items():
         # A bare node has none yet.
         if not is_key(key) and not (check_mode and key == ""):
-            yield (
-                f"{name}: its {kind} key is not an ed25519 public key but {_shown(key)}: look at {_FILES[kind]}.pub "
-                "on it and delete both halves, or name it in ssh_trust_revoked until you are sure of it"
-            )
+            yield _finding("key-malformed", name, kind, seen=_shown(key))
+
+
+def _finding(code: str, name: str, kind: str = "host", **words: str) -> Finding:
+    cause = causes()[code]
+    return Finding(name, code, cause.told({"kind": kind, **words}), cause.mended({"file": _FILES[kind]}))
 
 
 def _shown(answer: object) -> str:
@@ -91,16 +91,13 @@ def refuse_shared(ledger: Sequence[Signed], asked: Sequence[Signed], cluster: Co
     for one in asked:
         owner = owners.setdefault(one.key, one)
         if (owner.name, owner.kind) != (one.name, one.kind):
-            faults.append(
-                f"{one.name}: its {one.kind} key is the {owner.kind} key of {owner.name}: its disk is a copy, or one "
-                f"of them is not what it says. Make sure of both, delete {_FILES[one.kind]} on the copy and run again"
-            )
+            faults.append(_finding("key-shared", one.name, one.kind, owner=owner.name, owner_kind=owner.kind))
     _refuse(faults)
 
 
-def _refuse(faults: Sequence[str]) -> None:
-    if faults:
-        raise FarandoleError("\n".join(faults))
+def _refuse(findings: Sequence[Finding]) -> None:
+    if findings:
+        raise FindingsError(findings, "the keys of the nodes have {problems}; nothing was signed.")
 
 
 def left(ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str]) -> list[Signed]:
@@ -128,18 +125,8 @@ def key_of(line: str) -> str:
 def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
     """A revoked key is never signed again."""
     gone = {key_of(line) for line in revoked}
-    _refuse([_revoked_fault(one) for one in asked if one.key in gone])
-
-
-def _revoked_fault(one: Signed) -> str:
-    if one.kind == "user":
-        cure = f"Run again, and the node makes a new one; if this comes again, delete {_FILES['user']} on it"
-    else:
-        cure = (
-            "To take the node back, make sure of it and on its console run `rm /etc/ssh/ssh_host_ed25519_key* && "
-            "ssh-keygen -A && systemctl restart ssh`; to keep it out, name it in ssh_trust_revoked"
-        )
-    return f"{one.name}: its {one.kind} key is revoked and will not be signed again. {cure}"
+    codes = {"host": "host-key-revoked", "user": "job-key-revoked"}
+    _refuse([_finding(codes[one.kind], one.name, one.kind) for one in asked if one.key in gone])
 
 
 def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:

@@ -83,6 +83,11 @@ def judged(reply: dict[str, Any], check_mode: bool = False) -> list[str]:
     return lines(nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
 
 
+def found(reply: dict[str, Any]) -> Finding:
+    (finding,) = nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode=False)
+    return finding
+
+
 def test_a_good_inventory_has_no_finding() -> None:
     nodes = [
         node(
@@ -322,88 +327,113 @@ Host key verification failed."""
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "code", "shown", "command"),
     [
         (
             "Failed to connect to the host via ssh: ssh: connect to host a port 22: Connection refused",
-            "nothing listens for ssh there (connect to host a port 22: Connection refused) | systemctl",
+            "login-refused",
+            "connect to host a port 22: Connection refused",
+            "systemctl enable --now ssh",
         ),
         (
             "ssh: connect to host a port 22: Connection timed out",
-            "it does not answer (connect to host a port 22: Connection timed out) | start it, open its",
+            "login-timeout",
+            "connect to host a port 22: Connection timed out",
+            "ssh root@192.0.2.1",
         ),
-        ("Connection timed out during banner exchange", "it does not answer (Connection timed out) | start"),
-        ("ssh: connect to host a port 22: No route to host", "no way leads there (connect to host a port"),
-        ("ssh: connect to host a port 22: Network is unreachable", "no way leads there (connect to host a"),
+        ("Connection timed out during banner exchange", "login-timeout", "Connection timed out", "ssh root@192.0.2.1"),
+        (
+            "ssh: connect to host a port 22: No route to host",
+            "login-no-route",
+            "connect to host a port",
+            "ansible_host",
+        ),
+        ("ssh: connect to host a port 22: Network is unreachable", "login-no-route", "Network is", "ansible_host"),
         (
             "ssh: Could not resolve hostname gpu1: Name or service not known",
-            "its name resolves to no address (Could not resolve hostname gpu1) | set ansible_host",
+            "login-name-unknown",
+            "Could not resolve hostname gpu1",
+            "ansible_host",
         ),
         (
             "root@192.0.2.1: Permission denied (publickey,password).",
-            "it does not let root in (Permission denied (publickey,password)) | ssh-copy-id root@192.0.2.1",
+            "login-denied",
+            "Permission denied (publickey,password)",
+            "ssh-copy-id root@192.0.2.1",
         ),
         (
             "No ED25519 host key is known for 192.0.2.1.\nHost key verification failed.",
-            "its host key is not known here yet (Host key verification failed) | ssh root@192.0.2.1 and",
+            "login-host-key-unknown",
+            "Host key verification failed",
+            "ssh root@192.0.2.1 and",
         ),
         (
             CHANGED,
-            "its host key is another than the known one: reinstalled, or another machine "
-            "(Host key for [192.0.2.1]:2222 has changed) | compare on its console: ssh-keygen -lf "
-            "/etc/ssh/ssh_host_ed25519_key.pub; only if it is the new key: "
+            "login-host-key-changed",
+            "Host key for [192.0.2.1]:2222 has changed",
             "ssh-keygen -R 192.0.2.1, then ssh root@192.0.2.1",
         ),
         (
             "ED25519-CERT host key for 192.0.2.1 was revoked and you have requested strict checking.\n"
             "Host key verification failed.",
-            "its host key is revoked (host key for 192.0.2.1 was revoked) | to keep it out, name it in",
+            "login-host-key-revoked",
+            "host key for 192.0.2.1 was revoked",
+            "ssh-keygen -R 192.0.2.1",
         ),
-        ("Missing sudo password", "sudo wants a password of root (Missing sudo password) | run with --ask"),
-        ("sudo: a password is required", "sudo wants a password of root (a password is required) | run with"),
-        ("Incorrect sudo password", "sudo refuses the password of root (Incorrect sudo password) | correct"),
-        ("bob is not in the sudoers file.", "sudo lets root do nothing (is not in the sudoers file) | set"),
-        ("/bin/sh: 1: sudo: not found", "it has no sudo (sudo: not found) | apt-get install sudo on it, or"),
+        ("Missing sudo password", "sudo-password-missing", "Missing sudo password", "--ask-become-pass"),
+        ("sudo: a password is required", "sudo-password-missing", "a password is required", "--ask-become-pass"),
+        ("Incorrect sudo password", "sudo-password-wrong", "Incorrect sudo password", "ansible_become_password"),
+        ("bob is not in the sudoers file.", "sudo-denied", "is not in the sudoers file", "root ALL=(ALL) NOPASSWD"),
+        ("/bin/sh: 1: sudo: not found", "sudo-missing", "sudo: not found", "apt-get install sudo"),
         (
             "/bin/sh: 1: /usr/bin/python3: not found\nThe module interpreter was not found.",
-            "it has no python3 (/usr/bin/python3: not found) | ssh root@192.0.2.1, then apt-get update",
+            "python-missing",
+            "/usr/bin/python3: not found",
+            "apt-get install python3",
         ),
         (
             "ansible-core requires a minimum of Python version 3.8. Current version: 3.6.9",
-            "its python3 is too old (requires a minimum of Python version 3.8. Current version: 3.6.9)",
+            "python-too-old",
+            "requires a minimum of Python version 3.8. Current version: 3.6.9",
+            "install",
         ),
-        ("kex_exchange_identification: read", "it gives no answer (kex_exchange_identification: read) | ssh"),
-        ("", "it gives no answer (it was not asked) | ssh -v root@192.0.2.1 shows where it stops"),
+        ("kex_exchange_identification: read", "login-failed", "kex_exchange_identification: read", "ssh -v root@"),
+        ("", "login-failed", "it was not asked", "ssh -v root@192.0.2.1"),
     ],
 )
-def test_silence(said: str, words: str) -> None:
-    reply = {"unreachable_reason": answers.reason(said), "login": login()}
-    (line,) = judged(reply)
-    assert line.startswith(f"node-1: {words}")
+def test_silence(said: str, code: str, shown: str, command: str) -> None:
+    finding = found({"unreachable_reason": answers.reason(said), "login": login()})
+    assert (finding.host, finding.code) == ("node-1", code)
+    assert shown in finding.cause
+    assert command in finding.cure
 
 
 def test_a_command_is_made_of_the_inventory_alone() -> None:
     said = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
     common = "-o 'UserKnownHostsFile=/a b/known;id' -o StrictHostKeyChecking=yes"
     odd = login(host="$(id)", port="2222", user="a;b", key="/k y", common_args=common)
-    (line,) = judged({"unreachable_reason": answers.reason(said), "login": odd})
-    assert line == (
-        "node-1: its host key is another than the known one: reinstalled, or another machine (Host key for $(id) has "
-        "changed) | compare on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; only if it is the new "
-        "key: ssh-keygen -f /a -R '[$(id)]:2222', then ssh -o 'UserKnownHostsFile=/a b/known;id' "
+    finding = found({"unreachable_reason": answers.reason(said), "login": odd})
+    assert finding.code == "login-host-key-changed"
+    assert "Host key for $(id) has changed" in finding.cause
+    assert finding.cure.endswith(
+        "ssh-keygen -f /a -R '[$(id)]:2222', then ssh -o 'UserKnownHostsFile=/a b/known;id' "
         "-o StrictHostKeyChecking=yes -p 2222 -i '/k y' 'a;b@$(id)'"
     )
+    assert "touch" not in finding.cure
+    assert "{ssh}" not in finding.cure
 
 
 def test_an_answer_of_another_form_is_one_finding() -> None:
-    (line,) = judged({"unfit": "probe.time is 'now\x1b'", "login": login()})
-    assert line.startswith(
-        r"node-1: its answer is none that a node gives: probe.time is 'now\x1b' | look at that machine"
-    )
+    finding = found({"unfit": "probe.time is 'now\x1b'", "login": login()})
+    assert finding.code == "answer-malformed"
+    assert r"probe.time is 'now\x1b'" in finding.cause
+    assert "now" not in finding.cure
 
 
 def test_a_host_that_was_never_asked() -> None:
-    assert judged({}) == ["node-1: it gives no answer (it was not asked) | ssh -v node-1 shows where it stops"]
+    finding = found({})
+    assert finding.code == "login-failed"
+    assert finding.cure.startswith("ssh -v node-1 ")
 
 
 def test_an_odd_port_is_in_every_command() -> None:
@@ -429,12 +459,12 @@ def test_debug_output_is_no_reason() -> None:
 
 
 def test_hosts_with_the_same_finding_share_a_number() -> None:
-    findings = [Finding(f"node-{n}", "it is off", "switch it on") for n in range(7)]
-    text = report([*findings, Finding("x", "odd", "even")])
+    findings = [Finding(f"node-{n}", "off", "it is off", "switch it on") for n in range(7)]
+    text = report([*findings, Finding("x", "odd", "strange", "even")])
     assert text == (
         "preflight found 2 problems; nothing was changed.\n\n"
         "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off\n   cure: switch it on\n\n"
-        "2. x: odd\n   cure: even"
+        "2. x: strange\n   cure: even"
     )
 
 
@@ -446,7 +476,7 @@ def test_success_in_one_line() -> None:
 
 def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
-    for findings in ([Finding("a", "b", "c")], []):
+    for findings in ([Finding("a", "b", "c", "d")], []):
         write_private(path, nodes.record(findings, {"a": probe()}))
     assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "hosts": {"a": probe()}}
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]

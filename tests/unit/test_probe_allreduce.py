@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farandole.validation.judge import FOUND
+from farandole.causes import causes
 
 from .loading import ROOT
 
@@ -55,7 +55,7 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
 )
 def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
     assert judged(*ranks)[0] == {"code": code, "seen": seen}
-    assert code in FOUND
+    assert causes()[code].seen == "probe"
 
 
 class Scalar:
@@ -143,7 +143,7 @@ def tensor(size: int, value: int, kind: str) -> Numbers:
 
 def complaints(found: dict[str, list[dict[str, str]]]) -> list[str]:
     assert list(found) == list(allreduce.MOVED)
-    assert {one["code"] for kind in found.values() for one in kind} <= {"wrong-values"} <= {*FOUND}
+    assert {one["code"] for kind in found.values() for one in kind} <= {"wrong-values"} <= {*causes()}
     return [one["seen"] for kind in found.values() for one in kind]
 
 

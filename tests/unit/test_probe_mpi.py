@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from farandole.validation.judge import FOUND
+from farandole.causes import causes
 
 from .loading import ROOT
 
@@ -57,7 +57,7 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
 )
 def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
     assert judged(*ranks)[0] == {"code": code, "seen": seen}
-    assert code in FOUND
+    assert causes()[code].seen == "probe"
 
 
 class Rank:
@@ -143,7 +143,7 @@ def test_no_address_in_it_is_told(network: str | None, code: str, seen: str) -> 
     with pytest.raises(mpi.WayError) as told:
         mpi.own_address(network, ["127.0.0.1", "10.94.0.11"])
     assert told.value.args == (code, seen)
-    assert code in FOUND
+    assert causes()[code].seen == "probe"
 
 
 class Meeting:
@@ -209,7 +209,7 @@ def test_a_way_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (none, nothing, quiet) == (None, None, [])
     seen = f"127.0.0.2 cannot reach 127.0.0.1, port {number}: [Errno 111] Connection refused"
     assert wrong == [{"code": "port-unreachable", "seen": seen}]
-    assert "port-unreachable" in FOUND
+    assert causes()["port-unreachable"].seen == "probe"
 
 
 def test_a_connection_that_breaks_ends_the_job() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from farandole.validation.answer import connections
+from farandole.validation.judge import GREEN, RED, Check
+from farandole.validation.nodes import trust_checks
 
 from .loading import ROOT
 
@@ -27,8 +31,8 @@ def complains(*lines: str) -> str:
     return "\n".join(f"printf '%s\\r\\n' '{line}' >&2" for line in lines) + "\nexit 255"
 
 
-def probe(folder: Path, **other: str) -> tuple[int, list[str]]:
-    """Exit status and lines, two clean nodes given but for the targets that answer something other."""
+def probe(folder: Path, **other: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and connections, two clean nodes given but for the targets that answer something other."""
     ssh = folder / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
@@ -43,104 +47,114 @@ def probe(folder: Path, **other: str) -> tuple[int, list[str]]:
         check=False,
     )
     assert done.stderr == ""
-    # Columns and seconds as one would read them.
-    return done.returncode, [
-        re.sub(r"\d+\.\d\d s$", "fast", " ".join(line.split())) for line in done.stdout.splitlines()
+    # As the control machine takes it.
+    return done.returncode, connections({"stdout": done.stdout}, NODES)
+
+
+def judged(code: int, tried: list[dict[str, Any]]) -> Check:
+    told = json.dumps({"connections": tried})
+    (check,) = trust_checks({"node-1": {"rc": code, "stdout": told}}, NODES)
+    return check
+
+
+def test_every_connection_is_clean(tmp_path: Path) -> None:
+    code, tried = probe(tmp_path)
+    assert code == 0
+    assert [(one["host"], one["target"], one["machine"], one["code"]) for one in tried] == [
+        (name, target, f"id-of-{name}", "") for name, address in NODES.items() for target in (name, address)
     ]
+    assert all(0 <= one["seconds"] < 20 for one in tried)
+    assert judged(code, tried).status == GREEN
 
 
-def test_every_way_is_clean(tmp_path: Path) -> None:
-    assert probe(tmp_path) == (
-        0,
-        [
-            "node-1 node-1 fast",
-            "node-1 192.0.2.1 fast",
-            "node-2 node-2 fast",
-            "node-2 192.0.2.2 fast",
-            "machines: 2 of 2, clean ways: 4 of 4",
-        ],
-    )
-
-
+STRANGER, NOISE = "peer-stranger", "peer-failed"
 UNCLEAN = {
-    "another machine": (
-        says("node-9", "id-of-node-2"),
-        "said 'node-9 id-of-node-2', not its name: a login script prints, or it is another machine",
-    ),
+    "another machine": (says("node-9", "id-of-node-2"), STRANGER, "'node-9 id-of-node-2'"),
     "a login script prints": (
         "echo Welcome\n" + says("node-2", "id-of-node-2"),
-        "said 'Welcome node-2 id-of-node-2', not its name: a login script prints, or it is another machine",
+        STRANGER,
+        "'Welcome node-2 id-of-node-2'",
     ),
-    "a logout script prints": (
-        says("node-2", "id-of-node-2") + "\necho Bye",
-        "said 'node-2 id-of-node-2 Bye', not its name: a login script prints, or it is another machine",
-    ),
-    "nothing said": ("true", "said '', not its name: a login script prints, or it is another machine"),
+    "a logout script prints": (says("node-2", "id-of-node-2") + "\necho Bye", STRANGER, "'node-2 id-of-node-2 Bye'"),
+    "nothing said": ("true", STRANGER, "''"),
     "a login script complains": (
         "echo 'stty: not a tty' >&2\n" + says("node-2", "id-of-node-2"),
-        "unexpected words from ssh (stty: not a tty)",
+        NOISE,
+        "stty: not a tty",
     ),
-    "no words": ("exit 3", "unexpected words from ssh (exit status 3)"),
+    "no words": ("exit 3", NOISE, "exit status 3"),
     "unsigned": (
         complains(
             "No ED25519 host key is known for node-2 and you have requested strict checking.",
             "Host key verification failed.",
         ),
-        "its host key carries no signature of this cluster's CA (Host key verification failed.)",
+        "peer-host-key-unsigned",
+        "Host key verification failed",
     ),
     "revoked": (
         complains(
             "Host key ED25519-CERT SHA256:0 revoked by file /etc/farandole/ssh/revoked_keys",
             "Host key verification failed.",
         ),
-        "its host key is revoked (Host key ED25519-CERT SHA256:0 revoked by file /etc/farandole/ssh/revoked_keys)",
+        "peer-host-key-revoked",
+        "revoked by file /etc/farandole/ssh/revoked_keys",
     ),
     "not let in": (
         complains("trainer@node-2: Permission denied (publickey)."),
-        "it does not accept the job user's certificate (trainer@node-2: Permission denied (publickey).)",
+        "peer-certificate-refused",
+        "trainer@node-2: Permission denied (publickey)",
     ),
     "silent": (
         complains("ssh: connect to host node-2 port 22: Connection timed out"),
-        "nothing answers at that address (ssh: connect to host node-2 port 22: Connection timed out)",
+        "peer-timeout",
+        "connect to host node-2 port 22: Connection timed out",
     ),
     "no route": (
         complains("ssh: connect to host node-2 port 22: No route to host"),
-        "there is no route to that address (ssh: connect to host node-2 port 22: No route to host)",
+        "peer-no-route",
+        "connect to host node-2 port 22: No route to host",
     ),
     "refused": (
         complains("ssh: connect to host node-2 port 22: Connection refused"),
-        "no sshd listens there (ssh: connect to host node-2 port 22: Connection refused)",
+        "peer-refused",
+        "connect to host node-2 port 22: Connection refused",
     ),
     "unknown": (
         complains("ssh: Could not resolve hostname node-2: Name or service not known"),
-        "the name is not known here (ssh: Could not resolve hostname node-2: Name or service not known)",
+        "peer-name-unknown",
+        "Could not resolve hostname node-2",
     ),
     "closed": (
         complains("kex_exchange_identification: Connection closed by remote host"),
-        "its sshd closed the connection, MaxStartups may be too low "
-        "(kex_exchange_identification: Connection closed by remote host)",
+        "peer-closed",
+        "kex_exchange_identification: Connection closed by",
     ),
 }
 
 
-@pytest.mark.parametrize(("answer", "complaint"), UNCLEAN.values(), ids=UNCLEAN)
-def test_a_way_that_is_not_clean_is_named_with_its_cause(tmp_path: Path, answer: str, complaint: str) -> None:
-    assert probe(tmp_path, **{"node-2": answer}) == (
-        1,
-        [
-            "node-1 node-1 fast",
-            "node-1 192.0.2.1 fast",
-            f"node-2 node-2 {complaint}",
-            "node-2 192.0.2.2 fast",
-            "machines: 2 of 2, clean ways: 3 of 4",
-        ],
-    )
+@pytest.mark.parametrize(("answer", "cause", "shown"), UNCLEAN.values(), ids=UNCLEAN)
+def test_a_connection_that_is_not_clean_is_named_with_its_cause(
+    tmp_path: Path, answer: str, cause: str, shown: str
+) -> None:
+    code, tried = probe(tmp_path, **{"node-2": answer})
+    assert code == 1
+    assert [one["code"] in ("peer-failed", "peer-stranger") for one in tried] == [False, False, True, False]
+    check = judged(code, tried)
+    assert (check.status, check.code, check.log) == (RED, cause, [check.cause])
+    assert check.cause.startswith("node-2 as node-2: ")
+    assert shown in check.cause
+    assert "node-2" in check.cure or "site.yml" in check.cure
 
 
 def test_one_machine_under_two_names_is_not_two(tmp_path: Path) -> None:
-    code, lines = probe(tmp_path, **{target: says("node-2", "id-of-node-1") for target in ("node-2", "192.0.2.2")})
+    code, tried = probe(tmp_path, **{target: says("node-2", "id-of-node-1") for target in ("node-2", "192.0.2.2")})
     assert code == 1
-    assert lines[-2:] == [
-        "node-1 and node-2 are one machine: they have the same machine id",
-        "machines: 1 of 2, clean ways: 4 of 4",
-    ]
+    assert not any(one["code"] for one in tried)
+    check = judged(code, tried)
+    assert (check.status, check.code) == (RED, "machines-shared")
+    assert "node-1 and node-2" in check.cause
+
+
+def test_what_ssh_said_without_end_is_cut(tmp_path: Path) -> None:
+    _, tried = probe(tmp_path, **{"node-2": "yes very long | head -c 300000 >&2; exit 255"})
+    assert 0 < len(tried[2]["seen"]) <= 1003

@@ -13,13 +13,14 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from farandole.causes import causes
 from farandole.cli import app
 from farandole.errors import FarandoleError
 from farandole.form import UnfitError
 from farandole.playbook import Login
-from farandole.validation import answer, report
-from farandole.validation import nodes as validation_nodes
+from farandole.validation import answer, nodes, report
 from farandole.validation.judge import ENOUGH, GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explain, failure, judge
+from farandole.validation.nodes import stack_checks, trust_answers, trust_checks
 from farandole.validation.plan import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,7 @@ def test_what_makes_a_job_red(told: dict[str, Any], words: str) -> None:
         (check,) = judged(ran(name, **told)).values()
         assert (check.status, check.hosts) == (RED, list(NODES))
         assert words in check.words
+        assert check.code in causes()
         assert check.cause
         assert check.cure
     assert failure(ran("mpi")) == ""
@@ -126,6 +128,7 @@ def test_what_makes_a_job_red(told: dict[str, Any], words: str) -> None:
 def test_accuracy_has_a_bar(accuracy: float, status: str) -> None:
     (check,) = judged(ran("training.pytorch_mnist", accuracy=accuracy)).values()
     assert (check.id, check.status, check.bar) == ("training.pytorch_mnist.accuracy", status, 0.95)
+    assert check.code == ("below-threshold" if status == RED else "")
 
 
 def test_mpi_is_compared_with_tcp() -> None:
@@ -193,53 +196,61 @@ def test_what_failed_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "cause"),
+    ("line", "code", "names"),
     [
-        ("ssh not successful for host node-2:", "node-2 does not answer to ssh"),
-        ("ssh: Could not resolve hostname nod-2: Name or service not known", "no node is called nod-2"),
-        ("OSError: [Errno 28] No space left on device", "a disk is full"),
+        ("ssh not successful for host node-2:", "job-node-unreachable", ["node-2"]),
+        ("ssh: Could not resolve hostname nod-2: Name or service not known", "job-name-unknown", ["nod-2"]),
+        ("[1]<stderr>:OSError: [Errno 28] No space left on device", "disk-full", ["node-2"]),
+        ("OSError: [Errno 28] No space left on device", "disk-full", ["a node"]),
         (
             "[0]<stderr>:node-1: /home/a.pt cannot be written, 0 MiB are free: full",
-            "the disk of node-1 is full: /home/a.pt",
+            "checkpoint-unwritable",
+            ["node-1", "/home/a.pt"],
         ),
-        (
-            "node-2: /opt/farandole/data/mnist/a.gz is damaged (CRC)",
-            "the data /opt/farandole/data/mnist/a.gz on node-2",
-        ),
-        ("There are not enough slots available in the system", "more workers are asked for than there are slots"),
-        ("something else", "the job says above why"),
+        ("node-2: /opt/farandole/data/mnist/a.gz is damaged (CRC)", "data-damaged", ["mnist/a.gz", "node-2"]),
+        ("There are not enough slots available in the system", "slots-too-few", []),
+        ("something else", "job-failed", []),
     ],
 )
-def test_last_words_tell_the_cause(line: str, cause: str) -> None:
-    assert cause in explain(ran("mpi", code=1, said=["noise", line]))[0]
+def test_last_words_tell_the_cause(line: str, code: str, names: list[str]) -> None:
+    found, cause, _ = explain(ran("mpi", code=1, said=["noise", line]))
+    assert found == code
+    assert all(name in cause for name in names)
 
 
 LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection reset by peer"
 
 
 @pytest.mark.parametrize(
-    ("told", "cause"),
+    ("told", "code", "names"),
     [
-        ({"code": 1, "left": {"node-2": ["no answer"]}, "said": [LOST]}, "node-2 does not answer any more"),
-        (
-            {"code": None, "left": {"node-1": [], "node-2": ["python"]}},
-            "a worker hangs, or waits for one that does; python still ran on node-2, and was ended",
-        ),
-        ({"code": 1, "said": [LOST, "[1]<stderr>:out of luck"]}, "worker 1 on node-2 ended: out of luck"),
-        ({"code": 1, "said": ["[1,1]<stderr>:KeyError: 'x'"]}, "worker 1 on node-2 ended: KeyError: 'x'"),
-        ({"code": 1, "said": [LOST]}, "a node was lost in the middle"),
+        ({"code": 1, "left": {"node-2": ["no answer"]}, "said": [LOST]}, "node-silent", ["node-2"]),
+        ({"code": None, "left": {"node-1": [], "node-2": ["python"]}}, "job-hangs", ["python", "node-2"]),
+        ({"code": 1, "said": [LOST, "[1]<stderr>:out of luck"]}, "worker-failed", ["worker 1", "node-2", "luck"]),
+        ({"code": 1, "said": ["[1,1]<stderr>:KeyError: 'x'"]}, "worker-failed", ["worker 1", "node-2", "KeyError"]),
+        ({"code": 1, "said": [LOST]}, "connection-lost", []),
+        ({"code": 0, "ranks": [rank(0)]}, "ranks-missing", ["1 of 2"]),
+        ({"code": 0, "ranks": [rank(0), rank(1, machine="m0")]}, "machines-missing", ["1 of 2"]),
+        ({"code": 0, "ranks": [rank(0), rank(1, stack="b")]}, "nodes-differ", ["stack", "node-1", "node-2"]),
+        ({"code": 0, "ranks": [rank(0), rank(1, weights="b")]}, "wrong-values", ["weights", "node-1", "node-2"]),
+        ({"code": 0, "left": {"node-2": ["python"]}}, "processes-left", ["python", "node-2"]),
     ],
-    ids=["silent", "hang", "crash over Gloo", "crash over MPI", "lost"],
-)
-def test_the_worker_or_the_node_is_named(told: dict[str, Any], cause: str) -> None:
-    assert explain(ran("mpi", **told))[0] == cause
+    ids=[
+        "silent", "hang", "crash over Gloo", "crash over MPI", "lost", "one worker", "one machine", "two stacks",
+        "other weights", "left behind",
+    ],
+)  # fmt: skip
+def test_the_worker_or_the_node_is_named(told: dict[str, Any], code: str, names: list[str]) -> None:
+    found, cause, _ = explain(ran("mpi", **told))
+    assert found == code
+    assert all(name in cause for name in names)
 
 
 CHECKS = [
     Check("a", GREEN, "good", 1.0, 0.5, ["node-1"], 2.0),
-    Check("b", RED, "bad", hosts=["node-2"], cause="the cause", cure="the cure", log=["last words"]),
+    Check("b", RED, "bad", hosts=["node-2"], code="disk-full", cause="the cause", cure="the cure", log=["last words"]),
     Check("c", NOT_MEASURED, "no GPU"),
-    Check("d", SLOW, "not fast", cause="the loss", cure="the network"),
+    Check("d", SLOW, "not fast", code="too-slow", cause="the loss", cure="the network"),
 ]
 
 
@@ -249,11 +260,12 @@ def test_the_report(tmp_path: Path) -> None:
     jsonschema.validate(result, json.loads((ROOT / "src/farandole/validation/result.schema.json").read_text()))
     assert (result["format"], result["verdict"], result["data"]) == (report.FORMAT, RED, ["MNIST"])
     suite = ET.parse(target / "junit.xml").getroot()  # noqa: S314, it was written here
+    assert [check["code"] for check in result["checks"]] == ["", "disk-full", "", "too-slow"]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
-    assert [failure.get("type") for failure in suite.iter("failure")] == [RED, SLOW]
+    assert [failure.get("type") for failure in suite.iter("failure")] == ["red.disk-full", "slow.too-slow"]
     assert "the cure" in str(suite[1][0].text)
     shown = report.text(CHECKS, target, 3)
-    assert "b is red: bad\n  cause: the cause\n  cure: the cure\n  | last words" in shown
+    assert "b is red: bad\n  cause: the cause [disk-full]\n  cure: the cure\n  | last words" in shown
     assert shown.splitlines()[-1] == f"red: 1 green, 1 slow, 1 red, 1 not measured; 3 s; report: {target}"
 
 
@@ -334,7 +346,7 @@ def test_what_is_no_report_is_a_red_job(told: str) -> None:
 def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
     job = PLANNED["training.pytorch_mnist"]
     (check,) = judged(reported(HONEST | {"ranks": [rank(0), rank(1)]}) | {"job": job}).values()
-    assert (check.status, "did not tell its accuracy" in check.words) == (RED, True)
+    assert (check.status, "did not report its accuracy" in check.words) == (RED, True)
     none = {"bandwidth_mbs": 0.0, "tcp_mbs": 0.0, "latency_us": 0.0, "tcp_latency_us": 0.0}
     assert list(judged(ran("mpi", ranks=[rank(0, **none), rank(1)]))) == ["mpi"]
     assert list(judged(ran("speed", rounds=rounds(ddp=0)))) == ["speed", "speed.efficiency"]
@@ -343,20 +355,22 @@ def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
 
 def test_what_a_rank_found_is_the_cause_and_its_code_the_cure() -> None:
     seen = "not the same stack on all ranks: 0a on node-1; 1b on node-2; $(reboot)"
-    for code, cure in (("nodes-differ", "run site.yml for all nodes"), ("reboot-now", "run it by hand")):
-        ranks = [rank(0, wrong=[{"code": code, "seen": seen}]), rank(1)]
+    for said, code in (("nodes-differ", "nodes-differ"), ("reboot-now", "job-failed"), ("login-denied", "job-failed")):
+        ranks = [rank(0, wrong=[{"code": said, "seen": seen}]), rank(1)]
         (check,) = judged(reported(HONEST | {"code": 1, "ranks": ranks}) | {"job": PLANNED["mpi"]}).values()
         assert check.status == RED
         assert seen in check.words
-        assert check.cure.startswith(cure)
+        assert check.code == code
         assert "reboot" not in check.cure
 
 
 def test_what_a_log_says_enters_no_cure() -> None:
     told = ["ssh not successful for host $(touch${IFS}/tmp/x):"]
-    cause, cure = explain(ran("mpi", code=1, said=told))
+    code, cause, cure = explain(ran("mpi", code=1, said=told))
+    assert code == "job-node-unreachable"
     assert "$(touch" in cause
-    assert cure == "start or reconnect that node; playbooks/preflight.yml says more"
+    assert "that node" in cure
+    assert "touch" not in cure
     left = answer.job({"item": PLANNED["mpi"], "stdout": json.dumps(HONEST | {"left": {"$(id)": ["no answer"]}})})
     assert left["left"] == {}
 
@@ -381,12 +395,12 @@ def test_an_inventory_that_is_not_there_is_named() -> None:
 
 def test_the_head_s_manifest_is_read_on_the_head_alone() -> None:
     content = {"content": b64encode(json.dumps(MANIFEST).encode()).decode()}
-    assert validation_nodes.read_manifest(content)["id"] == MANIFEST["id"]
-    assert validation_nodes.read_manifest({"skipped": True}) == {}
-    assert validation_nodes.jobs(["node-1"], {}, 120, quick=True) == []
+    assert nodes.read_manifest(content)["id"] == MANIFEST["id"]
+    assert nodes.read_manifest({"skipped": True}) == {}
+    assert nodes.jobs(["node-1"], {}, 120, quick=True) == []
     for lie in (["x"], "e30=", "%%%", "/w=="):
         with pytest.raises(FarandoleError, match="is none that Farandole wrote"):
-            validation_nodes.read_manifest({"content": lie})
+            nodes.read_manifest({"content": lie})
 
 
 def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words() -> None:
@@ -398,7 +412,7 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
         "node-4": {"unreachable": True, "msg": "No route to host"},
         "node-5": {"failed": True, "module_stdout": "MemoryError"},
     }
-    checks = {check.id: check for check in validation_nodes.stack_checks(answers, "/my clusters/mine")}
+    checks = {check.id: check for check in stack_checks(answers, "/my clusters/mine")}
     assert [check.status for check in checks.values()] == [GREEN, NOT_MEASURED, RED, RED, RED]
     assert checks["stack.node-3"].cause == answers["node-3"]["wrong"]
     assert checks["stack.node-3"].cure == (
@@ -406,10 +420,10 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
         "'path=/opt/farandole/current/manifest.json state=absent', then "
         "ansible-playbook -i '/my clusters/mine' site.yml"
     )
-    assert (checks["stack.node-4"].cause, checks["stack.node-4"].cure) == (
-        "No route to host",
-        "start or reconnect node-4",
-    )
+    codes = [check.code for check in checks.values()]
+    assert codes == ["", "", "stack-altered", "node-unreachable", "stack-altered"]
+    assert "No route to host" in checks["stack.node-4"].cause
+    assert "node-4" in checks["stack.node-4"].cure
     assert checks["stack.node-5"].cause == "it gave no answer"
 
 
@@ -419,11 +433,59 @@ def test_a_head_on_which_nothing_can_be_run_is_red_with_its_words() -> None:
         "node-2": {"_validation_trust": {"skipped": True}},
         "node-3": {"_validation_trust": {"unreachable": True, "msg": "no route"}},
     }
-    first, second = validation_nodes.trust_checks(validation_nodes.trust_answers(hostvars, list(hostvars)))
-    assert (first.id, first.status) == ("trust.node-1", RED)
-    assert first.cause == "nothing could be run there: Missing sudo password"
+    first, second = trust_checks(trust_answers(hostvars, list(hostvars)), NODES)
+    assert (first.id, first.status, first.code) == ("trust.node-1", RED, "node-unusable")
+    assert "Missing sudo password" in first.cause
     assert "--ask-become-pass" in first.cure
-    assert second.cause == "it does not answer to ssh"
+    assert (second.status, second.code) == (RED, "node-unreachable")
+
+
+def connection(host: str, target: str, **told: Any) -> dict[str, Any]:
+    return {"host": host, "target": target, "seconds": 0.1, "machine": f"m-{host}", "code": "", "seen": "", **told}
+
+
+CLEAN = [connection(host, target) for host in NODES for target in (host, f"of-{host}")]
+
+
+def trust_of(tried: Any, rc: int = 1) -> Check:
+    (check,) = trust_checks({"node-1": {"rc": rc, "stdout": json.dumps({"connections": tried})}}, NODES)
+    return check
+
+
+def test_connections_between_nodes_are_explained_here() -> None:
+    assert trust_of(CLEAN, rc=0).status == GREEN
+    denied = {"code": "peer-failed", "seen": "trainer@node-2: Permission denied (publickey).", "machine": ""}
+    check = trust_of([*CLEAN[:2], connection("node-2", "node-2", **denied), CLEAN[3]])
+    assert (check.status, check.code) == (RED, "peer-certificate-refused")
+    assert check.log == [check.cause]
+    assert "node-2" in check.cause and "Permission denied (publickey)" in check.cause
+    evil = {"code": "peer-failed", "seen": "$(reboot): Connection refused $(reboot)\x1b[2J", "machine": ""}
+    check = trust_of([*CLEAN[:2], connection("node-2", "$(reboot)", **evil), CLEAN[3]])
+    assert check.code == "peer-refused"
+    assert "reboot" not in check.cure and "node-2" in check.cure
+    assert "\x1b" not in check.cause
+    twins = [connection(one["host"], one["target"], machine="same") for one in CLEAN]
+    assert trust_of(twins).code == "machines-shared"
+
+
+@pytest.mark.parametrize(
+    ("tried", "rc"),
+    [
+        ([], 0),
+        (CLEAN[:3], 0),
+        ([*CLEAN, connection("node-9", "node-9")], 0),
+        ([*CLEAN[:3], connection("node-2", "x", code="reboot-now")], 1),
+        ([*CLEAN[:3], connection("node-2", "x", seconds="1")], 1),
+        ([*CLEAN[:3], connection("node-2", "x", more=1)], 0),
+        (CLEAN, 1),
+        ([*CLEAN[:3], connection("node-2", "x", code="peer-silent")], 0),
+        ("x", 0),
+    ],
+    ids=["none", "too few", "too many", "code", "seconds", "more", "clean but 1", "unclean but 0", "no list"],
+)
+def test_a_head_that_lies_about_its_connections_is_not_believed(tried: Any, rc: int) -> None:
+    check = trust_of(tried, rc)
+    assert (check.status, check.code) == (RED, "answer-malformed")
 
 
 def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) -> None:
@@ -441,4 +503,4 @@ def test_only_what_was_asked_is_a_check() -> None:
         "node-2": {"_validation_stack": {"skipped": True}},
         "node-3": {},
     }
-    assert validation_nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}
+    assert nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}

@@ -64,7 +64,7 @@ def read_node(name: str, variables: Mapping[str, Any]) -> Node:
 def unreadable(name: str, error: Exception) -> Finding:
     """A host whose variables cannot be worked out."""
     cure = "correct its cluster_ip, ansible_host or ansible_port"
-    return Finding(name, f"its address cannot be worked out: {error}", cure)
+    return Finding(name, "address-unknown", f"its address cannot be worked out: {error}", cure)
 
 
 def judge_inventory(
@@ -89,10 +89,12 @@ def judge_groups(groups: Groups) -> list[Finding]:
 
 def missing_cluster(groups: Groups) -> Finding:
     if not groups.get("all"):
-        return Finding("inventory", "it names no host", f"name the right one with -i; {EXAMPLE} is a model")
+        return Finding(
+            "inventory", "inventory-empty", "it names no host", f"name the right one with -i; {EXAMPLE} is a model"
+        )
     near = difflib.get_close_matches("cluster", [name for name in groups if name != "cluster"], n=1)
     cure = f"rename group {near[0]} to cluster" if near else "put the nodes into group cluster"
-    return Finding("inventory", "group cluster is missing or empty", f"{cure}, as in {EXAMPLE}")
+    return Finding("inventory", "cluster-missing", "group cluster is missing or empty", f"{cure}, as in {EXAMPLE}")
 
 
 def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
@@ -100,14 +102,14 @@ def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
         return []
     cause = f"group head has {len(head)} hosts: {some(head)}" if head else "group head is missing or empty"
     cure = f"put one host of group cluster into group head, for example {cluster[0]}"
-    return [Finding("inventory", cause, cure)]
+    return [Finding("inventory", "head-not-one", cause, cure)]
 
 
 def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
     """What serves all nodes, or builds for them, is not a node that nobody trusts."""
     cure = "put another node into group {}; SECURITY.md says what else to do when a builder has fallen"
     return [
-        Finding(groups[group][0], f"it is revoked and first in group {group}", cure.format(group))
+        Finding(groups[group][0], "server-revoked", f"it is revoked and first in group {group}", cure.format(group))
         for group in ("head", "builders")
         if groups.get(group) and groups[group][0] in revoked
     ]
@@ -117,7 +119,7 @@ def strangers(groups: Groups, group: str) -> list[Finding]:
     members = set(groups["cluster"])
     cure = f"add it to group cluster, or take it out of group {group}"
     return [
-        Finding(host, f"it is in group {group} but not in group cluster", cure)
+        Finding(host, "not-in-cluster", f"it is in group {group} but not in group cluster", cure)
         for host in groups.get(group, ())
         if host not in members
     ]
@@ -131,11 +133,19 @@ def judge_names(names: Sequence[str]) -> list[Finding]:
 def name_fault(name: str, alone: bool) -> Fault | None:
     cure = f"rename it in the inventory, for example to {suggest_label(name)}"
     if not alone and name != name.lower():
-        return f"its name and {name.lower()} are one name, as case does not count", "rename one of them"
+        return (
+            "name-repeated",
+            f"its name and {name.lower()} are one name, as case does not count",
+            "rename one of them",
+        )
     if name == "localhost":
-        return "every node takes the name localhost for itself", cure
+        return "name-localhost", "every node takes the name localhost for itself", cure
     if not LABEL.fullmatch(name):
-        return "its name is no host name: a-z, 0-9 and - are allowed, at most 63, a letter among them", cure
+        return (
+            "name-malformed",
+            "its name is no host name: a-z, 0-9 and - are allowed, at most 63 of them, and at least one letter",
+            cure,
+        )
     return None
 
 
@@ -151,7 +161,7 @@ def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
     addressed = [node for node in nodes if node.address and node.name not in told]
     cure = "set cluster_ip of each to the address other nodes reach it by"
     same_address = [
-        Finding(node.name, f"it has the cluster address of {first.name}: {node.address}", cure)
+        Finding(node.name, "address-repeated", f"it has the cluster address of {first.name}: {node.address}", cure)
         for node, first in repeated(addressed, lambda node: node.address)
     ]
     return [*faults, *same_machine, *same_address]
@@ -160,7 +170,9 @@ def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
 def judge_endpoints(nodes: Sequence[Node]) -> list[Finding]:
     cure = "correct ansible_host or ansible_port of one of them"
     return [
-        Finding(node.name, f"it is {first.name} again: both are {node.ansible_host} port {node.port}", cure)
+        Finding(
+            node.name, "node-repeated", f"it is {first.name} again: both are {node.ansible_host} port {node.port}", cure
+        )
         for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
     ]
 
@@ -170,13 +182,17 @@ def address_fault(node: Node) -> Fault | None:
     cure = "set cluster_ip: <the address other nodes reach it by>"
     address = node.address
     if address is None and node.cluster_ip:
-        return f"cluster_ip {node.cluster_ip} is not an IP address", cure
+        return "address-malformed", f"cluster_ip {node.cluster_ip} is not an IP address", cure
     if address is None:
-        return f"it has no cluster_ip, and ansible_host {node.ansible_host} is not an IP address", cure
+        return (
+            "address-missing",
+            f"it has no cluster_ip, and ansible_host {node.ansible_host} is not an IP address",
+            cure,
+        )
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        return f"no other node can reach it by its cluster address {address}", cure
+        return "address-local", f"no other node can reach it by its cluster address {address}", cure
     if address.version != 4:
-        return f"its cluster address {address} is IPv6, and jobs need IPv4", cure
+        return "address-not-ipv4", f"its cluster address {address} is IPv6, and jobs need IPv4", cure
     return None
 
 
@@ -201,7 +217,7 @@ def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozens
         for variable in users
     }
     return [
-        Finding(host, f"nothing reads the variable {variable}", cures[variable])
+        Finding(host, "variable-unknown", f"nothing reads the variable {variable}", cures[variable])
         for variable, hosts in users.items()
         if cures[variable]
         for host in (["all"] if len(hosts) == len(nodes) else hosts)
@@ -259,6 +275,7 @@ def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[F
         example = json.dumps({variable: [value]})
         return [
             (
+                "value-wrong",
                 f"{variable} is a text and has to be a list",
                 f"write it as a list, on the command line -e {shlex.quote(example)}",
             )
@@ -267,9 +284,9 @@ def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[F
     cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
     # The validator would look for names in it.
     if option.get("type") == "dict" and not isinstance(value, Mapping):
-        return [(f"{variable} is {value!r} and has to have a value for each of some names", cure)]
+        return [("value-wrong", f"{variable} is {value!r} and has to have a value for each of some names", cure)]
     judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
-    return [(f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
+    return [("value-wrong", f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
 
 
 def declared_options(specs: Mapping[str, Any]) -> Options:

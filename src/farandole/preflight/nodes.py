@@ -45,7 +45,7 @@ def node_faults(node: Node, answer: Answer, check_mode: bool) -> Iterator[Fault]
     yield from clock_faults(answer)
     yield from privilege_faults(probe)
     if check_mode and not probe["python_apt"]:
-        yield "it has no python3-apt, which check mode needs", "apt-get install python3-apt"
+        yield "python-apt-missing", "it has no python3-apt, which check mode needs", "apt-get install python3-apt"
 
 
 def platform_of(probe: Probe) -> str:
@@ -55,23 +55,39 @@ def platform_of(probe: Probe) -> str:
 def system_faults(probe: Probe) -> Iterator[Fault]:
     if probe["os_version"] not in SUPPORTED.get(probe["os_id"], ()):
         wanted = "; ".join(f"{name.capitalize()} {' or '.join(v)}" for name, v in SUPPORTED.items())
-        yield f"it runs {platform_of(probe)}", f"take it out of group cluster, or install {wanted}"
+        yield (
+            "system-unsupported",
+            f"it runs {platform_of(probe)}",
+            f"take it out of group cluster, or install {wanted}",
+        )
     if probe["arch"] not in ARCHITECTURES:
-        yield f"its architecture is {probe['arch']}", f"take a machine with {' or '.join(ARCHITECTURES)}"
+        yield (
+            "architecture-unsupported",
+            f"its architecture is {probe['arch']}",
+            f"take a machine with {' or '.join(ARCHITECTURES)}",
+        )
     if probe["init"] != "systemd":
         start = "start the container with /sbin/init" if probe["container"] else "reboot"
-        yield f"process 1 is {probe['init']}, not systemd", f"apt-get install systemd-sysv, then {start}"
+        yield (
+            "systemd-missing",
+            f"process 1 is {probe['init']}, not systemd",
+            f"apt-get install systemd-sysv, then {start}",
+        )
 
 
 def interface_faults(node: Node, probe: Probe) -> Iterator[Fault]:
     if probe["addresses"] is None:
-        yield "it has no command ip", "apt-get install iproute2"
+        yield "ip-missing", "it has no command ip", "apt-get install iproute2"
         return
     own = [ip_address(text) for text in probe["addresses"]]
     if node.address not in own:
         usable = [str(address) for address in own if not (address.is_loopback or address.is_link_local)]
         cause = f"its cluster address {node.address} is on none of its interfaces"
-        yield cause, f"set cluster_ip to one of {', '.join(usable) or 'its addresses; it has none yet'}"
+        yield (
+            "address-absent",
+            cause,
+            f"set cluster_ip to one of {', '.join(usable) or 'its addresses; it has none yet'}",
+        )
 
 
 def account_faults(probe: Probe) -> Iterator[Fault]:
@@ -79,11 +95,11 @@ def account_faults(probe: Probe) -> Iterator[Fault]:
     free = "set base_user_id to a number N for which getent passwd N and getent group N find nothing"
     for owner, kinds in alike(uid=probe["id_owner"], gid=probe["group_id_owner"]):
         if owner != user:
-            yield f"{owner} already has {kinds} {wanted}, meant for {user}", free
+            yield "id-taken", f"{owner} already has {kinds} {wanted}, meant for {user}", free
     for number, kinds in alike(uid=probe["user_id"], gid=probe["group_id"]):
         if number != wanted:
             cure = f"set base_user_id: {number} if every node has that, or base_user to a new name"
-            yield f"{user} already has {kinds} {number}, not {wanted}", cure
+            yield "id-differs", f"{user} already has {kinds} {number}, not {wanted}", cure
 
 
 def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
@@ -100,16 +116,16 @@ def clock_faults(answer: Answer) -> Iterator[Fault]:
         side = "ahead of" if skew > 0 else "behind"
         cause = f"its clock is {abs(skew):.0f} s {side} that of this machine; {SKEW_LIMIT_S} s are allowed"
         command = f"{answer['login']['command']} date -s @$(date +%s)"
-        yield cause, f"timedatectl set-ntp true, or from here as root: {command}"
+        yield "clock-wrong", cause, f"timedatectl set-ntp true, or from here as root: {command}"
 
 
 def privilege_faults(probe: Probe) -> Iterator[Fault]:
     if not probe["root"]:
-        yield "tasks do not run as root there", "set ansible_become: true, or ansible_user: root"
+        yield "not-root", "tasks do not run as root there", "set ansible_become: true, or ansible_user: root"
     # Without root the file may just be unreadable.
     elif not probe["sshd_drop_ins"]:
         cure = "add to the top of /etc/ssh/sshd_config: Include /etc/ssh/sshd_config.d/*.conf"
-        yield "its sshd does not read /etc/ssh/sshd_config.d", cure
+        yield "drop-ins-unread", "its sshd does not read /etc/ssh/sshd_config.d", cure
 
 
 def judge_machine_ids(probes: Mapping[str, Probe]) -> list[Finding]:
@@ -118,7 +134,7 @@ def judge_machine_ids(probes: Mapping[str, Probe]) -> list[Finding]:
     for host, probe in probes.items():
         owner = first.setdefault(probe["machine_id"], host)
         if probe["machine_id"] in ("", "uninitialized"):
-            findings.append(Finding(host, "it has no machine id", NEW_MACHINE_ID))
+            findings.append(Finding(host, "machine-id-missing", "it has no machine id", NEW_MACHINE_ID))
         elif owner != host:
             findings.append(Finding(host, *twin_fault(owner, probes[owner], probe)))
     return findings
@@ -127,10 +143,15 @@ def judge_machine_ids(probes: Mapping[str, Probe]) -> list[Finding]:
 def twin_fault(owner: str, first: Probe, second: Probe) -> Fault:
     if first["addresses"] == second["addresses"]:
         return (
+            "node-repeated",
             f"it is {owner} again: same machine id, same addresses",
             "take one of them out of the inventory",
         )
-    return f"it is a clone of {owner}: both have machine id {first['machine_id']}", NEW_MACHINE_ID
+    return (
+        "machine-id-repeated",
+        f"it is a clone of {owner}: both have machine id {first['machine_id']}",
+        NEW_MACHINE_ID,
+    )
 
 
 def summary(probes: Mapping[str, Probe]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from farandole.form import UnfitError, fields, load, many, named, number, optional, text, whole, words, yes_or_no
@@ -34,6 +34,22 @@ JOB = fields(
     },
     {"accuracy": number, "loss": number, "data": NAME, "rounds": many(ROUND)},
 )
+CONNECTIONS = fields(
+    {
+        "connections": many(
+            fields(
+                {
+                    "host": NAME,
+                    "target": NAME,
+                    "seconds": number,
+                    "machine": NAME,
+                    "code": words("|peer-failed|peer-silent|peer-stranger"),
+                    "seen": text(1000),
+                }
+            )
+        )
+    }
+)
 MANIFEST = fields(
     {
         "id": words("[0-9a-f]{12}"),
@@ -62,6 +78,14 @@ def job(told: Mapping[str, Any]) -> dict[str, Any]:
 def ran(item: Mapping[str, Any]) -> dict[str, Any]:
     """What came of a job, with the job as it was planned."""
     return {**job(item), "job": item["item"]}
+
+
+def connections(told: Mapping[str, Any], hosts: Collection[str]) -> list[dict[str, Any]]:
+    """What trust.py said of the connections from one node, two to each host: nothing missing, nothing invented."""
+    found: list[dict[str, Any]] = CONNECTIONS(load(str(told.get("stdout") or ""), LONGEST))["connections"]
+    if sorted(one["host"] for one in found) != sorted([*hosts, *hosts]):
+        raise UnfitError("its connections are not two to each node")
+    return found
 
 
 def lines(told: object, most: int = 1000) -> list[str]:

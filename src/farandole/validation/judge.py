@@ -3,77 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farandole.causes import Cause, causes, recognize
+
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
 Result = Mapping[str, Any]
+Told = tuple[str, str, str]  # code, cause, cure
 
 # Fewer quiet rounds than this say nothing about speed.
 ENOUGH = 5
 # Without this there is nothing to judge, by group.
 TELLS: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rounds",)}
 MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
-
-# What a probe finds by itself, by its code, and what mends it; what it saw are a node's words, and enter no command.
-FOUND: Mapping[str, str] = {
-    "ranks-missing": "launch it with /usr/local/bin/horovodrun or /usr/local/bin/mpirun, and give -np",
-    "machines-missing": "correct -H; playbooks/preflight.yml tells what mends two hosts with one /etc/machine-id",
-    "nodes-differ": "run site.yml for all nodes",
-    "wrong-values": "run site.yml for all nodes; if it stays, test memory and network of the host that is named",
-    "network-unset": "launch it with /usr/local/bin/mpirun",
-    "network-unfit": "run site.yml for all nodes",
-    "port-unreachable": "let the nodes' firewall pass all ports between them",
-}
-# What a job's last words mean for sure, and what mends it; the first that fits counts.
-CAUSES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"Could not resolve hostname (\S+?):",
-        "no node is called {0}",
-        "correct the name; /etc/farandole/hostfile lists the nodes",
-    ),
-    (
-        r"ssh not successful for host (\S+?):?$",
-        "{0} does not answer to ssh",
-        "start or reconnect {0}; playbooks/preflight.yml says more",
-    ),
-    (
-        r"([\w.-]+): (\S+) (?:is damaged|is not there|is no IDX file)",
-        "the data {1} on {0} is damaged or missing",
-        "site.yml brings it again",
-    ),
-    (
-        r"([\w.-]+): (\S+) cannot be written, 0 MiB are free",
-        "the disk of {0} is full: {1} cannot be written",
-        "make room there; the checkpoints before it are whole",
-    ),
-    (
-        r"No space left on device",
-        "a disk is full",
-        "make room on the node that says so",
-    ),
-    (
-        r"not enough slots|Requested more processes|more processes \(\d+\) than",
-        "more workers are asked for than there are slots",
-        "lower -np, or name more hosts",
-    ),
-)
-# What is worth saying where nothing better is known.
-SIGNS: tuple[tuple[str, str, str], ...] = (
-    (
-        r"terminated with signal (\d+)|exited on signal (\d+)",
-        "a worker was ended by signal {0}",
-        "look for what ended it, for instance: journalctl -k | grep -i oom",
-    ),
-    (r"Missing ranks|stalled", "a worker does not take part any more", "look at that worker's node"),
-    (
-        r"ORTE has lost communication|Connection reset by peer|Connection closed by|socket closed",
-        "a node was lost in the middle",
-        "start or reconnect it, and run again",
-    ),
-)
+# How launchers mark the lines of a worker: its rank, then its words.
+WORKER = re.compile(r"\[(?:\d+,)?(\d+)\]<stderr>: *(.*\S)")
 
 
 @dataclass(frozen=True)
@@ -99,6 +47,7 @@ class Check:
     bar: float | None = None
     hosts: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    code: str = ""
     cause: str = ""
     cure: str = ""
     log: list[str] = field(default_factory=list)
@@ -110,53 +59,74 @@ def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
     return [*checks, *_parity(results, bars)]
 
 
-def explain(result: Result) -> tuple[str, str]:
-    """Cause and cure of a failure: what a rank found, the job said for sure, else who is silent, hangs, fell."""
-    said, nodes = result["said"], result["job"]["nodes"]
+def explain(result: Result) -> Told:
+    """Code, cause and cure: what a rank found or the log names; else who is silent, hangs or fell; else a cascade."""
+    nodes = result["job"]["nodes"]
     for one in complaints(result):
-        if cure := FOUND.get(one["code"]):
-            return one["seen"], cure
-    if told := _told(said, CAUSES, nodes):
-        return told
-    left = {host: names for host, names in result["left"].items() if names}
-    if silent := ", ".join(host for host, names in left.items() if names == ["no answer"]):
-        return f"{silent} does not answer any more", f"start or reconnect {silent}, and run again"
-    if result["code"] is None:
-        where = "".join(f"; {', '.join(names)} still ran on {host}, and was ended" for host, names in left.items())
-        cure = "HOROVOD_STALL_CHECK_TIME_SECONDS=10 before the command makes Horovod say who is missing"
-        return f"a worker hangs, or waits for one that does{where}", cure
-    if fallen := _fallen(said):
-        rank, words = fallen
-        host = nodes[rank] if rank < len(nodes) else "a node"
-        return f"worker {rank} on {host} ended: {words}", "mend what it says; if it is the stack's fault, site.yml does"
-    return _told(said, SIGNS, nodes) or (
-        "the job says above why",
-        "run it by hand as the job user; if it is the stack's fault, site.yml mends it",
+        if (cause := causes().get(one["code"])) and cause.seen == "probe":
+            return _told(cause, nodes, seen=one["seen"])
+    return (
+        _recognized(result, cascade=False)
+        or _silent(result)
+        or _hanging(result)
+        or _fallen(result)
+        or _recognized(result, cascade=True)
+        or _told(causes()["job-failed"], nodes)
     )
 
 
-def _told(lines: Sequence[str], known: Sequence[tuple[str, str, str]], nodes: Sequence[str]) -> tuple[str, str] | None:
-    """What a line of the log means; what to do names nodes of the inventory alone, whatever stands in the log."""
-    for pattern, cause, cure in known:
-        for line in lines:
-            if found := re.search(pattern, line):
-                told = [text or "" for text in found.groups()]
-                return cause.format(*told), cure.format(*(word if word in nodes else "that node" for word in told))
+def _told(cause: Cause, nodes: Sequence[str], **words: str) -> Told:
+    """A cure names nodes of the inventory alone, whatever stands in a log."""
+    host = words.get("host", "")
+    return cause.code, cause.told(words), cause.mended({"host": shlex.quote(host) if host in nodes else "that node"})
+
+
+def _recognized(result: Result, *, cascade: bool) -> Told | None:
+    nodes = result["job"]["nodes"]
+    if sight := recognize("job", result["said"], cascade=cascade):
+        rank = WORKER.match(sight.line)
+        at = int(rank[1]) if rank else len(nodes)
+        host = nodes[at] if at < len(nodes) else "a node"
+        return _told(sight.cause, nodes, **{"host": host, **sight.words})
     return None
 
 
-def _fallen(lines: Sequence[str]) -> tuple[int, str] | None:
+def _silent(result: Result) -> Told | None:
+    nodes = result["job"]["nodes"]
+    silent = [host for host, names in result["left"].items() if names == ["no answer"] and host in nodes]
+    if not silent:
+        return None
+    cause, names = causes()["node-silent"], ", ".join(silent)
+    return cause.code, cause.told({"seen": names}), cause.mended({"host": ", ".join(map(shlex.quote, silent))})
+
+
+def _hanging(result: Result) -> Told | None:
+    """Also what is wrong with a job that ended well by itself."""
+    nodes = result["job"]["nodes"]
+    code, words = _fault(result)
+    if code == "job-hangs":
+        left = {host: names for host, names in result["left"].items() if names}
+        words = "".join(f"; {', '.join(names)} still ran on {host}, and was ended" for host, names in left.items())
+    return _told(causes()[code], nodes, seen=words) if code != "job-failed" else None
+
+
+def _fallen(result: Result) -> Told | None:
     """The first worker that ended for a reason of its own, and its last words; the others only miss it."""
+    nodes = result["job"]["nodes"]
     words: dict[int, str] = {}
     missing = set()
-    for line in lines:
-        if found := re.match(r"\[(?:\d+,)?(\d+)\]<stderr>: *(.*\S)", line):
+    for line in result["said"]:
+        if found := WORKER.match(line):
             rank = int(found[1])
             if re.search(r"HorovodInternalError|Horovod has been shut down", line):
                 missing.add(rank)
             elif "btl_tcp" not in line:
                 words[rank] = found[2][:200]
-    return next(((rank, words[rank]) for rank in sorted(words) if rank not in missing), None)
+    fallen = next((rank for rank in sorted(words) if rank not in missing), None)
+    if fallen is None:
+        return None
+    host = nodes[fallen] if fallen < len(nodes) else "a node"
+    return _told(causes()["worker-failed"], nodes, rank=str(fallen), host=host, seen=words[fallen])
 
 
 def complaints(result: Result) -> list[Mapping[str, str]]:
@@ -166,35 +136,53 @@ def complaints(result: Result) -> list[Mapping[str, str]]:
 
 def failure(result: Result) -> str:
     """Why a job does not count; empty when it does."""
+    return _fault(result)[1]
+
+
+def _fault(result: Result) -> tuple[str, str]:
+    """Why a job does not count, as a code and in words; empty when it does."""
     job = result["job"]
     ranks, wanted = result["ranks"], len(job["nodes"])
     if result["code"] is None:
-        return f"was ended after {job['seconds']} s"
+        return "job-hangs", f"was ended after {job['seconds']} s"
     if wrong := complaints(result):
-        return "; ".join(dict.fromkeys(one["seen"] for one in wrong))
+        return "job-failed", "; ".join(dict.fromkeys(one["seen"] for one in wrong))
     if result["code"]:
-        return f"ended with status {result['code']}"
+        return "job-failed", f"ended with status {result['code']}"
     if len(ranks) != wanted:
-        return f"{len(ranks)} of {wanted} workers reported"
+        return "ranks-missing", f"{len(ranks)} of {wanted} workers reported"
     if any(rank["size"] != wanted for rank in ranks):
-        return f"was not one job of {wanted} workers but several"
+        return "ranks-missing", f"was not one job of {wanted} workers but several"
     if (machines := len({rank["machine"] for rank in ranks})) != wanted:
-        return f"ran on {machines} of {wanted} machines"
+        return "machines-missing", f"ran on {machines} of {wanted} machines"
+    return _contradiction(result) or _remains(result) or ("", "")
+
+
+def _contradiction(result: Result) -> tuple[str, str] | None:
+    """What is not the same on all ranks."""
+    ranks = result["ranks"]
     for what in ("stack", "python", "weights"):
         if len({rank.get(what) for rank in ranks}) > 1:
-            return f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
+            code = "wrong-values" if what == "weights" else "nodes-differ"
+            return code, f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
+    return None
+
+
+def _remains(result: Result) -> tuple[str, str] | None:
+    """What is left of a job that ended well, and what it should have left and did not."""
     if left := {host: names for host, names in result["left"].items() if names}:
-        return f"left processes behind: {left}"
-    untold = [what for what in TELLS.get(job["group"], ()) if what not in result]
-    return f"did not tell its {' and '.join(untold)}" if untold else ""
+        return "processes-left", f"left processes behind: {left}"
+    missing = [what for what in TELLS.get(result["job"]["group"], ()) if what not in result]
+    return ("result-missing", f"did not report its {' and '.join(missing)}") if missing else None
 
 
 def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
     job, ranks = result["job"], result["ranks"]
     common: dict[str, Any] = {"hosts": list(job["nodes"]), "seconds": result["seconds"]}
     if why := failure(result):
-        cause, cure = explain(result)
-        yield Check(job["id"], RED, f"{job['title']}: {why}", **common, cause=cause, cure=cure, log=result["said"])
+        code, cause, cure = explain(result)
+        words = f"{job['title']}: {why}"
+        yield Check(job["id"], RED, words, **common, code=code, cause=cause, cure=cure, log=result["said"])
         return
     first = ranks[0]
     if job["group"] == "training":
@@ -210,8 +198,8 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
 def _bar(name: str, value: float, bar: float, words: str, common: Mapping[str, Any]) -> Check:
     check = Check(name, GREEN, words, round(value, 4), bar, **common)
     if value < bar:
-        check.status, check.cause = RED, f"{value:.3f} is below {bar}"
-        check.cure = "run it again; then compare with the report of a good run"
+        told = _told(causes()["below-threshold"], [], seen=f"{value:.3f} is below {bar}")
+        check.status, (check.code, check.cause, check.cure) = RED, told
     return check
 
 
@@ -257,8 +245,10 @@ def _pace(name: str, ratios: Sequence[float], bar: float, words: str, busy: str,
         why = busy or f"the rounds differ too much, from {ordered[0]:.2f} to {ordered[-1]:.2f}"
         check.status, check.words = NOT_MEASURED, f"{why}; {words}"
     elif value < bar:
-        check.status, check.cause = SLOW, f"{value:.3f} is below {bar}, although no other program disturbed the nodes"
-        check.cure = "run site.yml for all nodes, which restores what was changed; then check the network between them"
+        check.status, (check.code, check.cause, check.cure) = (
+            SLOW,
+            _told(causes()["too-slow"], [], seen=f"{value:.3f}, and {bar} is expected"),
+        )
     return check
 
 
@@ -276,6 +266,6 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
             nodes = list(pair[1]["job"]["nodes"])
             check = Check(f"parity.{name}", GREEN, words, round(apart, 6), bars.parity, nodes)
             if apart > bars.parity:
-                check.status, check.cause = RED, "the workers together do not compute the steps that one computes"
-                check.cure = "compare what the nodes run: farandole stack list -i INVENTORY"
+                check.status = RED
+                check.code, check.cause, check.cure = _told(causes()["parity-missed"], nodes)
             yield check

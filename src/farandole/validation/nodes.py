@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from farandole.causes import Cause, causes, recognize
 from farandole.errors import FarandoleError
+from farandole.form import UnfitError
 from farandole.validation import plan
-from farandole.validation.answer import lines, manifest
+from farandole.validation.answer import connections, lines, manifest
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
 from farandole.words import one_line
 
+Answer = Mapping[str, Any]
 HostVars = Mapping[str, Mapping[str, Any]]
 
 
@@ -67,49 +69,80 @@ def _answers(hostvars: HostVars, hosts: Iterable[str], name: str) -> dict[str, A
     return {host: dict(answer) for host, answer in answers.items() if answer and not answer.get("skipped")}
 
 
-def trust_checks(answers: Mapping[str, Mapping[str, Any]]) -> list[Check]:
-    """A check for each node that launches jobs: whether it reaches the others."""
-    checks = []
-    for host, answer in answers.items():
-        said = lines(answer.get("stdout") or answer.get("stderr") or answer.get("msg"))
-        if answer.get("rc") == 0 and said:
-            checks.append(Check(f"trust.{host}", GREEN, said[-1], hosts=[host]))
-            continue
-        cause = "not every node is reached by name and by address as the job user"
-        cure = "start or reconnect what does not answer; for all else site.yml"
-        if answer.get("unreachable"):
-            cause, cure = "it does not answer to ssh", f"start or reconnect {host}; playbooks/preflight.yml says more"
-        elif "rc" not in answer:
-            cause, said = f"nothing could be run there: {said[-1] if said else 'it does not say why'}", []
-            cure = (
-                "give the password of sudo with --ask-become-pass, if it wants one; playbooks/preflight.yml says more"
-            )
-        # The ways that work end with their seconds.
-        bad = [line for line in said if not re.search(r"\d\.\d\d s$", line)]
-        checks.append(Check(f"trust.{host}", RED, f"from {host}", hosts=[host], cause=cause, cure=cure, log=bad))
-    return checks
+def trust_checks(trust: Mapping[str, Answer], hosts: Collection[str]) -> list[Check]:
+    """A check for each node from which jobs are launched: it reaches every host, by name and by address."""
+    return [_trusted(name, answer, hosts) for name, answer in trust.items()]
 
 
-def stack_checks(answers: Mapping[str, Mapping[str, Any]], inventory: str) -> list[Check]:
+def _trusted(name: str, answer: Answer, hosts: Collection[str]) -> Check:
+    check = Check(f"trust.{name}", RED, f"from {name}", hosts=[name])
+    said = lines(answer.get("stderr") or answer.get("msg"))
+    last = said[-1] if said else "it does not say why"
+    if answer.get("unreachable"):
+        return _explained(check, "node-unreachable", last, name)
+    if "rc" not in answer or not answer.get("stdout"):
+        return _explained(check, "node-unusable", last, name)
+    try:
+        tried = connections(answer, hosts)
+        failed = _failed(tried)
+        if (answer["rc"] == 0) != (not failed):
+            raise UnfitError("its exit status contradicts it")
+    except UnfitError as error:
+        check.log = said
+        return _explained(check, "answer-malformed", str(error), name)
+    if failed:
+        check.code, check.cause, check.cure = failed[0]
+        check.log = [cause for _, cause, _ in failed]
+        return check
+    check.status, check.words = GREEN, f"machines: {len(hosts)} of {len(hosts)}, clean connections: {len(tried)}"
+    return check
+
+
+def _failed(tried: Collection[Answer]) -> list[tuple[str, str, str]]:
+    """Code, cause and cure of each connection that is not clean, and of nodes that are one machine."""
+    found = []
+    for one in tried:
+        if one["code"]:
+            cause, seen = _cause(one["code"], one["seen"])
+            told = f"{one['host']} as {one['target']}: {cause.told({'seen': seen})}"
+            found.append((cause.code, told, cause.mended({"host": shlex.quote(one["host"])})))
+    machines: dict[str, set[str]] = {}
+    for one in tried:
+        machines.setdefault(one["machine"], set()).add(one["host"])
+    shared = causes()["machines-shared"]
+    for machine, names in machines.items():
+        if machine and len(names) > 1:
+            found.append((shared.code, shared.told({"seen": " and ".join(sorted(names))}), shared.mended({})))
+    return found
+
+
+def _cause(code: str, seen: str) -> tuple[Cause, str]:
+    """What a connection failed of, and the words that show it."""
+    sight = recognize("peer", [seen]) if code == "peer-failed" else None
+    return (sight.cause, sight.words["seen"]) if sight else (causes()[code], one_line(seen))
+
+
+def _explained(check: Check, code: str, seen: str, host: str, inventory: str = "") -> Check:
+    cause, fields = causes()[code], {"host": shlex.quote(host), "inventory": shlex.quote(inventory)}
+    check.code, check.cause, check.cure = code, cause.told({"seen": seen}), cause.mended(fields)
+    return check
+
+
+def stack_checks(stacks: Mapping[str, Answer], inventory: str) -> list[Check]:
     """A check for each node: whether its stack is what was built."""
-    checks = []
-    for host, answer in answers.items():
-        name, proven = f"stack.{host}", answer.get("proven", False)
-        if proven is True:
-            checks.append(Check(name, GREEN, "every file is what was built", hosts=[host]))
-        elif proven is None:
-            words = "it was made before lists of contents were; without manifest.json, site.yml installs it with one"
-            checks.append(Check(name, NOT_MEASURED, words, hosts=[host]))
-        else:
-            cause = one_line(answer.get("wrong") or answer.get("msg") or "it gave no answer")
-            cure = f"start or reconnect {host}" if answer.get("unreachable") else _reinstall(host, inventory)
-            words = "the stack is not known to be what was built"
-            checks.append(Check(name, RED, words, hosts=[host], cause=cause, cure=cure))
-    return checks
+    return [_whole(name, answer, inventory) for name, answer in stacks.items()]
 
 
-def _reinstall(host: str, inventory: str) -> str:
-    """The commands by which a node gets its stack again."""
-    mark = "path=/opt/farandole/current/manifest.json state=absent"
-    one, where = shlex.quote(host), shlex.quote(inventory)
-    return f"ansible {one} -i {where} --become -m file -a '{mark}', then ansible-playbook -i {where} site.yml"
+def _whole(name: str, answer: Answer, inventory: str) -> Check:
+    check = Check(f"stack.{name}", RED, "the stack is not known to be what was built", hosts=[name])
+    proven = answer.get("proven", False)
+    if proven is True:
+        check.status, check.words = GREEN, "every file is what was built"
+    elif proven is None:
+        check.status = NOT_MEASURED
+        check.words = "it was made before lists of contents were; without manifest.json, site.yml installs it with one"
+    else:
+        code = "node-unreachable" if answer.get("unreachable") else "stack-altered"
+        seen = one_line(answer.get("wrong") or answer.get("msg") or "it gave no answer")
+        return _explained(check, code, seen, name, inventory)
+    return check

@@ -54,7 +54,8 @@ def junit(checks: Sequence[Check]) -> bytes:
         case = ET.SubElement(suite, "testcase", classname="farandole", name=in_xml(check.id), time=str(check.seconds))
         if check.status in WANTING:
             told = in_xml("\n".join([check.cause, check.cure, *check.log]))
-            ET.SubElement(case, "failure", type=check.status, message=in_xml(check.words)).text = told
+            kind = f"{check.status}.{check.code}"
+            ET.SubElement(case, "failure", type=kind, message=in_xml(check.words)).text = told
         elif check.status == NOT_MEASURED:
             ET.SubElement(case, "skipped", message=in_xml(check.words))
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
@@ -69,7 +70,8 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
     lines = [table(rows), ""]
     for check in checks:
         if check.status in WANTING:
-            lines.append(f"{check.id} is {check.status}: {check.words}\n  cause: {check.cause}\n  cure: {check.cure}")
+            lines.append(f"{check.id} is {check.status}: {check.words}")
+            lines += [f"  cause: {check.cause} [{check.code}]", f"  cure: {check.cure}"]
             lines += [f"  | {line}" for line in check.log[-SHOWN:]]
     counts = {status: sum(check.status == status for check in checks) for status in (GREEN, SLOW, RED, NOT_MEASURED)}
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)

@@ -1,0 +1,155 @@
+"""The catalogue of causes, held against real logs: each was produced by provoking its cause on nodes of a lab."""
+
+from __future__ import annotations
+
+import re
+import string
+
+import pytest
+
+from farandole.causes import CURE_FIELDS, READ, Cause, causes, parse, recognize
+from farandole.preflight.unreachable import judge_unreachable, login_fields
+from farandole.validation.judge import explain
+
+from .loading import ROOT
+
+LOGS = ROOT / "tests/unit/logs"
+CAUSES = list(causes().values())
+LOGGED = [cause for cause in CAUSES if cause.pattern and not cause.unprovoked]
+NODES = ("node-1", "node-2")
+LOGIN = {"host": "192.0.2.1", "port": None, "user": "root", "command": "ssh root@192.0.2.1"}
+# What the code beside a cause hands over for its text, where a pattern does not name it.
+WORDS = {
+    "key-malformed": {"kind", "seen"},
+    "key-shared": {"kind", "owner", "owner_kind"},
+    "worker-failed": {"host", "rank", "seen"},
+}
+
+
+def by_code(causes: list[Cause]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cause", causes, ids=lambda cause: str(cause.code))
+
+
+def fields(template: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+
+
+def lines(cause: Cause) -> list[str]:
+    """A log as the code gets it: a job's by the line, what ssh said as one."""
+    text = (LOGS / f"{cause.code}.txt").read_text()
+    return text.splitlines() if cause.seen == "job" else [" ".join(text.split())]
+
+
+@by_code(CAUSES)
+def test_an_entry_is_whole(cause: Cause) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cause.code)
+    assert cause.what.strip() and cause.cure.strip()
+    assert not cause.cascade or cause.seen == "job"
+    assert not cause.unprovoked or cause.pattern
+    assert re.fullmatch(r"((open-mpi/ompi|horovod/horovod)#\d+)?", cause.upstream)
+
+
+@by_code(CAUSES)
+def test_a_text_has_known_fields_alone(cause: Cause) -> None:
+    known = {"seen", *re.compile(cause.pattern).groupindex} | WORDS.get(cause.code, set())
+    known |= {"login": {"user"}, "job": {"host"}}.get(cause.seen, set())
+    assert fields(cause.what) <= known
+
+
+@by_code(CAUSES)
+def test_a_cure_is_made_of_the_inventory_alone(cause: Cause) -> None:
+    mine = {
+        "login": set(login_fields(LOGIN)),
+        "peer": {"host"},
+        "probe": {"host"},
+        "job": {"host"},
+        "check": CURE_FIELDS,
+    }
+    assert fields(cause.cure) <= mine[cause.seen] <= CURE_FIELDS
+    harmless = {name: f"<{name}>" for name in CURE_FIELDS}
+    assert cause.mended({**harmless, "seen": "$(reboot)"}) == cause.cure.format(**harmless)
+
+
+def test_what_a_node_says_is_no_field_of_a_cure() -> None:
+    cause = Cause("x", "peer", what="{seen}", cure="run {seen}", pattern="x")
+    with pytest.raises(KeyError):
+        cause.mended({"seen": "$(reboot)", "host": "node-1"})
+
+
+@by_code(LOGGED)
+def test_a_real_log_is_recognized_as_its_cause(cause: Cause) -> None:
+    log = lines(cause)
+    assert len(log) <= 40
+    sight = recognize(cause.seen, log) or recognize(cause.seen, log, cascade=True)
+    assert sight
+    assert sight.cause.code == cause.code
+    if cause.seen == "job":
+        job = {"nodes": NODES, "seconds": 60, "size": 2, "group": "mpi"}
+        left = {node: list[str]() for node in NODES}
+        code, what, _ = explain({"job": job, "code": 1, "said": log, "ranks": [], "left": left, "seconds": 1.0})
+        assert (code, "{" in what) == (cause.code, False)
+    if cause.seen == "login":
+        assert judge_unreachable("node-2", {"unreachable_reason": log[0], "login": LOGIN}).code == cause.code
+
+
+@by_code([cause for cause in LOGGED if not cause.cascade])
+def test_roots_are_told_apart_whatever_their_order(cause: Cause) -> None:
+    """But for what is added to more specific words, by ssh about a host key, by horovodrun about ssh."""
+    general = {"login-host-key-unknown", "peer-host-key-unsigned", "job-node-unreachable"}
+    found = {
+        other.code
+        for other in CAUSES
+        if other.seen == cause.seen
+        and not other.cascade
+        and any(re.search(other.pattern, line) for line in lines(cause))
+    }
+    assert found - general == {cause.code} - general
+
+
+def test_a_root_beats_every_cascade() -> None:
+    cascades = [line for cause in LOGGED if cause.cascade for line in lines(cause)]
+    for cause in LOGGED:
+        if cause.seen == "job" and not cause.cascade:
+            sight = recognize("job", [*cascades, *lines(cause)])
+            assert sight and sight.cause.code == cause.code
+    assert recognize("job", cascades) is None
+    assert recognize("job", cascades, cascade=True)
+
+
+def test_every_pattern_has_a_log_and_every_log_a_pattern() -> None:
+    assert {path.stem for path in LOGS.iterdir()} == {cause.code for cause in LOGGED}
+    assert all(cause.pattern for cause in CAUSES if cause.seen in READ)
+
+
+def test_the_codes_of_probes_are_those_of_the_catalogue() -> None:
+    said = "".join(path.read_text() for path in (ROOT / "files/probes").glob("*.py"))
+    codes = set(re.findall(r'(?:complaint|WayError)\(\s*"([a-z-]+)"', said)) | set(
+        re.findall(r'"(peer-[a-z-]+)"', said)
+    )
+    assert codes == {cause.code for cause in CAUSES if cause.seen == "probe"}
+
+
+def test_every_other_code_is_used() -> None:
+    said = "".join(path.read_text() for path in (ROOT / "src/farandole").rglob("*.py"))
+    assert [cause.code for cause in CAUSES if cause.seen == "check" and f'"{cause.code}"' not in said] == []
+
+
+ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ENTRY + ENTRY, "same code"),
+        (ENTRY.replace("job", "dream"), "pattern"),
+        (ENTRY.replace("pattern: x, ", ""), "pattern"),
+        (ENTRY.replace("job", "check"), "pattern"),
+        (ENTRY.replace("what", "waht"), "waht"),
+        (ENTRY.replace("pattern: x", "pattern: ("), "unterminated"),
+    ],
+    ids=["twice", "place", "none", "one too many", "misspelt", "no expression"],
+)
+def test_a_broken_catalogue_is_not_loaded(text: str, words: str) -> None:
+    assert list(parse(ENTRY)) == ["a"]
+    with pytest.raises((ValueError, TypeError, re.error), match=words):
+        parse(text)
