@@ -6,10 +6,12 @@ python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 12
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -49,31 +51,41 @@ print(*(name for _, name in left), sep="\\n")
 
 
 def run(task, mark):
-    """Its exit status, None when time was up, and its output; its process group is gone afterwards."""
+    """Its exit status, None when it had to be ended, and its output; its process group is gone afterwards."""
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    # The launcher enters its own directory on every node, so it has to be one that all of them have.
-    job = subprocess.Popen(
-        task["argv"],
-        cwd="/",
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as log:
+        # The launcher enters its own directory on every node, so it has to be one that all of them have.
+        job = subprocess.Popen(
+            task["argv"],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        code = job.wait() if ends(job, task["seconds"]) else end(job)
+        log.seek(0)
+        return code, log.read()
+
+
+def ends(job, seconds):
+    """Whether it ends by itself in so many seconds, while somebody waits for it."""
+    watch = select.poll()
+    watch.register(os.pidfd_open(job.pid), select.POLLIN)
+    # Without flags, it only tells that nobody reads any more: the run was interrupted, or its connection is lost.
+    watch.register(sys.stdout, 0)
+    return any(event == select.POLLIN for _, event in watch.poll(seconds * 1000))
+
+
+def end(job):
+    """End a job that takes too long, or that nobody waits for."""
+    os.killpg(job.pid, signal.SIGTERM)
     try:
-        output, _ = job.communicate(timeout=task["seconds"])
-        return job.returncode, output
+        job.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGTERM)
-        try:
-            output, _ = job.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)
-            output, _ = job.communicate()
-        return None, output
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def reap(node, mark):

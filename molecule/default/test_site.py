@@ -33,8 +33,11 @@ def test_the_validation_play_measured_everything_and_nothing_is_red(result, head
     checks = {check["id"]: check for check in result["checks"]}
     wanted = json.loads(head.check_output("cat /opt/farandole/current/manifest.json"))["wanted"]["frameworks"]
     measured = {name for name, check in checks.items() if check["status"] == "green"}
-    assert set(checks) - measured == {"nccl", "rdma"}
-    assert {"trust.node-1", "mpi", "mpi.bandwidth", "mpi.latency"} < measured
+    # On cores that others use too, nothing is said about speed.
+    speed = {"mpi.bandwidth", "mpi.latency", "speed.efficiency", "speed.yardstick"}
+    speed = speed if "pytorch" in wanted else {name for name in speed if name.startswith("mpi")}
+    assert {"nccl", "rdma"} <= set(checks) - measured <= {"nccl", "rdma"} | speed
+    assert {"trust.node-1", "mpi"} < measured and speed < set(checks)
     for framework, module in (("tensorflow", "tensorflow"), ("pytorch", "torch")):
         names = {f"horovod.{module}.gloo", f"horovod.{module}.mpi"}
         names |= {f"training.{sample}.accuracy" for sample in TRAINED[framework]}

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, Interrupted
 from farandole.lab import commands as lab
 from farandole.stack import commands as stack_commands
 from farandole.stack import show
@@ -33,12 +33,9 @@ def farandole() -> None:
     """Keep `lab` a sub-command even while it is the only one."""
 
 
-class Interrupted(BaseException):
-    """Ctrl-C or a request to end; click would turn KeyboardInterrupt into a bare "Aborted"."""
-
-
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise Interrupted
+    # click would turn KeyboardInterrupt into a bare "Aborted".
+    raise Interrupted("the same command goes on where it stopped")
 
 
 def main() -> None:
@@ -51,6 +48,6 @@ def main() -> None:
     except FarandoleError as error:
         console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
         sys.exit(1)
-    except Interrupted:
-        console.print("interrupted; the same command goes on where it stopped")
+    except Interrupted as interrupt:
+        console.print(f"interrupted; {interrupt}")
         sys.exit(130)

@@ -1,4 +1,8 @@
-"""The one kind of exception that is meant for a person."""
+"""Exceptions that are meant for a person."""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or a request to end, with what is left behind and what to do next."""
 
 
 class FarandoleError(Exception):

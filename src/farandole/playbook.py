@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +16,9 @@ import typer
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "ansible.cfg"
+# How long an interrupted playbook may take to end by itself.
+PATIENCE = 10
+PR_SET_CHILD_SUBREAPER = 36
 
 # The same options, under the same names, as ansible-playbook has them.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
@@ -41,8 +47,27 @@ class Login:
 
 
 def play(playbook: str, inventory: Path, login: Login, *arguments: str) -> int:
-    """Its exit status; it writes to the terminal itself."""
+    """Its exit status; it writes to the terminal itself. An interrupt leaves no process of it behind."""
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", str(inventory.absolute()), playbook, *login.arguments(), *arguments]
     environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    # Its workers have sessions of their own, and an interrupt can leave them behind: they then become ours.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            # Ctrl-C in a terminal has reached it too; a second one does no harm.
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+            end_children()
+            raise
+
+
+def end_children() -> None:
+    """Kill all processes that this one has started, and what they leave behind."""
+    while children := [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

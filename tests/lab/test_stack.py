@@ -1,11 +1,14 @@
 """The stack on real nodes: built once, installed, joined, damaged, upgraded, taken back."""
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -158,8 +161,9 @@ def test_an_archive_that_arrives_damaged_is_refused_before_it_is_unpacked(cluste
 
 
 def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subprocess.CompletedProcess[str]:
+    folder = next(ROOT.glob(f"roles/*/library/{module}.py")).parent
     return subprocess.run(
-        ["ansible", "-i", str(cluster.inventory), node, "-m", module, "-a", arguments],
+        ["ansible", "-i", str(cluster.inventory), node, "-M", str(folder), "-m", module, "-a", arguments],
         cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
     )  # fmt: skip
 
@@ -170,6 +174,35 @@ def proof(cluster: Cluster, node: str) -> dict[str, object]:
     result = json.loads((cluster.state / "reports/latest/result.json").read_text())
     found: dict[str, object] = next(check for check in result["checks"] if check["id"] == f"stack.{node}")
     return found
+
+
+def jobs_of(cluster: Cluster, nodes: tuple[str, ...] = ("node-1", "node-2")) -> list[str]:
+    """What runs on the nodes for a validation."""
+    script = "grep -lz ^FARANDOLE_JOB= /proc/[0-9]*/environ 2>/dev/null"
+    return [line for node in nodes for line in cluster.ssh(node, "sh", "-c", script).stdout.split()]
+
+
+def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> None:
+    """On the nodes the job, here the playbook with all its processes."""
+    command = [sys.executable, "-m", "farandole", "validate", "-i", str(cluster.inventory), "--hosts", "node-1,node-2"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not jobs_of(cluster) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert jobs_of(cluster)
+        os.killpg(run.pid, signal.SIGINT)
+        _, said = run.communicate(timeout=15)
+    assert run.returncode == 130
+    assert "there is no report of this run" in said
+    deadline = time.monotonic() + 15
+    while (left := jobs_of(cluster)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert left == []
+    playbook = f"ansible-playbook -i {cluster.inventory} "
+    assert subprocess.run(["pgrep", "--full", playbook], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
 def test_an_openmpi_of_which_half_is_gone_is_found_and_mended(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, Interrupted
 from farandole.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
 
 
@@ -27,5 +27,9 @@ def validate(
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     login = Login(user, private_key, ask_pass, ask_become_pass)
-    if play("playbooks/validate.yml", inventory, login, *arguments):
+    try:
+        status = play("playbooks/validate.yml", inventory, login, *arguments)
+    except Interrupted:
+        raise Interrupted("the job on the nodes is being ended; there is no report of this run") from None
+    if status:
         raise typer.Exit(1)
