@@ -176,23 +176,26 @@ def proof(cluster: Cluster, node: str) -> dict[str, object]:
     return found
 
 
-def jobs_of(cluster: Cluster, nodes: tuple[str, ...] = ("node-1", "node-2")) -> list[str]:
-    """What runs on the nodes for a validation."""
-    script = "grep -lz ^FARANDOLE_JOB= /proc/[0-9]*/environ 2>/dev/null"
-    return [line for node in nodes for line in cluster.ssh(node, "sh", "-c", script).stdout.split()]
+# Processes of a validation's job on a node.
+OF_JOB = "grep -lz ^FARANDOLE_JOB= /proc/[0-9]*/environ 2>/dev/null | cut -d / -f 3"
+
+
+def jobs_of(cluster: Cluster) -> list[str]:
+    """What runs on the first two nodes for a validation."""
+    return [pid for node in ("node-1", "node-2") for pid in cluster.ssh(node, "sh", "-c", OF_JOB).stdout.split()]
 
 
 def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> None:
-    """On the nodes the job, here the playbook with all its processes."""
+    """On the nodes a job that would hang for two minutes, here the playbook with all its processes."""
     command = [sys.executable, "-m", "farandole", "validate", "-i", str(cluster.inventory), "--hosts", "node-1,node-2"]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         start_new_session=True,
     ) as run:  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not jobs_of(cluster) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert jobs_of(cluster)
+        frozen = (
+            f'for i in $(seq 600); do jobs=$({OF_JOB}); [ -n "$jobs" ] && kill -STOP $jobs && exit; sleep 0.1; done'
+        )
+        assert cluster.ssh("node-2", "sh", "-c", f"{frozen}; exit 1").returncode == 0
         os.killpg(run.pid, signal.SIGINT)
         _, said = run.communicate(timeout=15)
     assert run.returncode == 130
