@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from ansible.errors import AnsibleError
 from ansible.module_utils.json_utils import _filter_non_json_lines
 
 from farandole import probe
@@ -114,6 +116,7 @@ class ActionModule(Action):
         result = {"changed": False, "login": self._login(variables)}
         answer = self._ask(arguments, variables)
         if "probe" not in answer:
+            self._forget_connection()
             return {**result, **answer}
         skew = round(answer["probe"]["time"] - time.time(), 3)
         return {**result, "probe": answer["probe"] | arguments, "skew": skew}
@@ -130,6 +133,12 @@ class ActionModule(Action):
         if broken:
             return {"unreachable_reason" if broken[0].startswith("no ") else "unfit": broken[0]}
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
+
+    def _forget_connection(self) -> None:
+        """A kept connection would go on with the groups that the account had before what is wrong was mended."""
+        if hasattr(self._connection, "reset"):
+            with suppress(AnsibleError):
+                self._connection.reset()
 
     def _parse_returned_data(self, res: Mapping[str, Any], profile: str) -> dict[str, Any]:  # noqa: ARG002
         """Instead of Ansible's own, which shows some of an answer and believes more of it than is asked here."""
