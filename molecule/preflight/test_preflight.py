@@ -115,7 +115,8 @@ def test_a_silent_node_is_named_with_its_reason_and_the_others_stay_untouched(si
 def test_good_input_is_no_finding_and_is_written_down(inventory_path):
     found = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
     assert found["findings"] == []
-    assert sorted(found["hosts"]) == ["node-1", "node-2"]
+    assert sorted(found["hosts"]) == ["node-1", "node-2"] == sorted(found["fabric"]["interfaces"])
+    assert found["fabric"]["network"]
 
 
 @pytest.mark.parametrize(

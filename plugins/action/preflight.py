@@ -10,6 +10,7 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
+from farandole import cluster, fabric
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.findings import Finding, count, report
@@ -122,8 +123,17 @@ class ActionModule(Action):
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
         findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
         probes = probes_of(answers)
-        write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes))
+        network = {} if findings else self._fabric(nodes, hostvars)
+        write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes, network))
         return findings, summary(probes)
+
+    @staticmethod
+    def _fabric(nodes: Iterable[Node], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+        """The network of jobs and each node's interface in it; role fabric refuses where there is none."""
+        addresses = cluster.node_addresses([node.name for node in nodes], hostvars)
+        wanted = next((str(hostvars[name].get("fabric_network") or "") for name in addresses), "")
+        chosen = fabric.choose(addresses, hostvars, wanted)
+        return {} if chosen.findings else {"network": chosen.network, "interfaces": chosen.interfaces}
 
     def _claim(self, arguments: Mapping[str, Any], variables: Mapping[str, Any], *, write: bool) -> None:
         # Hosts on the command line are in no folder, and in no group cluster either.

@@ -477,8 +477,9 @@ def test_success_in_one_line() -> None:
 def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
     for findings in ([Finding("a", "b", "c", "d")], []):
-        write_private(path, nodes.record(findings, {"a": probe()}))
-    assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "hosts": {"a": probe()}}
+        write_private(path, nodes.record(findings, {"a": probe()}, {"network": "192.0.2.0/24"}))
+    written = {"schema": 1, "findings": [], "fabric": {"network": "192.0.2.0/24"}, "hosts": {"a": probe()}}
+    assert json.loads(path.read_text()) == written
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]
 

@@ -159,6 +159,8 @@ def summary(probes: Mapping[str, Probe]) -> str:
     return f"{count(len(probes), 'node')}, {' and '.join(platforms)}: no finding"
 
 
-def record(findings: Sequence[Finding], probes: Mapping[str, Probe]) -> str:
-    content = {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings], "hosts": probes}
+def record(findings: Sequence[Finding], probes: Mapping[str, Probe], network: Mapping[str, Any]) -> str:
+    """What preflight.json says: facts, the network of jobs, findings."""
+    known = [asdict(finding) for finding in findings]
+    content = {"schema": SCHEMA, "findings": known, "fabric": network, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"
