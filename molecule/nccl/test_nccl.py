@@ -207,7 +207,7 @@ def test_a_killed_installation_is_mended_by_the_next_run(role, nodes, addresses)
             "which needs the NVIDIA driver 525.60.13 or newer, and the node has 470.57.02",
         ),
         ("node-1", {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}}, "set nccl_repository"),
-        ("node-1", {"nccl_version": "2.21.5"}, "name the exact version of the debs"),
+        ("node-1", {"nccl_version": "2.21.5"}, "give the exact version of the debs"),
         ("node-1", {"nccl_source": "somewhere"}, "must be one of: repository, files, distribution"),
         ("node-2", {"nccl_files": []}, "nccl_files is empty: name the debs there"),
     ],

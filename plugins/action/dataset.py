@@ -62,4 +62,4 @@ class ActionModule(Action):
         data = bring(arguments["data"], cache, Display().display)
         without = lacking(data, arguments["nodes"], variables.get("hostvars") or {})
         # The cache is no part of the cluster.
-        return {"changed": False, "source": data.source, "files": data.told(), "lacking": without}
+        return {"changed": False, "source": data.source, "files": data.describe(), "lacking": without}

@@ -1,4 +1,4 @@
-"""Bounds for a talk with somebody who may never end it."""
+"""Limits on time and memory for talking to a node that may send without end."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ MIB = 1 << 20
 
 @contextmanager
 def bounded(seconds: float, mib: int) -> Iterator[list[str]]:
-    """End the programs that this process has started when it takes longer or needs more memory; the list says which."""
-    broken: list[str] = []
+    """Kill this process's children when a limit is exceeded; the yielded list says which one."""
+    exceeded: list[str] = []
     over = threading.Event()
     until, most = time.monotonic() + seconds, resident() + mib * MIB
 
     def watch() -> None:
-        # Again and again, as what is ended may be started once more by its caller.
+        # Repeatedly, because the caller may start a killed program again.
         while not over.wait(LOOK_S):
-            if not broken and time.monotonic() > until:
-                broken.append(f"no whole answer in {seconds:.0f} s")
-            elif not broken and resident() > most:
-                broken.append(f"an answer of more than {mib} MiB")
-            if broken:
+            if not exceeded and time.monotonic() > until:
+                exceeded.append(f"no complete answer in {seconds:.0f} s")
+            elif not exceeded and resident() > most:
+                exceeded.append(f"an answer of more than {mib} MiB")
+            if exceeded:
                 end(descendants(os.getpid()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield broken
+        yield exceeded
     finally:
         over.set()
         watcher.join()
 
 
 def resident() -> int:
-    """Bytes that this process has in memory; 0 where the system does not say."""
+    """This process's resident memory in bytes; 0 if the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -50,17 +50,17 @@ def resident() -> int:
 
 
 def descendants(process: int) -> list[int]:
-    """The programs that a process has started, and theirs."""
+    """All direct and indirect children of a process."""
     found: list[int] = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
-        # Its thread may have ended since.
+        # The thread may have ended in the meantime.
         with suppress(OSError):
             found += map(int, file.read_text().split())
     return [*found, *(one for child in found for one in descendants(child))]
 
 
 def end(processes: list[int]) -> None:
-    """At once: what they were saying is not wanted any more."""
+    """Kill processes immediately; their output is no longer needed."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

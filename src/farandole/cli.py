@@ -1,4 +1,4 @@
-"""The command `farandole`."""
+"""The `farandole` command."""
 
 import signal
 import sys
@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Farandole turns bare Linux machines into a cluster that trains with Horovod, and proves it.",
+    help="Turn bare Linux machines into a cluster that trains with Horovod, and prove that it works.",
 )
 app.add_typer(lab.app, name="lab")
 app.command()(stack_commands.lock)
@@ -30,16 +30,16 @@ app.command()(validation_commands.validate)
 
 @app.callback()
 def farandole() -> None:
-    """Keep `lab` a sub-command even while it is the only one."""
+    """Hold the options common to all subcommands; there are none yet."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     # click would turn KeyboardInterrupt into a bare "Aborted".
-    raise Interrupted("the same command goes on where it stopped")
+    raise Interrupted("run the same command again to continue")
 
 
 def main() -> None:
-    """Run the command; a person sees messages, never a traceback."""
+    """Run the command; the user sees messages, never a traceback."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     console = Console(stderr=True, soft_wrap=True, highlight=False)

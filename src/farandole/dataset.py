@@ -1,4 +1,4 @@
-"""The data of the sample scripts, in the control machine's cache: MNIST, or scikit-learn's digits in its format."""
+"""Data for the sample scripts, cached on the control machine: MNIST, or scikit-learn's digits in the same format."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Image = Sequence[Sequence[int]]
 Digit = tuple[Image, int]
 
 FILE = Path(__file__).with_name("dataset.yml")
-# So long a site has to begin with a file; one that does not answer must not hold a run up.
+# Time for a site to start sending; a site that does not answer must not hold up a run.
 ANSWER_S = 10
-# So long the file may take then.
+# Time for the file after that.
 FILE_S = 300
-# None of MNIST's files is a quarter of it.
+# More than four times the size of MNIST's largest file.
 LARGEST = 64 << 20
-# Raise it when the same source is made into other files.
+# Increase it when the same source is turned into different files.
 RECIPE = 1
 OLD, NEW, INK = 8, 28, 16
 
 
 def load() -> Facts:
-    """What there is and where."""
+    """Load the addresses, versions and digests from dataset.yml."""
     facts: Facts = yaml.safe_load(FILE.read_text())
     return facts
 
@@ -57,8 +57,8 @@ class Data:
     source: str
     files: dict[str, str]
 
-    def told(self) -> list[dict[str, Any]]:
-        """Its files, as a playbook sends them to the depot and a node fetches them."""
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe its files, for a playbook that sends them to the depot and a node that fetches them."""
         return [
             {
                 "path": str(self.folder / name),
@@ -70,35 +70,35 @@ class Data:
         ]
 
 
-def bring(wish: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
-    """The data that `samples_data` asks for, from the cache or made now."""
+def bring(requested: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
+    """Return the data that `samples_data` requests, from the cache or made now."""
     facts, folder = facts or load(), root / "data"
     with no_space(root):
-        if data := _kept(wish, facts, folder):
+        if data := _kept(requested, facts, folder):
             return data
         folder.mkdir(parents=True, exist_ok=True)
-        if wish == "digits":
+        if requested == "digits":
             return _digits(facts, folder, say)
         reasons = _fetch(facts, folder, say)
         if not reasons:
             return _mnist(facts, folder)
-        if wish == "mnist":
+        if requested == "mnist":
             raise FarandoleError(_refusal(reasons, facts, folder))
-        say(f"{_unreached(reasons)}, so the samples get {_told_digits(facts)}")
-        return _stand_in(reasons, facts, folder, say)
+        say(f"{_fetch_failure(reasons)}, so the samples get {_digits_label(facts)}")
+        return _substitute(reasons, facts, folder, say)
 
 
-def _kept(wish: str, facts: Facts, folder: Path) -> Data | None:
-    """What was made before, MNIST first, or can be made of files that somebody put there."""
-    if wish != "digits":
+def _kept(requested: str, facts: Facts, folder: Path) -> Data | None:
+    """Data that was made before, MNIST first, or that can be made from files somebody put there."""
+    if requested != "digits":
         data = _recall(folder / "mnist", _key(facts["mnist"]["files"]))
         if data or not _missing(facts["mnist"]["files"], folder):
             return data or _mnist(facts, folder)
-    return _recall(folder / "digits", _key(facts["digits"])) if wish != "mnist" else None
+    return _recall(folder / "digits", _key(facts["digits"])) if requested != "mnist" else None
 
 
 def _recall(folder: Path, key: str) -> Data | None:
-    """What was made before, unless it was made of something else or a file of it is damaged."""
+    """Data that was made before, unless its sources have changed or a file is damaged."""
     try:
         about = json.loads(_record(folder).read_text())
         data = Data(folder, about["source"], about["files"])
@@ -119,24 +119,24 @@ def _missing(files: Mapping[str, str], folder: Path) -> list[str]:
     return [name for name, good in files.items() if not (folder / name).is_file() or sha256(folder / name) != good]
 
 
-def _unreached(reasons: Sequence[str]) -> str:
+def _fetch_failure(reasons: Sequence[str]) -> str:
     return f"MNIST cannot be fetched ({'; '.join(reasons)})"
 
 
 def _refusal(reasons: Sequence[str], facts: Facts, folder: Path) -> str:
     files = ", ".join(facts["mnist"]["files"])
     damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
-    there = f" What lies there as {', '.join(damaged)} is not MNIST's." if damaged else ""
-    return f"{_unreached(reasons)}: put {files} into {folder}, or set samples_data: digits.{there}"
+    note = f" Wrong sha256 there: {', '.join(damaged)}." if damaged else ""
+    return f"{_fetch_failure(reasons)}: put {files} into {folder}, or set samples_data: digits.{note}"
 
 
-def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Data:
+def _substitute(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Data:
     try:
         return _digits(facts, folder, say)
     except FarandoleError as error:
         raise FarandoleError(
-            f"there is no data for the sample scripts. {_unreached(reasons)}; {_told_digits(facts)}: {error}. Mend "
-            f"either, put {', '.join(facts['mnist']['files'])} into {folder}, or go without: --skip-tags samples"
+            f"there is no data for the sample scripts. {_fetch_failure(reasons)}; {_digits_label(facts)}: {error}. Fix "
+            f"either, put {', '.join(facts['mnist']['files'])} into {folder}, or skip the samples: --skip-tags samples"
         ) from error
 
 
@@ -144,7 +144,7 @@ def _stand_in(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> D
 
 
 def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
-    """Bring what is missing from the first site that has it; nothing, or why none has."""
+    """Fetch the missing files from the first site that has them; returns why each site failed, or nothing."""
     reasons, trust = [], certificates()
     for site in facts["mnist"]["sites"]:
         if not (reason := _fetch_from(site, facts, folder, trust, say)):
@@ -167,12 +167,12 @@ def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, sa
 
 def _check(content: bytes, name: str, wanted: str) -> None:
     if (got := hashlib.sha256(content).hexdigest()) != wanted:
-        raise FarandoleError(f"{name} has sha256 {got}, wanted is {wanted}")
+        raise FarandoleError(f"{name} has sha256 {got}, expected {wanted}")
 
 
 def _read(url: str, trust: ssl.SSLContext) -> bytes:
-    """A site that does not answer is soon given up; looking up a name knows no end by itself."""
-    timeout = 2 * ANSWER_S  # for a line that goes dead in the middle
+    """Download with limits of our own, because no timeout covers name resolution or a server that trickles."""
+    timeout = 2 * ANSWER_S  # for a connection that dies halfway
     opened = fetching.within(
         ANSWER_S,
         lambda: urllib.request.urlopen(url, timeout=timeout, context=trust),  # noqa: S310
@@ -190,7 +190,7 @@ def _mnist(facts: Facts, folder: Path) -> Data:
 # Digits
 
 
-def _told_digits(facts: Facts) -> str:
+def _digits_label(facts: Facts) -> str:
     return f"digits of scikit-learn {facts['digits']['wheel']['version']}, scaled to {NEW}x{NEW}"
 
 
@@ -198,11 +198,11 @@ def _digits(facts: Facts, folder: Path, say: Say) -> Data:
     digits = _parse(_csv(facts["digits"], folder, say))
     test, train = digits[::6], [digit for place, digit in enumerate(digits) if place % 6]
     files = {**_idx("t10k", test), **_idx("train", train)}
-    return _pack(folder / "digits", files, _told_digits(facts), _key(facts["digits"]))
+    return _pack(folder / "digits", files, _digits_label(facts), _key(facts["digits"]))
 
 
 def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
-    """Of the cache or of the wheel, which pip brings with the configuration of this machine."""
+    """Return the CSV from the cache, or from the wheel, which pip downloads with this machine's configuration."""
     target = folder / Path(digits["member"]).name
     if target.is_file() and sha256(target) == digits["sha256"]:
         return target.read_bytes()
@@ -217,19 +217,19 @@ def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
 
 
 def _parse(csv: bytes) -> list[Digit]:
-    """A line is 64 pixels and what they show."""
+    """Parse lines of 64 pixels and a label."""
     lines = ([int(word) for word in line.split(",")] for line in gzip.decompress(csv).decode().splitlines())
     return [([line[row * OLD : row * OLD + OLD] for row in range(OLD)], line[-1]) for line in lines]
 
 
 def _steps() -> list[tuple[int, int, int]]:
-    """For each new pixel its two old neighbours, and the weight of the second in fourteenths."""
+    """For each new pixel: its two old neighbours, and the weight of the second in fourteenths."""
     places = (min(max(4 * new - 5, 0), 14 * (OLD - 1)) for new in range(NEW))
     return [(place // 14, min(place // 14 + 1, OLD - 1), place % 14) for place in places]
 
 
 def scale(image: Image) -> bytes:
-    """8x8 of 0 to 16 to 28x28 of 0 to 255, bilinear; in whole numbers, so it is the same everywhere."""
+    """Scale 8x8 pixels of 0..16 to 28x28 of 0..255, bilinear; in integers, so every machine gets the same result."""
     steps = _steps()
     wide = [[(14 - part) * row[low] + part * row[high] for low, high, part in steps] for row in image]
     full = 14 * 14 * INK
@@ -247,7 +247,7 @@ def _idx(kind: str, digits: Sequence[Digit]) -> dict[str, bytes]:
 
 
 def _gzip(content: bytes) -> bytes:
-    """Without name and time, so that the same content is the same file."""
+    """Compress without name and time, so that equal content gives equal files."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
         file.write(content)
@@ -258,7 +258,7 @@ def _gzip(content: bytes) -> bytes:
 
 
 def _pack(folder: Path, files: Mapping[str, bytes], source: str, key: str) -> Data:
-    """A folder of the files and a line that says what they are; the record beside it is what makes it count."""
+    """Write the files and a line that says what they are to a folder; it is valid only with the record beside it."""
     members = {**dict(sorted(files.items())), "SOURCE": f"{source}\n".encode()}
     for name, content in members.items():
         _write(folder / name, content)
@@ -269,7 +269,7 @@ def _pack(folder: Path, files: Mapping[str, bytes], source: str, key: str) -> Da
 
 
 def _write(target: Path, content: bytes) -> None:
-    """Nothing appears under its name before it is whole."""
+    """Write a file atomically."""
     with draft_folder(target.parent) as drafts:
         draft = drafts / target.name
         draft.write_bytes(content)
@@ -280,7 +280,7 @@ def _write(target: Path, content: bytes) -> None:
 
 
 def lacking(data: Data, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those that did not say, when they were probed, that they have just these files."""
+    """The nodes whose probe did not report exactly these files."""
     return [name for name in nodes if _data_of(known[name]) != data.files]
 
 

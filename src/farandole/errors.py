@@ -1,9 +1,9 @@
-"""Exceptions that are meant for a person."""
+"""Exceptions whose messages are shown to the user."""
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or a request to end, with what is left behind and what to do next."""
+    """Ctrl-C or SIGTERM; its message says what is left behind and what to do next."""
 
 
 class FarandoleError(Exception):
-    """What happened, where, and what to do about it."""
+    """Its message says what happened, where, and what to do."""

@@ -1,4 +1,4 @@
-"""The network by which the nodes of a job talk, and each node's interface in it."""
+"""Choose the network for jobs, and each node's interface in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Links = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fabric:
-    """The network, the interface of each node in it, and what stands against them."""
+    """The chosen network, each node's interface in it, and the problems found."""
 
     network: str = ""
     interfaces: Mapping[str, str] = field(default_factory=dict)
@@ -23,11 +23,11 @@ class Fabric:
 
 
 def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> Fabric:
-    """Only nodes that were probed have interfaces to judge, but the network has to hold the address of every node."""
+    """Choose a network that contains every node's address; only probed nodes have interfaces to check."""
     probed = {name: links for name in addresses if (links := _links(hostvars[name]))}
     if not probed:
         finding = Finding(
-            "all", "nodes-unknown", "nothing is known of the nodes", "run role preflight in an earlier play"
+            "all", "nodes-unknown", "nothing is known about the nodes", "run role preflight in an earlier play"
         )
         return Fabric(findings=[finding])
     network, findings = _given(wanted) if wanted else _shared(addresses, probed)
@@ -46,14 +46,14 @@ def choice(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -
 
 
 def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
-    """A line per node for mpirun and horovodrun. A node outside of --limit counts like the largest inside."""
-    asked = {name: _slots(hostvars[name]) for name in names}
-    most = max([slots for slots in asked.values() if slots], default=1)
-    return "".join(f"{name} slots={slots or most}\n" for name, slots in asked.items())
+    """A line per node for mpirun and horovodrun. A node outside --limit gets as many slots as the largest inside."""
+    known = {name: _slots(hostvars[name]) for name in names}
+    most = max([slots for slots in known.values() if slots], default=1)
+    return "".join(f"{name} slots={slots or most}\n" for name, slots in known.items())
 
 
 def _slots(variables: Mapping[str, Any]) -> int:
-    """As many as the inventory says, else as the node has GPUs; 0 when it was not asked."""
+    """Slots from the inventory, else the number of GPUs, at least 1; 0 if the node was not probed."""
     probe = _probe(variables)
     return int(variables.get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
 
@@ -71,13 +71,13 @@ def _given(wanted: str) -> tuple[IPv4Network | None, list[Finding]]:
         return IPv4Network(wanted, strict=False), []
     except ValueError:
         cure = "write it as 192.0.2.0/24, or leave it empty"
-        return None, [Finding("all", "network-malformed", f"fabric_network {wanted} is no IPv4 network", cure)]
+        return None, [Finding("all", "network-malformed", f"fabric_network {wanted} is not an IPv4 network", cure)]
 
 
 def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[IPv4Network | None, list[Finding]]:
-    """The smallest of the nodes' own networks that holds every node's address."""
-    # What OpenMPI takes as a network, and what Horovod's launcher binds to, is IPv4.
-    cure = "set cluster_ip to the IPv4 address other nodes reach it by"
+    """The smallest of the nodes' own networks that contains every node's address."""
+    # OpenMPI's network settings and Horovod's launcher are limited to IPv4.
+    cure = "set cluster_ip to the IPv4 address at which other nodes reach it"
     strange = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
     if strange:
         return None, [
@@ -101,7 +101,7 @@ def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[
 def _apart(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]) -> Finding:
     members: dict[str, list[str]] = {}
     for name, address in addresses.items():
-        # A node that was not probed lies in a network of another, or nobody knows where.
+        # A node that was not probed is in another node's network, or in an unknown one.
         near = (home for home in homes.values() if home and IPv4Address(address) in home)
         members.setdefault(str(homes.get(name) or next(near, address)), []).append(name)
     where = "; ".join(f"{some(names)} in {network}" for network, names in members.items())
@@ -109,13 +109,13 @@ def _apart(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]
         "all",
         "network-not-shared",
         f"the nodes share no network: {where}",
-        "set cluster_ip of each to its address in the network that joins them; if that is routed, "
-        "set fabric_network to the CIDR that holds them all",
+        "set cluster_ip of each to its address in the network that connects them; if that is routed, "
+        "set fabric_network to a CIDR that contains them all",
     )
 
 
 def _within(network: IPv4Network, links: Links, address: str) -> Links:
-    """A node's links in the network, that of its own address first."""
+    """A node's interfaces in the network, the one with its cluster address first."""
     inside = [link for link in links if _ipv4(link["address"]) and IPv4Address(link["address"]) in network]
     return sorted(inside, key=lambda link: link["address"] != address)
 
@@ -127,8 +127,8 @@ def _outside(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]
 
 
 def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Mapping[str, str]) -> list[Finding]:
-    """OpenMPI would take every interface in the network, a docker0 too."""
-    cure = f"set fabric_network to a smaller one that holds the nodes alone, for example {_hull(addresses)}"
+    """OpenMPI would use every interface in the network, including a docker0."""
+    cure = f"set fabric_network to a smaller one that contains only the nodes, for example {_hull(addresses)}"
     findings = []
     for name, inside in chosen.items():
         if others := {link["name"] for link in inside[1:]} - {link["name"] for link in inside[:1]}:
@@ -140,7 +140,7 @@ def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Map
 
 
 def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
-    """A network that every machine has of its own leads nowhere."""
+    """A network that is private to each machine, such as docker0's, connects nothing."""
     owners: dict[str, list[str]] = {}
     for name, inside in chosen.items():
         for link in inside[:1]:
@@ -150,7 +150,7 @@ def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding
         Finding(
             name,
             "address-shared",
-            f"it shares its address {address} in {network} with others, so that does not join them",
+            f"it shares its address {address} in {network} with others, so it does not connect them",
             cure,
         )
         for address, names in owners.items()
@@ -160,7 +160,7 @@ def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding
 
 
 def _hull(addresses: Mapping[str, str]) -> IPv4Network:
-    """The smallest network that holds all addresses."""
+    """The smallest network that contains all addresses."""
     numbers = [int(IPv4Address(address)) for address in addresses.values() if _ipv4(address)]
     spread = (min(numbers) ^ max(numbers)).bit_length()
     return IPv4Network((min(numbers), 32 - spread), strict=False)

@@ -1,4 +1,4 @@
-"""The form that an answer must have. It is taken apart and made anew; what does not fit is refused as a whole."""
+"""Validators for answers of nodes. A checked answer is rebuilt from its parts; one invalid part refuses all of it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ MANY = 4096
 
 
 class UnfitError(FarandoleError):
-    """What does not fit, and where it stands."""
+    """A value is not of the expected form; says which value, and where."""
 
 
 def load(text: str, longest: int) -> Mapping[str, Any]:
-    """An object out of JSON, whoever wrote it."""
+    """Parse a JSON object from an untrusted source."""
     if len(text) > longest:
-        raise UnfitError(f"it is of {len(text) >> 10} KiB")
+        raise UnfitError(f"it has {len(text) >> 10} KiB")
     try:
         found = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UnfitError(f"it is no JSON: {one_line(error, 100)}") from None
+        raise UnfitError(f"it is not JSON: {one_line(error, 100)}") from None
     if not isinstance(found, dict):
         raise UnfitError(f"it is {shown(found)}")
     return found
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def words(pattern: str) -> Check:
-    """A text that is wholly of this form."""
+    """A string that fully matches a pattern."""
     form = re.compile(pattern, re.ASCII)
 
     def check(value: Any) -> str:
@@ -50,7 +50,7 @@ def words(pattern: str) -> Check:
 
 
 def text(limit: int) -> Check:
-    """Any, as one line to be shown."""
+    """Any string, shortened to one printable line."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str):
@@ -61,7 +61,7 @@ def text(limit: int) -> Check:
 
 
 def whole(most: int, least: int = 0) -> Check:
-    """A number without a fraction."""
+    """An integer in a range."""
 
     def check(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -72,36 +72,36 @@ def whole(most: int, least: int = 0) -> Check:
 
 
 def number(value: Any) -> float:
-    """From 0 on, and of a size that can be measured."""
+    """A finite number from 0 to 1e15."""
     if type(value) not in (int, float) or not 0 <= value < 1e15 or not math.isfinite(value):
         raise UnfitError(f"is {shown(value)}")
     return float(value)
 
 
 def yes_or_no(value: Any) -> bool:
-    """As it says."""
+    """A boolean."""
     if not isinstance(value, bool):
         raise UnfitError(f"is {shown(value)}")
     return value
 
 
 def address(value: Any) -> str:
-    """Of IPv4 or IPv6; a zone after % could be any text."""
+    """An IPv4 or IPv6 address without a zone, which could be any text."""
     try:
         if isinstance(value, str) and "%" not in value:
             return str(ip_address(value))
     except ValueError:
         pass
-    raise UnfitError(f"is {shown(value)}, no address")
+    raise UnfitError(f"is {shown(value)}, not an address")
 
 
 def optional(check: Check) -> Check:
-    """Or nothing."""
+    """A value or null."""
     return lambda value: None if value is None else check(value)
 
 
 def many(check: Check) -> Check:
-    """A list, of no more than there can be."""
+    """A list of at most MANY values."""
 
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list) or len(value) > MANY:
@@ -112,14 +112,14 @@ def many(check: Check) -> Check:
 
 
 def fields(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None) -> Check:
-    """All that are needed and, if any more are told of, those of them that are there; without, just the needed ones."""
+    """An object with all needed fields. With `more`, those are optional and unknown fields are dropped."""
 
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise UnfitError(f"is {shown(value)}")
         wrong = needed.keys() - value.keys() if more is not None else needed.keys() ^ value.keys()
         if wrong:
-            raise UnfitError(f"has too much or too little: {one_line(', '.join(sorted(wrong)), 100)}")
+            raise UnfitError(f"has missing or unknown fields: {one_line(', '.join(sorted(wrong)), 100)}")
         known = {**needed, **(more or {})}
         return {name: within(f".{name}", known[name], value[name]) for name in known if name in value}
 
@@ -127,7 +127,7 @@ def fields(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None)
 
 
 def named(name: Check, check: Check) -> Check:
-    """As many as there are, by names of a form."""
+    """A mapping with checked names and checked values."""
 
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > MANY:
@@ -138,7 +138,7 @@ def named(name: Check, check: Check) -> Check:
 
 
 def within(place: str, check: Check, value: Any) -> Any:
-    """The value checked; a complaint tells where it stood."""
+    """Check a value; an error says where it was found."""
     try:
         return check(value)
     except UnfitError as error:
@@ -146,7 +146,7 @@ def within(place: str, check: Check, value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Enough of a value to see what it is."""
+    """Enough of a value to recognise it."""
     if isinstance(value, str | int | float | None):
         return one_line(repr(value[:300] if isinstance(value, str) else value), 60)
     return f"a {type(value).__name__}"

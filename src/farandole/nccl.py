@@ -1,4 +1,4 @@
-"""NCCL's debs: whether they fit the driver and the CUDA of a node, and how the depot serves them."""
+"""NCCL's debs: whether they fit a node's driver and CUDA toolkit, and how the depot serves them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from farandole.stack.catalogue import load
 
 DEB = re.compile(r"\d+\.\d+\.\d+-\S+")
 CUDA = re.compile(r"\+cuda((\d+)\.\d+)$")
-# From here on what is built with any minor version of CUDA runs where one of its major version does.
+# From CUDA 11 on, a driver that runs one minor version runs all of that major version.
 MINOR_VERSIONS_COMPATIBLE = 11
 
 
 def numbers(version: str) -> list[int]:
-    """A version to compare."""
+    """Split a version into numbers, for comparison."""
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
 @functools.cache
 def driver_floors() -> dict[str, str]:
-    """The oldest driver of each version of CUDA in the catalogue."""
+    """The oldest driver for each CUDA version in the catalogue."""
     rows = load().components["cuda"]
     return {cuda: row["needs"]["driver"]["want"].removeprefix(">=") for cuda, row in rows.items()}
 
 
 def driver_floor(cuda: str) -> str:
-    """The oldest driver that runs what is built with this CUDA; empty when the catalogue does not know."""
+    """The oldest driver that runs code built with this CUDA; empty if the catalogue does not know it."""
     floors, major = driver_floors(), numbers(cuda)[0]
     if major < MINOR_VERSIONS_COMPATIBLE:
         return floors.get(cuda, "")
@@ -36,9 +36,9 @@ def driver_floor(cuda: str) -> str:
 
 
 def nccl_misfit(version: str, driver: str, cuda: str) -> str:
-    """Why the debs of this version do not fit the driver and the CUDA that were found; empty when they do."""
+    """Why the debs of this version do not fit the driver and CUDA found; empty if they do."""
     if not DEB.fullmatch(version):
-        return f"nccl_version is {version!r}: name the exact version of the debs, 2.27.3-1+cuda12.9 for instance"
+        return f"nccl_version is {version!r}: give the exact version of the debs, for example 2.27.3-1+cuda12.9"
     suffix = CUDA.search(version)
     if not suffix:
         return ""

@@ -1,4 +1,4 @@
-"""What a node may say about itself, and what is said of one that gives no answer."""
+"""Validation of what a node reports about itself, and the reason why a node does not answer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from farandole.form import (
 )
 from farandole.words import one_line
 
-# What stands in no name of an account, and for something else elsewhere.
+# Not allowed in account names; special in shells, URLs and messages.
 STRANGE = set("\"'`{}<>[]()|;&*?!#%:/,=~")
-# A node with a thousand interfaces says a hundred kilobytes.
+# A node with a thousand interfaces reports about 100 KB.
 LONGEST = 1 << 20
 # ssh's debug output (ansible -vvv), the frame around its warnings, and notes that are no reason.
 NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
@@ -41,14 +41,14 @@ NUMBER = whole((1 << 32) - 1)
 
 
 def account(value: Any) -> str:
-    """The name of one; a directory service has some with blanks, and with letters of its own."""
+    """An account name; a directory service may have spaces and non-ASCII letters in them."""
     if not isinstance(value, str) or not value.isprintable() or len(value) not in range(1, 257) or STRANGE & {*value}:
         raise UnfitError(f"is {shown(value)}")
     return value
 
 
 def interface(value: Any) -> dict[str, Any]:
-    """One address of one, with a prefix that its kind can have."""
+    """An interface with one address and a valid prefix length."""
     link: dict[str, Any] = LINK(value)
     if link["prefix"] > ip_address(link["address"]).max_prefixlen:
         raise UnfitError(f".prefix is {link['prefix']}")
@@ -92,13 +92,13 @@ PROBE = fields(
 )
 
 
-def read(told: str) -> Mapping[str, Any]:
-    """A module's answer, whatever is in it."""
-    return load(told, LONGEST)
+def read(text: str) -> Mapping[str, Any]:
+    """Parse a module's answer without checking its fields."""
+    return load(text, LONGEST)
 
 
 def check(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The probe of an answer, every part of it of the form that it has on a real node."""
+    """Return the probe in an answer, with every field validated."""
     checked: dict[str, Any] = within("probe", PROBE, answer.get("probe"))
     return checked
 

@@ -1,7 +1,7 @@
-"""One run at a time changes a cluster: which one it is, whether it still lives, and how the head is told so.
+"""The lock that lets one run at a time change a cluster, and the keeper that proves to the head that the run is alive.
 
-`python -m farandole.runs PID STARTED COMMAND…` is the keeper: it holds a connection to the head open as long as that
-process lives. By what the connection started there, the head knows that the run is alive.
+`python -m farandole.runs PID STARTED COMMAND…` is the keeper: it holds a connection to the head open while that
+process is alive. The process that the connection started on the head stands for the run there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 
 from farandole.errors import FarandoleError
 
-# Without a word for a minute, as from a machine that lost its power, the head takes the run for dead.
+# After a minute without a heartbeat, as when the control machine lost power, the head considers the run dead.
 PATIENCE, BEAT = 60, 15
 HOLDER = (
     "exec bash -c 'echo farandole-run $$ ${SSH_CONNECTION%% *}; "
@@ -35,7 +35,7 @@ HELD = re.compile(r"farandole-run (\d{1,10}) ?([0-9a-fA-F.:]{0,45})\s*")
 
 @dataclass(frozen=True)
 class Run:
-    """A run that changes a cluster: who, since when, and the process by which it is known to live."""
+    """A run that changes a cluster: whose it is, when it started, and its process."""
 
     who: str
     since: str
@@ -46,27 +46,27 @@ class Run:
 
     @property
     def here(self) -> bool:
-        """Whether it is of this machine, so that its process can be looked for."""
+        """Whether it runs on this machine, so that its process can be looked up."""
         return self.place == place()
 
     @property
     def lives(self) -> bool:
-        """Whether it goes on; only to be asked about a run of this machine."""
+        """Whether it is still running; only meaningful for a run on this machine."""
         return started(self.pid) == self.started
 
     def same(self, other: Run) -> bool:
-        """Whether both are one run."""
+        """Whether both are the same run."""
         return (self.place, self.pid, self.started) == (other.place, other.pid, other.started)
 
 
 def place() -> str:
-    """Where a process number means what it does: this boot of this kernel, and the container in it."""
+    """The scope of a process id: this boot of this kernel, and this PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in ticks since boot; none for one that is dead or only waits to be reaped."""
+    """When a process started, in ticks since boot; None if it is dead or a zombie."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -75,9 +75,9 @@ def started(pid: int) -> int | None:
 
 
 def this_run(pid: int) -> Run:
-    """The run whose main process is `pid`."""
+    """Return the run whose main process is `pid`."""
     if (begun := started(pid)) is None:
-        raise FarandoleError(f"the run of which this is a part has ended (process {pid})")
+        raise FarandoleError(f"the run that this task belongs to has ended (process {pid})")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -86,27 +86,27 @@ def this_run(pid: int) -> Run:
     return Run(f"{user}@{os.uname().nodename}", since, place(), pid, begun)
 
 
-def read(told: Any) -> Run | None:
-    """The run in a record; none where it is no record of one. A record may come from a node: its words stay words."""
+def read(record: Any) -> Run | None:
+    """Parse a record of a run; None if it is not one. It may come from a node, so its text is made printable."""
     try:
-        run = Run(**{field.name: told[field.name] for field in fields(Run)})
+        run = Run(**{field.name: record[field.name] for field in fields(Run)})
         words = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
         run = replace(run, **words, pid=int(run.pid), started=int(run.started))
     except (TypeError, KeyError, ValueError, OverflowError):
         return None
-    # `kill` takes 0 and what is below for many processes.
+    # `kill` reads 0 and negative numbers as groups of processes.
     return run if 0 < run.pid < 1 << 22 else None
 
 
 def plain(text: str) -> str:
-    """What another machine said, as a short line without codes for a terminal."""
+    """Reduce another machine's text to a short line of printable ASCII."""
     return re.sub(r"[^ -~]", "?", text)[:120]
 
 
 def take(state: Path, mine: Run) -> None:
-    """Write this run into the state folder, or refuse it while another of this machine goes on.
+    """Record this run in the state folder, or refuse if another run on this machine is still alive.
 
-    Nobody has to give the lock back: a run that is dead holds nothing. Of a run of another machine the head knows.
+    The lock need not be released: a dead run holds nothing. Runs of other machines are known to the head.
     """
     try:
         handle = os.open(state / "run", os.O_RDWR | os.O_CREAT, 0o600)
@@ -125,12 +125,12 @@ def take(state: Path, mine: Run) -> None:
 
 
 def refusal(holder: Run) -> str:
-    """Who changes the cluster, and what to do."""
+    """Say who is changing the cluster, and what to do."""
     where = "on this machine" if holder.here else f"from {holder.source or 'another machine'}"
-    end = f"end it by  kill {holder.pid}" if holder.here and holder.lives else "end it there"
+    end = f"end it with  kill {holder.pid}" if holder.here and holder.lives else "end it there"
     return (
         f"this cluster is being changed by {holder.who} {where} (process {holder.pid}, since {holder.since}); "
-        f"this run has changed nothing. Wait until that one is over, or {end}"
+        f"this run has changed nothing. Wait until that one has ended, or {end}"
     )
 
 
@@ -141,9 +141,9 @@ Keeper = tuple[subprocess.Popen[str], int, str]
 
 
 def tell_head(mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> str:
-    """Record this run on the head, or refuse it while another goes on; the warning if the head could not be told."""
+    """Record this run on the head, or refuse if another is alive; returns a warning if the head cannot be told."""
     notice = ""
-    # The second time over the connection that asking leaves open, where a login wants a password.
+    # If the login needs a password, the second attempt can use the connection that asking has left open.
     for _ in range(2):
         keeper, holder = None, 0
         try:
@@ -165,15 +165,15 @@ def tell_head(mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str,
 
 
 class NoAnswerError(FarandoleError):
-    """The head does not say whether another run is at work."""
+    """The head does not say whether another run is active."""
 
 
 def _unprotected(why: str) -> str:
-    return f"runs from other control machines are not kept out of this cluster: {why}. See to it that there are none"
+    return f"runs from other control machines are not kept out of this cluster: {why}. Make sure that there are none"
 
 
 def _held_by_another(mine: Run, holder: int, ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Run | None:
-    """The run that keeps this one out, as the head knows it."""
+    """The run that blocks this one, as recorded on the head."""
     call = {"run": asdict(mine), "holder": holder}
     held = _holder(ask(call))
     if held and held.here and not held.lives:
@@ -188,9 +188,7 @@ def _holder(answer: Mapping[str, Any]) -> Run | None:
         return None
     if held := read(answer["held"]):
         return held
-    raise FarandoleError(
-        "the head says that another run is at work, and not which: remove /var/lib/farandole-run on it"
-    )
+    raise FarandoleError("the head says that another run is active, but not which: remove /var/lib/farandole-run on it")
 
 
 def _end(keeper: subprocess.Popen[str] | None) -> None:
@@ -199,43 +197,43 @@ def _end(keeper: subprocess.Popen[str] | None) -> None:
 
 
 def own_connection(words: Sequence[str], ssh: str) -> list[str]:
-    """The same ssh command, but one that never asks for anything and is no connection for others to share."""
-    # Before ssh stands what gives it a password; -v would fill a pipe that nobody reads.
+    """Change an ssh command so that it never prompts and its connection is not shared."""
+    # A program that supplies the password comes before ssh; -v would fill a pipe that nobody reads.
     options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
     return [ssh, "-o", "BatchMode=yes", "-o", "ControlMaster=no", *options]
 
 
 def start_keeper(run: Run, command: Sequence[str]) -> Keeper:
-    """Hold a connection open as long as the run lives: its keeper, the process at its far end, where it came from."""
+    """Start the keeper; returns it, the process that it started on the head, and the address that the head sees."""
     keeper = subprocess.Popen(
-        # Without the working directory among the places of Python's modules.
+        # -P keeps the working directory off Python's module path.
         [sys.executable, "-P", "-m", "farandole.runs", str(run.pid), str(run.started), *command],
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
     output = cast(IO[str], keeper.stdout)
-    said = output.readline() if select.select([output], [], [], PATIENCE)[0] else f"no answer in {PATIENCE} s"
-    if found := HELD.fullmatch(said):
+    reply = output.readline() if select.select([output], [], [], PATIENCE)[0] else f"no answer in {PATIENCE} s"
+    if found := HELD.fullmatch(reply):
         return keeper, int(found[1]), found[2]
     keeper.kill()
-    raise FarandoleError(plain(said.strip()) or "ssh says nothing")
+    raise FarandoleError(plain(reply.strip()) or "ssh printed nothing")
 
 
 def keep(pid: int, begun: int, command: Sequence[str]) -> None:
-    """Connect, say by which process the far end is known, and send it a line now and then while the run lives."""
+    """Connect, print the id of the process on the head, and send it heartbeats while the run is alive."""
     ssh = subprocess.Popen(
         command, text=True, errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     lines, beats = cast(IO[str], ssh.stdout), cast(IO[str], ssh.stdin)
-    said = ""
-    # A login may greet with a few lines first.
+    last = ""
+    # The login may print a few lines of greeting first.
     for _ in range(100):
         line = lines.readline(1000)
-        said = line.strip() or said
+        last = line.strip() or last
         if not line or HELD.fullmatch(line):
             break
-    print(said, flush=True)
-    # Whoever reads the output of the run must not wait for this process.
+    print(last, flush=True)
+    # A reader of the run's output must not wait for this process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     due = 0.0

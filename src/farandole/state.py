@@ -1,4 +1,4 @@
-"""The folder in which the control machine keeps what it knows of one cluster, and whose it is."""
+"""The state folder of a cluster on the control machine, and the inventory that owns it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWNER = "inventory"
 
 
 def owner(state: Path) -> Path | None:
-    """The inventory that a state folder belongs to; none where nobody has claimed it."""
+    """Return the inventory that owns a state folder; None if it is unclaimed."""
     try:
         return Path((state / OWNER).read_text().removesuffix("\n"))
     except FileNotFoundError:
@@ -22,7 +22,7 @@ def owner(state: Path) -> Path | None:
 
 
 def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
-    """Refuse the state of another inventory; one that is nobody's belongs to this inventory from now on."""
+    """Refuse the state of another inventory; claim an unclaimed one for this inventory."""
     mine = Path(os.path.realpath(inventory))
     try:
         if write and owner(state) is None:
@@ -31,7 +31,7 @@ def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
     except OSError as error:
         raise FarandoleError(
             f"the state folder {state} cannot be used: {error.strerror} ({error.filename}); "
-            "make it this account's own, or set base_state_dir in the inventory to another folder"
+            "make this account its owner, or set base_state_dir in the inventory to another folder"
         ) from None
     if theirs not in (None, mine):
         raise FarandoleError(_refusal(state, str(theirs), mine))
@@ -39,18 +39,18 @@ def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
 
 def _refusal(state: Path, theirs: str, mine: Path) -> str:
     own = f"give this one its own: set base_state_dir for group cluster in {mine}, for example to {state}-2"
-    said = f"the state folder {state} belongs to the inventory {theirs}, and this one is {mine}"
+    conflict = f"the state folder {state} belongs to the inventory {theirs}, and this one is {mine}"
     if Path(theirs).exists():
         return (
-            f"{said}: two clusters would share one certificate authority. To mend it, {own}; a cluster that has shared "
-            "it until now gets an authority of its own by the next site.yml over all its nodes"
+            f"{conflict}: two clusters would share one certificate authority. To fix this, {own}; a cluster that has "
+            "shared it until now gets its own authority from the next site.yml over all its nodes"
         )
     moved = f"printf '%s\\n' {shlex.quote(str(mine))} > {shlex.quote(str(state / OWNER))}"
-    return f"{said}. The former is not there: if it was moved here, say so by  {moved}  and else {own}"
+    return f"{conflict}. The former does not exist: if it was moved here, run  {moved}  otherwise {own}"
 
 
 def _sign(state: Path, mine: Path) -> None:
-    """Write the owner down, whole and for good; of two at once one is the first."""
+    """Record the owner atomically and durably; of two concurrent callers the first wins."""
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     handle, draft = tempfile.mkstemp(dir=state, prefix=f".{OWNER}")

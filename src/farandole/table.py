@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need, so that ids can be copied and lines be cut by other programs."""
+    """Format rows as aligned columns without borders, easy to copy from and to cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)

@@ -1,40 +1,40 @@
-"""Text that came from elsewhere, made fit to be shown: as words, never as orders."""
+"""Make text from elsewhere safe to show: no control characters, no passwords."""
 
 from __future__ import annotations
 
 import re
 
-# What Ansible colours its own lines with.
+# The colour codes that Ansible itself uses.
 COLOUR = re.compile(r"(\x1b\[(?:0|[01];3\d)m)")
 USER_OF_URL = re.compile(r"(\w://)[^\s/'\"<>]*@")
 SHOWN = 300
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Every character that does not print, but for those to keep, as Python would write it down."""
+    """Escape every non-printable character as Python would, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
 
 
 def one_line(text: object, limit: int = SHOWN) -> str:
-    """A node's words: their end, as programs name the cause last, on one line."""
-    # Far less than the whole has to be looked at.
+    """Shorten a node's text to one line; keep its end, because programs print the cause last."""
+    # Cut first: the text may be huge.
     words = visible(" ".join(str(text)[-4 * limit :].split()))
     return words if len(words) <= limit else f"… {words[-limit:]}"
 
 
 def without_passwords(text: str) -> str:
-    """No URL in it says any more as whom it is opened."""
+    """Mask the user and password in every URL."""
     return USER_OF_URL.sub(r"\1***@", text)
 
 
 def on_terminal(text: str) -> str:
-    """Lines and colours as they are; what else would steer a terminal is shown instead."""
+    """Keep lines and colours; escape everything else that could control a terminal."""
     parts = COLOUR.split(text)
     return "".join(part if COLOUR.fullmatch(part) else visible(part, keep="\n\t") for part in parts)
 
 
 def in_xml(text: str) -> str:
-    """As XML 1.0 can hold it, which knows no control characters and no surrogates."""
+    """Escape what XML 1.0 cannot contain: control characters and surrogates."""
     return visible(text, keep="\n\t")

@@ -1,4 +1,4 @@
-"""The data of the samples from real sites and a real package index that are there, damaged, or silent."""
+"""The samples' data, from a real site and package index that are up, damaged or silent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DIGITS = "digits of scikit-learn 1.0, scaled to 28x28"
 
 
 def write_wheel(folder: Path, csv: bytes) -> Path:
-    """As scikit-learn's is, as far as anybody looks."""
+    """A wheel like scikit-learn's, as far as it is read."""
     folder.mkdir(parents=True, exist_ok=True)
     info = "scikit_learn-1.0.dist-info"
     files = {
@@ -55,7 +55,7 @@ def write_wheel(folder: Path, csv: bytes) -> Path:
 
 
 def csv(count: int = 20) -> bytes:
-    """So many digits; a digit is as dark as its number."""
+    """Write a table of digits; a digit's pixels have its number as their brightness."""
     lines = (",".join([str(place % 10)] * 64 + [str(place % 10)]) for place in range(count))
     return gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
 
@@ -80,12 +80,12 @@ class World:
             },
         }
 
-    def bring(self, wish: str = "auto") -> Data:
-        return dataset.bring(wish, self.cache, self.said.append, self.facts)
+    def bring(self, requested: str = "auto") -> Data:
+        return dataset.bring(requested, self.cache, self.said.append, self.facts)
 
-    def refused(self, wish: str = "auto") -> str:
+    def refused(self, requested: str = "auto") -> str:
         with pytest.raises(FarandoleError) as refusal:
-            self.bring(wish)
+            self.bring(requested)
         return str(refusal.value)
 
     def sites(self, *urls: str) -> None:
@@ -124,7 +124,7 @@ DIGITS_THERE = sorted(["digits.csv.gz", *as_set("digits")])
 # MNIST
 
 
-def test_mnist_is_brought_once(world: World) -> None:
+def test_mnist_is_fetched_once(world: World) -> None:
     built = world.bring()
     assert members(built) == {**{name: name.encode() for name in NAMES}, "SOURCE": b"MNIST\n"}
     assert built.files == {name: sha256(built.folder / name) for name in members(built)}
@@ -135,7 +135,7 @@ def test_mnist_is_brought_once(world: World) -> None:
     assert world.said == []
 
 
-def test_the_second_site_is_asked_when_the_first_is_silent(world: World) -> None:
+def test_the_second_site_is_used_when_the_first_is_down(world: World) -> None:
     world.sites(dead_url(), *(site.rstrip("/") for site in world.facts["mnist"]["sites"]))
     assert world.bring().source == "MNIST"
     assert len(world.said) == 4
@@ -145,11 +145,11 @@ def test_a_file_with_another_sha256_is_not_kept(world: World) -> None:
     (world.site / NAMES[2]).write_text("a page that wants a password")
     said = world.refused("mnist")
     assert f"{NAMES[2]} has sha256 {sha256(world.site / NAMES[2])}" in said
-    assert f"wanted is {world.facts['mnist']['files'][NAMES[2]]}" in said
+    assert f"expected {world.facts['mnist']['files'][NAMES[2]]}" in said
     assert world.files() == NAMES[:2]
 
 
-def test_what_a_broken_line_left_is_not_fetched_again(world: World) -> None:
+def test_files_fetched_before_a_failure_are_not_fetched_again(world: World) -> None:
     (world.site / NAMES[2]).rename(world.site / "gone")
     assert "Not Found" in world.refused("mnist") or "File not found" in world.refused("mnist")
     (world.site / "gone").rename(world.site / NAMES[2])
@@ -158,7 +158,7 @@ def test_what_a_broken_line_left_is_not_fetched_again(world: World) -> None:
     assert [line.split()[0] for line in world.said] == NAMES[2:]
 
 
-def test_files_put_there_by_hand_are_taken(world: World) -> None:
+def test_files_put_there_by_hand_are_used(world: World) -> None:
     world.sites(dead_url())
     assert world.bring().source == DIGITS
     for name in NAMES:
@@ -173,7 +173,7 @@ def test_files_put_there_that_are_not_mnist_are_named(world: World) -> None:
     for name in NAMES:
         (world.folder / name).write_bytes((world.site / name).read_bytes())
     (world.folder / NAMES[0]).write_text("fashion")
-    assert f"What lies there as {NAMES[0]} is not MNIST's" in world.refused("mnist")
+    assert f"Wrong sha256 there: {NAMES[0]}." in world.refused("mnist")
     assert world.bring().source == DIGITS
 
 
@@ -189,7 +189,7 @@ def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
     ("handler", "limit", "words"),
     [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Drips, "FILE_S", "not whole after 0.3 seconds")],
 )
-def test_a_site_has_so_much_time(
+def test_a_slow_site_times_out(
     world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: str, words: str
 ) -> None:
     monkeypatch.setattr(dataset, limit, 0.3)
@@ -198,14 +198,14 @@ def test_a_site_has_so_much_time(
         assert words in world.refused("mnist")
 
 
-def test_a_site_that_breaks_off_leaves_nothing(world: World) -> None:
+def test_a_truncated_download_leaves_nothing(world: World) -> None:
     with served(world.site, BreaksOff) as url:
         world.sites(url)
         assert "it broke off 13 bytes before the end" in world.refused("mnist")
     assert world.files() == []
 
 
-def test_a_site_that_does_not_stop_fills_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_download_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "LARGEST", 1 << 20)
     with served(world.site, Endless) as url:
         world.sites(url)
@@ -216,7 +216,7 @@ def test_a_site_that_does_not_stop_fills_nothing(world: World, monkeypatch: pyte
 # Digits
 
 
-def test_where_mnist_is_out_of_reach_there_are_digits(world: World) -> None:
+def test_digits_replace_an_unreachable_mnist(world: World) -> None:
     dead = dead_url()
     world.sites(dead)
     assert world.bring().source == DIGITS
@@ -226,14 +226,14 @@ def test_where_mnist_is_out_of_reach_there_are_digits(world: World) -> None:
     assert world.files() == DIGITS_THERE
 
 
-def test_digits_are_asked_for_without_a_look_at_mnist(world: World) -> None:
+def test_a_request_for_digits_does_not_fetch_mnist(world: World) -> None:
     world.bring()
     world.said.clear()
     assert world.bring("digits").source == DIGITS
     assert not any("MNIST" in line for line in world.said)
 
 
-def test_the_files_are_in_the_format_of_mnist(world: World) -> None:
+def test_the_files_are_in_mnist_format(world: World) -> None:
     files = members(world.bring("digits"))
     assert files.pop("SOURCE").decode() == f"{DIGITS}\n"
     assert sorted(files) == NAMES
@@ -251,7 +251,7 @@ def test_the_files_are_in_the_format_of_mnist(world: World) -> None:
 def test_an_image_keeps_its_shape() -> None:
     image = [[0] * 8 for _ in range(8)]
     image[2][5] = 16
-    # A pixel is three and a half of the new ones, and fades over as many.
+    # An old pixel is three and a half new ones wide, and fades out over as many.
     down = [max(0, 1 - abs(row - 8.25) / 3.5) for row in range(28)]
     right = [max(0, 1 - abs(column - 18.75) / 3.5) for column in range(28)]
     wanted = [255 * one * other for one in down for other in right]
@@ -259,7 +259,7 @@ def test_an_image_keeps_its_shape() -> None:
     assert dataset.scale([[16] * 8] * 8) == b"\xff" * 784
 
 
-def test_the_same_digits_are_the_same_bytes(world: World) -> None:
+def test_equal_digits_give_equal_bytes(world: World) -> None:
     built = world.bring("digits")
     first = members(built)
     shutil.rmtree(built.folder)
@@ -307,17 +307,17 @@ def test_another_table_in_the_wheel_is_refused(world: World) -> None:
     assert world.files() == []
 
 
-def test_with_neither_both_causes_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
     world.sites(dead_url())
     said = world.refused()
     assert "MNIST cannot be fetched" in said
     assert "the package index cannot be reached from this machine" in said
-    assert f"into {world.folder}, or go without: --skip-tags samples" in said
+    assert f"into {world.folder}, or skip the samples: --skip-tags samples" in said
 
 
-def test_an_interruption_leaves_nothing_half(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The site takes its time with one file, and the user does not wait."""
+def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site is slow to send one file, and the user presses Ctrl-C."""
     code = "import sys, json; from pathlib import Path; from farandole.dataset import bring; "
     code += "bring('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
     asked = threading.Event()
@@ -354,7 +354,7 @@ def test_a_cache_that_cannot_be_written(world: World) -> None:
 
 
 def in_cache(cache: Path) -> Data:
-    """What a former run left there."""
+    """Fill a cache as an earlier run would."""
     folder = cache / "data"
     folder.mkdir(parents=True)
     facts = dataset.load()
@@ -362,7 +362,7 @@ def in_cache(cache: Path) -> Data:
     return dataset._pack(folder / "digits", files, "digits", dataset._key(facts["digits"]))
 
 
-def test_a_task_says_what_there_is(tmp_path: Path) -> None:
+def test_the_task_returns_the_data_in_the_cache(tmp_path: Path) -> None:
     built = in_cache(tmp_path / "cache")
     for check_mode in (False, True):
         answer = run_action("dataset", {"cache": str(tmp_path / "cache")}, tmp_path, check_mode=check_mode)
@@ -377,14 +377,14 @@ def test_a_task_says_what_there_is(tmp_path: Path) -> None:
         assert built.files["SOURCE"] == hashlib.sha256(b"digits\n").hexdigest()
 
 
-def test_a_task_that_insists_fails_with_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_fails_with_a_cure_if_mnist_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", dead_url())
     answer = run_action("dataset", {"cache": str(tmp_path / "cache"), "data": "mnist"}, tmp_path)
     assert "MNIST cannot be fetched" in answer["msg"]
     assert "or set samples_data: digits" in answer["msg"]
 
 
-def test_nodes_lack_what_they_did_not_tell_of(tmp_path: Path) -> None:
+def test_nodes_lack_what_their_probe_did_not_report(tmp_path: Path) -> None:
     built = in_cache(tmp_path)
     has = {"_preflight_probe": {"probe": {"data": built.files}}}
     other = {"_preflight_probe": {"probe": {"data": {**built.files, "SOURCE": "0"}}}}
@@ -395,17 +395,17 @@ def test_nodes_lack_what_they_did_not_tell_of(tmp_path: Path) -> None:
 # On a node
 
 
-def test_what_a_node_tells_is_what_was_packed(tmp_path: Path) -> None:
+def test_a_node_reports_the_files_that_were_packed(tmp_path: Path) -> None:
     built = in_cache(tmp_path / "cache")
     for module in ("node_probe", "depot_fetch"):
         assert load("modules", module).sums(built.folder) == built.files
         assert load("modules", module).sums(tmp_path / "none") == {}
 
 
-# Of the world
+# dataset.yml
 
 
-def test_the_facts_are_whole() -> None:
+def test_dataset_yml_is_complete() -> None:
     facts = dataset.load()
     assert sorted(facts["mnist"]["files"]) == NAMES
     assert all(site.startswith("https://") and site.endswith("/") for site in facts["mnist"]["sites"])

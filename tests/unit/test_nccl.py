@@ -1,4 +1,4 @@
-"""Whether an NCCL fits, for nodes as preflight finds them."""
+"""NCCL versions that fit, and do not fit, the nodes that preflight finds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NEW = "2.27.3-1+cuda12.9"
         (NEW, "580.95.05", "12.4"),
         ("2.29.7-1+cuda13.2", "580.65.06", "13.0.1"),
         ("2.7.8-1+cuda10.1", "418.39", "10.1"),
-        # Of what the catalogue does not know, nothing is claimed.
+        # No claim is made about what the catalogue does not know.
         ("2.40.0-1+cuda99.0", "580.95.05", ""),
         ("2.6.4-1+cuda10.2", "410.48", ""),
-        # Debian's own says nothing of CUDA.
+        # Debian's own package does not name a CUDA version.
         ("2.22.3-1-1", "390.157", "11.8"),
     ],
 )
-def test_what_fits_is_no_misfit(version: str, driver: str, cuda: str) -> None:
+def test_a_fitting_version_is_accepted(version: str, driver: str, cuda: str) -> None:
     assert nccl.nccl_misfit(version, driver, cuda) == ""
 
 
@@ -42,11 +42,11 @@ def test_what_fits_is_no_misfit(version: str, driver: str, cuda: str) -> None:
         (NEW, "580.95.05", "13.0", "built with CUDA 12.9, and the node has the CUDA toolkit 13.0"),
         (NEW, "", "11.8", "toolkit 11.8"),
         ("", "", "", "nccl_version is ''"),
-        ("2.27.3", "", "", "name the exact version of the debs"),
-        ("2.27.3-1 +cuda12.9", "", "", "name the exact version"),
+        ("2.27.3", "", "", "give the exact version of the debs"),
+        ("2.27.3-1 +cuda12.9", "", "", "give the exact version"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(version: str, driver: str, cuda: str, words: str) -> None:
+def test_a_misfit_is_explained(version: str, driver: str, cuda: str, words: str) -> None:
     assert words in nccl.nccl_misfit(version, driver, cuda)
 
 

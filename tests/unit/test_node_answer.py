@@ -1,4 +1,4 @@
-"""An answer of a node: what is taken for one, and how long it is waited for."""
+"""Which answers of a node are accepted, and how long to wait for one."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ GOOD: dict[str, Any] = {
 }
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def answer(**changes: Any) -> dict[str, Any]:
     return {"probe": GOOD | changes, "changed": False, "invocation": {}}
 
 
-def test_an_honest_answer_is_taken_as_it_is() -> None:
-    assert probe.check(told()) == GOOD
+def test_a_valid_answer_is_kept_as_it_is() -> None:
+    assert probe.check(answer()) == GOOD
     bare: dict[str, Any] = {
         "os_id": "",
         "machine_id": "",
@@ -63,8 +63,8 @@ def test_an_honest_answer_is_taken_as_it_is() -> None:
         "python": "",
         "data": {},
     }
-    assert probe.check(told(**bare)) == GOOD | bare
-    assert probe.check(told(machine_id="uninitialized"))["machine_id"] == "uninitialized"
+    assert probe.check(answer(**bare)) == GOOD | bare
+    assert probe.check(answer(machine_id="uninitialized"))["machine_id"] == "uninitialized"
 
 
 @pytest.mark.parametrize("field", GOOD)
@@ -73,32 +73,32 @@ def test_an_honest_answer_is_taken_as_it_is() -> None:
     [[1], {"a": {}}, "x" * 300, "\x1b[2J", "a\nb", -1, 1 << 70, 1e300, "{{ x }}", {"__ansible_type": "Any"}, [None]],
     ids=str,
 )
-def test_no_field_takes_what_is_of_another_form(field: str, value: Any) -> None:
+def test_a_field_of_another_form_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UnfitError, match=rf"^probe.{field}[ .\[]"):
-        probe.check(told(**{field: value}))
+        probe.check(answer(**{field: value}))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"stacks": GOOD["stacks"] | {"installed": ["../../etc"]}}, "probe.stacks.installed[0] is '../../etc'"),
-        ({"stacks": {"current": ""}}, "probe.stacks has too much or too little: former, installed"),
+        ({"stacks": {"current": ""}}, "probe.stacks has missing or unknown fields: former, installed"),
         ({"data": {"../x": ""}}, "probe.data name is '../x'"),
         ({"data": {"x": "00"}}, "probe.data.x is '00'"),
         ({"interfaces": [GOOD["interfaces"][0] | {"name": "a b"}]}, "probe.interfaces[0].name is 'a b'"),
         ({"interfaces": [GOOD["interfaces"][0] | {"prefix": 33}]}, "probe.interfaces[0].prefix is 33"),
         ({"interfaces": [GOOD["interfaces"][0]] * 5000}, "probe.interfaces is a list"),
-        ({"addresses": ["fe80::1%$(id)"]}, "probe.addresses[0] is 'fe80::1%$(id)', no address"),
+        ({"addresses": ["fe80::1%$(id)"]}, "probe.addresses[0] is 'fe80::1%$(id)', not an address"),
         ({"root": 1}, "probe.root is 1"),
         ({"gpus": True}, "probe.gpus is True"),
         ({"os_id": "debian\n"}, r"probe.os_id is 'debian\n'"),
-        ({"more": 1}, "probe has too much or too little: more"),
+        ({"more": 1}, "probe has missing or unknown fields: more"),
         ({"arch": "x" * 100_000}, "probe.arch is … xxx"),
     ],
 )
-def test_a_complaint_names_the_place_and_the_value(changes: dict[str, Any], words: str) -> None:
+def test_the_error_names_the_field_and_the_value(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UnfitError) as refusal:
-        probe.check(told(**changes))
+        probe.check(answer(**changes))
     assert str(refusal.value).startswith(words)
     assert len(str(refusal.value)) < 150
 
@@ -106,11 +106,11 @@ def test_a_complaint_names_the_place_and_the_value(changes: dict[str, Any], word
 @pytest.mark.parametrize(
     ("out", "err", "answer"),
     {
-        "a login script prints": (f"hello\n{json.dumps(told())}\nbye", "", {"probe": GOOD}),
-        "deep": ('{"probe": ' + "[" * 200_000 + "]" * 200_000 + "}", "", {"unfit": "it is no JSON: maximum"}),
-        "long": (json.dumps(told(hostname="x" * 2_000_000)), "", {"unfit": "it is of 19"}),
-        "a number too long": ('{"probe": ' + "9" * 5000 + "}", "", {"unfit": "it is no JSON: "}),
-        "not a number": (json.dumps(told(time=float("nan"))), "", {"unfit": "it is no JSON: NaN is no number"}),
+        "a login script prints": (f"hello\n{json.dumps(answer())}\nbye", "", {"probe": GOOD}),
+        "deep": ('{"probe": ' + "[" * 200_000 + "]" * 200_000 + "}", "", {"unfit": "it is not JSON: maximum"}),
+        "long": (json.dumps(answer(hostname="x" * 2_000_000)), "", {"unfit": "it is of 19"}),
+        "a number too long": ('{"probe": ' + "9" * 5000 + "}", "", {"unfit": "it is not JSON: "}),
+        "not a number": (json.dumps(answer(time=float("nan"))), "", {"unfit": "it is not JSON: NaN is not a number"}),
         "a list": ("[1]", "", {"unreachable_reason": "[1]"}),
         "no probe": ('{"add_host": 1, "failed": 1}', "", {"unreachable_reason": "it says nothing"}),
         "a probe of another kind": ('{"probe": []}', "", {"unfit": "probe is a list"}),
@@ -119,29 +119,29 @@ def test_a_complaint_names_the_place_and_the_value(changes: dict[str, Any], word
         "another complaint": ("", "a\x00\nb", {"unreachable_reason": r"a\x00 b"}),
     }.values(),
 )
-def test_what_is_made_of_an_answer(out: str, err: str, answer: dict[str, Any]) -> None:
+def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> None:
     ((kind, value),) = probe.answer_of(out, err, asking.only_json).items()
     ((wanted, begin),) = answer.items()
     assert kind == wanted
     assert value == begin if isinstance(begin, dict) else value.startswith(begin)
 
 
-def test_a_program_that_does_not_end_is_ended() -> None:
+def test_a_program_that_takes_too_long_is_killed() -> None:
     begun = time.monotonic()
-    with bounded(0.3, 1000) as broken:
+    with bounded(0.3, 1000) as exceeded:
         subprocess.run(["sh", "-c", "sleep 60 | sleep 60"], stdout=subprocess.PIPE, check=False)
     assert time.monotonic() - begun < 10
-    assert broken == ["no whole answer in 0 s"]
+    assert exceeded == ["no complete answer in 0 s"]
 
 
-def test_a_program_that_says_too_much_is_ended() -> None:
-    with bounded(60, 30) as broken:
+def test_a_program_that_sends_too_much_is_killed() -> None:
+    with bounded(60, 30) as exceeded:
         done = subprocess.run(["cat", "/dev/zero"], stdout=subprocess.PIPE, check=False)
-    assert broken == ["an answer of more than 30 MiB"]
+    assert exceeded == ["an answer of more than 30 MiB"]
     assert len(done.stdout) < 1 << 30
 
 
-def test_a_program_in_its_bounds_is_left_alone() -> None:
-    with bounded(60, 1000) as broken:
+def test_a_program_within_its_limits_is_left_alone() -> None:
+    with bounded(60, 1000) as exceeded:
         assert subprocess.run(["true"], check=False).returncode == 0
-    assert broken == []
+    assert exceeded == []

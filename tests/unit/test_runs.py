@@ -1,4 +1,4 @@
-"""Which run holds a cluster, and that one which is dead holds nothing."""
+"""Which run holds a cluster, and that a dead one holds nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELSEWHERE = "another-boot pid:[4026531836]"
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """Stands for the ansible-playbook of another run."""
+    """A process in the place of another run's ansible-playbook."""
     with subprocess.Popen(["sleep", "100"]) as sleeping:
         yield sleeping
         sleeping.kill()
@@ -53,20 +53,20 @@ def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.Run, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dead_one_is_known_to_be_dead(
+def test_a_dead_run_holds_nothing(
     tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, number: signal.Signals
 ) -> None:
     runs.take(tmp_path, other)
     process.send_signal(number)
     deadline = time.monotonic() + 5
-    # Nobody waits for it, so its number is still taken.
+    # It is a zombie, so its number is still in use.
     while other.lives and time.monotonic() < deadline:
         time.sleep(0.01)
     runs.take(tmp_path, mine)
     assert runs.read(json.loads((tmp_path / "run").read_text())) == mine
 
 
-def test_one_that_is_stopped_lives(
+def test_a_stopped_run_is_alive(
     tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
 ) -> None:
     runs.take(tmp_path, other)
@@ -75,36 +75,36 @@ def test_one_that_is_stopped_lives(
         runs.take(tmp_path, mine)
 
 
-def test_a_number_that_is_used_again_is_another_run(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+def test_a_reused_process_id_is_another_run(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
     runs.take(tmp_path, replace(other, started=other.started - 1))
     runs.take(tmp_path, mine)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_what_is_no_record_holds_nothing(tmp_path: Path, mine: runs.Run, text: str) -> None:
+def test_an_invalid_record_holds_nothing(tmp_path: Path, mine: runs.Run, text: str) -> None:
     (tmp_path / "run").write_text(text)
     runs.take(tmp_path, mine)
 
 
-def test_of_a_run_elsewhere_the_head_knows(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+def test_a_run_on_another_machine_is_left_to_the_head(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
     runs.take(tmp_path, replace(other, place=ELSEWHERE))
     runs.take(tmp_path, mine)
 
 
-def test_words_of_a_head_stay_words(other: runs.Run) -> None:
-    told = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
-    found = runs.read(told)
+def test_text_from_the_head_is_made_printable(other: runs.Run) -> None:
+    record = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
+    found = runs.read(record)
     assert found
     assert found.who.startswith("?[2Jroot?$(touch /tmp/x)xxx")
     assert len(found.who) == 120
     assert "kill" not in runs.refusal(found)
     wrong: list[dict[str, Any]] = [{"pid": "1; reboot"}, {"pid": None}, {"who": ["x"]}, {"since": {}}]
-    # Of which `kill` would make all processes, or a group of them.
+    # `kill` would read these as all processes, or a group.
     wrong += [{"pid": -1}, {"pid": 0}, {"pid": 1e999}]
-    assert [runs.read({**told, **one}) for one in wrong] == [None] * 7
+    assert [runs.read({**record, **one}) for one in wrong] == [None] * 7
 
 
-def test_a_kill_is_proposed_only_of_a_run_that_lives_here(other: runs.Run) -> None:
+def test_kill_is_suggested_only_for_a_live_run_on_this_machine(other: runs.Run) -> None:
     assert f"kill {other.pid}" in runs.refusal(other)
     assert "kill" not in runs.refusal(replace(other, started=other.started + 1))
 
@@ -114,7 +114,7 @@ def test_a_kill_is_proposed_only_of_a_run_that_lives_here(other: runs.Run) -> No
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the module says to a run, with a process of this machine for the one on the head."""
+    """Ask the module as a run does; a local process stands for the one on the head."""
     monkeypatch.setattr(run_lock, "GRACE", 0)
     path = tmp_path / "head"
     path.touch()
@@ -130,7 +130,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("place", ["here", ELSEWHERE])
-def test_the_head_keeps_out_all_but_the_one_that_it_knows(
+def test_the_head_refuses_all_runs_but_the_recorded_one(
     head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, place: str
 ) -> None:
     other = replace(other, place=place)
@@ -141,20 +141,20 @@ def test_the_head_keeps_out_all_but_the_one_that_it_knows(
     assert runs.read(head(other, process.pid)) == mine
 
 
-def test_the_head_lets_a_run_in_when_the_process_of_the_other_is_gone(
+def test_the_head_admits_a_run_after_the_other_has_died(
     head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
 ) -> None:
     head(other, process.pid)
     process.kill()
     process.wait()
-    # It was gone already when it was written down.
+    # It had already ended when it was recorded.
     head(other, process.pid)
     assert head(mine, mine.pid) is None
 
 
 # The keeper
 
-FAR_END = ["env", "SSH_CONNECTION=192.0.2.5 1 192.0.2.1 22", "sh", "-c", f"echo Welcome; {runs.HOLDER}"]
+REMOTE = ["env", "SSH_CONNECTION=192.0.2.5 1 192.0.2.1 22", "sh", "-c", f"echo Welcome; {runs.HOLDER}"]
 
 
 def gone(pid: int, seconds: float) -> bool:
@@ -164,8 +164,8 @@ def gone(pid: int, seconds: float) -> bool:
     return runs.started(pid) is None
 
 
-def test_the_far_end_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.Run) -> None:
-    keeper, holder, source = runs.start_keeper(other, FAR_END)
+def test_the_remote_process_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.Run) -> None:
+    keeper, holder, source = runs.start_keeper(other, REMOTE)
     assert source == "192.0.2.5"
     assert not gone(holder, 1.5)
     process.kill()
@@ -173,21 +173,21 @@ def test_the_far_end_lives_as_long_as_the_run(process: subprocess.Popen[bytes], 
     keeper.wait(10)
 
 
-def test_the_far_end_goes_when_the_keeper_does(other: runs.Run) -> None:
-    keeper, holder, _ = runs.start_keeper(other, FAR_END)
+def test_the_remote_process_ends_with_the_keeper(other: runs.Run) -> None:
+    keeper, holder, _ = runs.start_keeper(other, REMOTE)
     keeper.kill()
     keeper.wait()
     assert gone(holder, 5)
 
 
-def test_the_far_end_goes_when_it_hears_nothing() -> None:
+def test_the_remote_process_ends_without_heartbeats() -> None:
     quick = runs.HOLDER.replace(f"-t {runs.PATIENCE}", "-t 1")
     assert quick != runs.HOLDER
     with subprocess.Popen(["sh", "-c", quick], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as silent:
         assert silent.wait(10) == 0
 
 
-def test_no_connection_is_told_by_the_words_of_ssh(other: runs.Run) -> None:
+def test_a_failed_connection_shows_the_message_of_ssh(other: runs.Run) -> None:
     with pytest.raises(FarandoleError, match="Permission denied"):
         runs.start_keeper(other, ["sh", "-c", "echo Welcome; echo 'Permission denied (publickey).' >&2; exit 255"])
 
@@ -201,9 +201,9 @@ def asking(head: Any) -> Any:
 
 
 def test_the_head_is_told_of_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
-    assert runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), asking(head)) == ""
+    assert runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
-        runs.tell_head(other, partial(runs.start_keeper, other, FAR_END), asking(head))
+        runs.tell_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
 
 
 def test_a_run_of_this_machine_that_is_dead_keeps_nobody_out(
@@ -213,7 +213,7 @@ def test_a_run_of_this_machine_that_is_dead_keeps_nobody_out(
     head(other, mine.pid)
     process.kill()
     process.wait()
-    assert runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), asking(head)) == ""
+    assert runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
 
 
@@ -221,15 +221,15 @@ def test_a_head_that_cannot_be_told_is_a_warning(head: Any, mine: runs.Run) -> N
     def unconnected() -> runs.Keeper:
         raise FarandoleError("ssh says no")
 
-    words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). See to it"
+    words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). Make sure"
     assert words in runs.tell_head(mine, unconnected, asking(head))
-    words = "are not kept out of this cluster: the head does not answer (gone?). See to it"
-    assert words in runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), lambda _: {"msg": "gone\n"})
+    words = "are not kept out of this cluster: the head does not answer (gone?). Make sure"
+    assert words in runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"msg": "gone\n"})
 
 
 def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.Run) -> None:
     with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
-        runs.tell_head(mine, partial(runs.start_keeper, mine, FAR_END), lambda _: {"held": {"who": "x"}})
+        runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
 
 
 def test_the_connection_of_the_keeper_asks_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""State belongs to one inventory, and a lab removes its own alone."""
+"""A state folder belongs to one inventory, and a lab removes only its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
     return tmp_path / ".farandole" / "prod", one, other
 
 
-def test_state_belongs_to_the_inventory_that_came_first(folders: tuple[Path, Path, Path]) -> None:
+def test_state_belongs_to_the_first_inventory(folders: tuple[Path, Path, Path]) -> None:
     mine, one, other = folders
     state.claim(mine, one)
     state.claim(mine, one)
@@ -35,14 +35,14 @@ def test_state_belongs_to_the_inventory_that_came_first(folders: tuple[Path, Pat
     assert state.owner(mine) == one
 
 
-def test_a_way_through_a_link_is_the_same_inventory(folders: tuple[Path, Path, Path]) -> None:
+def test_a_symlink_leads_to_the_same_inventory(folders: tuple[Path, Path, Path]) -> None:
     mine, one, other = folders
     (other / "link").symlink_to(one)
     state.claim(mine, one)
     state.claim(mine, other / "link")
 
 
-def test_looking_claims_nothing(folders: tuple[Path, Path, Path]) -> None:
+def test_reading_does_not_claim(folders: tuple[Path, Path, Path]) -> None:
     mine, one, other = folders
     state.claim(mine, one, write=False)
     assert not mine.exists()
@@ -51,21 +51,21 @@ def test_looking_claims_nothing(folders: tuple[Path, Path, Path]) -> None:
         state.claim(mine, other, write=False)
 
 
-def test_an_inventory_that_moved_says_so_by_the_command_that_is_shown(tmp_path: Path) -> None:
+def test_the_suggested_command_moves_an_inventory(tmp_path: Path) -> None:
     mine, old, new = tmp_path / "it's $(touch no)" / "prod", tmp_path / "old", tmp_path / "new $(touch no) 'prod"
     old.mkdir()
     new.mkdir()
     state.claim(mine, old)
     old.rmdir()
-    with pytest.raises(FarandoleError, match="if it was moved here, say so by") as refused:
+    with pytest.raises(FarandoleError, match="if it was moved here, run ") as refused:
         state.claim(mine, new)
-    command = str(refused.value).partition("say so by  ")[2].partition("  and else")[0]
+    command = str(refused.value).partition("moved here, run  ")[2].partition("  otherwise")[0]
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
     state.claim(mine, new)
     assert not (tmp_path / "no").exists()
 
 
-def test_of_many_at_once_one_becomes_the_owner(folders: tuple[Path, Path, Path]) -> None:
+def test_one_of_many_concurrent_claims_wins(folders: tuple[Path, Path, Path]) -> None:
     mine, one, _ = folders
     script = (
         "import sys\nfrom pathlib import Path\nfrom farandole.state import claim\n"
@@ -93,7 +93,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lab(checkout: Path, name: str = "prod") -> tuple[Path, Path]:
-    """A lab without nodes, after a playbook."""
+    """A lab without nodes, as a playbook leaves it."""
     mine, kept = checkout / "inventory" / name, checkout / ".farandole" / name
     inventory.check(name)
     inventory.write(name, {})
@@ -103,7 +103,7 @@ def lab(checkout: Path, name: str = "prod") -> tuple[Path, Path]:
     return mine, kept
 
 
-def test_a_lab_comes_and_goes_with_its_state(checkout: Path) -> None:
+def test_a_lab_removes_its_state(checkout: Path) -> None:
     for _ in range(2):
         mine, kept = lab(checkout)
         inventory.check("prod")
@@ -113,7 +113,7 @@ def test_a_lab_comes_and_goes_with_its_state(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["hosts.yml", "hosts.yaml", "group_vars/all.yml"])
-def test_a_lab_neither_takes_nor_removes_the_inventory_of_a_person(checkout: Path, file: str) -> None:
+def test_a_lab_neither_takes_nor_removes_a_users_inventory(checkout: Path, file: str) -> None:
     mine = checkout / "inventory" / "prod" / file
     mine.parent.mkdir(parents=True)
     mine.write_text("cluster: {}\n")
@@ -126,8 +126,8 @@ def test_a_lab_neither_takes_nor_removes_the_inventory_of_a_person(checkout: Pat
 
 
 @pytest.mark.parametrize("owner", ["elsewhere/prod", "inventory/prod", None])
-def test_a_lab_neither_takes_nor_removes_the_state_of_a_cluster(checkout: Path, owner: str | None) -> None:
-    """Of an inventory elsewhere, of one that is not here at the moment, and of the version that did not say whose."""
+def test_a_lab_neither_takes_nor_removes_a_clusters_state(checkout: Path, owner: str | None) -> None:
+    """The owner is an inventory elsewhere, one that is currently missing, or unrecorded by an older version."""
     ca = checkout / ".farandole" / "prod" / "ca"
     ca.mkdir(parents=True)
     if owner:
@@ -135,14 +135,14 @@ def test_a_lab_neither_takes_nor_removes_the_state_of_a_cluster(checkout: Path, 
     with pytest.raises(FarandoleError, match=r"is the state of .*choose another --name"):
         inventory.check("prod")
     assert str(ca.parent) in inventory.remove("prod")[0]
-    # A lab that the version before has brought up beside it.
+    # A lab that an older version started beside it.
     inventory.write("prod", {})
     if owner != "inventory/prod":
         assert str(ca.parent) in inventory.remove("prod")[0]
         assert ca.exists()
 
 
-def test_what_a_person_put_into_a_labs_inventory_stays(checkout: Path) -> None:
+def test_a_users_files_in_a_labs_inventory_are_kept(checkout: Path) -> None:
     mine, kept = lab(checkout)
     (mine / "group_vars").mkdir()
     assert "group_vars" in inventory.remove("prod")[0]
@@ -151,7 +151,7 @@ def test_what_a_person_put_into_a_labs_inventory_stays(checkout: Path) -> None:
     inventory.check("prod")
 
 
-def test_an_interrupted_lab_is_still_the_labs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_lab_still_recognises_its_inventory(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: str) -> str:
         raise KeyboardInterrupt
 
@@ -164,14 +164,14 @@ def test_an_interrupted_lab_is_still_the_labs(checkout: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_the_checkout_of_another_account_is_not_worked_in(checkout: Path) -> None:
+def test_a_checkout_of_another_account_is_not_used(checkout: Path) -> None:
     assert inventory.project() == checkout
     os.chown(checkout, 65534, 65534)
     assert inventory.project() != checkout
 
 
 def node(root: Path) -> Path:
-    """The disk of a node, as far as the lab reads and writes it."""
+    """The parts of a node's disk that the lab reads and writes."""
     (root / "etc/ssh").mkdir(parents=True)
     (root / "root/.ssh").mkdir(parents=True)
     (root / "etc/ssh/ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAA root@node-1\n")
@@ -179,7 +179,7 @@ def node(root: Path) -> Path:
     return root
 
 
-def test_a_lab_s_key_and_the_node_s_are_exchanged_on_its_disk(checkout: Path, tmp_path: Path) -> None:
+def test_keys_are_exchanged_through_the_nodes_disk(checkout: Path, tmp_path: Path) -> None:
     disk = node(tmp_path / "node-1")
     for _ in range(2):
         inventory.write("prod", {"node-1": ("192.0.2.1", disk)})
@@ -189,7 +189,7 @@ def test_a_lab_s_key_and_the_node_s_are_exchanged_on_its_disk(checkout: Path, tm
 
 
 @pytest.mark.parametrize("link", ["etc", "etc/ssh", "root/.ssh", "root/.ssh/authorized_keys"])
-def test_a_link_that_a_node_made_leads_nowhere_on_this_machine(checkout: Path, tmp_path: Path, link: str) -> None:
+def test_a_symlink_made_by_a_node_is_not_followed(checkout: Path, tmp_path: Path, link: str) -> None:
     disk, here = node(tmp_path / "node-1"), tmp_path / "here"
     node(here)
     victim = here / link
