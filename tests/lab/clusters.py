@@ -1,4 +1,4 @@
-"""Real clusters for tests, driven by the commands that a user has."""
+"""Real clusters for tests, driven by the commands that users run."""
 
 import os
 import re
@@ -13,7 +13,7 @@ ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIB
 
 @dataclass
 class Run:
-    """What a playbook did."""
+    """The result of a playbook."""
 
     rc: int
     output: str
@@ -30,7 +30,7 @@ class Run:
         return found
 
     def count(self, what: str) -> dict[str, int]:
-        """A column of the recap by host."""
+        """A column of the play recap, by host."""
         rows = re.findall(rf"^(\S+) +: .*\b{what}=(\d+)", self.output, re.MULTILINE)
         return {host: int(number) for host, number in rows}
 
@@ -60,8 +60,8 @@ class Cluster:
         return Run(done.returncode, done.stdout)
 
     def play_until(self, task: int | str) -> list[str]:
-        """Start a run and kill it, with all its processes, when that task, told by number or name, has the answer of a
-        first node; the tasks that had one."""
+        """Start a run and kill it, with all its processes, once the first node has answered that task (a number or a
+        name); returns the tasks that got that far."""
         process = self._start("site.yml", subprocess.PIPE)
         begun: list[str] = []
         assert process.stdout
@@ -102,10 +102,10 @@ class Cluster:
         )  # fmt: skip
 
     def job_ssh(self, node: str, target: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """ssh from a node as a job does it."""
+        """Run ssh from a node in the same way as a job."""
         return self.ssh(node, "runuser", "-u", "trainer", "--", "ssh", "-o", "BatchMode=yes", target, *command)
 
     def reset(self, nodes: int) -> None:
-        """Bare nodes again."""
+        """Replace all nodes with bare ones."""
         self.farandole("down")
         self.farandole("up", "--nodes", str(nodes))

@@ -8,7 +8,7 @@ from clusters import Cluster
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A lab of as many bare nodes as the module's NODES says."""
+    """A lab with the number of bare nodes that the module sets in NODES."""
     name = request.module.__name__.replace("_", "-")
     lab = Cluster(name)
     lab.reset(request.module.NODES)

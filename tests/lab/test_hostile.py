@@ -1,4 +1,4 @@
-"""A node whose Python lies: preflight has one finding about it, in time, and judges the others as ever."""
+"""A node whose Python lies: preflight reports one finding about it, in time, and checks the others as usual."""
 
 import base64
 import json
@@ -12,9 +12,9 @@ from clusters import Cluster
 NODES = 6
 LIARS = [f"node-{number}" for number in range(2, NODES + 1)]
 PYTHON = "/usr/bin/python3.11"
-# What preflight may take on a busy machine: 40 for a node that does not end, and the rest of the play.
+# Time for preflight on a busy machine: 40 s for a node that sends without end, and the rest of the play.
 SECONDS = 90
-# It runs instead of each module, has the honest answer, and says something else.
+# Runs in place of each module, gets the honest answer, and sends a different one.
 LIAR = f"""
 import json, subprocess, sys, time
 module = sys.stdin.buffer.read()
@@ -26,7 +26,7 @@ def say(text, file=sys.stdout):
     file.write(text)
     file.flush()
 """
-# They are ended when their time is up, so they lie at the same time.
+# These run into the timeout, so they are tested together.
 ENDLESS = ("a stream without end", "complaints without end", "nothing after the header", "a byte a second")
 TELL = "\nsay(json.dumps(answer))"
 ESCAPE = r"\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -39,38 +39,38 @@ LIES = {
     "a byte a second": "for char in honest.decode(): say(char); time.sleep(1)",
     "half an answer": "say(honest.decode()[:400])",
     "a text for the time": "probe['time'] = 'now'" + TELL,
-    "addresses that are none": "probe['addresses'] = [command, 5, None]" + TELL,
+    "invalid addresses": "probe['addresses'] = [command, 5, None]" + TELL,
     "markup": "probe['os_id'] = '[red]{{ lookup(\"pipe\", \"' + command + '\") }}{% %}<script>{0}{user}'" + TELL,
-    "a template that says it is trusted": "probe['os_version'] = {'__ansible_type': 'TrustedAsTemplate', "
+    "a template that claims to be trusted": "probe['os_version'] = {'__ansible_type': 'TrustedAsTemplate', "
     "'value': '{{ lookup(\"pipe\", \"' + command + '\") }}'}" + TELL,
     "terminal codes": f"say('{ESCAPE}' * 9, sys.stderr); probe['machine_id'] = '{ESCAPE}'" + TELL,
     "terminal codes and no answer": f"say('{ESCAPE}' * 9 + 'no', sys.stderr); sys.exit(1)",
     "a newline in a name": "probe['interfaces'][0]['name'] = 'eth0\\n' + command" + TELL,
-    "a way upward": "probe['stacks']['installed'] = ['../../etc']; probe['data'] = {'../../etc/passwd': ''}" + TELL,
-    "a command to be told": "say('Host key for x has changed ssh-keygen -f $(' + command.replace(' ', '${IFS}') + ')"
+    "a path with dots": "probe['stacks']['installed'] = ['../../etc']; probe['data'] = {'../../etc/passwd': ''}" + TELL,
+    "a command in an error": "say('Host key for x has changed ssh-keygen -f $(' + command.replace(' ', '${IFS}') + ')"
     " -R x', sys.stderr); sys.exit(255)",
     "another host's variables": "host = {'host_name': 'node-1', 'groups': ['head'], 'host_vars': "
     "{'ansible_ssh_common_args': '-o ProxyCommand=' + command.replace(' ', '${IFS}')}}; "
     "answer.update(add_host=host, add_group='head', ansible_facts=host['host_vars'], _ansible_no_log=True, "
     "warnings=[command, {}], exception={}, deprecations=5, results='x'); probe['more'] = answer['add_host']" + TELL,
-    "facts that are none": "answer['ansible_facts'] = [1]; probe['more'] = 1" + TELL,
+    "invalid facts": "answer['ansible_facts'] = [1]; probe['more'] = 1" + TELL,
 }
 
 
 def batches() -> list[list[str]]:
-    """As many lies at a time as there are nodes to tell them."""
+    """The lies in groups, one for each lying node."""
     quick = [name for name in LIES if name not in ENDLESS]
     return [*(quick[first : first + len(LIARS)] for first in range(0, len(quick), len(LIARS))), list(ENDLESS)]
 
 
 def put(cluster: Cluster, node: str, path: str, content: str) -> None:
-    told = base64.b64encode(content.encode()).decode()
-    cluster.ssh(node, "sh", "-c", f"echo {told} | base64 -d > {path}")
+    encoded = base64.b64encode(content.encode()).decode()
+    cluster.ssh(node, "sh", "-c", f"echo {encoded} | base64 -d > {path}")
 
 
 @pytest.fixture(scope="module")
 def hostile(cluster: Cluster) -> Cluster:
-    """All but the first node run, instead of Python, what a test puts there."""
+    """Replace Python on all nodes but the first with the test's program."""
     for node in LIARS:
         put(cluster, node, "/root/liar", f"#!/bin/sh\nexec {PYTHON} /root/liar.py\n")
         cluster.ssh(node, "sh", "-c", "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
@@ -78,7 +78,7 @@ def hostile(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.parametrize("names", batches(), ids="; ".join)
-def test_a_lie_is_one_finding_about_the_node_that_tells_it(hostile: Cluster, names: list[str], tmp_path: Path) -> None:
+def test_a_lie_gives_one_finding_about_its_node(hostile: Cluster, names: list[str], tmp_path: Path) -> None:
     lies = dict(zip(LIARS, names, strict=False))
     for node in LIARS:
         lie = LIES[lies[node]] if node in lies else TELL
@@ -86,12 +86,12 @@ def test_a_lie_is_one_finding_about_the_node_that_tells_it(hostile: Cluster, nam
     begun = time.monotonic()
     done = hostile.play(playbook="playbooks/preflight.yml")
     seconds = time.monotonic() - begun
-    told = json.loads((hostile.state / "preflight.json").read_text())
+    recorded = json.loads((hostile.state / "preflight.json").read_text())
     assert done.rc != 0, done.output
-    assert [finding["host"] for finding in told["findings"]] == list(lies), done.output
-    assert sorted(told["hosts"]) == sorted({"node-1", *LIARS} - set(lies))
+    assert [finding["host"] for finding in recorded["findings"]] == list(lies), done.output
+    assert sorted(recorded["hosts"]) == sorted({"node-1", *LIARS} - set(lies))
     assert list(tmp_path.iterdir()) == []
-    assert not any("touch" in finding["cure"] for finding in told["findings"])
+    assert not any("touch" in finding["cure"] for finding in recorded["findings"])
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.output), repr(done.output)
     assert len(done.output) < 8000, done.output
     assert seconds < SECONDS

@@ -1,4 +1,4 @@
-"""A run that is killed at any task, and started again, ends where an undisturbed one does."""
+"""A run that is killed at any task and started again ends in the same state as an undisturbed one."""
 
 import os
 
@@ -7,7 +7,7 @@ from clusters import Cluster
 
 NODES = 2
 TASKS = 100  # more than site.yml has
-# How many it has, once a run came to its end before it was killed.
+# The number of tasks, once a run has finished before it could be killed.
 ended: list[int] = []
 PICKED = (
     "base : Install the base packages",
@@ -20,9 +20,9 @@ def kill_points() -> list[int | str]:
     return [*range(1, TASKS)] if os.environ.get("FARANDOLE_EVERY_KILL_POINT") else [*PICKED]
 
 
-def mends_itself(cluster: Cluster, where: str) -> None:
-    mended = cluster.play()
-    assert mended.rc == 0, f"after a kill at {where}\n{mended.output}"
+def assert_recovers(cluster: Cluster, where: str) -> None:
+    recovered = cluster.play()
+    assert recovered.rc == 0, f"after a kill at {where}\n{recovered.output}"
     again = cluster.play()
     assert set(again.count("changed").values()) == {0}, f"after a kill at {where}\n{again.output}"
     assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
@@ -31,7 +31,7 @@ def mends_itself(cluster: Cluster, where: str) -> None:
 
 
 @pytest.mark.parametrize("task", kill_points())
-def test_killed_and_started_again(cluster: Cluster, task: int | str) -> None:
+def test_a_killed_run_recovers(cluster: Cluster, task: int | str) -> None:
     if ended and isinstance(task, int):
         pytest.skip(f"site.yml has {ended[0]} tasks")
     cluster.reset(NODES)
@@ -40,11 +40,11 @@ def test_killed_and_started_again(cluster: Cluster, task: int | str) -> None:
         ended.append(len(begun))
         pytest.skip(f"site.yml has {ended[0]} tasks")
     assert isinstance(task, int) or task in begun[-1]
-    mends_itself(cluster, begun[-1])
+    assert_recovers(cluster, begun[-1])
 
 
-def test_killed_while_a_node_unpacks_its_stack(cluster: Cluster) -> None:
+def test_a_run_killed_while_a_node_unpacks_its_stack_recovers(cluster: Cluster) -> None:
     cluster.reset(NODES)
     cluster.play_while("node-2", "test -e /opt/farandole/incoming/tree")
     assert cluster.ssh("node-2", "test", "-e", "/opt/farandole/current").returncode == 1
-    mends_itself(cluster, "unpacking")
+    assert_recovers(cluster, "unpacking")

@@ -1,4 +1,4 @@
-"""The lab itself: nodes that behave like machines, and a machine that gets back what it lent."""
+"""The lab itself: nodes behave like machines, and the machine is restored afterwards."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from clusters import ROOT, Cluster
 
 NODES = 2
-# What changes by itself on any machine.
+# Values that change by themselves on any machine.
 RESTLESS = re.compile(r"random|file-nr|dentry|inode-(nr|state)|ns_last_pid|quota\.syncs|conntrack_count|packets")
 
 
@@ -33,7 +33,7 @@ def alone() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -> None:
+def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None:
     before = machine()
     for tenths in range(3, 14):
         for command in (["up", "--nodes", "20"], ["down"]):
@@ -48,12 +48,12 @@ def test_killed_at_many_points_it_clears_up_and_leaves_the_machine_as_it_was() -
     assert up.returncode == 0, up.stderr
     assert farandole("ssh", "--name", "test-killed", "node-20", "hostname").stdout == "node-20\n"
     down = farandole("down", "--name", "test-killed")
-    assert "put back: net.ipv4.ip_forward" in down.stdout or "net.ipv4.ip_forward = 1" in before
+    assert "restored: net.ipv4.ip_forward" in down.stdout or "net.ipv4.ip_forward = 1" in before
     assert machine() == before
 
 
 @pytest.mark.usefixtures("alone")
-def test_it_runs_on_a_machine_with_the_unified_cgroup_tree() -> None:
+def test_the_lab_runs_with_a_unified_cgroup_tree() -> None:
     script = """
       umount --recursive /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
       farandole lab up --nodes 1 --name test-unified &&
@@ -69,7 +69,7 @@ def test_it_runs_on_a_machine_with_the_unified_cgroup_tree() -> None:
     assert done.returncode == 0
 
 
-def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
+def test_each_node_is_a_separate_machine(cluster: Cluster) -> None:
     for what in ("cat /etc/machine-id", "cat /etc/ssh/ssh_host_ed25519_key.pub", "hostname", "hostname -I"):
         answers = {cluster.ssh(node, "sh", "-c", what).stdout for node in ("node-1", "node-2")}
         assert len(answers) == 2, what
@@ -78,28 +78,28 @@ def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
     assert cluster.ssh("node-1", "systemctl", "is-system-running").stdout == "running\n"
 
 
-# Each leaves this machine as it is also where it is let in.
+# None of these changes the machine even if it succeeds.
 CHANGES_TO_THIS_MACHINE = {
     "a setting": "tee /proc/sys/vm/swappiness </proc/sys/vm/swappiness",
     "the program that the kernel starts as root": "cd /proc/sys/kernel && cat core_pattern | tee core_pattern",
     "the clock": "date --set=@$(date +%s)",
     "the kernel's log": "dd if=/dev/kmsg bs=8k count=1 iflag=nonblock status=none",
     "a disk": "head --bytes=1 /dev/{name}",
-    "a disk, by a device made anew": "mknod /root/disk b {numbers}",
+    "a disk, through a new device node": "mknod /root/disk b {numbers}",
     "a power setting": "tee /sys/power/pm_freeze_timeout </sys/power/pm_freeze_timeout",
 }
 
 
-def test_a_mistake_of_root_on_a_node_stays_on_the_node(cluster: Cluster) -> None:
+def test_root_on_a_node_cannot_change_this_machine_by_mistake(cluster: Cluster) -> None:
     disk = next(path for path in sorted(Path("/sys/class/block").glob("*/dev")))
-    told = {"name": disk.parent.name, "numbers": disk.read_text().strip().replace(":", " ")}
-    attacks = {what: attack.format(**told) for what, attack in CHANGES_TO_THIS_MACHINE.items()}
+    values = {"name": disk.parent.name, "numbers": disk.read_text().strip().replace(":", " ")}
+    attacks = {what: attack.format(**values) for what, attack in CHANGES_TO_THIS_MACHINE.items()}
     statuses = {what: cluster.ssh("node-1", "sh", "-c", attack).returncode for what, attack in attacks.items()}
     assert [what for what, status in statuses.items() if not status] == []
     assert 255 not in statuses.values(), "ssh did not get there"
 
 
-def test_root_on_a_node_mounts_and_hides_what_it_likes(cluster: Cluster) -> None:
+def test_root_on_a_node_can_mount_and_use_private_tmp(cluster: Cluster) -> None:
     own = "mount -t tmpfs -o size=1m none /mnt && touch /mnt/here && ls /mnt"
     assert cluster.ssh("node-1", "unshare", "--mount", "sh", "-c", own).stdout == "here\n"
     private = "systemd-run --wait --pipe --quiet -p PrivateTmp=yes -p PrivateDevices=yes ls -A /tmp"
@@ -119,7 +119,7 @@ def test_ssh_passes_standard_input(cluster: Cluster) -> None:
     assert subprocess.run(command, cwd=ROOT, input=sent, capture_output=True, check=True).stdout == sent
 
 
-def test_up_again_is_quick_and_changes_nothing(cluster: Cluster) -> None:
+def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
     started = cluster.ssh("node-1", "stat", "-c", "%Y", "/proc/1").stdout
     cluster.farandole("up", "--nodes", "2")
     assert cluster.ssh("node-1", "stat", "-c", "%Y", "/proc/1").stdout == started
@@ -130,16 +130,16 @@ def state(cluster: Cluster, node: str) -> list[str]:
     return [cell.strip() for cell in row.strip("│").split("│")[-2:]]
 
 
-def test_faults_happen_and_end(cluster: Cluster) -> None:
-    for breaks, looks, mends in (
+def test_faults_are_injected_and_repaired(cluster: Cluster) -> None:
+    for fault, expected, repair in (
         ("cut", ["running", "silent"], "heal"),
         ("pause", ["paused", "silent"], "resume"),
         ("kill", ["exited", "silent"], "start"),
     ):
-        cluster.farandole("fault", breaks, "node-2")
+        cluster.farandole("fault", fault, "node-2")
         time.sleep(0.5)
-        assert state(cluster, "node-2") == looks
-        cluster.farandole("fault", mends, "node-2")
+        assert state(cluster, "node-2") == expected
+        cluster.farandole("fault", repair, "node-2")
         assert state(cluster, "node-2") == ["running", "answers"]
     assert cluster.ssh("node-2", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
 
@@ -155,14 +155,14 @@ def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> N
     assert "kept" in after
 
 
-def test_a_lab_grows_and_mixes_releases(cluster: Cluster) -> None:
+def test_a_lab_can_grow_and_mix_releases(cluster: Cluster) -> None:
     cluster.farandole("up", "--nodes", "3", "--suite", "trixie", "--decoy")
     assert cluster.ssh("node-1", "cat", "/etc/debian_version").stdout.startswith("12.")
     assert cluster.ssh("node-3", "cat", "/etc/debian_version").stdout.startswith("13.")
     assert "172.17.0.1/16" in cluster.ssh("node-3", "ip", "address", "show", "docker0").stdout
 
 
-def test_labs_stand_side_by_side(cluster: Cluster) -> None:
+def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
     assert farandole("up", "--nodes", "1", "--name", "test-beside").returncode == 0
     try:
         addresses = {
@@ -192,7 +192,7 @@ def test_labs_stand_side_by_side(cluster: Cluster) -> None:
         (["fault", "start", "node-1", "--name", "test-lab"], "is for a node that is exited"),
     ],
 )
-def test_wrong_words_are_answered_with_the_right_ones(cluster: Cluster, arguments: list[str], words: str) -> None:
+def test_wrong_arguments_are_refused_with_a_helpful_message(cluster: Cluster, arguments: list[str], words: str) -> None:
     assert cluster.name == "test-lab"
     done = farandole(*arguments)
     said = " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())

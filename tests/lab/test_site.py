@@ -1,4 +1,4 @@
-"""What holds for the whole of site.yml, from bare nodes on."""
+"""Properties of the whole of site.yml, starting from bare nodes."""
 
 import os
 import re
@@ -14,20 +14,20 @@ from clusters import ENVIRONMENT, ROOT, Cluster, Run
 NODES = 2
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
 
-# As from another control machine, which sees no process of this one.
+# Like another control machine, which cannot see this one's processes.
 ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc")
-# Of site.yml only what keeps other runs out, which a tag that nothing has leaves over.
+# Runs only the lock of site.yml, which is tagged `always`.
 LOCK = ("--tags", "no-such-tag", "--skip-tags", "stack")
 
 
 def traces(cluster: Cluster, node: str) -> str:
-    """Everything below /etc and who has an account, as one text."""
+    """All files below /etc, all accounts and all packages, as one text."""
     script = "cd / && find etc -type f -exec sha256sum {} + | sort -k 2; getent passwd; dpkg --get-selections"
     return cluster.ssh(node, "sh", "-c", script).stdout
 
 
 def web(cluster: Cluster) -> list[str]:
-    """What listens on the head beside sshd, whether Debian's nginx may start, and what keeps services from it."""
+    """The ports where nginx listens on the head, whether Debian's unit may start, and any policy-rc.d."""
     script = (
         "ss --no-header -ltnp | grep nginx | grep -o ':[0-9]* ' | tr -d ': ' | sort -u;"
         "systemctl is-enabled nginx; cat /usr/sbin/policy-rc.d 2>/dev/null"
@@ -35,18 +35,18 @@ def web(cluster: Cluster) -> list[str]:
     return cluster.ssh("node-1", "sh", "-c", script).stdout.split()
 
 
-def test_check_mode_changes_nothing_and_foretells_what_a_run_changes(cluster: Cluster) -> None:
-    # By such a folder any account once kept the control machine from sending files.
+def test_check_mode_changes_nothing_and_predicts_the_changes(cluster: Cluster) -> None:
+    # Regression test: with such a folder any account could keep the control machine from sending files.
     block = ("runuser", "-u", "nobody", "--", "mkdir", "/var/tmp/farandole-landing-0")  # noqa: S108
     assert cluster.ssh("node-1", *block).returncode == 0
     before = traces(cluster, "node-1")
-    foretold = cluster.play("--check", "--diff")
-    assert foretold.rc == 0, foretold.output
+    predicted = cluster.play("--check", "--diff")
+    assert predicted.rc == 0, predicted.output
     assert traces(cluster, "node-1") == before
     assert not (cluster.state / "ca").exists()
     done = cluster.play()
     assert done.rc == 0, done.output
-    assert foretold.changes == done.changes
+    assert predicted.changes == done.changes
     assert done.changes
     landings = cluster.ssh("node-1", "sh", "-c", "cd /var/tmp && ls -d farandole-*").stdout
     assert landings == "farandole-landing-0\n"
@@ -60,11 +60,11 @@ def test_limit_leaves_a_third_node_bare(cluster: Cluster) -> None:
     assert cluster.ssh("node-3", "test", "-e", "/etc/farandole").returncode == 1
 
 
-def test_a_node_that_joins_touches_no_other(cluster: Cluster) -> None:
+def test_a_joining_node_leaves_the_others_unchanged(cluster: Cluster) -> None:
     done = cluster.play()
     assert done.rc == 0, done.output
     assert {host for _, host in done.changes} == {"node-3", "node-1"}
-    # Signing is the control machine's work; Ansible counts it to the first host.
+    # The control machine signs; Ansible attributes that to the first host.
     assert {task for task, host in done.changes if host == "node-1"} == {
         "ssh_trust : Sign the keys of all nodes on the control machine"
     }
@@ -77,7 +77,7 @@ def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
 
 
 def site(inventory: Path, *arguments: str, before: tuple[str, ...] = ()) -> Run:
-    """site.yml on another inventory or from elsewhere; its words on one line."""
+    """Run site.yml with another inventory or from elsewhere."""
     done = subprocess.run(
         [*before, "ansible-playbook", "-i", str(inventory), "site.yml", *arguments],
         cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
@@ -85,17 +85,17 @@ def site(inventory: Path, *arguments: str, before: tuple[str, ...] = ()) -> Run:
     return Run(done.returncode, done.stdout)
 
 
-def words(run: Run) -> str:
+def flat(run: Run) -> str:
     return " ".join(run.output.split())
 
 
-def test_state_is_refused_to_another_inventory_of_the_same_name(cluster: Cluster, tmp_path: Path) -> None:
+def test_state_of_another_inventory_with_the_same_name_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     other = shutil.copytree(cluster.inventory, tmp_path / cluster.name)
     refused = site(other)
     assert refused.rc != 0
     assert set(refused.count("changed").values()) == {0}
-    assert f"belongs to the inventory {cluster.inventory}, and this one is {other}" in words(refused)
-    # It is the owner's name that refuses.
+    assert f"belongs to the inventory {cluster.inventory}, and this one is {other}" in flat(refused)
+    # The recorded owner is the reason for the refusal.
     owner = (cluster.state / "inventory").rename(tmp_path / "owner")
     let_in = site(other, *LOCK)
     owner.rename(cluster.state / "inventory")
@@ -104,7 +104,7 @@ def test_state_is_refused_to_another_inventory_of_the_same_name(cluster: Cluster
 
 @contextmanager
 def halted_run(cluster: Cluster) -> Iterator[int]:
-    """A run that stands still in the middle of its changes, and is killed in the end."""
+    """A run that is stopped in the middle of its changes, and killed at the end."""
     with subprocess.Popen(
         cluster.command("--skip-tags", "stack"),
         cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True,
@@ -116,26 +116,26 @@ def halted_run(cluster: Cluster) -> Iterator[int]:
         os.killpg(run.pid, signal.SIGKILL)
 
 
-def test_one_run_at_a_time_changes_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_second_concurrent_run_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     other_state = ("--extra-vars", f"base_state_dir={tmp_path / 'state'}")
     with halted_run(cluster) as pid:
         refused = cluster.play()
         assert refused.rc != 0
         assert set(refused.count("changed").values()) == {0}
-        assert f"on this machine (process {pid}, since" in words(refused)
-        assert f"kill {pid}" in words(refused)
-        # Only the head knows of both: another clone here, and another machine with the same state folder.
-        assert f"on this machine (process {pid}, since" in words(cluster.play(*LOCK, *other_state))
+        assert f"on this machine (process {pid}, since" in flat(refused)
+        assert f"kill {pid}" in flat(refused)
+        # Only the head knows about both: another clone here, and another machine with the same state folder.
+        assert f"on this machine (process {pid}, since" in flat(cluster.play(*LOCK, *other_state))
         elsewhere = site(cluster.inventory, *LOCK, before=ELSEWHERE)
         assert elsewhere.rc != 0
-        assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", words(elsewhere)), elsewhere.output
-        # It is the record on the head that refuses.
+        assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", flat(elsewhere)), elsewhere.output
+        # The record on the head is the reason for the refusal.
         cluster.ssh("node-1", "mv", "/var/lib/farandole-run", "/run/kept")
         let_in = site(cluster.inventory, *LOCK, before=ELSEWHERE)
         cluster.ssh("node-1", "mv", "/run/kept", "/var/lib/farandole-run")
         assert let_in.rc == 0, let_in.output
         assert site(cluster.inventory, *LOCK, before=ELSEWHERE).rc != 0
-    # At once, from anywhere.
+    # After the kill, runs from anywhere are admitted at once.
     done = site(cluster.inventory, *LOCK, before=ELSEWHERE)
     assert done.rc == 0, done.output
     done = cluster.play(*LOCK)
@@ -143,16 +143,16 @@ def test_one_run_at_a_time_changes_a_cluster(cluster: Cluster, tmp_path: Path) -
     assert "WARNING" not in done.output
 
 
-def test_check_mode_on_a_finished_cluster_foretells_nothing(cluster: Cluster) -> None:
+def test_check_mode_on_a_finished_cluster_predicts_no_change(cluster: Cluster) -> None:
     assert cluster.play("--check").count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}
 
 
-def test_all_nodes_have_the_same_idea_of_the_cluster(cluster: Cluster) -> None:
+def test_all_nodes_have_the_same_host_table(cluster: Cluster) -> None:
     tables = {cluster.ssh(f"node-{index}", "cat", "/etc/hosts").stdout for index in (1, 2, 3)}
     assert len(tables) == 1
 
 
-def test_the_validation_play_is_green_and_names_what_is_wrong(cluster: Cluster) -> None:
+def test_the_validation_play_is_green_and_names_faults(cluster: Cluster) -> None:
     assert "clean connections: 6" in cluster.play("--tags", "quick", playbook="playbooks/validate.yml").output
     limited = cluster.play("--limit", "node-2", playbook="playbooks/validate.yml")
     assert limited.rc != 0
@@ -166,7 +166,7 @@ def test_the_validation_play_is_green_and_names_what_is_wrong(cluster: Cluster) 
         cluster.farandole("fault", "heal", "node-3")
 
 
-def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluster, tmp_path: Path) -> None:
+def test_no_secret_is_logged_and_the_ca_is_encrypted(cluster: Cluster, tmp_path: Path) -> None:
     vault, secrets = tmp_path / "vault-password", tmp_path / "secrets.yml"
     vault.write_text("of the vault\n")
     secrets.write_text(f"ssh_trust_ca_passphrase: {SECRET}\n")
@@ -186,7 +186,7 @@ def test_no_secret_reaches_the_log_and_a_passphrase_shuts_the_ca(cluster: Cluste
     assert cluster.play(*unlocked).rc == 0
 
 
-def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
+def test_a_user_with_sudo_works_like_root(cluster: Cluster) -> None:
     make = (
         "apt-get install --yes --no-install-recommends sudo >&2 && useradd --create-home admin"
         " && echo 'admin ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/admin"
@@ -200,7 +200,7 @@ def test_a_user_with_sudo_does_as_well_as_root(cluster: Cluster) -> None:
     assert set(done.count("changed").values()) == {0}
 
 
-def test_ansible_reads_the_plugins_documentation() -> None:
+def test_ansible_doc_reads_every_plugin() -> None:
     # The node's half of an action is documented in the action.
     modules = [*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("roles/*/library/*.py")]
     documented = [path for path in modules if "DOCUMENTATION = " in path.read_text()]
@@ -213,7 +213,7 @@ def test_ansible_reads_the_plugins_documentation() -> None:
         assert shown.returncode == 0, shown.stderr
 
 
-def test_a_node_that_loses_power_while_packages_are_unpacked_mends_itself(cluster: Cluster) -> None:
+def test_a_node_that_loses_power_during_dpkg_recovers(cluster: Cluster) -> None:
     cluster.reset(2)
     process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     unpacking = (
@@ -224,12 +224,12 @@ def test_a_node_that_loses_power_while_packages_are_unpacked_mends_itself(cluste
     process.kill()
     process.wait()
     cluster.farandole("fault", "start", "node-2")
-    # The moment that is seldom hit: a package at the very end of its unpacking, as dpkg writes it down.
+    # A state that is rarely hit: a package at the very end of unpacking, as dpkg records it.
     torn = "/^Package: libzstd1$/,/^Status:/ s/^Status: .*/Status: install reinstreq unpacked/"
     cluster.ssh("node-2", "sed", "--in-place", torn, "/var/lib/dpkg/status")
     assert "libzstd1" in cluster.ssh("node-2", "dpkg", "--audit").stdout
-    mended = cluster.play()
-    assert mended.rc == 0, mended.output
+    recovered = cluster.play()
+    assert recovered.rc == 0, recovered.output
     assert cluster.ssh("node-2", "dpkg", "--audit").stdout == ""
     assert set(cluster.play().count("changed").values()) == {0}
 
@@ -242,21 +242,19 @@ DEPOT = """
 """
 
 
-def test_a_head_that_dies_while_nginx_is_installed_serves_nothing_but_the_depot(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_head_killed_while_nginx_is_installed_serves_only_the_depot(cluster: Cluster, tmp_path: Path) -> None:
     cluster.reset(1)
     playbook = tmp_path / "depot.yml"
     playbook.write_text(DEPOT)
     cluster.play_while("node-1", "test -e /usr/sbin/nginx", playbook=str(playbook))
     cluster.farandole("fault", "kill", "node-1")
     cluster.farandole("fault", "start", "node-1")
-    # Whoever finishes the installation, and boots once more, has no site of Debian's.
+    # Finishing the installation by hand and rebooting does not start Debian's default site.
     assert cluster.ssh("node-1", "dpkg", "--configure", "--pending").returncode == 0
     assert web(cluster) == ["masked"]
     cluster.farandole("fault", "reboot", "node-1")
     assert web(cluster) == ["masked"]
-    mended = cluster.play(playbook=str(playbook))
-    assert mended.rc == 0, mended.output
+    recovered = cluster.play(playbook=str(playbook))
+    assert recovered.rc == 0, recovered.output
     assert web(cluster) == ["8480", "masked"]
     assert set(cluster.play(playbook=str(playbook)).count("changed").values()) == {0}

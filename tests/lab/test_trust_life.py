@@ -1,4 +1,4 @@
-"""What becomes of trust over time: mesh, revocation, a node that is reinstalled, one that lies, rotation, a lost CA."""
+"""Trust over a cluster's life: mesh, revocation, a reinstalled node, a lying node, rotation, a lost CA."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ MESH = ("--extra-vars", "ssh_trust_mesh=true")
 REVOKE = ("--extra-vars", '{"ssh_trust_revoked": ["node-3"], "ssh_trust_mesh": true}')
 JOB_KEY = "/etc/farandole/ssh/id_job"
 REVOKED_USERS, REVOKED_HOSTS = "/etc/farandole/ssh/revoked_keys", "/etc/ssh/ssh_known_hosts"
-# A python3 whose answer holds a key of its own wherever a node is asked for none.
+# A python3 whose answer adds a job key although the node is not a launcher.
 LIE = r"""
 ssh-keygen -q -t ed25519 -N '' -f /run/lie
 cat >/run/python3 <<'END'
 #!/bin/sh
-said=$(/usr/bin/python3.real "$@") || exit
-printf '%s\n' "$said" | sed "s|\"job_key\": \"\"|\"job_key\": \"$(cut -d ' ' -f 1,2 /run/lie.pub)\"|"
+answer=$(/usr/bin/python3.real "$@") || exit
+printf '%s\n' "$answer" | sed "s|\"job_key\": \"\"|\"job_key\": \"$(cut -d ' ' -f 1,2 /run/lie.pub)\"|"
 END
 chmod 755 /run/python3 && mv /usr/bin/python3 /usr/bin/python3.real && ln -s /run/python3 /usr/bin/python3
 """
 
 
 def trust(cluster: Cluster, *arguments: str) -> Run:
-    """All of site.yml that has to do with trust."""
+    """Run the parts of site.yml that manage trust."""
     return cluster.play("--skip-tags", "stack", *arguments)
 
 
@@ -33,7 +33,7 @@ def ca(cluster: Cluster) -> str:
 
 
 def console(cluster: Cluster, node: str, script: str) -> subprocess.CompletedProcess[str]:
-    """At the machine itself, whatever becomes of its host key."""
+    """Run a script on a node without checking its host key."""
     config = cluster.inventory / ".ssh" / "config"
     options = ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no"]
     return subprocess.run(
@@ -42,25 +42,25 @@ def console(cluster: Cluster, node: str, script: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-def keep(cluster: Cluster, node: str) -> None:
-    """A copy of key and certificate, as a thief has it."""
+def steal_key(cluster: Cluster, node: str) -> None:
+    """Copy the job key and its certificate, as a thief would."""
     script = f"for it in '' -cert.pub; do install -o trainer -m 600 {JOB_KEY}$it /run/stolen$it; done"
     assert cluster.ssh(node, "sh", "-c", script).returncode == 0
 
 
 def stolen_ssh(cluster: Cluster, node: str, target: str) -> subprocess.CompletedProcess[str]:
-    """ssh with what was kept, and nothing else."""
+    """Use ssh with the stolen key only."""
     options = ("-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-i", "/run/stolen")
     return cluster.ssh(node, "runuser", "-u", "trainer", "--", "ssh", *options, target, "hostname")
 
 
 def root_ssh(cluster: Cluster, node: str, target: str) -> str:
-    """What ssh says to a local user who is not the job user, and has no key: how far it came."""
+    """The error of ssh for a local user other than the job user, who has no key: shows how far it got."""
     return cluster.ssh(node, "ssh", "-o", "BatchMode=yes", target, "hostname").stderr
 
 
 def ping(cluster: Cluster, node: str, **variables: str) -> str:
-    """Ansible's own connection, with the node's plain key among the operator's known hosts."""
+    """Run Ansible's ping with the node's plain key among the operator's known hosts."""
     known = f"ansible_ssh_common_args='-o UserKnownHostsFile={cluster.inventory}/.ssh/known_hosts'"
     extra = [f"{name}='{value}'" for name, value in variables.items()]
     done = subprocess.run(
@@ -73,7 +73,7 @@ def ping(cluster: Cluster, node: str, **variables: str) -> str:
 
 @contextmanager
 def unprotected(cluster: Cluster, file: str, lines: str, *nodes: str) -> Iterator[None]:
-    """Without the lines that refuse."""
+    """Remove the lines that refuse, for a while."""
     for node in nodes:
         assert cluster.ssh(node, "sed", "-i.kept", f"/{lines}/d", file).returncode == 0
     try:
@@ -91,14 +91,14 @@ def test_in_a_mesh_every_node_reaches_every_other(cluster: Cluster) -> None:
             assert (result.stdout, result.stderr) == (f"{there}\n", "")
 
 
-def test_a_revoked_node_is_refused_by_all_others_in_both_directions(cluster: Cluster) -> None:
+def test_a_revoked_node_is_refused_in_both_directions(cluster: Cluster) -> None:
     done = trust(cluster, *REVOKE)
     assert done.rc == 0, done.output
     attack = "runuser -u trainer -- ssh -o BatchMode=yes node-2 hostname"
     assert "Permission denied" in console(cluster, "node-3", attack).stderr
     assert "revoked by file" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
     assert cluster.job_ssh("node-2", "node-1", "hostname").stdout == "node-1\n"
-    # It is the lists that refuse: without their lines both ways are open again.
+    # The lists are the reason for the refusal: without their lines both directions work again.
     with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-1", "node-2"):
         assert console(cluster, "node-3", attack).stdout == "node-2\n"
         assert "REVOKED HOST KEY" in cluster.job_ssh("node-2", "node-3", "hostname").stderr
@@ -107,7 +107,7 @@ def test_a_revoked_node_is_refused_by_all_others_in_both_directions(cluster: Clu
     assert set(trust(cluster, *REVOKE).count("changed").values()) == {0}
 
 
-def test_a_revoked_host_is_refused_by_every_local_user_and_by_the_control_machine(cluster: Cluster) -> None:
+def test_a_revoked_host_is_refused_by_all_local_users_and_the_control_machine(cluster: Cluster) -> None:
     assert "REVOKED HOST KEY" in root_ssh(cluster, "node-1", "node-3")
     with unprotected(cluster, REVOKED_HOSTS, "^@revoked", "node-1"):
         assert "Permission denied" in root_ssh(cluster, "node-1", "node-3")
@@ -116,8 +116,8 @@ def test_a_revoked_host_is_refused_by_every_local_user_and_by_the_control_machin
     assert "SUCCESS" in ping(cluster, "node-2")
 
 
-def test_a_revoked_host_does_not_come_back_by_a_host_key_of_another_kind(cluster: Cluster) -> None:
-    """Which nobody signed, so nobody revoked it; an operator's ssh learns such keys by itself."""
+def test_a_revoked_host_cannot_return_with_another_type_of_host_key(cluster: Cluster) -> None:
+    """Such a key was never signed, so it was not revoked; an operator's ssh learns such keys by itself."""
     drop_in, known = "/etc/ssh/sshd_config.d/00-other.conf", cluster.inventory / ".ssh" / "known_hosts"
     before = known.read_text()
     address = next(line for line in before.splitlines() if line.startswith("node-3,")).split()[0]
@@ -133,12 +133,12 @@ def test_a_revoked_host_does_not_come_back_by_a_host_key_of_another_kind(cluster
         known.write_text(before)
 
 
-def test_a_revoked_key_is_not_talked_to_again_but_a_new_one_is(cluster: Cluster) -> None:
-    # The connection that a run left open knows nothing of it.
+def test_a_revoked_key_stays_refused_but_a_new_one_is_accepted(cluster: Cluster) -> None:
+    # A connection left open by an earlier run would bypass the check.
     refused = cluster.play("--extra-vars", "ansible_control_path=none", *MESH, playbook="playbooks/preflight.yml")
     assert refused.rc != 0
     assert "node-3: its host key is revoked" in refused.output
-    # The job key is revoked too, and the node makes a new one by itself.
+    # The job key is revoked too; the node creates a new one by itself.
     renew = "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh"
     assert console(cluster, "node-3", renew).returncode == 0
     cluster.farandole("inventory")
@@ -148,9 +148,9 @@ def test_a_revoked_key_is_not_talked_to_again_but_a_new_one_is(cluster: Cluster)
     assert cluster.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
 
 
-def test_what_left_the_mesh_and_what_was_replaced_opens_nothing_any_more(cluster: Cluster) -> None:
+def test_replaced_keys_and_keys_of_former_launchers_are_refused(cluster: Cluster) -> None:
     for node in ("node-1", "node-2"):
-        keep(cluster, node)
+        steal_key(cluster, node)
         assert stolen_ssh(cluster, node, "node-3").stdout == "node-3\n"
     cluster.ssh("node-1", "rm", JOB_KEY)
     assert trust(cluster).rc == 0
@@ -163,7 +163,7 @@ def test_what_left_the_mesh_and_what_was_replaced_opens_nothing_any_more(cluster
             assert stolen_ssh(cluster, node, "node-3").stdout == "node-3\n"
 
 
-def test_a_worker_that_asks_for_a_launcher_s_certificate_gets_none(cluster: Cluster) -> None:
+def test_a_worker_cannot_get_a_launcher_certificate(cluster: Cluster) -> None:
     assert cluster.ssh("node-2", "bash", "-c", LIE).returncode == 0
     try:
         refused = trust(cluster)
@@ -175,7 +175,7 @@ def test_a_worker_that_asks_for_a_launcher_s_certificate_gets_none(cluster: Clus
         cluster.ssh("node-2", "mv", "/usr/bin/python3.real", "/usr/bin/python3")
 
 
-def test_a_lost_ca_splits_no_cluster(cluster: Cluster) -> None:
+def test_a_lost_ca_does_not_split_the_cluster(cluster: Cluster) -> None:
     kept = cluster.state / "ca.kept"
     (cluster.state / "ca").rename(kept)
     try:
@@ -188,10 +188,10 @@ def test_a_lost_ca_splits_no_cluster(cluster: Cluster) -> None:
     assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
 
 
-def test_rotation_makes_the_old_certificates_worthless_and_the_cluster_works(cluster: Cluster) -> None:
+def test_rotation_invalidates_old_certificates_and_the_cluster_works(cluster: Cluster) -> None:
     old = ca(cluster)
-    keep(cluster, "node-1")
-    # Who launches again after it had left gets a new key in the same run.
+    steal_key(cluster, "node-1")
+    # A node that becomes a launcher again gets a new key in the same run.
     done = trust(cluster, *MESH, "--extra-vars", "ssh_trust_rotate=true")
     assert done.rc == 0, done.output
     assert ca(cluster) != old

@@ -1,4 +1,4 @@
-"""What the lab does as root in places that others can reach."""
+"""Files that the lab handles as root where others could interfere."""
 
 import os
 import stat
@@ -12,19 +12,19 @@ from farandole.lab import host
 
 def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_LOCK", lock)
-    monkeypatch.setattr(host, "ready", lambda: True)  # else the lock goes with the last lab
+    monkeypatch.setattr(host, "ready", lambda: True)  # otherwise the lock is removed with the last lab
     with host.locked(wait=lambda: None):
         pass
 
 
 @pytest.mark.parametrize("place", [host._LOCK, host.RUN, host.STORE])
-def test_only_root_makes_or_replaces_what_the_lab_works_with(place: Path) -> None:
+def test_only_root_can_replace_the_labs_files(place: Path) -> None:
     for folder in place.parents:
         assert folder.stat().st_uid == 0, folder
         assert not folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), folder
 
 
-def test_the_lock_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_does_not_follow_a_symlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
     (tmp_path / "lock").symlink_to(victim)
@@ -33,7 +33,7 @@ def test_the_lock_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert victim.read_text() == "whole"
 
 
-def test_the_lock_empties_no_file_and_is_roots_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_does_not_truncate_and_belongs_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
     os.link(victim, tmp_path / "link")

@@ -1,1 +1,1 @@
-"""The lab: N real hosts with systemd, sshd and an address of their own, on one machine."""
+"""The lab: hosts with their own systemd, sshd and address, on one machine."""

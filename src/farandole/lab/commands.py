@@ -1,4 +1,4 @@
-"""`farandole lab …`"""
+"""The `farandole lab` commands."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from farandole.errors import FarandoleError
 from farandole.lab import host, image, inventory, lab
 from farandole.lab.shell import run
 
-app = typer.Typer(no_args_is_help=True, help="Real hosts with systemd and sshd on this one machine.")
+app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
 console = Console(highlight=False, soft_wrap=True)
 
 
 class Fault(StrEnum):
-    """What can be done to a node."""
+    """The faults and repairs that a node can be given."""
 
     cut = "cut"
     heal = "heal"
@@ -46,16 +46,16 @@ FAULTS = {
 
 def _lab_name(value: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", value):
-        raise typer.BadParameter("at most 31 lower-case letters, digits, _ and -, beginning with a letter")
+        raise typer.BadParameter("at most 31 lower-case letters, digits, _ and -, starting with a letter")
     return value
 
 
-Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Which lab.")]
+Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Name of the lab.")]
 
 
 @contextmanager
 def _work(what: str) -> Iterator[lab.Progress]:
-    """Change the machine, and say how far: one line that moves on a terminal, one per step elsewhere."""
+    """Change the machine and show progress: a status line on a terminal, else one line per step."""
     host.check()
     begun = time.monotonic()
     with ExitStack() as stack:
@@ -68,14 +68,14 @@ def _work(what: str) -> Iterator[lab.Progress]:
             else:
                 console.print(f"{what}: {step}")
 
-        stack.enter_context(host.locked(wait=lambda: progress("waiting for another lab command to end")))
+        stack.enter_context(host.locked(wait=lambda: progress("waiting for another lab command to finish")))
         yield progress
     console.print(f"{what}: done in {time.monotonic() - begun:.1f} s")
 
 
 @app.command()
 def setup() -> None:
-    """Install the Debian packages that the lab needs on this machine."""
+    """Install the Debian packages that the lab needs."""
     if not host.is_root():
         host.check_packages()
     elif missing := host.missing_packages():
@@ -87,17 +87,15 @@ def setup() -> None:
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=1000, help="How many nodes the lab has afterwards.")] = 2,
-    suite: Annotated[
-        image.Suite, typer.Option(help="Debian release of the nodes that are added.")
-    ] = image.Suite.bookworm,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Number of nodes in total.")] = 2,
+    suite: Annotated[image.Suite, typer.Option(help="Debian release of new nodes.")] = image.Suite.bookworm,
     name: Name = "lab",
     *,
-    decoy: Annotated[bool, typer.Option("--decoy", help="Give new nodes a docker0 with one address for all.")] = False,
+    decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
 ) -> None:
-    """Bring a lab up, or to more nodes; run it again at will.
+    """Start a lab or add nodes to it; safe to run again.
 
-    Nodes are privileged containers: root on one of them can become root of this machine (docs/lab.md).
+    Nodes are privileged containers: root on a node can become root on this machine (docs/lab.md).
     """
     inventory.check(name)
     with _work(f"{name} up") as progress:
@@ -107,32 +105,32 @@ def up(
 
 @app.command()
 def down(name: Name = "lab") -> None:
-    """Remove a lab; after the last one this machine is as it was before."""
+    """Remove a lab; removing the last one restores this machine."""
     if not (lab.nodes(name) or inventory.folder(name).exists()):
-        console.print(f"there is no lab {name}; clearing away what one may have left")
+        console.print(f"there is no lab {name}; removing anything that one may have left")
     with _work(f"{name} down") as progress:
         kept = inventory.remove(name)
         restored = lab.down(name, progress)
     for line in kept:
         console.print(f"kept: {line}")
     for line in restored:
-        console.print(f"put back: {line}")
+        console.print(f"restored: {line}")
     if others := sorted({node.lab for node in lab.nodes()}):
-        console.print(f"this machine's settings stay for the labs that are up: {', '.join(others)}")
+        console.print(f"this machine's settings stay changed for the remaining labs: {', '.join(others)}")
     if host.STORE.exists():
         console.print(f"kept: the node images in {host.STORE} (`farandole lab purge` removes them)")
 
 
 @app.command()
 def purge() -> None:
-    """Remove the cached node images too."""
+    """Remove the cached node images."""
     with _work("purge"):
         lab.purge()
 
 
 @app.command()
 def status() -> None:
-    """All labs, their nodes, and what they changed on this machine."""
+    """Show all labs, their nodes, and what they have changed on this machine."""
     host.check()
     found = lab.nodes()
     if not found:
@@ -149,7 +147,7 @@ def status() -> None:
 
 @app.command("inventory")
 def inventory_(name: Name = "lab") -> None:
-    """Write the lab's inventory for this checkout and print where it is."""
+    """Write the lab's inventory into this checkout and print its path."""
     host.check()
     found = [node for node in lab.nodes(name) if node.state == "running"]
     if not found:
@@ -161,19 +159,19 @@ def inventory_(name: Name = "lab") -> None:
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def ssh(
     node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
-    command: Annotated[list[str] | None, typer.Argument(help="What to run there; nothing: a shell.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="Command to run; without one, a shell.")] = None,
     name: Name = "lab",
 ) -> None:
-    """A shell on a node, or one command with exactly these arguments."""
+    """Open a shell on a node, or run one command with exactly these arguments."""
     config = inventory.folder(name) / ".ssh" / "config"
     if not config.exists():
         raise FarandoleError(f"this checkout knows no lab {name}; `farandole lab up --name {name}` starts it")
     if f"Host {node}\n" not in config.read_text():
         raise FarandoleError(f"lab {name} has no node {node}; `farandole lab status` shows all")
     words = command[1:] if command and command[0] == "--" else command
-    if words and words[0].startswith("-"):  # ssh would take it for its own
-        raise FarandoleError(f"{words[0]} is no program; options of this command go before {node}")
-    # ssh hands the far shell one string; quoting keeps every argument what it was.
+    if words and words[0].startswith("-"):  # ssh would take it as its own option
+        raise FarandoleError(f"{words[0]} is not a program; options of this command go before {node}")
+    # ssh passes one string to the remote shell; quoting preserves the arguments.
     os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])  # noqa: S606
 
 
@@ -183,10 +181,10 @@ def fault(
     node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
     name: Name = "lab",
 ) -> None:
-    """Do to a node what happens to real machines.
+    """Inject a fault into a node, or repair it.
 
-    cut pulls its network cable, heal plugs it in; pause freezes it, resume lets it go on; kill pulls its power,
-    start switches it on; reboot is a reboot.
+    cut unplugs the network cable, heal plugs it back in; pause freezes the node, resume continues it; kill cuts its
+    power, start switches it back on; reboot reboots it.
     """
     with _work(f"{what.value} {node}"):
         target = lab.node(name, node)

@@ -1,4 +1,4 @@
-"""podman's network program leaves its chains behind when the last network goes; the lab takes them away."""
+"""Remove the firewall chains that podman's network program leaves behind with its last network."""
 
 import json
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any
 from farandole.lab.shell import run
 
 Entry = dict[str, Any]
-# How the addresses of all labs begin; a start that was interrupted leaves rules for them.
+# The prefix of all labs' addresses; an interrupted start leaves rules for them.
 _LAB_NETWORKS = "10.94."
 _OWN = "netavark"
 
 
 def names() -> list[str]:
-    """Every table and chain, to know later which of them were there before."""
+    """List every table and chain, to know later which existed before."""
     rules = _ruleset()
     return sorted(
         [_table(entry) for entry in _each(rules, "table")] + [_chain(entry) for entry in _each(rules, "chain")]
@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def clean(before: list[str]) -> list[str]:
-    """Remove what came since `before` and serves nobody any more; says what went."""
+    """Remove what has been added since `before` and is no longer used; returns what was removed."""
     rules = _ruleset()
     chains = [
         entry
@@ -30,7 +30,7 @@ def clean(before: list[str]) -> list[str]:
     ]
     forward = [rule for rule in _each(rules, "rule") if rule["chain"] == "NETAVARK_FORWARD"]
     if any(f'"{_LAB_NETWORKS}' not in json.dumps(rule) for rule in forward):
-        return []  # another podman on this machine works with them
+        return []  # another podman on this machine uses them
     ours = {entry["name"] for entry in chains}
     for rule in _each(rules, "rule"):
         if _jump(rule) in ours:
@@ -45,15 +45,15 @@ def clean(before: list[str]) -> list[str]:
 def _drop_empty_tables(before: list[str]) -> list[str]:
     rules = _ruleset()
     used = {f"{rule['family']} {rule['table']}" for rule in _each(rules, "rule")}
-    # Newer versions of podman's network program have a table of their own, with a chain for each network.
+    # Newer versions of podman's network program use their own table, with a chain for each network.
     if not any(chain["table"] == _OWN and chain["name"].startswith("nv_") for chain in _each(rules, "chain")):
         used.discard(f"inet {_OWN}")
-    gone = [
+    unused = [
         _table(entry) for entry in _each(rules, "table") if _table(entry) not in before and _table(entry) not in used
     ]
-    for table in gone:
+    for table in unused:
         _nft("delete", "table", *table.split())
-    return [f"firewall table {table}" for table in gone]
+    return [f"firewall table {table}" for table in unused]
 
 
 def _ruleset() -> list[Entry]:

@@ -1,4 +1,4 @@
-"""What the lab needs of the machine it runs on, and how the machine gets it back."""
+"""Prepare the machine for labs, and restore it afterwards."""
 
 import fcntl
 import json
@@ -18,14 +18,14 @@ from farandole.lab.shell import run
 RUN = Path("/run/farandole")
 STORE = Path("/var/lib/farandole")
 _RECORD = RUN / "host.json"
-# Beside RUN, which goes while it is held; not in /run/lock, where everybody may leave a link of this name.
+# Not in RUN, which is removed while the lock is held; not in /run/lock, where any user could plant a symlink.
 _LOCK = Path("/run/farandole-lab.lock")
 _NAMESPACE = RUN / "namespace" / "mnt"
 _CGROUP = Path("/sys/fs/cgroup")
-_LEDGERS = Path("/run/containers")
+_PODMAN_RECORDS = Path("/run/containers")
 PODMAN_RUN = (RUN / "podman", RUN / "containers")
 
-# program or file -> Debian package that brings it
+# program or file -> Debian package that contains it
 _NEEDS = {
     "podman": "podman",
     "crun": "crun",
@@ -39,15 +39,15 @@ _NEEDS = {
     "ssh": "openssh-client",
     "nsenter": "util-linux",
 }
-# What podman and its helpers make in places that no setting moves.
+# Folders that podman and its helpers create in fixed places.
 _FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/netns", "/run/podman")
-# netavark turns forwarding on, which turns redirects off.
+# netavark enables forwarding, which disables redirects.
 _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
 
 
 @dataclass
 class Record:
-    """The machine as it was before the first lab."""
+    """The machine's settings before the first lab."""
 
     sysctls: dict[str, str] = field(default_factory=dict)
     firewall: list[str] = field(default_factory=list)
@@ -55,17 +55,17 @@ class Record:
 
 
 def missing_packages() -> list[str]:
-    """The Debian packages that have to be installed before a lab can run."""
+    """The Debian packages that the lab needs and that are not installed."""
     return sorted({package for need, package in _NEEDS.items() if not (shutil.which(need) or Path(need).is_file())})
 
 
 def install_command(packages: list[str]) -> list[str]:
-    """The one command that installs them."""
+    """The command that installs packages."""
     return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 
 def check_packages() -> None:
-    """Refuse with the command that mends it."""
+    """Refuse if packages are missing, and name the command that installs them."""
     if missing := missing_packages():
         command = " ".join(install_command(missing))
         raise FarandoleError(f"the lab needs Debian packages: run `sudo apt-get update && sudo {command}`")
@@ -77,25 +77,23 @@ def is_root() -> bool:
 
 
 def check() -> None:
-    """Refuse before anything is touched."""
+    """Refuse before anything is changed."""
     check_packages()
     if not is_root():
-        raise FarandoleError("the lab makes network interfaces and mounts and so needs root: run the same with sudo")
+        raise FarandoleError("the lab creates network interfaces and mounts, so it needs root: run it with sudo")
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
         raise FarandoleError(
-            "the lab changes settings of the kernel, and root here is root of a user namespace only: "
+            "the lab changes kernel settings, and root here is only root in a user namespace: "
             "run it on the machine itself"
         )
     STORE.mkdir(parents=True, exist_ok=True)
     if run("stat", "--file-system", "--format=%T", str(STORE)).strip() == "overlayfs":
-        raise FarandoleError(
-            f"podman cannot lay the nodes' disks over an overlayfs: mount a disk or a tmpfs at {STORE}"
-        )
+        raise FarandoleError(f"podman cannot put the nodes' disks on an overlayfs: mount a disk or a tmpfs at {STORE}")
 
 
 @contextmanager
 def locked(wait: Callable[[], None]) -> Iterator[None]:
-    """One lab command at a time changes the machine; `wait` is called when there is another."""
+    """Let one lab command at a time change the machine; `wait` is called if another one is running."""
     with ExitStack() as stack:
         while True:
             lock = stack.enter_context(_open_lock())
@@ -105,7 +103,7 @@ def locked(wait: Callable[[], None]) -> Iterator[None]:
                 wait()
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if _LOCK.exists() and _LOCK.samefile(f"/proc/self/fd/{lock.fileno()}"):
-                break  # else the one before removed it: the next file counts
+                break  # otherwise the previous holder removed it: lock the new file
         try:
             yield
         finally:
@@ -114,17 +112,17 @@ def locked(wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_lock() -> BinaryIO:
-    """The lock's file, made where it is not there; no link is followed and nothing is written."""
+    """Open or create the lock file without following symlinks."""
     try:
         return os.fdopen(os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "rb")
     except OSError as error:
         raise FarandoleError(
-            f"the lab cannot open its lock ({error.strerror}): remove {_LOCK} and run the same again"
+            f"the lab cannot open its lock ({error.strerror}): remove {_LOCK} and try again"
         ) from error
 
 
 def prepare() -> None:
-    """Remember how the machine was, and make the namespace in which podman works."""
+    """Record the machine's settings, and create the mount namespace for podman."""
     if not _load():
         folders = [folder for folder in _FOLDERS if Path(folder).is_dir()]
         _save(Record({name: _sysctl(name) for name in _SYSCTLS}, firewall.names(), folders))
@@ -132,7 +130,7 @@ def prepare() -> None:
 
 
 def make_room(nodes: int) -> None:
-    """Raise what limits the number of nodes, as far as so many need it."""
+    """Raise the kernel limits that this many nodes need."""
     wanted = _needed(nodes)
     record = _load() or Record()
     for name in wanted:
@@ -144,11 +142,11 @@ def make_room(nodes: int) -> None:
 
 
 def restore() -> list[str]:
-    """Give the machine back as it was; says what was put back."""
+    """Restore the machine; returns what was restored."""
     record = _load()
     done = []
     if record:
-        # All are compared first: to set one may change another.
+        # Compare all of them first: setting one may change another.
         changed = {name: value for name, value in record.sysctls.items() if _sysctl(name) != value}
         for name, value in changed.items():
             done.append(f"{name} = {value}")
@@ -165,31 +163,31 @@ def restore() -> list[str]:
 
 
 def _remove_leftovers(before: list[str]) -> None:
-    """The names of network namespaces and the notes of containers that are gone; folders that are empty then."""
+    """Remove names of dead network namespaces, files of dead containers, and folders that are then empty."""
     for name in Path("/run/netns").glob("netns-*"):
         if not _mounted(name):
             name.unlink()
-    for notes in Path("/run/crun").glob("*"):
-        if not _alive(notes / "status"):
-            shutil.rmtree(notes, ignore_errors=True)
+    for container in Path("/run/crun").glob("*"):
+        if not _alive(container / "status"):
+            shutil.rmtree(container, ignore_errors=True)
     for folder in map(Path, _FOLDERS):
         if str(folder) not in before and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 def _alive(status: Path) -> bool:
-    """Whether the container runs of which crun keeps this note; one that was killed early has none."""
+    """Whether the container with this crun status file is running; one that was killed early has no file."""
     try:
-        note = json.loads(status.read_text())
-        # Numbers of processes are used again; field 22 is when this one began.
-        began = Path(f"/proc/{note['pid']}/stat").read_text().rpartition(")")[2].split()[19]
+        recorded = json.loads(status.read_text())
+        # Process ids are reused; field 22 is the start time.
+        started = Path(f"/proc/{recorded['pid']}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, ValueError, KeyError):
         return False
-    return began == str(note["process-start-time"])
+    return started == str(recorded["process-start-time"])
 
 
 def changes() -> list[str]:
-    """What is different on this machine while labs are up."""
+    """What labs have changed on this machine."""
     record = _load()
     if not record:
         return []
@@ -203,21 +201,21 @@ def changes() -> list[str]:
 
 
 def ready() -> bool:
-    """Whether the lab's namespace is there; without it no node runs."""
+    """Whether the lab's namespace exists; without it no node runs."""
     return _mounted(_NAMESPACE)
 
 
 def enter() -> list[str]:
-    """The prefix of a command that runs in the lab's namespace."""
+    """The prefix that runs a command in the lab's namespace."""
     return ["nsenter", f"--mount={_NAMESPACE}", "--"]
 
 
-def inhabitants() -> list[tuple[int, list[str]]]:
-    """The processes in the lab's namespace, with their command lines; the nodes' own are children of these."""
+def processes() -> list[tuple[int, list[str]]]:
+    """The processes in the lab's namespace, with their command lines; the nodes' processes are their children."""
     here = _NAMESPACE.stat().st_ino
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it has ended
             words = (folder / "cmdline").read_text().split("\0")
             if (folder / "ns/mnt").stat().st_ino == here and words[0]:
                 found.append((int(folder.name), words))
@@ -233,12 +231,12 @@ def end(pid: int) -> None:
 
 
 def systemd_runs_cgroups() -> bool:
-    """Whether podman may ask systemd for cgroups, as it does on an ordinary machine."""
+    """Whether podman can let systemd manage cgroups, as on an ordinary machine."""
     return not _on_cgroup_v1() and Path("/run/systemd/system").is_dir()
 
 
 def _needed(nodes: int) -> dict[str, int]:
-    """A node's systemd takes about six inotify instances and a handful of kernel keys."""
+    """A node's systemd uses about six inotify instances and a few kernel keys."""
     return {
         "fs.inotify.max_user_instances": 128 + 16 * nodes,
         "kernel.keys.maxkeys": 200 + 50 * nodes,
@@ -251,16 +249,16 @@ def _on_cgroup_v1() -> bool:
 
 
 def _make_namespace() -> None:
-    """A persistent mount namespace for podman: it loses its state when every command has one of its own.
+    """Create a persistent mount namespace for podman, which would lose its state in one namespace per command.
 
-    Its ledgers of addresses and locks lie there, apart from those of a podman beside the lab. On a machine with the
-    hybrid cgroup tree, which podman refuses, it sees a pure cgroup2 tree.
+    It holds podman's records of addresses and locks, separate from those of the user's own podman. On a machine with
+    the hybrid cgroup tree, which podman refuses, it has a pure cgroup2 tree.
     """
     if ready():
-        if inhabitants():
+        if processes():
             return
-        _end_namespace()  # nothing runs in it: its making may have been interrupted, or mounts be of yesterday
-    # To podman this is a boot: whatever it believes to be running is not.
+        _end_namespace()  # nothing runs in it: its creation may have been interrupted, or its mounts may be stale
+    # To podman this is a boot: nothing that it has recorded as running still is.
     for folder in PODMAN_RUN:
         shutil.rmtree(folder, ignore_errors=True)
     parent = _NAMESPACE.parent
@@ -269,12 +267,12 @@ def _make_namespace() -> None:
         run("mount", "--bind", str(parent), str(parent))
     run("mount", "--make-private", str(parent))
     _NAMESPACE.touch()
-    _LEDGERS.mkdir(exist_ok=True)
-    steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_LEDGERS, "/dev/shm")]  # noqa: S108
+    _PODMAN_RECORDS.mkdir(exist_ok=True)
+    steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_PODMAN_RECORDS, "/dev/shm")]  # noqa: S108
     if _on_cgroup_v1():
         steps += [f"umount --recursive {_CGROUP}", f"mount -t cgroup2 cgroup2 {_CGROUP}"]
     command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps)]
-    # Out of a namespace that is not the first one the kernel accepts only a higher number, and draws numbers per CPU.
+    # From a non-initial namespace the kernel accepts only namespaces with higher ids, and it allocates ids per CPU.
     for cpu in os.sched_getaffinity(0):
         with suppress(FarandoleError):
             run("taskset", "--cpu-list", str(cpu), *command)
@@ -283,19 +281,19 @@ def _make_namespace() -> None:
 
 
 def _end_namespace() -> None:
-    for pid, _ in inhabitants():
+    for pid, _ in processes():
         end(pid)
     run("umount", str(_NAMESPACE))
 
 
 def power_cycle() -> None:
-    """End everything that podman runs, with all its mounts and ledgers; disks stay."""
+    """Kill everything that podman runs, and drop its mounts and records; the nodes' disks stay."""
     _end_namespace()
     _make_namespace()
 
 
 def _mounted(path: Path) -> bool:
-    """Path.is_mount sees neither files nor binds within one file system."""
+    """Like Path.is_mount, but also for files and for binds within one file system."""
     return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
 

@@ -1,4 +1,4 @@
-"""The disk that every node starts from: what Debian's installer leaves, built once per suite."""
+"""The image that nodes start from: a Debian system as after installation, built once per suite."""
 
 import hashlib
 import io
@@ -17,7 +17,7 @@ from farandole.lab.shell import run
 
 
 class Suite(StrEnum):
-    """The Debian releases that a node may have."""
+    """The Debian releases available for nodes."""
 
     bookworm = "bookworm"
     trixie = "trixie"
@@ -37,7 +37,7 @@ _PACKAGES = (
     "python3-apt",
     "systemd-sysv",
 )
-# What a container cannot run, or must not: sysctl.service would write the settings of the real machine.
+# Units that cannot or must not run in a container: sysctl.service would change the real machine's settings.
 _MASKED = (
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
@@ -58,25 +58,25 @@ _MASKED = (
     "systemd-sysctl.service",
     "systemd-udevd.service",
 )
-# The nodes reach their mirror the way this machine does.
+# The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
 
 def ensure(suite: Suite) -> str:
-    """The name of the node image for a suite, built when it is not there."""
+    """Return the name of the node image for a suite; build it if it does not exist."""
     overlay = _overlay()
     sources = _sources(suite)
     digest = hashlib.sha256(overlay + "\n".join([*sources, *_PACKAGES]).encode()).hexdigest()[:12]
     name = f"{_REPOSITORY}:{suite}-{digest}"
     if name not in images():
         _build(name, suite, sources, overlay)
-        _forget_former(suite, name)
+        _remove_unused(suite, name)
     return name
 
 
 def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     work = host.STORE / "build"
-    run("rm", "--recursive", "--force", "--one-file-system", str(work))  # what an interrupted build left
+    run("rm", "--recursive", "--force", "--one-file-system", str(work))  # left by an interrupted build
     work.mkdir(parents=True)
     extra, disk, log = work / "overlay.tar", work / f"{suite}.tar", work / f"{suite}.log"
     extra.write_bytes(overlay)
@@ -90,7 +90,7 @@ def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     command = [
         "mmdebstrap",
         "--variant=minbase",
-        "--skip=cleanup/apt/lists",  # an installed machine knows its packages
+        "--skip=cleanup/apt/lists",  # an installed machine has package lists
         f"--include={','.join(_PACKAGES)}",
         *(f"--customize-hook={hook}" for hook in hooks),
         suite,
@@ -108,8 +108,8 @@ def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     disk.unlink()
 
 
-def _forget_former(suite: Suite, name: str) -> None:
-    """Images of the same suite that no node stands on any more."""
+def _remove_unused(suite: Suite, name: str) -> None:
+    """Remove older images of the suite that no node uses any more."""
     used = podman("ps", "--all", "--format", "{{.Image}}").split()
     for image in images():
         if image.startswith(f"{_REPOSITORY}:{suite}-") and image != name and image not in used:
@@ -117,7 +117,7 @@ def _forget_former(suite: Suite, name: str) -> None:
 
 
 def _overlay() -> bytes:
-    """Everything that goes onto the disk beside Debian's packages, as a tar archive."""
+    """Everything on the image besides Debian's packages, as a tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, content, mode in _files():
@@ -146,12 +146,12 @@ def _apt_settings() -> str:
 
 
 def _sources(suite: Suite) -> list[str]:
-    """sources.list for a suite, on the mirrors that this machine's own apt uses."""
+    """sources.list for a suite, with the mirrors that this machine's apt uses."""
     targets = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages").split("\n")
     sites = {release: site for site, _, release in (target.partition(" ") for target in targets)}
     here = _codename()
     if here not in sites:
-        return []  # not a Debian machine: mmdebstrap knows a mirror
+        return []  # not a Debian machine: mmdebstrap has a default mirror
     main = sites[here]
     lines = [f"deb {main} {suite} main", f"deb {main} {suite}-updates main"]
     if security := sites.get(f"{here}-security"):

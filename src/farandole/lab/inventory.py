@@ -1,4 +1,4 @@
-"""What Ansible and ssh need to know of a lab: inventory/<lab>/."""
+"""The inventory and ssh settings of a lab: inventory/<lab>/."""
 
 import os
 import pwd
@@ -19,15 +19,15 @@ from farandole.stack.cache import lab_builds
 from farandole.state import owner
 
 _MARK = "# Written by `farandole lab up`; changes are lost.\n"
-# What `write` makes, and what a playbook writes beside it; the one with the mark goes last.
+# The files that `write` and the playbooks create; the marked one is removed last.
 _OURS = (".gitignore", ".ssh", "stack.lock.yml", "hosts.yml")
 _CAP_SYS_RESOURCE = 24
 Hosts = dict[str, tuple[str, Path]]
 
 
 def project() -> Path:
-    """The checkout: the one around the working directory, else the one this package was installed from."""
-    # In /tmp somebody else may have put one, whose ssh settings would run that person's programs.
+    """The checkout around the working directory, else the one that this package was installed from."""
+    # In /tmp another user could plant a checkout whose ssh settings run that user's programs.
     mine = {0, os.geteuid(), int(os.environ.get("SUDO_UID", 0))}
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "site.yml").is_file() and (folder / "roles").is_dir() and folder.stat().st_uid in mine:
@@ -36,12 +36,12 @@ def project() -> Path:
 
 
 def folder(lab: str) -> Path:
-    """Where a lab's inventory lies."""
+    """The folder of a lab's inventory."""
     return project() / "inventory" / lab
 
 
 def check(lab: str) -> None:
-    """Refuse the name of an inventory that a person wrote, and of a cluster whose state lies here."""
+    """Refuse a name that belongs to a user's own inventory, or to a cluster whose state is in this checkout."""
     _refuse_foreign(lab)
     target, state = folder(lab), _state(lab)
     whose = owner(state)
@@ -68,10 +68,10 @@ def _marked(target: Path) -> bool:
 
 
 def write(lab: str, hosts: Hosts) -> Path:
-    """Write the inventory of a running lab, and let this checkout's key into its nodes."""
+    """Write the inventory of a running lab, and authorise this checkout's key on its nodes."""
     target = folder(lab)
     target.mkdir(parents=True, exist_ok=True)
-    if not _marked(target):  # first of all: whenever this is interrupted, the folder is known to be the lab's
+    if not _marked(target):  # first, so that after an interruption the folder is recognised as the lab's
         (target / "hosts.yml").write_text(_MARK)
     (target / ".gitignore").write_text("*\n")
     ssh = target / ".ssh"
@@ -90,7 +90,7 @@ def write(lab: str, hosts: Hosts) -> Path:
 
 
 def remove(lab: str) -> list[str]:
-    """Forget a lab: what it wrote, and what the playbooks kept of it on this machine. Returns what stays, and why."""
+    """Remove a lab's inventory and its state on this machine. Returns what was kept, and why."""
     _refuse_foreign(lab)
     target, state = folder(lab), _state(lab)
     kept = []
@@ -126,7 +126,7 @@ def _state(lab: str) -> Path:
 
 
 def _known_hosts(lab: str) -> dict[str, Path]:
-    """The keys read off the nodes' disks, and the CA that signs them once role ssh_trust has run."""
+    """The host keys read from the nodes' disks, and the CA that signs them once role ssh_trust has run."""
     return {
         "UserKnownHostsFile": folder(lab) / ".ssh" / "known_hosts",
         "GlobalKnownHostsFile": _state(lab) / "ca" / "known_hosts",
@@ -150,13 +150,13 @@ def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
 
 
 def _builds() -> Path:
-    """The builder of every lab is this machine, so labs share what was built; no real cluster takes part."""
+    """All labs are built on this machine, so they share their builds; real clusters do not use them."""
     user = os.environ.get("SUDO_UID")
     return Path(pwd.getpwuid(int(user)).pw_dir) / ".cache/farandole/lab-builds" if user else lab_builds()
 
 
 def _limits() -> dict[str, object]:
-    """A node cannot grant more than this machine may when it lacks CAP_SYS_RESOURCE, as inside another container."""
+    """This machine's hard limits, where nodes cannot exceed them: without CAP_SYS_RESOURCE, as inside a container."""
     status = Path("/proc/self/status").read_text()
     capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
     if capabilities & 1 << _CAP_SYS_RESOURCE:
@@ -184,7 +184,7 @@ def _ssh_config(lab: str, hosts: Hosts) -> str:
 
 
 def _host_keys(name: str, address: str, root: Path) -> str:
-    """Read off the node's own disk, so that nothing has to be believed; of the kind that is signed and revoked."""
+    """Read the host key from the node's disk, so no key is trusted on first use; only ed25519, the type we sign."""
     with _inside(root, "etc", "ssh") as folder, _open(folder, "ssh_host_ed25519_key.pub", os.O_RDONLY) as file:
         key = file.read(1 << 14)
     return f"{name},{address} {' '.join(key.split()[:2])}\n"
@@ -199,7 +199,7 @@ def _authorize(root: Path, key: str) -> None:
 
 @contextmanager
 def _inside(root: Path, *folders: str) -> Iterator[int]:
-    """A folder of a node. Its root may have put a link there that leads to a file of this machine: none is followed."""
+    """Open a folder of a node without following symlinks: the node's root could point one at a file on this machine."""
     with ExitStack() as stack:
         handle = os.open(root, os.O_DIRECTORY)
         stack.callback(os.close, handle)
@@ -210,7 +210,7 @@ def _inside(root: Path, *folders: str) -> Iterator[int]:
             yield handle
         except OSError as error:
             raise FarandoleError(
-                f"/{'/'.join(folders)} of a node is not as the lab made it ({error.strerror}): take the lab down and up"
+                f"/{'/'.join(folders)} of a node is not as the lab made it ({error.strerror}): run lab down, then up"
             ) from None
 
 
@@ -220,6 +220,6 @@ def _open(folder: int, name: str, flags: int) -> TextIO:
 
 
 def _give_to_caller(target: Path) -> None:
-    """Under sudo the files belong to the person who called."""
+    """Under sudo, give the files to the calling user."""
     if (user := os.environ.get("SUDO_UID")) and (group := os.environ.get("SUDO_GID")):
         subprocess.run(["chown", "--recursive", f"{user}:{group}", str(target)], check=True)

@@ -1,4 +1,4 @@
-"""A lab: its nodes, its network, and what can be done to them."""
+"""A lab's nodes and network, and the operations on them."""
 
 import ipaddress
 import json
@@ -37,17 +37,17 @@ class Node:
 
     @property
     def container(self) -> str:
-        """Its name in podman."""
+        """The name of its container in podman."""
         return _container(self.lab, self.name)
 
     @property
     def root(self) -> Path:
-        """Its file system, as this machine sees it."""
+        """Its root folder, as seen from this machine."""
         return Path(f"/proc/{self.pid}/root")
 
 
 def nodes(lab: str | None = None) -> list[Node]:
-    """The nodes of one lab, or of all."""
+    """The nodes of one lab, or of all labs."""
     if not host.ready():
         return []
     label = "farandole.lab" if lab is None else f"farandole.lab={lab}"
@@ -66,17 +66,17 @@ def nodes(lab: str | None = None) -> list[Node]:
 
 
 def node(lab: str, name: str) -> Node:
-    """One node, or a message that says which there are."""
+    """Return one node, or refuse with a list of the existing ones."""
     found = nodes(lab)
     for candidate in found:
         if candidate.name == name:
             return candidate
-    there = ", ".join(candidate.name for candidate in found) or "none"
-    raise FarandoleError(f"{lab} has no node {name} (it has: {there}); `farandole lab status` shows all")
+    existing = ", ".join(candidate.name for candidate in found) or "none"
+    raise FarandoleError(f"{lab} has no node {name} (it has: {existing}); `farandole lab status` shows all")
 
 
 def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progress) -> list[Node]:
-    """Bring a lab to `count` running nodes; those that are there stay as they are."""
+    """Bring a lab to `count` running nodes; existing ones are left alone."""
     host.prepare()
     reap_strays()
     present = nodes(lab)
@@ -91,7 +91,7 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
     except FarandoleError as error:
         if "already allocated" not in str(error):
             raise
-        # A start that was interrupted holds an address for ever in a ledger that dies with the namespace.
+        # An interrupted start leaves its address allocated until the namespace is gone.
         power_cycle(error, progress)
         _fill(lab, count, suite, network, decoy=decoy, progress=progress)
     progress("waiting for ssh")
@@ -102,7 +102,7 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
 
 
 def down(lab: str, progress: Progress) -> list[str]:
-    """Remove a lab, whatever state it is in; after the last one the machine is as it was before."""
+    """Remove a lab in any state; removing the last one restores the machine."""
     if not host.STORE.exists():
         return []
     host.prepare()
@@ -113,27 +113,27 @@ def down(lab: str, progress: Progress) -> list[str]:
         remove([node.container for node in present], progress)
     if _network_name(lab) in _networks():
         bridge = _inspect_network(lab)["network_interface"]
-        if Path(f"/sys/class/net/{bridge}").exists():  # a start that was killed left it busy
+        if Path(f"/sys/class/net/{bridge}").exists():  # a killed start leaves it in use
             run("ip", "link", "delete", bridge)
         podman("network", "rm", "--force", _network_name(lab))
     return [] if nodes() or _networks() else host.restore()
 
 
 def purge() -> None:
-    """Remove the cached node images and podman's store; only without labs."""
+    """Remove the cached node images and podman's store; refused while labs are up."""
     if nodes():
-        raise FarandoleError("labs are up: take each down first with `farandole lab down --name NAME`")
+        raise FarandoleError("labs are up: remove each one first with `farandole lab down --name NAME`")
     if host.STORE.exists():
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
 
 
 def cut(target: Node) -> None:
-    """Pull the network cable."""
+    """Unplug the network cable."""
     _in_network(target, "ip", "link", "set", "eth0", "down")
 
 
 def heal(target: Node) -> None:
-    """Plug the network cable in again."""
+    """Plug the network cable back in."""
     gateway = next(ipaddress.IPv4Network(_subnet(target.lab)).hosts())
     _in_network(target, "ip", "link", "set", "eth0", "up")
     _in_network(target, "ip", "route", "replace", "default", "via", str(gateway))
@@ -141,28 +141,28 @@ def heal(target: Node) -> None:
 
 
 def pause(target: Node) -> None:
-    """Freeze it: addresses answer nothing, connections stay open."""
+    """Freeze a node: it does not answer, but its connections stay open."""
     podman("pause", target.container)
 
 
 def resume(target: Node) -> None:
-    """Let a frozen node go on."""
+    """Continue a frozen node."""
     podman("unpause", target.container)
 
 
 def kill(target: Node) -> None:
-    """Pull the power."""
+    """Cut the power."""
     podman("kill", target.container)
 
 
 def start(target: Node) -> None:
-    """Switch a dead node on."""
+    """Switch a killed node back on."""
     podman("start", target.container)
     _wait_for_ssh([target])
 
 
 def reboot(target: Node) -> None:
-    """Restart it, as `reboot` on it would."""
+    """Reboot a node, as the command `reboot` on it would."""
     podman("exec", target.container, "systemctl", "reboot")
     deadline = time.monotonic() + _SSH_SECONDS
     while time.monotonic() < deadline:
@@ -177,12 +177,12 @@ def reboot(target: Node) -> None:
 def _fill(
     lab: str, count: int, suite: image.Suite, network: ipaddress.IPv4Network, *, decoy: bool, progress: Progress
 ) -> None:
-    """Start what is down, make what is missing."""
+    """Start the nodes that are down and create the missing ones."""
     _settle(lab, progress)
-    there = {node.name for node in nodes(lab)}
-    missing = [index for index in range(1, count + 1) if f"node-{index}" not in there]
+    existing = {node.name for node in nodes(lab)}
+    missing = [index for index in range(1, count + 1) if f"node-{index}" not in existing]
     if missing:
-        progress(f"node image for {suite} (about a minute when it has to be built)")
+        progress(f"node image for {suite} (about a minute if it must be built)")
         disk = image.ensure(suite)
         for index in missing:
             progress(f"starting node-{index} of {count}")
@@ -190,8 +190,8 @@ def _fill(
 
 
 def _settle(lab: str, progress: Progress) -> None:
-    """Start what is down; a node whose making or removal was interrupted is removed, to be made anew."""
-    for _ in range(3):  # clearing one away may cut the power of the others
+    """Start the nodes that are down; one whose creation or removal was interrupted is removed, to be created again."""
+    for _ in range(3):  # removing one may cut the power of the others
         down = [node for node in nodes(lab) if node.state != "running"]
         for node in down:
             progress(f"starting {node.name} again")
@@ -215,7 +215,7 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
     name = f"node-{index}"
     address = network[_FIRST_NODE + index]
     labels = {"lab": lab, "node": name, "suite": suite, "address": str(address)}
-    # A changed MAC address after a restart would leave the neighbours with a stale one.
+    # A new MAC address after a restart would make the neighbours' ARP entries stale.
     mac = "02:00:" + ":".join(f"{byte:02x}" for byte in address.packed)
     podman(
         "run",
@@ -224,7 +224,7 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         f"--hostname={name}",
         "--privileged",
         "--systemd=always",
-        "--pids-limit=0",  # none; -1 asks for a controller that a hybrid cgroup tree lacks
+        "--pids-limit=0",  # unlimited; -1 needs a controller that a hybrid cgroup tree lacks
         "--restart=always",
         "--no-hosts",
         "--shm-size=1g",
@@ -242,7 +242,7 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
 
 
 def _limit(kind: int, wanted: int) -> int:
-    """A container cannot raise a hard limit that its machine does not have."""
+    """A container's limit cannot exceed the hard limit of this machine."""
     hard = resource.getrlimit(kind)[1]
     return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
 
@@ -303,7 +303,7 @@ def _wait_for_ssh(waiting: list[Node]) -> None:
     if silent:
         raise FarandoleError(
             f"no ssh on {', '.join(silent)} after {_SSH_SECONDS} s; `farandole lab status` shows their state, "
-            "`farandole lab down` clears the lab away"
+            "`farandole lab down` removes the lab"
         )
 
 
@@ -312,7 +312,7 @@ def _ask(pool: ThreadPoolExecutor, waiting: list[Node], deadline: float) -> Iter
 
 
 def answers(address: str, deadline: float) -> bool:
-    """Whether sshd says its name there before the deadline."""
+    """Whether an ssh server answers there before the deadline."""
     while True:
         try:
             with socket.create_connection((address, 22), timeout=2) as connection:

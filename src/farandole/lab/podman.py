@@ -1,4 +1,4 @@
-"""podman with a store, a configuration and (where needed) a cgroup tree of the lab's own."""
+"""podman with the lab's own store, configuration and (where needed) cgroup tree."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from farandole.errors import FarandoleError
 from farandole.lab import host
 from farandole.lab.shell import run
 
-# Nothing is shared with a podman that the user runs beside the lab. static_dir stays where podman looks for it
-# by itself: the clean-up that restarts a node when it reboots runs without this file.
+# Nothing is shared with the user's own podman. static_dir keeps its default: the clean-up process that restarts a
+# rebooting node does not read this file.
 _ENGINE = """\
 [engine]
 runtime = "crun"
@@ -31,23 +31,23 @@ runroot = "{run[1]}"
 
 
 def podman(*arguments: str) -> str:
-    """Run podman for the lab and return what it printed."""
+    """Run podman for the lab and return its output."""
     return run(*host.enter(), "podman", *arguments, env=_environment())
 
 
 def query(*arguments: str) -> list[dict[str, Any]]:
-    """Run a podman command that answers in JSON."""
+    """Run a podman command and parse its JSON output."""
     found: list[dict[str, Any]] = json.loads(podman(*arguments, "--format", "json") or "[]") or []
     return found
 
 
 def images() -> list[str]:
-    """The images that are there, as repository:tag."""
+    """The existing images, as repository:tag."""
     return podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
 
 
 def remove(containers: list[str], progress: Callable[[str], None]) -> None:
-    """Remove containers, if need be by force."""
+    """Remove containers, if necessary by a power cycle."""
     command = ("rm", "--force", "--time=0", *containers)
     try:
         podman(*command)
@@ -57,20 +57,20 @@ def remove(containers: list[str], progress: Callable[[str], None]) -> None:
 
 
 def power_cycle(reason: Exception, progress: Callable[[str], None]) -> None:
-    """The way out when interrupted commands have tied podman in knots."""
-    progress(f"podman is stuck and starts anew, which cuts the power of all nodes of all labs ({reason})")
+    """Restart podman when interrupted commands have left it in an inconsistent state."""
+    progress(f"podman is stuck; restarting it, which cuts the power of all nodes of all labs ({reason})")
     host.power_cycle()
 
 
 def reap_strays() -> None:
-    """Clear away what starts and removals leave that were killed half-way."""
+    """Clean up after starts and removals that were killed halfway."""
     known = podman("ps", "--quiet", "--no-trunc", "--filter=status=running", "--filter=status=paused").split()
-    for pid, words in host.inhabitants():
+    for pid, words in host.processes():
         if words[0].endswith("conmon") and words[words.index("-c") + 1] not in known:
-            host.end(pid)  # it runs, and podman does not know it
+            host.end(pid)  # it is running, but podman does not know it
     for line in podman("ps", "--all", "--external", "--format", "{{.ID}} {{.Status}}").splitlines():
         if line.endswith(" Storage"):
-            podman("rm", "--force", line.split()[0])  # it has a disk and a name, and podman does not know it
+            podman("rm", "--force", line.split()[0])  # it has a disk and a name, but podman does not know it
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Running a program on this machine."""
+"""Run programs on this machine."""
 
 import subprocess
 
@@ -6,7 +6,7 @@ from farandole.errors import FarandoleError
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> str:
-    """Run it to its end and return what it printed; a failure says which program and why."""
+    """Run a program and return its output; an error names the program and the reason."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         reason = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
