@@ -45,7 +45,7 @@ class ActionModule(Action):
         """Fetches the file if it is not here yet."""
         target, wanted = Path(arguments["to"]), arguments["sha256"]
         if (there := recall_whole(target)) and there.sha256 == wanted:
-            return {"changed": False, "file": there.told()}
+            return {"changed": False, "file": there.describe()}
         if self._task.check_mode:
             return {"changed": True}
         host = variables.get("inventory_hostname", "")
@@ -55,4 +55,4 @@ class ActionModule(Action):
             keep(draft, target, wanted, f"{arguments['path']} of {host}")
         built = Built(target, wanted, arguments["about"])
         record(built)
-        return {"changed": True, "file": built.told()}
+        return {"changed": True, "file": built.describe()}

@@ -12,7 +12,7 @@ from farandole.action import Action
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack.cache import default_root
-from farandole.stack.wish import wish
+from farandole.stack.request import request
 
 DOCUMENTATION = """
 module: stack_lock
@@ -89,7 +89,7 @@ class ActionModule(Action):
         frameworks, configure = arguments["frameworks"], arguments["configure"]
         if frameworks is None:
             return locks.read(path), False
-        wanted = wish(frameworks, arguments["pins"], arguments["accelerator"], inventory=arguments["inventory_dir"])
+        wanted = request(frameworks, arguments["pins"], arguments["accelerator"], inventory=arguments["inventory_dir"])
         return locks.settle(path, wanted, configure, probes(variables), save=not self._task.check_mode)
 
     @staticmethod

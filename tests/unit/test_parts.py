@@ -1,4 +1,4 @@
-"""The parts of a lock against what pip and the roles take."""
+"""The parts of a lock give what pip and the roles expect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from farandole.stack import parts
 from .stack import LOCK, changed
 
 
-def test_wheels_are_files_of_the_cache() -> None:
+def test_wheels_are_files_in_the_cache() -> None:
     files = parts.stack_wheels(LOCK["wheels"], "/cache")
     assert files[0] == {"path": "/cache/wheels/numpy-2.4.6.whl", "name": "numpy-2.4.6.whl", "sha256": "04"}
     assert [file["sha256"] for file in files] == ["04", "05", "06"]
 
 
-def test_patches_are_files_of_the_repository() -> None:
+def test_patches_are_files_in_the_repository() -> None:
     assert parts.stack_patches(LOCK["horovod"]["patches"], "/repo/patches") == [
         {"path": "/repo/patches/01-one.patch", "name": "01-one.patch", "sha256": "03"}
     ]
@@ -27,8 +27,8 @@ def test_requirements_name_one_version_and_one_hash() -> None:
     ]
 
 
-def test_a_stack_is_used_by_the_modules_of_its_frameworks() -> None:
+def test_the_modules_of_a_stack_follow_its_frameworks() -> None:
     assert parts.stack_modules(LOCK) == ["horovod.tensorflow", "horovod.torch"]
     assert parts.stack_modules(changed("wanted", "frameworks", to=["pytorch"])) == ["horovod.torch"]
-    # Gone back to without its lock.
+    # As after a rollback to a stack whose lock is unknown.
     assert parts.stack_modules({"id": LOCK["id"]}) == []

@@ -223,7 +223,7 @@ def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
     answer = run_action("keep_file", asked, tmp_path)
     built = recall_whole(target)
     assert built
-    assert (answer["changed"], answer["file"], built.about) == (True, built.told(), {"unpacked": 7})
+    assert (answer["changed"], answer["file"], built.about) == (True, built.describe(), {"unpacked": 7})
     assert not run_action("keep_file", asked, tmp_path)["changed"]
 
 

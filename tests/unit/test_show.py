@@ -1,4 +1,4 @@
-"""`farandole stack` as a person types it, over a real cache."""
+"""The `farandole stack` commands on a real cache."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OTHER = "aabb00000000"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # What is printed is not cut.
+    # So that output is not truncated.
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(locks, "PROJECT", tmp_path)
     return Builds(lab_builds())
 
 
 def saved(path: Path, lock: Lock) -> Path:
-    """A lock in a file, with the id that its content gives."""
+    """Write a lock to a file, with a matching id."""
     path.write_text(yaml.safe_dump({**lock, "id": identity(lock)}))
     return path
 
@@ -61,23 +61,23 @@ def test_nothing_differs_between_a_lock_and_itself() -> None:
             ("openmpi.configure --disable-mpi-fortran", "yes", "-"),
         ),
         (changed("horovod", "sha256", to="12"), ("horovod.sha256", "02", "12")),
-        # The same version from another place, such as a build for another accelerator.
+        # The same version from elsewhere, such as a build for another accelerator.
         (changed("wheels", 2, "sha256", to="16"), ("torch 2.13.0 sha256", "06", "16")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_what_differs_is_told_with_both_sides(new: Lock, change: tuple[str, str, str]) -> None:
+def test_a_difference_is_shown_with_both_values(new: Lock, change: tuple[str, str, str]) -> None:
     (row,) = show.differences(LOCK, new)
-    assert all(told.startswith(words) for told, words in zip(row, change, strict=True))
+    assert all(cell.startswith(words) for cell, words in zip(row, change, strict=True))
 
 
-def test_a_component_is_told_once() -> None:
+def test_a_component_is_reported_once() -> None:
     new = changed("versions", "openmpi", to="4.1.8")
     new["openmpi"]["version"] = "4.1.8"
     assert show.differences(LOCK, new) == [("openmpi", "4.1.4", "4.1.8")]
 
 
-def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Builds) -> None:
+def test_a_stack_is_found_by_a_prefix_of_its_id(cache: Builds) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     assert show.find(LOCK["id"]) == LOCK
@@ -86,13 +86,13 @@ def test_a_stack_is_found_by_the_beginning_of_its_id(cache: Builds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"), [("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")], ids=str
+    ("prefix", "words"), [("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")], ids=str
 )
-def test_what_means_no_one_stack_is_refused(cache: Builds, told: str, words: str) -> None:
+def test_an_ambiguous_or_unknown_prefix_is_refused(cache: Builds, prefix: str, words: str) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
-        show.find(told)
+        show.find(prefix)
 
 
 def test_an_empty_cache_has_no_stack(cache: Builds) -> None:
@@ -100,7 +100,7 @@ def test_an_empty_cache_has_no_stack(cache: Builds) -> None:
         show.find("aaa")
 
 
-def test_a_lock_file_is_a_stack_too(tmp_path: Path) -> None:
+def test_a_lock_file_can_be_given_instead_of_an_id(tmp_path: Path) -> None:
     path = saved(tmp_path / "stack.lock.yml", LOCK)
     assert show.find(str(path)) == {**LOCK, "id": identity(LOCK)}
 
@@ -108,14 +108,14 @@ def test_a_lock_file_is_a_stack_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "all: {hosts: {}}\n", "- a\n", "a: [\n"], ids=["empty", "other", "list", "broken"]
 )
-def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_lock_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text(text)
-    with pytest.raises(FarandoleError, match=f"^{path} is .*make a new one: farandole lock -i "):
+    with pytest.raises(FarandoleError, match=f"^{path} (is|has) .*make a new one: farandole lock -i "):
         show.find(str(path))
 
 
-def test_what_is_shown_is_a_lock_to_the_letter(cache: Builds, tmp_path: Path) -> None:
+def test_show_prints_a_valid_lock(cache: Builds, tmp_path: Path) -> None:
     lock = changed("wanted", "pins", to=["numpy[red]==2.4.6", ":bug:"])
     lock["id"] = identity(lock)
     pack(cache.stack(lock), lock=lock, unpacked=1, contents={})
@@ -145,14 +145,14 @@ def test_packed_stacks_are_listed(cache: Builds) -> None:
     assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]
 
 
-def test_each_cluster_has_its_own(cache: Builds, tmp_path: Path) -> None:
+def test_each_cluster_has_its_own_builds(cache: Builds, tmp_path: Path) -> None:
     pack_stack(cache, OTHER)
     pack_stack(Builds(tmp_path / ".farandole/mine/builds"), LOCK["id"])
     pack_stack(Builds(tmp_path / "theirs"), "cccc00000000")
     for name, builds in (("mine", {}), ("theirs", {"stack_builds": str(tmp_path / "theirs")})):
         (tmp_path / name).mkdir(exist_ok=True)
-        told = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}}
-        (tmp_path / name / "hosts.yml").write_text(yaml.safe_dump(told))
+        inventory = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}}
+        (tmp_path / name / "hosts.yml").write_text(yaml.safe_dump(inventory))
     assert [builds.root for builds in builds_of(tmp_path / "mine")] == [tmp_path / ".farandole/mine/builds"]
     assert [builds.root for builds in builds_of(tmp_path / "theirs")] == [tmp_path / "theirs"]
     assert {line.split()[0] for line in printed("list").splitlines()} == {"stack", OTHER, LOCK["id"]}
@@ -161,10 +161,10 @@ def test_each_cluster_has_its_own(cache: Builds, tmp_path: Path) -> None:
         show.find("cccc", tmp_path / "mine")
 
 
-def test_a_node_that_does_not_answer_keeps_its_line() -> None:
+def test_an_unreachable_node_is_listed_with_its_reason() -> None:
     stacks = {"current": "aaaa", "former": "", "installed": ["aaaa", "bbbb"]}
-    told = show.node_table({"node-1": {"probe": {"stacks": stacks}}, "node-2": {"unreachable_reason": "No route"}})
-    assert [line.split() for line in told.splitlines()[1:]] == [
+    table = show.node_table({"node-1": {"probe": {"stacks": stacks}}, "node-2": {"unreachable_reason": "No route"}})
+    assert [line.split() for line in table.splitlines()[1:]] == [
         ["node-1", "aaaa", "-", "aaaa", "bbbb"],
         ["node-2", "?", "?", "No", "route"],
     ]

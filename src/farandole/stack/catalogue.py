@@ -1,4 +1,4 @@
-"""The catalogue: what there is, and what each thing needs. catalogue.yml is the data."""
+"""The catalogue of components, their versions and requirements; the data is in catalogue.yml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farandole.errors import FarandoleError
 
 FILE = Path(__file__).with_name("catalogue.yml")
 NONE = "none"
-# What the nodes are; nobody can wish for another.
+# Properties of the nodes; they cannot be pinned.
 FACTS = ("os", "arch", "python", "glibc", "driver")
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -29,7 +29,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @cache
 def order(version: str) -> Version:
-    """By which versions are sorted; a name is older than every number."""
+    """The sort key of a version; names sort before numbers."""
     try:
         return Version(version)
     except InvalidVersion:
@@ -43,7 +43,7 @@ def _specifiers(text: str) -> SpecifierSet:
 
 @cache
 def allows(constraint: str, version: str) -> bool:
-    """Whether a version is one of those that a constraint names: "none | ==2.29.7", "11 | 12", ">=9", or any for ""."""
+    """Whether a version satisfies a constraint such as "none | ==2.29.7", "11 | 12", ">=9", or "" for any version."""
     if not constraint:
         return version != NONE
     for alternative in constraint.split(" | "):
@@ -56,17 +56,17 @@ def allows(constraint: str, version: str) -> bool:
 
 
 def title(component: str) -> str:
-    """What a person calls it."""
+    """The display name of a component."""
     return {"gxx": "g++", "cuda": "CUDA", "os": "system", "nccl": "NCCL", "python": "Python"}.get(component, component)
 
 
 def system(name: str) -> str:
-    """debian-12 in a sentence."""
+    """The display name of a system such as debian-12."""
     return name.replace("-", " ").capitalize()
 
 
 def words(component: str, constraint: str) -> str:
-    """A constraint as it stands in a sentence."""
+    """A constraint as text for a sentence."""
     if constraint == NONE:
         return f"no {title(component)}"
     if not constraint or constraint[0] in "<>=!~":
@@ -76,18 +76,18 @@ def words(component: str, constraint: str) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """One component that must be there in a certain version, or must not be there; who says so, and why."""
+    """A requirement for a version of a component, or for its absence; who requires it, and why."""
 
     component: str
     constraint: str
     by: str
     why: str = ""
     thread: str = ""
-    # The whole sentence, where "by needs component" would not be one.
+    # The full sentence, if "by needs component" would not read well.
     text: str = ""
 
     def allows(self, row: Row) -> bool:
-        """Whether a row is good for it."""
+        """Whether a row satisfies it."""
         return row.component == self.component and allows(self.constraint, row.version)
 
     def __str__(self) -> str:
@@ -96,13 +96,13 @@ class Need:
 
     @property
     def short(self) -> str:
-        """The same without the reason."""
+        """The requirement as text, without the reason."""
         return self.text or f"{self.by} needs {words(self.component, self.constraint)}"
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What all nodes of a cluster have in common."""
+    """The platform that all nodes of a cluster share."""
 
     os: str
     arch: str
@@ -114,7 +114,7 @@ class Platform:
 
     @property
     def markers(self) -> dict[str, str]:
-        """What environment markers of Python packages are judged by."""
+        """The values against which environment markers of Python packages are evaluated."""
         return {
             "os_name": "posix",
             "sys_platform": "linux",
@@ -129,7 +129,7 @@ class Platform:
 
     @property
     def wheel_platforms(self) -> list[str]:
-        """The platform tags that its C library runs, best first."""
+        """The platform tags that its C library supports, best first."""
         names = []
         for minor in range(int(self.glibc.split(".")[1]), 4, -1):
             names += [f"manylinux_2_{minor}_{self.arch}"]
@@ -138,7 +138,7 @@ class Platform:
 
     @property
     def tags(self) -> dict[Tag, int]:
-        """All tags of wheels that it runs, with their rank."""
+        """All wheel tags that it supports, with their rank."""
         return _tags(self.python, tuple(self.wheel_platforms))
 
 
@@ -160,7 +160,7 @@ def _wheel_tags(file: str) -> frozenset[Tag]:
 
 @dataclass(frozen=True)
 class Row:
-    """A version of a component, and what it needs."""
+    """A version of a component, and its requirements."""
 
     component: str
     version: str
@@ -177,11 +177,11 @@ class Row:
 
     @property
     def is_wheel(self) -> bool:
-        """Whether it lives in the virtual environment."""
+        """Whether it is installed into the virtual environment."""
         return "files" in self.data
 
     def wheel(self, platform: Platform) -> tuple[str, str] | None:
-        """The best file for a platform, with its sha256."""
+        """The best wheel for a platform, with its sha256."""
         tags = platform.tags
         ranked = [
             (min(tags[tag] for tag in _wheel_tags(file) & tags.keys()), file)
@@ -191,7 +191,7 @@ class Row:
         return (best := min(ranked)[1], self.data["files"][best]) if ranked else None
 
     def blocked(self, platform: Platform) -> str:
-        """Why it cannot be taken at all; empty when it can."""
+        """Why it cannot be used on a platform at all; empty if it can."""
         if refused := self.data.get("refused"):
             return "; ".join(text for text in (refused["why"], refused.get("thread")) if text)
         if self.is_wheel and not self.wheel(platform):
@@ -200,7 +200,7 @@ class Row:
         return ""
 
     def needs(self, platform: Platform) -> tuple[Need, ...]:
-        """Everything that it needs on a platform."""
+        """Its requirements on a platform."""
         if platform not in self.memory:
             self.memory[platform] = tuple(self._read_needs(platform))
         return self.memory[platform]
@@ -220,7 +220,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All rows, and what was seen to work."""
+    """All rows, and the sets of versions that were tested."""
 
     data: Mapping[str, Any]
     memory: dict[str, list[Row]] = field(default_factory=dict, compare=False, repr=False)
@@ -233,7 +233,7 @@ class Catalogue:
 
     @property
     def frameworks(self) -> Mapping[str, str]:
-        """Component by the name of a framework."""
+        """Components by framework name."""
         found: Mapping[str, str] = self.data["frameworks"]
         return found
 
@@ -245,42 +245,44 @@ class Catalogue:
         return self.memory[component]
 
     def row(self, component: str, version: str) -> Row:
-        """One of them."""
+        """One version."""
         return Row(component, version, self.components[component][version])
 
     def proven(self, row: Row) -> list[str]:
-        """The systems on which it was in a set that built and ran."""
+        """The systems on which a tested set contained it."""
         sets = self.data["evidence"]
         return list(dict.fromkeys(one["system"] for one in sets if one["set"].get(row.component) == row.version))
 
     def proof(self, versions: Mapping[str, str], os: str) -> str:
-        """What was seen of a set as a whole on a system; empty when nobody built it there."""
+        """What was tested of a set as a whole on a system; empty if it was never built there."""
         for one in self.data["evidence"]:
             if one["system"] == os and one["set"].items() <= versions.items():
                 return str(one["ran"])
         return ""
 
     def rank(self, row: Row, platform: Platform) -> tuple[int, bool, Version]:
-        """The better of two rows has the greater rank: seen to work here, seen to work, the system's own, newer."""
+        """Order of preference: tested on this system, tested elsewhere, the system's own version, newer."""
         where = self.proven(row)
         own = self.components["os"].get(platform.os, {}).get("default", {})
         seen = 2 if platform.os in where else 1 if where else 0
         return seen, own.get(row.component) == row.version, order(row.version)
 
     def pin(self, text: str) -> tuple[str, str]:
-        """The component and version of NAME==VERSION, or why there is no such thing."""
+        """Parse NAME==VERSION; refuse what the catalogue does not have."""
         match = re.fullmatch(r"\s*([A-Za-z0-9][\w.+-]*)\s*==\s*([\w.+!-]+)\s*", text)
         if not match:
-            raise FarandoleError(f"{text!r} is no pin: write NAME==VERSION, for example numpy=={self._newest('numpy')}")
+            raise FarandoleError(
+                f"{text!r} is not a pin: write NAME==VERSION, for example numpy=={self._newest('numpy')}"
+            )
         name, version = self._component(match[1]), match[2]
         if name in FACTS:
-            raise FarandoleError(f"{name} cannot be wished for: it is what the nodes have. Leave {text!r} out")
+            raise FarandoleError(f"{name} cannot be pinned: the nodes determine it. Leave {text!r} out")
         known = [row.version for row in self.rows(name)]
         is_version = order(version) != order("")
         if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):
             raise FarandoleError(
                 f"{text}: the catalogue has no {title(name)} {version}; it has {', '.join(known)}. "
-                "docs/catalogue.md says how a version is added"
+                "docs/catalogue.md says how to add a version"
             )
         return name, version
 
@@ -295,7 +297,7 @@ class Catalogue:
         raise FarandoleError(f"the catalogue has no component {name}{near(name.lower(), names)}")
 
     def check_frameworks(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The frameworks in the catalogue's order, or a refusal of one that it does not have."""
+        """Return the frameworks in the catalogue's order; refuse unknown ones."""
         names = [*names]
         for name in names:
             if name not in self.frameworks:
@@ -305,18 +307,18 @@ class Catalogue:
                 )
         if not names:
             raise FarandoleError(
-                f"no framework is wished for: name one of {', '.join(self.frameworks)} in stack_frameworks"
+                f"no framework is requested: name one of {', '.join(self.frameworks)} in stack_frameworks"
             )
         return tuple(name for name in self.frameworks if name in names)
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant."""
+    """A hint at the known word that was probably meant."""
     found = difflib.get_close_matches(word, [*known], n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 @cache
 def load(file: Path = FILE) -> Catalogue:
-    """Read the catalogue."""
-    return Catalogue(yaml.load(file.read_text(), Loader=_LOADER))  # noqa: S506 - the safe loader, in C where it is there
+    """Load the catalogue."""
+    return Catalogue(yaml.load(file.read_text(), Loader=_LOADER))  # noqa: S506 - the safe loader, in C if available

@@ -18,7 +18,7 @@ from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.cache import Builds, default_root, lab_builds
 from farandole.stack.catalogue import load
-from farandole.stack.wish import wish
+from farandole.stack.request import request
 from farandole.state import claim
 from farandole.table import table
 
@@ -50,7 +50,7 @@ def lock(
         variables = inventory_variables(inventory)
         claim(variables["state"], variables["folder"], write=not explain)
         chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
-        wanted = wish(
+        wanted = request(
             [name.strip() for name in chosen],
             _list(variables, "stack_pins"),
             accelerator or variables["stack_accelerator"],
@@ -86,7 +86,7 @@ def former(path: Path) -> dict[str, Any] | None:
 def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
     """What site.yml, which hears the inventory alone, will say against this lock."""
     pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
-    wanted = wish(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
+    wanted = request(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
     if against := locks.differences(new, found, wanted, configure):
         return f"the inventory has to say so too, or site.yml will refuse this lock: {'; '.join(against)}"
     return ""

@@ -1,4 +1,4 @@
-"""stack.lock.yml: every component of a cluster's stack with its version, source and sha256."""
+"""stack.lock.yml: every component of a cluster's stack, with version, source and sha256."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load
 from farandole.stack.nodes import Nodes, Probe
 from farandole.stack.nodes import read as read_nodes
-from farandole.stack.solver import Problem, Solution, Wish
+from farandole.stack.solver import Problem, Request, Solution
 
 NAME = "stack.lock.yml"
 FORMAT = 1
 PROJECT = Path(__file__).resolve().parents[3]
 HEAD = """\
-# The stack of this cluster, to the last file. `farandole lock` writes it; commit it, and do not edit it:
-# wishes go into stack_frameworks, stack_pins, stack_accelerator and openmpi_configure.
+# The stack of this cluster, down to the last file. Written by `farandole lock`; commit it, and do not edit it:
+# set stack_frameworks, stack_pins, stack_accelerator and openmpi_configure instead.
 """
-# In the order of the file.
+# In the order in which they are written.
 KEYS = ("format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "why")
 Lock = Mapping[str, Any]
 
 
 def identity(lock: Lock) -> str:
-    """The stack's id: what is in it, not why."""
+    """The stack's id, a digest of everything but the reasons."""
     content = {key: value for key, value in lock.items() if key not in ("id", "why")}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def make(nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> dict[str, Any]:
-    """Solve, and write down what came out."""
-    problem = Problem(load(), nodes, wish)
+def make(nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> dict[str, Any]:
+    """Resolve a request into a lock."""
+    problem = Problem(load(), nodes, request)
     solution = solver.solve(problem)
     lock = {
         "format": FORMAT,
         "id": "",
         "platform": {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python},
         "wanted": {
-            "frameworks": list(wish.frameworks),
-            "pins": sorted(f"{name}=={version}" for name, version in wish.pins),
+            "frameworks": list(request.frameworks),
+            "pins": sorted(f"{name}=={version}" for name, version in request.pins),
             "accelerator": problem.accelerator,
         },
         "versions": _versions(solution),
@@ -59,7 +59,7 @@ def make(nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> dict[str, A
         "wheels": _wheels(problem, solution),
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
     }
-    # Plain data, whatever kind of strings Ansible handed in.
+    # Plain data, even if Ansible passed in its own string types.
     plain: dict[str, Any] = json.loads(json.dumps(lock))
     return {**plain, "id": identity(plain)}
 
@@ -93,18 +93,18 @@ def _horovod(problem: Problem, solution: Solution) -> dict[str, Any]:
 
 
 def _environment(problem: Problem) -> dict[str, str]:
-    """What Horovod's build is told; nothing is left to what it finds."""
+    """The settings of Horovod's build; nothing is left to autodetection."""
     frameworks = {"tensorflow": "TENSORFLOW", "pytorch": "PYTORCH"}
-    told = {
-        f"HOROVOD_WITH{'' if name in problem.wish.frameworks else 'OUT'}_{word}": "1"
+    settings = {
+        f"HOROVOD_WITH{'' if name in problem.request.frameworks else 'OUT'}_{word}": "1"
         for name, word in frameworks.items()
     }
-    told |= {"HOROVOD_WITHOUT_MXNET": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"}
-    # Else it takes what the builder's processor has, and another node may have less. TensorFlow wants AVX anyway.
-    told["HOROVOD_BUILD_ARCH_FLAGS"] = "-mavx -mf16c"
+    settings |= {"HOROVOD_WITHOUT_MXNET": "1", "HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"}
+    # By default it uses what the builder's CPU has, and another node may have less. TensorFlow needs AVX anyway.
+    settings["HOROVOD_BUILD_ARCH_FLAGS"] = "-mavx -mf16c"
     if problem.accelerator == "cuda":
-        told |= {"HOROVOD_GPU": "CUDA", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
-    return told
+        settings |= {"HOROVOD_GPU": "CUDA", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
+    return settings
 
 
 def _wheels(problem: Problem, solution: Solution) -> list[dict[str, str]]:
@@ -123,23 +123,23 @@ def _wheels(problem: Problem, solution: Solution) -> list[dict[str, str]]:
 
 
 def path_of(inventory: Path) -> Path:
-    """Where the lock of an inventory lies."""
+    """The path of an inventory's lock."""
     return (inventory if inventory.is_dir() else inventory.parent) / NAME
 
 
 def command(path: Path) -> str:
-    """What makes a new one."""
+    """The command that writes a new lock."""
     folder = path.parent
     return f"farandole lock -i {os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else folder}"
 
 
 def text(lock: Lock) -> str:
-    """The file's content."""
+    """The content of the lock file."""
     return HEAD + "".join(_dump(key, lock[key]) for key in KEYS)
 
 
 def write(path: Path, lock: Lock) -> None:
-    """Replace the file as a whole."""
+    """Write the lock file atomically."""
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "w") as file:
@@ -152,43 +152,43 @@ def write(path: Path, lock: Lock) -> None:
 
 
 def _dump(key: str, value: Any) -> str:
-    """A line for every version, file and sentence, so that a diff reads well."""
+    """Format one key with one line per version, file and reason, so that diffs read well."""
     flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels") else False
     return yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, width=10**6, allow_unicode=True)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The lock in a file, or a refusal of one that is damaged or was edited."""
-    mend = f"make a new one: {command(path)}"
+    """Read a lock; refuse one that is damaged or was edited."""
+    cure = f"make a new one: {command(path)}"
     try:
         lock = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - the safe loader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
-        raise FarandoleError(f"{path} is no YAML{f' (line {where.line + 1})' if where else ''}; {mend}") from None
+        raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
     if not isinstance(lock, dict) or lock.get("format") != FORMAT:
         found = lock.get("format") if isinstance(lock, dict) else "none"
-        raise FarandoleError(f"{path} is of format {found}, and this version reads format {FORMAT}; {mend}")
+        raise FarandoleError(f"{path} has format {found}, and this version reads format {FORMAT}; {cure}")
     if missing := set(KEYS) - lock.keys():
-        raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {mend}")
+        raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")
     if (content := identity(lock)) != lock["id"]:
         raise FarandoleError(
             f"{path} was edited or damaged: it says id {lock['id']}, its content gives {content}. "
-            f"Take the edit back, or put what you want into stack_pins and {mend}"
+            f"Undo the edit, or put what you want into stack_pins and {cure}"
         )
     return lock
 
 
-def differences(lock: Lock, nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> list[str]:
-    """In what a lock is not that of these nodes and of this wish."""
-    problem = Problem(load(), nodes, wish)
+def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> list[str]:
+    """How a lock differs from these nodes and this request."""
+    problem = Problem(load(), nodes, request)
     wanted = lock["wanted"]
-    pins = {f"{name}=={version}" for name, version in wish.pins}
+    pins = {f"{name}=={version}" for name, version in request.pins}
     platform = {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python}
     pairs: list[tuple[str, Any, Any]] = [
         (f"platform.{key}", lock["platform"].get(key), value) for key, value in platform.items()
     ]
     pairs += [
-        ("frameworks", wanted["frameworks"], list(wish.frameworks)),
+        ("frameworks", wanted["frameworks"], list(request.frameworks)),
         ("accelerator", wanted["accelerator"], problem.accelerator),
     ]
     if configure:
@@ -201,38 +201,37 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def check(path: Path, lock: Lock, nodes: Nodes, wish: Wish, configure: Sequence[str] = ()) -> None:
-    """Refuse a lock that is of other nodes or of another wish."""
-    if found := differences(lock, nodes, wish, configure):
+def check(path: Path, lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> None:
+    """Refuse a lock that does not match these nodes and this request."""
+    if found := differences(lock, nodes, request, configure):
         raise FarandoleError(
-            f"{path} does not fit this cluster: {'; '.join(found)}. Make a new one: {command(path)}; "
-            "or take the change back"
+            f"{path} does not fit this cluster: {'; '.join(found)}. Make a new one: {command(path)}; or undo the change"
         )
 
 
 def settle(
     path: Path,
-    wish: Wish,
+    request: Request,
     configure: Sequence[str],
     probes: Mapping[str, Probe],
     *,
     renew: bool = False,
     save: bool = True,
 ) -> tuple[dict[str, Any], bool]:
-    """The lock of a cluster, and whether it is a new one; an existing lock has to fit, unless it is to be renewed."""
+    """Return a cluster's lock, and whether it is new; an existing one must fit, unless it is to be renewed."""
     nodes = read_nodes(probes)
     if path.exists() and not renew:
         lock = read(path)
-        check(path, lock, nodes, wish, configure)
+        check(path, lock, nodes, request, configure)
         return lock, False
-    lock = make(nodes, wish, configure)
+    lock = make(nodes, request, configure)
     if save:
         write(path, lock)
     return lock, True
 
 
 def changes(old: Lock | None, new: Lock) -> list[str]:
-    """What a new lock changes, a line for each component."""
+    """What a new lock changes, one line per component."""
     before: Mapping[str, str] = old["versions"] if old else {}
     after: Mapping[str, str] = new["versions"]
     return [

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster are, from what preflight found."""
+"""The platform of a cluster's nodes, from preflight's probes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Probe = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Nodes:
-    """The one platform of all nodes, and what they have of NVIDIA's."""
+    """The common platform of all nodes, and their NVIDIA drivers and toolkits."""
 
     hosts: tuple[str, ...]
     platform: Platform
@@ -24,11 +24,11 @@ class Nodes:
 
     @property
     def driver(self) -> str:
-        """The oldest driver; `none` when not all nodes have one."""
+        """The oldest driver; `none` unless all nodes have one."""
         return min(self.drivers.values(), key=order) if self.drivers.keys() == set(self.hosts) else NONE
 
     def accelerator(self, wanted: str) -> str:
-        """cpu or cuda: what was wanted, or for auto what the nodes have."""
+        """Resolve auto to cpu or cuda; refuse cuda if the nodes lack what it needs."""
         if wanted == "auto":
             self._refuse_half("set stack_accelerator: cpu to leave the GPUs alone")
             return "cuda" if self.drivers and self.toolkits else "cpu"
@@ -49,12 +49,12 @@ class Nodes:
         if self.drivers and (without := [host for host in self.hosts if host not in self.drivers]):
             raise FarandoleError(
                 f"{some([*self.drivers])} with an NVIDIA driver, {some(without)} without one: "
-                f"the ranks of a job are alike. Install the driver there, {cure}"
+                f"all ranks of a job must be alike. Install the driver there, {cure}"
             )
 
 
 def grouped(probes: Mapping[str, Probe], key: Callable[[Probe], str]) -> dict[str, list[str]]:
-    """Hosts by what they have."""
+    """Group hosts by a key; hosts with an empty key are left out."""
     found: dict[str, list[str]] = {}
     for host, probe in probes.items():
         if value := key(probe):
@@ -63,28 +63,32 @@ def grouped(probes: Mapping[str, Probe], key: Callable[[Probe], str]) -> dict[st
 
 
 def platform(probe: Probe) -> Platform:
-    """What one node is."""
+    """The platform of one node."""
     return Platform(f"{probe['os_id']}-{probe['os_version']}", probe["arch"], probe["python"], probe["glibc"])
 
 
 def read(probes: Mapping[str, Probe]) -> Nodes:
-    """The nodes, or a refusal of a cluster of several platforms."""
+    """Combine the probes; refuse a cluster of several platforms."""
     if not probes:
-        raise FarandoleError("preflight knows no node yet: run  ansible-playbook -i INVENTORY playbooks/preflight.yml")
+        raise FarandoleError(
+            "preflight has not probed any node yet: run  ansible-playbook -i INVENTORY playbooks/preflight.yml"
+        )
     kinds = grouped(probes, lambda probe: str(platform(probe)))
     if len(kinds) > 1:
         parts = "; ".join(f"{some(hosts)}: {kind}" for kind, hosts in kinds.items())
         fewest = min(kinds.values(), key=len)
         raise FarandoleError(
-            f"the nodes are of {len(kinds)} platforms ({parts}), and a cluster is of one: the ranks of a job send "
-            f"Python objects to one another and start the same Python at the same path. Take {some(fewest)} out "
-            "of group cluster, into an inventory of its own"
+            f"the nodes have {len(kinds)} platforms ({parts}), but a cluster must have one: the ranks of a job send "
+            f"each other Python objects and start the same Python at the same path. Move {some(fewest)} out of group "
+            "cluster, into a separate inventory"
         )
     toolkits = {host: probe["cuda"] for host, probe in probes.items() if probe["cuda"]}
     majors = grouped(probes, lambda probe: str(probe["cuda"]).split(".")[0])
     if len(majors) > 1:
         parts = "; ".join(f"{some(hosts)}: CUDA {major}" for major, hosts in majors.items())
-        raise FarandoleError(f"the nodes have CUDA toolkits of different majors ({parts}): install the same on each")
+        raise FarandoleError(
+            f"the nodes have CUDA toolkits of different majors ({parts}): install the same one on each"
+        )
     oldest = min(probes.values(), key=lambda probe: order(probe["glibc"]))
     drivers = {host: probe["nvidia_driver"] for host, probe in probes.items() if probe["nvidia_driver"]}
     return Nodes(tuple(probes), platform(oldest), drivers, toolkits)

@@ -1,4 +1,4 @@
-"""The parts of a lock, as the roles' tasks take them."""
+"""Parts of a lock, in the form that the roles' tasks need."""
 
 from __future__ import annotations
 

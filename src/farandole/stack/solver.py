@@ -1,4 +1,4 @@
-"""Choose a version of everything: what the catalogue knows, what the nodes are, what the user wishes."""
+"""Choose a version of every component, from the catalogue, the nodes and the user's request."""
 
 from __future__ import annotations
 
@@ -16,59 +16,60 @@ from farandole.stack.catalogue import FACTS, NONE, Catalogue, Need, Row, near, o
 from farandole.stack.nodes import Nodes
 
 ALWAYS = ("horovod", "openmpi", "gxx")
-# Decided first: what the rest hangs on. NCCL comes after the wheel that it has to match.
+# Decided first, because the rest depends on them. NCCL comes after the wheel that it must match.
 FIRST = (*FACTS, "cuda", "torch", "tensorflow", "horovod", "openmpi", "gxx")
-DEEP = 4
+MAX_DEPTH = 4
 Causes = Sequence[RequirementInformation[Need, Row]]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user wants."""
+class Request:
+    """What the user asks for."""
 
     frameworks: tuple[str, ...]
     pins: tuple[tuple[str, str], ...] = ()
     accelerator: str = "auto"
-    # Names the origin of pins that came from the command line.
+    # The pins that came from the command line.
     command: frozenset[tuple[str, str]] = frozenset()
-    # As the user types it.
+    # As the user typed it.
     inventory: str = "INVENTORY"
 
-    def said(self, pin: tuple[str, str]) -> str:
-        """A pin in the user's own words."""
+    def spelled(self, pin: tuple[str, str]) -> str:
+        """A pin as the user wrote it."""
         text = f"{pin[0]}=={pin[1]}"
         return f"--want {text}" if pin in self.command else f"stack_pins ({text})"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a solution must satisfy."""
+    """Everything that a solution must satisfy."""
 
     catalogue: Catalogue
     nodes: Nodes
-    wish: Wish
+    request: Request
 
     @cached_property
     def accelerator(self) -> str:
-        """cpu or cuda."""
-        return self.nodes.accelerator(self.wish.accelerator)
+        """The accelerator to use: cpu or cuda."""
+        return self.nodes.accelerator(self.request.accelerator)
 
     def facts(self) -> Iterator[Need]:
-        """What the nodes are."""
+        """Requirements from the nodes' platform."""
         platform, hosts = self.nodes.platform, some(self.nodes.hosts)
         values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
         for component, value in zip(FACTS, values, strict=True):
-            what = system(value) if component == "os" else words(component, value)
-            yield Need(component, value, hosts, text=f"{hosts}: {what}")
+            fact = system(value) if component == "os" else words(component, value)
+            yield Need(component, value, hosts, text=f"{hosts}: {fact}")
         for component in ALWAYS:
             yield Need(component, "", "every stack")
 
     def chip(self) -> Iterator[Need]:
-        """What the accelerator asks for."""
+        """Requirements from the accelerator."""
         hosts = some(self.nodes.hosts)
         if self.accelerator == "cpu":
             found = "no node has an NVIDIA driver and a CUDA toolkit"
-            text = f"the cluster is on CPUs: {found if self.wish.accelerator == 'auto' else 'stack_accelerator is cpu'}"
+            reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
+            text = f"the cluster is on CPUs: {reason}"
             yield Need("cuda", NONE, "a cluster on CPUs", text=text)
             yield Need("nccl", NONE, "a cluster on CPUs", text=text)
             return
@@ -78,25 +79,25 @@ class Problem:
             yield Need("cuda", f"=={version.split('.')[0]}.*", hosts, text=f"{hosts}: CUDA toolkit {version}")
 
     def framework(self, name: str) -> Need:
-        """That a framework is there, or is not."""
-        wanted = name in self.wish.frameworks
-        text = f"frameworks are {' and '.join(self.wish.frameworks)}"
-        return Need(self.catalogue.frameworks[name], "" if wanted else NONE, "your wish", text=text)
+        """A framework must be present, or absent."""
+        wanted = name in self.request.frameworks
+        text = f"frameworks are {' and '.join(self.request.frameworks)}"
+        return Need(self.catalogue.frameworks[name], "" if wanted else NONE, "your request", text=text)
 
     def pin(self, pin: tuple[str, str]) -> Need:
-        """A version that the user insists on."""
-        return Need(pin[0], f"=={pin[1]}", "your wish", text=self.wish.said(pin))
+        """A pinned version."""
+        return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
 
     def roots(self) -> list[Need]:
-        """All of it."""
-        return [*self.facts(), *self.chip(), *self.wishes(self.wish.pins)]
+        """All requirements."""
+        return [*self.facts(), *self.chip(), *self.requested(self.request.pins)]
 
-    def wishes(self, pins: Iterable[tuple[str, str]]) -> list[Need]:
-        """The frameworks and some of the pins."""
+    def requested(self, pins: Iterable[tuple[str, str]]) -> list[Need]:
+        """Requirements from the frameworks and the given pins."""
         return [*map(self.framework, self.catalogue.frameworks), *map(self.pin, pins)]
 
     def rows(self, component: str) -> list[Row]:
-        """All versions of a component that there are, the nodes' own for a fact."""
+        """All versions of a component; for a fact, the nodes' own."""
         if component in FACTS:
             value = next(need.constraint for need in self.facts() if need.component == component)
             known = self.catalogue.components.get(component, {})
@@ -105,12 +106,12 @@ class Problem:
 
 
 class _Provider(AbstractProvider[Need, Row, str]):
-    """The catalogue as resolvelib wants to be told of it."""
+    """The catalogue, adapted to resolvelib's interface."""
 
-    def __init__(self, problem: Problem, living: Mapping[str, Sequence[Row]]) -> None:
+    def __init__(self, problem: Problem, candidates: Mapping[str, Sequence[Row]]) -> None:
         self.problem = problem
         self.platform = problem.nodes.platform
-        self.living = living
+        self.candidates = candidates
 
     def identify(self, requirement_or_candidate: Need | Row) -> str:
         return requirement_or_candidate.component
@@ -135,8 +136,8 @@ class _Provider(AbstractProvider[Need, Row, str]):
         incompatibilities: Mapping[str, Iterator[Row]],
     ) -> Iterable[Row]:
         needs, bad = list(requirements[identifier]), list(incompatibilities[identifier])
-        living = self.living[identifier]
-        good = [row for row in living if row not in bad and all(need.allows(row) for need in needs)]
+        candidates = self.candidates[identifier]
+        good = [row for row in candidates if row not in bad and all(need.allows(row) for need in needs)]
         catalogue, platform = self.problem.catalogue, self.platform
         return sorted(good, key=lambda row: (row.version == NONE, catalogue.rank(row, platform)), reverse=True)
 
@@ -149,18 +150,18 @@ class _Provider(AbstractProvider[Need, Row, str]):
 
 @dataclass(frozen=True)
 class Solution:
-    """A version of everything, and who asked for each."""
+    """A version of every component, and what required each."""
 
     rows: Mapping[str, Row]
     needs: Mapping[str, Sequence[Need]]
 
 
 def resolve(problem: Problem, roots: Sequence[Need]) -> Solution:
-    """The best set, or ResolutionImpossible."""
-    deaths = Deaths(problem, roots)
-    if deaths.wiped:
+    """Find the best set, or raise ResolutionImpossible."""
+    elimination = Elimination(problem, roots)
+    if elimination.exhausted:
         raise ResolutionImpossible([])
-    provider = _Provider(problem, deaths.living)
+    provider = _Provider(problem, elimination.candidates)
     result = Resolver(provider, BaseReporter[Need, Row, str]()).resolve(roots, max_rounds=2000)
     needs = {name: [one.requirement for one in result.criteria[name].information] for name in result.mapping}
     rows = {name: row for name, row in sorted(result.mapping.items()) if row.version != NONE}
@@ -168,18 +169,18 @@ def resolve(problem: Problem, roots: Sequence[Need]) -> Solution:
 
 
 def solve(problem: Problem) -> Solution:
-    """The best set; when there is none, a refusal that says what stands against it and what would work."""
+    """Find the best set; if there is none, refuse with the conflicts and the nearest set that works."""
     known = problem.catalogue.components["os"]
     if problem.nodes.platform.os not in known:
         raise FarandoleError(
-            f"{some(problem.nodes.hosts)}: the catalogue knows nothing of {problem.nodes.platform.os}"
-            f"{near(problem.nodes.platform.os, known)}; it knows {', '.join(known)}"
+            f"{some(problem.nodes.hosts)}: the catalogue does not have {problem.nodes.platform.os}"
+            f"{near(problem.nodes.platform.os, known)}; it has {', '.join(known)}"
         )
     own = known[problem.nodes.platform.os]["ships"]["python"]
     if problem.nodes.platform.python != own:
         raise FarandoleError(
             f"{some(problem.nodes.hosts)}: /usr/bin/python3 is Python {problem.nodes.platform.python}, and "
-            f"{system(problem.nodes.platform.os)} comes with {own}: put its own back "
+            f"{system(problem.nodes.platform.os)} comes with {own}: restore that one "
             f"(apt-get install --reinstall python3-minimal)"
         )
     try:
@@ -189,7 +190,7 @@ def solve(problem: Problem) -> Solution:
 
 
 def possible(problem: Problem, roots: Sequence[Need]) -> bool:
-    """Whether there is any set."""
+    """Whether any set satisfies the requirements."""
     try:
         resolve(problem, roots)
     except ResolutionError:
@@ -201,7 +202,7 @@ def possible(problem: Problem, roots: Sequence[Need]) -> bool:
 
 
 def why(problem: Problem, solution: Solution) -> dict[str, str]:
-    """A sentence for every component: what asked for it, what kept it from being newer."""
+    """A sentence for every component: what required it, and why it is not newer."""
     return {name: f"{_asked(solution.needs[name])}; {_newer(problem, solution, name)}" for name in solution.rows}
 
 
@@ -213,7 +214,7 @@ def _asked(needs: Sequence[Need]) -> str:
 def _newer(problem: Problem, solution: Solution, name: str) -> str:
     row, platform = solution.rows[name], problem.nodes.platform
     if name in FACTS:
-        return "it is what the nodes have"
+        return "determined by the nodes"
     newer = [one for one in problem.catalogue.rows(name) if order(one.version).release > order(row.version).release]
     if not newer:
         return "the newest in the catalogue"
@@ -229,15 +230,15 @@ def _newer(problem: Problem, solution: Solution, name: str) -> str:
     if row.version == problem.catalogue.components["os"][platform.os].get("default", {}).get(name):
         return f"not {newest.version}: {row.version} is the system's own"
     proven = ", ".join(problem.catalogue.proven(row))
-    return f"not {newest.version}: {row.version} was seen to work ({proven}), {newest.version} was not"
+    return f"not {newest.version}: {row.version} is tested ({proven}), {newest.version} is not"
 
 
 # Why not
 
 
 @dataclass
-class Deaths:
-    """What is left of the catalogue under some needs, and why the rest is not."""
+class Elimination:
+    """The candidates left of the catalogue under some requirements, and why the others were eliminated."""
 
     problem: Problem
     roots: Sequence[Need]
@@ -245,25 +246,25 @@ class Deaths:
     def __post_init__(self) -> None:
         self.platform = self.problem.nodes.platform
         self.reasons: dict[Row, list[Need | str]] = {}
-        self.living = {name: self._living(name) for name in [*self.problem.catalogue.components, *FACTS]}
+        self.candidates = {name: self._initial(name) for name in [*self.problem.catalogue.components, *FACTS]}
         while self._round():
             pass
 
-    def _living(self, component: str) -> list[Row]:
+    def _initial(self, component: str) -> list[Row]:
         rows = self.problem.rows(component)
         self.reasons.update({row: [text] for row in rows if (text := row.blocked(self.platform))})
         return [row for row in rows if row not in self.reasons]
 
     @property
-    def wiped(self) -> list[str]:
-        """Components of which nothing is left."""
-        return [name for name, rows in self.living.items() if not rows]
+    def exhausted(self) -> list[str]:
+        """Components without any candidate left."""
+        return [name for name, rows in self.candidates.items() if not rows]
 
     def certain(self) -> list[Need]:
-        """The roots, and the needs of what there is only one choice for."""
+        """The roots, and the requirements of components with a single candidate."""
         found, seen = list(self.roots), set[str]()
         for need in found:
-            rows = [row for row in self.living[need.component] if need.allows(row)]
+            rows = [row for row in self.candidates[need.component] if need.allows(row)]
             if len(rows) == 1 and need.component not in seen:
                 seen.add(need.component)
                 found += rows[0].needs(self.platform)
@@ -271,46 +272,49 @@ class Deaths:
 
     def _round(self) -> bool:
         certain = self.certain()
-        dead: dict[Row, list[Need | str]] = {}
-        for name, rows in self.living.items():
-            # What the nodes are is never what has to give way.
+        eliminated: dict[Row, list[Need | str]] = {}
+        for name, rows in self.candidates.items():
+            # Facts about the nodes are never eliminated.
             for row in rows if name not in FACTS else ():
-                if reasons := [*self._refused(row, certain), *self._starved(row, certain)]:
-                    dead[row] = reasons
-        self.reasons.update(dead)
-        self.living = {name: [row for row in rows if row not in dead] for name, rows in self.living.items()}
-        return bool(dead)
+                if reasons := [*self._refused(row, certain), *self._unmet(row, certain)]:
+                    eliminated[row] = reasons
+        self.reasons.update(eliminated)
+        self.candidates = {
+            name: [row for row in rows if row not in eliminated] for name, rows in self.candidates.items()
+        }
+        return bool(eliminated)
 
     @staticmethod
     def _refused(row: Row, certain: Sequence[Need]) -> list[Need | str]:
         return [need for need in certain if need.component == row.component and not need.allows(row)]
 
-    def _starved(self, row: Row, certain: Sequence[Need]) -> list[Need | str]:
-        return [need for need in row.needs(self.platform) if not self._fed(need, certain)]
+    def _unmet(self, row: Row, certain: Sequence[Need]) -> list[Need | str]:
+        return [need for need in row.needs(self.platform) if not self._can_meet(need, certain)]
 
-    def _fed(self, need: Need, certain: Sequence[Need]) -> bool:
+    def _can_meet(self, need: Need, certain: Sequence[Need]) -> bool:
+        candidates = self.candidates[need.component]
         if need.component in FACTS:
-            return need.allows(self.living[need.component][0])
+            return need.allows(candidates[0])
         others = [one for one in certain if one.component == need.component]
-        return any(need.allows(row) and all(one.allows(row) for one in others) for row in self.living[need.component])
+        return any(need.allows(row) and all(one.allows(row) for one in others) for row in candidates)
 
-    def tell(self, row: Row, depth: int = 1, told: set[Row] | None = None) -> list[str]:
-        """Why a row is out, as an indented list."""
-        told = set() if told is None else told
-        if row in told or depth > DEEP:
+    def explain(self, row: Row, depth: int = 1, explained: set[Row] | None = None) -> list[str]:
+        """Why a row was eliminated, as an indented list."""
+        explained = set() if explained is None else explained
+        if row in explained or depth > MAX_DEPTH:
             return []
-        told.add(row)
+        explained.add(row)
         lines = []
         for reason in self.reasons.get(row, ()):
             against = self._against(row, reason)
             lines.append(f"{'   ' * depth}- {reason}{against}")
             if isinstance(reason, Need) and reason.component != row.component and not against:
                 for other in self.problem.rows(reason.component):
-                    lines += self.tell(other, depth + 1, told) if reason.allows(other) else []
+                    lines += self.explain(other, depth + 1, explained) if reason.allows(other) else []
         return lines
 
     def _against(self, row: Row, reason: Need | str) -> str:
-        """What stands against a need, when it is said in one sentence."""
+        """What conflicts with a requirement, if one sentence can say it."""
         if isinstance(reason, str) or reason.component == row.component:
             return ""
         others = [need for need in self.certain() if need.component == reason.component]
@@ -319,108 +323,108 @@ class Deaths:
 
 
 def refusal(problem: Problem) -> str:
-    """What stands against the wish, and the nearest one that works."""
+    """Describe the conflicts in the request, and the nearest request that works."""
     found = nearest(problem)
-    lines = ["no set of versions fits what is asked for; nothing was changed."]
-    for number, (what, reasons) in enumerate(conflicts(problem, found), 1):
-        lines += ["", f"{number}. {what}", *reasons]
-    return "\n".join([*lines, "", *cure(problem.wish, found)])
+    lines = ["no set of versions satisfies the request; nothing was changed."]
+    for number, (part, reasons) in enumerate(conflicts(problem, found), 1):
+        lines += ["", f"{number}. {part}", *reasons]
+    return "\n".join([*lines, "", *cure(problem.request, found)])
 
 
-def conflicts(problem: Problem, kept: Wish | None) -> Iterator[tuple[str, list[str]]]:
-    """Each part of the wish that cannot be had, with the reasons."""
-    wish = problem.wish
-    kept = kept or replace(wish, frameworks=(), pins=())
-    bare = Deaths(problem, list(problem.facts()))
-    if bare.wiped:
-        rows = [row for name in bare.wiped for row in problem.rows(name) if row.version != NONE]
-        yield f"{problem.nodes.platform}", _out(bare, rows)
+def conflicts(problem: Problem, kept: Request | None) -> Iterator[tuple[str, list[str]]]:
+    """Each part of the request that cannot be satisfied, with the reasons."""
+    request = problem.request
+    kept = kept or replace(request, frameworks=(), pins=())
+    bare = Elimination(problem, list(problem.facts()))
+    if bare.exhausted:
+        rows = [row for name in bare.exhausted for row in problem.rows(name) if row.version != NONE]
+        yield f"{problem.nodes.platform}", _eliminated(bare, rows)
         return
-    for name in wish.frameworks:
+    for name in request.frameworks:
         need = problem.framework(name)
-        if name not in kept.frameworks or Deaths(problem, [*problem.facts(), *problem.chip(), need]).wiped:
+        if name not in kept.frameworks or Elimination(problem, [*problem.facts(), *problem.chip(), need]).exhausted:
             yield f"{name} ({'GPUs' if problem.accelerator == 'cuda' else 'CPUs'})", against(problem, need, ())
-    for pin in wish.pins:
+    for pin in request.pins:
         if pin not in kept.pins:
-            yield wish.said(pin), against(problem, problem.pin(pin), kept.pins)
+            yield request.spelled(pin), against(problem, problem.pin(pin), kept.pins)
 
 
 def against(problem: Problem, need: Need, kept: Iterable[tuple[str, str]]) -> list[str]:
-    """The reasons why a need cannot be met: on these nodes, or beside the fewest of the other wishes."""
+    """Why a requirement cannot be met: on these nodes at all, or together with the fewest other requests."""
     base = [*problem.facts(), *problem.chip()]
-    deaths = Deaths(problem, [*base, need])
+    elimination = Elimination(problem, [*base, need])
     rows = [row for row in problem.rows(need.component) if need.allows(row)]
-    if deaths.wiped:
-        return [*_out(deaths, rows), *_made_for(problem, need)]
-    rest = problem.wishes(kept)
+    if elimination.exhausted:
+        return [*_eliminated(elimination, rows), *_made_for(problem, need)]
+    rest = problem.requested(kept)
     for one in list(rest):
         fewer = [other for other in rest if other is not one]
         if not possible(problem, [*base, need, *fewer]):
             rest = fewer
-    deaths = Deaths(problem, [*base, need, *rest])
-    wiped = [one for one in rest if one.component in deaths.wiped]
-    beside = [row for one in wiped for row in problem.rows(one.component) if one.allows(row)]
-    return _out(deaths, [*rows, *beside]) or [f"   it does not go together with {', '.join(map(str, rest))}"]
+    elimination = Elimination(problem, [*base, need, *rest])
+    exhausted = [one for one in rest if one.component in elimination.exhausted]
+    others = [row for one in exhausted for row in problem.rows(one.component) if one.allows(row)]
+    return _eliminated(elimination, [*rows, *others]) or [f"   it conflicts with {', '.join(map(str, rest))}"]
 
 
-def _out(deaths: Deaths, rows: Iterable[Row]) -> list[str]:
+def _eliminated(elimination: Elimination, rows: Iterable[Row]) -> list[str]:
     lines = []
     for row in rows:
-        reasons = deaths.tell(row)
+        reasons = elimination.explain(row)
         lines += [f"   {row}:", *reasons] if reasons else []
     return lines
 
 
 def _made_for(problem: Problem, need: Need) -> list[str]:
-    """What stands against the frameworks that are made for exactly what is asked for."""
+    """What conflicts with the framework versions that are made for exactly the requested version."""
     if need.component in problem.catalogue.frameworks.values():
         return []
     lines = []
-    deaths = Deaths(problem, list(problem.facts()))
+    elimination = Elimination(problem, list(problem.facts()))
     wanted = [row for row in problem.catalogue.rows(need.component) if need.allows(row)]
-    for name in problem.wish.frameworks:
+    for name in problem.request.frameworks:
         for row in problem.catalogue.rows(problem.catalogue.frameworks[name]):
             made = [one for one in row.needs(problem.nodes.platform) if one.component == need.component]
-            if any(one.allows(other) for one in made for other in wanted) and (reasons := deaths.tell(row)):
+            if any(one.allows(other) for one in made for other in wanted) and (reasons := elimination.explain(row)):
                 lines += [f"   {row}, which is made for it:", *reasons]
     return lines
 
 
-def nearest(problem: Problem) -> Wish | None:
-    """The wish that works and leaves out least: pins first, then the GPUs, then a framework."""
-    wish = problem.wish
-    chips = [wish.accelerator] + ["cpu"] * (problem.accelerator == "cuda")
-    sets = [wish.frameworks] + [(name,) for name in wish.frameworks if len(wish.frameworks) > 1]
+def nearest(problem: Problem) -> Request | None:
+    """The request that works and drops least: pins first, then the GPUs, then a framework."""
+    request = problem.request
+    chips = [request.accelerator] + ["cpu"] * (problem.accelerator == "cuda")
+    sets = [request.frameworks] + [(name,) for name in request.frameworks if len(request.frameworks) > 1]
     for frameworks in sets:
         for chip in chips:
-            found = replace(wish, frameworks=frameworks, accelerator=chip, pins=())
-            if possible(replace(problem, wish=found), replace(problem, wish=found).roots()):
+            found = replace(request, frameworks=frameworks, accelerator=chip, pins=())
+            if possible(replace(problem, request=found), replace(problem, request=found).roots()):
                 return _with_pins(problem, found)
     return None
 
 
-def _with_pins(problem: Problem, wish: Wish) -> Wish:
-    for pin in problem.wish.pins:
-        more = replace(problem, wish=replace(wish, pins=(*wish.pins, pin)))
+def _with_pins(problem: Problem, request: Request) -> Request:
+    for pin in problem.request.pins:
+        more = replace(problem, request=replace(request, pins=(*request.pins, pin)))
         if possible(more, more.roots()):
-            wish = more.wish
-    return wish
+            request = more.request
+    return request
 
 
-def cure(wish: Wish, found: Wish | None) -> list[str]:
-    """The nearest set that works, as it is typed."""
+def cure(request: Request, found: Request | None) -> list[str]:
+    """The nearest set that works, as commands and settings."""
     if not found:
         return ["no part of it works on these nodes"]
     options = [f"--want {name}=={version}" for name, version in found.pins if (name, version) in found.command]
     lines = ["nearest set that works:"]
-    if found.frameworks != wish.frameworks:
+    if found.frameworks != request.frameworks:
         options.insert(0, f"--frameworks {','.join(found.frameworks)}")
         lines.append(f"   in the inventory: stack_frameworks: [{', '.join(found.frameworks)}]")
-    if found.accelerator != wish.accelerator:
+    if found.accelerator != request.accelerator:
         options.insert(0, f"--accelerator {found.accelerator}")
         lines.append(f"   in the inventory: stack_accelerator: {found.accelerator}")
     ours = [pin for pin in found.pins if pin not in found.command]
-    if [pin for pin in wish.pins if pin not in wish.command] != ours:
+    if [pin for pin in request.pins if pin not in request.command] != ours:
         pins = ", ".join(f'"{name}=={version}"' for name, version in ours)
         lines.append(f"   in the inventory: stack_pins: [{pins}]")
-    return [*lines, f"   {' '.join([f'farandole lock -i {wish.inventory}', *options])}"]
+    return [*lines, f"   {' '.join([f'farandole lock -i {request.inventory}', *options])}"]

@@ -1,4 +1,4 @@
-"""The package indexes of this machine's pip; the password of one is given to nobody else."""
+"""Download from the package indexes of this machine's pip; an index's password is sent nowhere else."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PIP = (sys.executable, "-P", "-m", "pip")
 
 
 def open_url(url: str, index: str, context: ssl.SSLContext) -> Any:
-    """What lies there; with the index's password where it is of the index."""
+    """Open a URL; the index's password is sent only to the index's own site."""
 
     def signed(request: urllib.request.Request) -> urllib.request.Request:
-        # Not one of the headers that urllib takes along to wherever it is sent on to.
+        # An unredirected header: urllib does not forward it on redirects.
         if value := authorization(request.full_url, index):
             request.add_unredirected_header("Authorization", value)
         request.full_url = bare(request.full_url)
@@ -36,19 +36,19 @@ def open_url(url: str, index: str, context: ssl.SSLContext) -> Any:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Whether a password goes along is decided anew for each place."""
+    """Decide at every redirect again whether to send a password."""
 
     def __init__(self, signed: Callable[[urllib.request.Request], urllib.request.Request]) -> None:
         self.signed = signed
 
     def redirect_request(self, *arguments: Any, **more: Any) -> urllib.request.Request | None:
-        """As ever, but signed for where it leads."""
+        """Build the redirected request, with the credentials of its own target."""
         request = super().redirect_request(*arguments, **more)
         return self.signed(request) if request else None
 
 
 def authorization(url: str, index: str) -> str:
-    """The header for a URL: by its own user and password, the index's on the index's site, or those of .netrc."""
+    """The header for a URL: from its own user and password, the index's if on the same site, or .netrc."""
     there, home = urlsplit(url), urlsplit(index)
     own = there if there.username is not None or origin(there) != origin(home) else home
     if own.username is not None:
@@ -61,8 +61,8 @@ def authorization(url: str, index: str) -> str:
 
 
 def of_netrc(host: str) -> tuple[str, str] | None:
-    """Where pip looks too."""
-    places = [Path(told)] if (told := os.environ.get("NETRC")) else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    """Look up a host in the same .netrc files as pip."""
+    places = [Path(file)] if (file := os.environ.get("NETRC")) else [Path.home() / ".netrc", Path.home() / "_netrc"]
     try:
         found = next((netrc.netrc(str(place)).authenticators(host) for place in places if place.is_file()), None)
     except (netrc.NetrcParseError, OSError):
@@ -71,26 +71,26 @@ def of_netrc(host: str) -> tuple[str, str] | None:
 
 
 def origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
-    """The site that a password is for."""
+    """The scheme, host and port of a URL."""
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def bare(url: str) -> str:
-    """Without user and password, which urllib would take for a part of the host's name."""
+    """Strip user and password, which urllib would take as part of the host name."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def indexes() -> list[str]:
-    """Those that pip looks into on this machine."""
+    """The indexes that pip uses on this machine."""
     settings = _pip_settings()
     found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
-    # The default stands nowhere in pip's settings, only in pip itself.
+    # The default is not listed in pip's settings, only in its code.
     return found if "index-url" in settings else [*found, PyPI.simple_url]
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip is told on this machine; the environment has the last word."""
+    """Pip's settings on this machine; environment variables override files."""
     command = [*PIP, "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.partition("=") for line in done.stdout.splitlines()]
@@ -101,6 +101,6 @@ def _pip_settings() -> dict[str, str]:
 
 
 def certificates() -> ssl.SSLContext:
-    """Those that pip is told to trust: where a proxy looks into TLS, they are the ones that count."""
+    """The certificates that pip trusts, which matter behind a proxy that inspects TLS."""
     cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
     return ssl.create_default_context(cafile=cafile)
