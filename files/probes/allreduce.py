@@ -1,7 +1,7 @@
-"""A job that proves itself: horovodrun -np 2 -H node-1:1,node-2:1 python allreduce.py torch --expect 2
+"""A job that verifies its own results: horovodrun -np 2 -H node-1:1,node-2:1 python allreduce.py torch --expect 2
 
-Every rank prints what it is and what it computed as a line of JSON; one that finds something wrong says what and where,
-and the job ends with a status other than 0.
+Every rank prints its description and results as a line of JSON; a rank that finds an error reports it, and the job
+exits with a status other than 0.
 """
 
 import argparse
@@ -16,20 +16,20 @@ from pathlib import Path
 SIZES = (1, 1000, 1_000_000)
 TYPES = ("float32", "float64", "int64")
 MOVED = ("float32", "float64", "int32", "int64", "uint8")
-# Bytes whose sum is measured, and for how many seconds each.
+# Sizes in bytes for the bandwidth, and the seconds to measure each.
 MEASURED = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 SECONDS = 0.35
 CURRENT = Path("/opt/farandole/current")
 
 
 def arguments():
-    """What is to be proven."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
-    parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless they are on M machines; default: N")
-    parser.add_argument("--gpu", action="store_true", help="with tensors on the GPU of each rank, which NCCL sums")
-    parser.add_argument("--bandwidth", action="store_true", help="measure how fast sums of several sizes are")
+    parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless it runs on M machines; default: N")
+    parser.add_argument("--gpu", action="store_true", help="use tensors on each rank's GPU, summed by NCCL")
+    parser.add_argument("--bandwidth", action="store_true", help="measure the speed of sums of several sizes")
     options = parser.parse_args()
     if options.expect_hosts is None:
         options.expect_hosts = options.expect
@@ -37,7 +37,7 @@ def arguments():
 
 
 def load(name, gpu):
-    """Horovod for a framework, the framework's version, and how it makes a tensor that holds one value only."""
+    """Return Horovod for a framework, its version, and a function that makes a tensor filled with one value."""
     if name == "torch":
         import horovod.torch as hvd
         import torch
@@ -59,17 +59,17 @@ def load(name, gpu):
 
 
 def own_gpu(hvd, found):
-    """That of this rank; there is one for each of a node's."""
+    """This rank's GPU; each rank of a node has its own."""
     where = socket.gethostname()
     if not hvd.nccl_built():
-        sys.exit(f"{where}: Horovod is built without NCCL; lock anew with --accelerator cuda, then run site.yml")
+        sys.exit(f"{where}: Horovod is built without NCCL; write a new lock with --accelerator cuda, then run site.yml")
     if hvd.local_rank() >= len(found):
-        sys.exit(f"{where}: {len(found)} GPUs are seen by rank {hvd.rank()}; nvidia-smi says what there is")
+        sys.exit(f"{where}: rank {hvd.rank()} sees {len(found)} GPUs; nvidia-smi lists the existing ones")
     return found[hvd.local_rank()]
 
 
 def describe(hvd):
-    """What this rank is."""
+    """A description of this rank."""
     return {
         "rank": hvd.rank(),
         "size": hvd.size(),
@@ -83,32 +83,32 @@ def describe(hvd):
 
 
 def reduce(hvd, tensor, wanted):
-    """The sums of this rank's tensors and the others', each beside what it must be."""
+    """Sum tensors over all ranks, and compare each sum with the expected one."""
     for kind in TYPES:
         for size in SIZES:
-            # Ranks count from 1 here, so that none adds nothing.
+            # Rank 0 contributes 1, so that every rank's contribution counts.
             total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").cpu().numpy()
             found = sorted({total.min().item(), total.max().item()})
             yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
 
 
 def number(rank):
-    """What a rank puts into what is moved: never the 0 of memory that nobody wrote, and small enough for a byte."""
+    """The value that a rank sends: never 0, as in unwritten memory, and small enough for a byte."""
     return rank % 250 + 1
 
 
 def lengths(size, ranks):
-    """What each rank gives to a gathering of about so many elements: of each another length."""
+    """The lengths that the ranks contribute to an allgather of about `size` elements, all different."""
     return [max(1, size // ranks) + rank for rank in range(ranks)]
 
 
 def extremes(values):
-    """The least and the greatest."""
+    """The smallest and the largest value."""
     return (values.min().item(), values.max().item()) if len(values) else ()
 
 
 def gather(hvd, tensor, ranks):
-    """What is wrong with arrays that are put one after another, by type."""
+    """Check allgather for every type; returns the errors by type."""
     own = hvd.rank()
     wrong = {}
     for kind in MOVED:
@@ -122,7 +122,7 @@ def gather(hvd, tensor, ranks):
 
 
 def misplaced(whole, parts, kind, ranks):
-    """What is wrong with what was gathered, rank by rank."""
+    """Check a gathered array, rank by rank."""
     if len(whole) != sum(parts):
         yield complaint("wrong-values", f"{len(whole)} {kind} were gathered, not {sum(parts)}")
         return
@@ -139,24 +139,24 @@ def misplaced(whole, parts, kind, ranks):
 
 
 def broadcast(hvd, tensor, ranks):
-    """What is wrong with arrays that the first and the last rank give to all, by type."""
+    """Check broadcasts from the first and the last rank; returns the errors by type."""
     wrong = {}
     for kind in MOVED:
         wrong[kind] = []
         for size in SIZES:
             for root in sorted({0, len(ranks) - 1}):
                 own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
-                came = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
-                wrong[kind] += mistaken(came, size, kind, root, ranks)
+                received = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
+                wrong[kind] += mistaken(received, size, kind, root, ranks)
     return wrong
 
 
-def mistaken(came, size, kind, root, ranks):
-    """What is wrong with what a rank gave to all."""
-    found, wanted = extremes(came), number(root)
-    if len(came) != size:
+def mistaken(received, size, kind, root, ranks):
+    """Check a broadcast array."""
+    found, wanted = extremes(received), number(root)
+    if len(received) != size:
         yield complaint(
-            "wrong-values", f"{len(came)} {kind} came from rank {root} on {ranks[root]['host']}, not {size}"
+            "wrong-values", f"{len(received)} {kind} came from rank {root} on {ranks[root]['host']}, not {size}"
         )
     elif set(found) != {wanted}:
         yield complaint(
@@ -167,35 +167,35 @@ def mistaken(came, size, kind, root, ranks):
 
 
 def bandwidth(hvd, tensor):
-    """How fast sums of float32 are, by size; all ranks take part."""
+    """Measure the speed of float32 sums by size; all ranks take part."""
     for size in MEASURED:
         job = (hvd, tensor(size // 4, 1, "float32"), f"bandwidth.{size}")
-        fastest = min(timed(*job) for _ in range(4))
-        # Every rank has to do it as often.
-        count = hvd.broadcast_object(often(fastest), root_rank=0, name=f"often.{size}")
-        yield pace(size, statistics.median(timed(*job) for _ in range(count)), hvd.size())
+        fastest = min(duration(*job) for _ in range(4))
+        # All ranks must repeat it equally often.
+        count = hvd.broadcast_object(repetitions(fastest), root_rank=0, name=f"repetitions.{size}")
+        yield bus_bandwidth(size, statistics.median(duration(*job) for _ in range(count)), hvd.size())
 
 
-def timed(hvd, own, name):
-    """The seconds that a sum takes."""
+def duration(hvd, own, name):
+    """The duration of a sum in seconds."""
     begun = time.perf_counter()
     hvd.allreduce(own, op=hvd.Sum, name=name).cpu().numpy()
     return time.perf_counter() - begun
 
 
-def often(seconds):
-    """How often to do what takes so long."""
+def repetitions(seconds):
+    """How often to repeat a sum of this duration."""
     return max(3, min(200, round(SECONDS / seconds)))
 
 
-def pace(size, seconds, ranks):
-    """The bandwidth that the links between the ranks need for it, however many ranks there are."""
+def bus_bandwidth(size, seconds, ranks):
+    """The bus bandwidth, which does not depend on the number of ranks."""
     moved = 2 * (ranks - 1) / ranks * size
     return {"bytes": size, "seconds": round(seconds, 6), "busbw_mbs": round(moved / seconds / 1e6, 1)}
 
 
 def judge(ranks, options):
-    """What is wrong with the job as a whole; every rank comes to the same."""
+    """Check the job as a whole; every rank comes to the same result."""
     if options.expect not in (None, len(ranks)):
         alone = ", a job of its own" if len(ranks) == 1 else ""
         yield complaint("ranks-missing", f"{len(ranks)} of {options.expect} ranks are in this job{alone}")
@@ -212,12 +212,12 @@ def judge(ranks, options):
 
 
 def complaint(code, seen):
-    """What is wrong: a code, by which the control machine knows what mends it, and what shows it."""
+    """An error: a code from which the control machine derives the cure, and the evidence."""
     return {"code": code, "seen": seen}
 
 
 def by(ranks, what):
-    """Names of hosts by a value that their ranks have."""
+    """Host names by the value of a field of their ranks."""
     hosts = {}
     for one in ranks:
         hosts.setdefault(one[what], []).append(one["host"])
@@ -225,7 +225,7 @@ def by(ranks, what):
 
 
 def main():
-    """Join the job, compute, compare, say."""
+    """Join the job, compute, compare and report."""
     options = arguments()
     hvd, version, tensor = load(options.framework, options.gpu)
     own = {**describe(hvd), "framework": options.framework, "version": version}
@@ -241,14 +241,14 @@ def main():
     ]
     mine += [one for kinds in moved.values() for complaints in kinds.values() for one in complaints]
     wrong = common + mine
-    told = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
+    results = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
     if options.bandwidth and (found := list(bandwidth(hvd, tensor))) and own["rank"] == 0:
-        told["bandwidth"] = found
-    print(json.dumps({**own, "wanted": wanted, "sums": sums, **told, "wrong": wrong}), flush=True)
-    # What all of them see one says.
+        results["bandwidth"] = found
+    print(json.dumps({**own, "wanted": wanted, "sums": sums, **results, "wrong": wrong}), flush=True)
+    # Errors that all ranks see are printed by one.
     for one in wrong if own["rank"] == 0 else mine:
         print(f"{own['host']}, rank {own['rank']}: {one['seen']}", file=sys.stderr, flush=True)
-    # Nobody leaves while another still computes: the launcher would end the others before they have spoken.
+    # No rank exits while another still computes: the launcher would kill the others before they have reported.
     hvd.allgather_object(bool(wrong), name="end")
     return int(bool(wrong))
 

@@ -1,6 +1,6 @@
 """LeNet-5 on MNIST with Keras and Horovod: horovodrun -np 2 -H node-1:1,node-2:1 python Keras_TF_MultiNode_GPU.py
 
-For GPUs and for CPUs: it takes what there is.
+It uses GPUs if there are any, otherwise CPUs.
 """
 
 import math
@@ -8,7 +8,7 @@ import os
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Horovod's Keras part is for Keras 2.
+# Horovod's Keras support is for Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import horovod.tensorflow as hvd_tensorflow
@@ -21,19 +21,19 @@ from tensorflow_tape import lenet5, one_device
 
 
 class Timing(keras.callbacks.Callback):
-    """Counts what is trained."""
+    """Measures the training speed."""
 
     def __init__(self, meter, images):
         super().__init__()
         self.meter, self.images = meter, images
 
     def on_train_batch_end(self, batch, logs=None):
-        """A step is done."""
+        """Count a finished step."""
         self.meter.step(self.images)
 
 
 def resume(folder, model):
-    """The last epoch of which there is a whole checkpoint, whose weights are loaded; Adadelta begins anew."""
+    """Load the weights of the newest complete checkpoint and return its epoch, or 0; Adadelta starts afresh."""
     for path in sorted(folder.glob("keras-*.h5"), reverse=True):
         try:
             model.load_weights(path)
@@ -46,11 +46,11 @@ def resume(folder, model):
 
 
 def main():
-    """Train, test, prove."""
+    """Train, test and compare the ranks."""
     options = proof.arguments(
         __doc__.splitlines()[0],
         lr=1.0,
-        epochs=(int, 12, "times through all images, divided among the workers"),
+        epochs=(int, 12, "passes over all images, divided among the workers"),
     )
     hvd.init()
     one_device()
@@ -88,7 +88,7 @@ def main():
         validation_data=(x_test, y_test),
     )
     if done >= epochs:
-        # Nothing was left to train: only rank 0 has read the checkpoint.
+        # No training was left, and only rank 0 has read the checkpoint.
         hvd_tensorflow.broadcast_variables(model.variables, root_rank=0)
     loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
     weights = model.get_weights()

@@ -1,4 +1,4 @@
-"""Images and labels in MNIST's own file format, whoever made them."""
+"""Read images and labels in MNIST's file format."""
 
 import gzip
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Where Farandole puts them on every node.
+# Where Farandole installs them on every node.
 STAGED = Path(os.environ.get("MNIST_DATA", "/opt/farandole/data/mnist"))
 FILES = (
     ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
@@ -17,7 +17,7 @@ FILES = (
 
 
 class DataError(SystemExit):
-    """The data is not what it should be; ends a script with these words instead of a traceback."""
+    """The data is missing or damaged; ends a script with this message instead of a traceback."""
 
     def __init__(self, path, why):
         super().__init__(
@@ -26,7 +26,7 @@ class DataError(SystemExit):
 
 
 def read(path):
-    """The array in an IDX file."""
+    """Read the array in an IDX file."""
     try:
         with gzip.open(path) as file:
             zero, kind, dimensions = struct.unpack(">HBB", file.read(4))
@@ -42,10 +42,10 @@ def read(path):
 
 
 def load_data(own="MNIST-data", images=0):
-    """Images and labels for training, so many if that is said; the same for testing.
+    """Return images and labels for training (`images` of them, 0 for all) and for testing.
 
-    Like keras.datasets.mnist.load_data, it takes a path of this rank's own. If there is such a folder, its files
-    count, so that every rank can have other images; else all ranks read what is staged on their node.
+    Like keras.datasets.mnist.load_data, it takes a path, different for every rank. If that folder exists, its files
+    are used, so that every rank can have different images; otherwise all ranks read the data installed on their node.
     """
     folder = Path(own) if Path(own).is_dir() else STAGED
     pairs = [tuple(read(folder / name) for name in names) for names in FILES]
@@ -58,7 +58,7 @@ def load_data(own="MNIST-data", images=0):
 
 
 def source(own="MNIST-data"):
-    """Which images these are."""
+    """The origin of the images."""
     folder = Path(own) if Path(own).is_dir() else STAGED
     note = folder / "SOURCE"
     return note.read_text().strip() if note.is_file() else str(folder)

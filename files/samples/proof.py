@@ -1,4 +1,4 @@
-"""What every sample does around the training: its options, its speed, the proof that they trained together."""
+"""The parts shared by all samples: options, speed, and the proof that all ranks trained together."""
 
 import argparse
 import hashlib
@@ -15,29 +15,29 @@ CURRENT = Path("/opt/farandole/current")
 
 
 def arguments(description, **defaults):
-    """The options that all samples have, each with the sample's own default."""
+    """Parse the options common to all samples, with each sample's own defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     batch_size = defaults.pop("batch_size", 128)
-    parser.add_argument("--batch-size", type=int, default=batch_size, help="images per step, of each worker")
-    parser.add_argument("--lr", type=float, default=defaults.pop("lr"), help="learning rate of one worker")
-    parser.add_argument("--seed", type=int, default=42, help="of the first weights and of the order of the images")
+    parser.add_argument("--batch-size", type=int, default=batch_size, help="images per step and worker")
+    parser.add_argument("--lr", type=float, default=defaults.pop("lr"), help="learning rate per worker")
+    parser.add_argument("--seed", type=int, default=42, help="seed for the initial weights and the order of the images")
     parser.add_argument(
-        "--images", type=int, default=0, help="train with so many, shown again where there are fewer; 0: all"
+        "--images", type=int, default=0, help="number of images to train with, repeated if there are fewer; 0: all"
     )
-    parser.add_argument("--checkpoints", type=Path, help="folder to keep them in and to go on from; else none is kept")
-    parser.add_argument("--json", action="store_true", help="end with a line of JSON")
+    parser.add_argument("--checkpoints", type=Path, help="folder to save checkpoints in and to resume from")
+    parser.add_argument("--json", action="store_true", help="print the result as a line of JSON at the end")
     for name, (kind, value, words) in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=words)
     return parser.parse_args()
 
 
 def threads():
-    """How many a rank computes with: what the job says, else one."""
+    """The number of CPU threads per rank: OMP_NUM_THREADS, or 1."""
     return int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 class Meter:
-    """Images per second, without the steps in which everything starts."""
+    """Measures images per second, without the first steps."""
 
     WARM_UP = 5
 
@@ -46,7 +46,7 @@ class Meter:
         self.begun = self.ended = 0.0
 
     def step(self, images):
-        """One step is done."""
+        """Count a finished step."""
         self.steps += 1
         self.ended = time.perf_counter()
         if self.steps <= self.WARM_UP:
@@ -55,17 +55,17 @@ class Meter:
             self.images += images
 
     def rate(self):
-        """Of this worker."""
+        """Images per second of this worker."""
         return self.images / (self.ended - self.begun) if self.images else 0.0
 
 
 def count(number, thing):
-    """As one says it."""
+    """A number with its noun in the singular or plural."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def fingerprint(weights):
-    """The same on all ranks when all weights are the same to the bit."""
+    """A digest of the weights, to compare them bit by bit between ranks."""
     digest = hashlib.sha256()
     for one in weights:
         digest.update(one.tobytes())
@@ -73,9 +73,9 @@ def fingerprint(weights):
 
 
 def finish(options, gather, rank, size, weights, meter, accuracy, loss):
-    """Compare the ranks; rank 0 says what came of the job. Status 1 when they did not train together.
+    """Compare the ranks and print the result on rank 0. Returns 1 if they did not train together.
 
-    `gather` brings what every rank hands in to all of them.
+    `gather` collects one object from every rank on all ranks.
     """
     own = {
         "rank": rank,
@@ -88,8 +88,8 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         "rate": round(meter.rate(), 1),
     }
     ranks = gather(own)
-    kinds = {one["weights"]: one["host"] for one in ranks}
-    together = len(kinds) == 1
+    hosts = {one["weights"]: one["host"] for one in ranks}
+    together = len(hosts) == 1
     if rank == 0:
         total = sum(one["rate"] for one in ranks)
         machines = len({one["machine"] for one in ranks})
@@ -99,8 +99,8 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
             flush=True,
         )
         if not together:
-            print(f"the weights differ between {' and '.join(kinds.values())}", file=sys.stderr, flush=True)
+            print(f"the weights differ between {' and '.join(hosts.values())}", file=sys.stderr, flush=True)
         if options.json:
-            told = {"accuracy": accuracy, "loss": loss, "rate": round(total, 1), "data": mnist.source()}
-            print(json.dumps({"sample": Path(sys.argv[0]).name, **told, "ranks": ranks}), flush=True)
+            result = {"accuracy": accuracy, "loss": loss, "rate": round(total, 1), "data": mnist.source()}
+            print(json.dumps({"sample": Path(sys.argv[0]).name, **result, "ranks": ranks}), flush=True)
     return 0 if together else 1

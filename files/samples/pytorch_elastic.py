@@ -1,7 +1,7 @@
-"""LeNet-5 on MNIST with PyTorch and elastic Horovod: goes on when a node is lost, and with it when it is back.
+"""LeNet-5 on MNIST with PyTorch and elastic Horovod: continues when a node is lost, and uses it again when it is back.
 
-horovodrun -np 2 --min-np 1 --host-discovery-script ./discover_hosts.sh python pytorch_elastic.py; a lost node that is
-back is taken again with --blacklist-cooldown-range 2 60.
+horovodrun -np 2 --min-np 1 --host-discovery-script ./discover_hosts.sh python pytorch_elastic.py; to use a returning
+node again, add --blacklist-cooldown-range 2 60.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch import optim
 
 @hvd.elastic.run
 def train(state, data, options, meter):
-    """From the last commit on; called anew whenever the workers change."""
+    """Train from the last commit; called again whenever the set of workers changes."""
     if hvd.rank() == 0:
         print(f"{proof.count(hvd.size(), 'worker')} from epoch {state.epoch + 1} on", flush=True)
     batches = torch.utils.data.DataLoader(data, options.batch_size, sampler=state.sampler)
@@ -28,7 +28,7 @@ def train(state, data, options, meter):
             loss.backward()
             state.optimizer.step()
             meter.step(len(x))
-            # What has been seen is not shown again to the workers that are left.
+            # The remaining workers do not repeat images that have been used in this epoch.
             state.sampler.record_batch(index, options.batch_size)
             if index % options.commit_interval == 0:
                 state.commit()
@@ -41,7 +41,7 @@ def train(state, data, options, meter):
 
 @torch.no_grad()
 def test(model, data):
-    """Loss and accuracy over all images; every worker looks at all of them."""
+    """Loss and accuracy over all images; every worker evaluates all of them."""
     model.eval()
     x, y = data.tensors
     output = model(x)
@@ -50,21 +50,21 @@ def test(model, data):
 
 
 def main():
-    """Train, test, prove."""
+    """Train, test and compare the ranks."""
     options = proof.arguments(
         __doc__.splitlines()[0],
         lr=0.05,
-        momentum=(float, 0.9, "of the optimizer"),
-        epochs=(int, 12, "times through all images"),
-        commit_interval=(int, 10, "steps that are lost at most when a worker is"),
-        log_interval=(int, 10, "steps between two lines"),
+        momentum=(float, 0.9, "momentum of the optimizer"),
+        epochs=(int, 12, "passes over all images"),
+        commit_interval=(int, 10, "steps between commits; at most this many are lost with a worker"),
+        log_interval=(int, 10, "steps between two lines of output"),
     )
     hvd.init()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     train_data, test_data = datasets("MNIST-data-%d" % hvd.rank(), options.images)
     model = LeNet5()
-    # The number of workers changes, so the rate is that of one.
+    # Not scaled with the number of workers, which changes.
     optimizer = optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     sampler = hvd.elastic.ElasticSampler(train_data, shuffle=True, seed=options.seed)

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 
 class LeNet5(nn.Module):
-    """Two convolutions, three layers."""
+    """Two convolutions and three dense layers."""
 
     def __init__(self):
         super().__init__()
@@ -33,14 +33,14 @@ class LeNet5(nn.Module):
 
 
 def datasets(own, images):
-    """For training and for testing, normalised as everybody normalises MNIST."""
+    """The training and test data, normalised with MNIST's usual mean and deviation."""
     for pixels, labels in mnist.load_data(own, images):
         x = (torch.from_numpy(pixels).float().unsqueeze(1) / 255 - 0.1307) / 0.3081
         yield torch.utils.data.TensorDataset(x, torch.from_numpy(labels).long())
 
 
 def loader(dataset, options, shuffle):
-    """The share of this rank, and who deals it out."""
+    """The batches of this rank's share, and their sampler."""
     sampler = torch.utils.data.distributed.DistributedSampler(
         dataset, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=shuffle, seed=options.seed
     )
@@ -48,14 +48,14 @@ def loader(dataset, options, shuffle):
 
 
 def metric_average(value, name):
-    """The mean of all ranks."""
+    """The mean over all ranks."""
     return hvd.allreduce(torch.tensor(value), name=name).item()
 
 
 def train(model, device, batches, sampler, optimizer, epoch, meter, interval):
-    """One epoch."""
+    """Train for one epoch."""
     model.train()
-    # Else every epoch has the same order.
+    # Otherwise every epoch has the same order.
     sampler.set_epoch(epoch)
     for index, (data, target) in enumerate(batches):
         data, target = data.to(device), target.to(device)
@@ -71,7 +71,7 @@ def train(model, device, batches, sampler, optimizer, epoch, meter, interval):
 
 @torch.no_grad()
 def test(model, device, batches, sampler):
-    """Loss and accuracy over the share of all ranks."""
+    """Loss and accuracy over the shares of all ranks."""
     model.eval()
     loss = right = 0.0
     for data, target in batches:
@@ -86,7 +86,7 @@ def test(model, device, batches, sampler):
 
 
 def save(folder, epoch, model, optimizer):
-    """As a whole or not at all."""
+    """Write a checkpoint atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     draft, path = folder / "pytorch.part", folder / f"pytorch-{epoch:04}.pt"
     try:
@@ -100,7 +100,7 @@ def save(folder, epoch, model, optimizer):
 
 
 def resume(folder, model, optimizer):
-    """The last epoch of which there is a whole checkpoint, which is loaded."""
+    """Load the newest complete checkpoint and return its epoch, or 0."""
     for path in sorted(folder.glob("pytorch-*.pt"), reverse=True):
         try:
             state = torch.load(path, weights_only=True)
@@ -115,14 +115,14 @@ def resume(folder, model, optimizer):
 
 
 def main():
-    """Train, test, prove."""
+    """Train, test and compare the ranks."""
     options = proof.arguments(
         __doc__.splitlines()[0],
         batch_size=64,
         lr=0.02,
-        momentum=(float, 0.9, "of the optimizer"),
-        epochs=(int, 12, "times through all images"),
-        log_interval=(int, 10, "steps between two lines"),
+        momentum=(float, 0.9, "momentum of the optimizer"),
+        epochs=(int, 12, "passes over all images"),
+        log_interval=(int, 10, "steps between two lines of output"),
     )
     hvd.init()
     torch.manual_seed(options.seed)
@@ -130,7 +130,7 @@ def main():
     device = torch.device("cuda", hvd.local_rank()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    # One CPU thread for each job.
+    # One CPU thread per rank.
     torch.set_num_threads(1)
 
     train_data, test_data = datasets("MNIST-data-%d" % hvd.rank(), options.images)
@@ -144,7 +144,7 @@ def main():
     done = hvd.broadcast_object(done, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    # So small a model is averaged in one piece; large ones while the gradients of the first layers are still computed.
+    # Average this small model at once; for a large one, overlap averaging with computing the remaining gradients.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
 
     meter = proof.Meter()

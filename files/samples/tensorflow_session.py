@@ -1,4 +1,4 @@
-"""LeNet-5 on MNIST in TensorFlow 1's way: horovodrun -np 2 -H node-1:1,node-2:1 python tensorflow_session.py"""
+"""LeNet-5 on MNIST in TensorFlow 1 style: horovodrun -np 2 -H node-1:1,node-2:1 python tensorflow_session.py"""
 
 import os
 import sys
@@ -15,7 +15,7 @@ tf.disable_eager_execution()
 
 
 def layer(name, x, shape, activation=tf.nn.relu):
-    """A layer that multiplies: a convolution where the shape has four sides."""
+    """A convolution if the shape has four dimensions, otherwise a dense layer."""
     weights = tf.get_variable(f"{name}/weights", shape, initializer=tf.glorot_uniform_initializer())
     bias = tf.get_variable(f"{name}/bias", shape[-1:], initializer=tf.zeros_initializer())
     padding = "SAME" if name == "conv1" else "VALID"
@@ -24,7 +24,7 @@ def layer(name, x, shape, activation=tf.nn.relu):
 
 
 def lenet5(x):
-    """Two convolutions, three layers."""
+    """Two convolutions and three dense layers."""
     x = tf.nn.max_pool2d(layer("conv1", x, [5, 5, 1, 6]), 2, 2, "VALID")
     x = tf.nn.max_pool2d(layer("conv2", x, [5, 5, 6, 16]), 2, 2, "VALID")
     x = layer("fc1", tf.reshape(x, [-1, 400]), [400, 120])
@@ -32,7 +32,7 @@ def lenet5(x):
 
 
 def batches(x, y, size, generator):
-    """Without end, in an order of this rank's own."""
+    """An endless stream of batches, in this rank's own order."""
     while True:
         order = generator.permutation(len(x))
         for start in range(0, len(x) - size + 1, size):
@@ -41,7 +41,7 @@ def batches(x, y, size, generator):
 
 
 def session_config():
-    """One process per GPU, or so many threads as the job says."""
+    """Use one GPU per process, or the CPU with the job's number of threads."""
     config = tf.ConfigProto()
     if tf.config.list_physical_devices("GPU"):
         config.gpu_options.allow_growth = True
@@ -53,30 +53,30 @@ def session_config():
 
 
 class Timing(tf.train.SessionRunHook):
-    """Counts what the session trains."""
+    """Measures the training speed."""
 
     def __init__(self, meter, images):
         self.meter, self.images = meter, images
 
     def after_run(self, run_context, run_values):
-        """A step is done."""
+        """Count a finished step."""
         self.meter.step(self.images)
 
 
-class Last(tf.train.SessionRunHook):
-    """Keeps the weights as they are when the session ends; no other may be opened to read them."""
+class LastWeights(tf.train.SessionRunHook):
+    """Keeps the weights from the end of the session, because no other session can read them."""
 
     def end(self, session):
-        """Before it closes."""
+        """Read the weights before the session closes."""
         self.weights = session.run(tf.trainable_variables())
 
 
 def main():
-    """Train, test, prove."""
+    """Train, test and compare the ranks."""
     options = proof.arguments(
         __doc__.splitlines()[0],
         lr=0.001,
-        steps=(int, 2000, "in all, divided among the workers"),
+        steps=(int, 2000, "steps in total, divided among the workers"),
     )
     hvd.init()
     tf.set_random_seed(options.seed)
@@ -94,7 +94,7 @@ def main():
     global_step = tf.train.get_or_create_global_step()
     train_op = opt.minimize(loss, global_step=global_step)
 
-    meter, last = proof.Meter(), Last()
+    meter, last = proof.Meter(), LastWeights()
     hooks = [
         hvd.BroadcastGlobalVariablesHook(0),
         tf.train.StopAtStepHook(last_step=options.steps // hvd.size()),
@@ -115,11 +115,11 @@ def main():
     with tf.Session(config=session_config()) as session:
         for variable, value in zip(tf.trainable_variables(), last.weights):
             variable.load(value, session)
-        told = map(float, session.run([accuracy, loss], {image: x_test, label: y_test}))
-    # The graph of the training takes no more operations.
+        result = map(float, session.run([accuracy, loss], {image: x_test, label: y_test}))
+    # The training graph is finalized, so the comparison needs its own.
     with tf.Graph().as_default(), tf.Session(config=session_config()) as session:
         gather = lambda own: hvd.allgather_object(own, session=session)
-        return proof.finish(options, gather, hvd.rank(), hvd.size(), last.weights, meter, *told)
+        return proof.finish(options, gather, hvd.rank(), hvd.size(), last.weights, meter, *result)
 
 
 if __name__ == "__main__":

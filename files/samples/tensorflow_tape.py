@@ -1,10 +1,10 @@
-"""LeNet-5 on MNIST in TensorFlow 2's way: horovodrun -np 2 -H node-1:1,node-2:1 python tensorflow_tape.py"""
+"""LeNet-5 on MNIST in TensorFlow 2 style: horovodrun -np 2 -H node-1:1,node-2:1 python tensorflow_tape.py"""
 
 import os
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Horovod's Keras part is for Keras 2.
+# Horovod's Keras support is for Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import horovod.tensorflow as hvd
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 def lenet5():
-    """Two convolutions, three layers."""
+    """Two convolutions and three dense layers."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [
@@ -31,7 +31,7 @@ def lenet5():
 
 
 def one_device():
-    """One process per GPU, or so many threads as the job says."""
+    """Use one GPU per process, or the CPU with the job's number of threads."""
     if gpus := tf.config.list_physical_devices("GPU"):
         gpu = gpus[hvd.local_rank()]
         tf.config.set_visible_devices(gpu, "GPU")
@@ -42,19 +42,19 @@ def one_device():
 
 
 def main():
-    """Train, test, prove."""
+    """Train, test and compare the ranks."""
     options = proof.arguments(
         __doc__.splitlines()[0],
         lr=0.001,
-        epochs=(int, 12, "times through all images"),
+        epochs=(int, 12, "passes over all images"),
     )
     hvd.init()
     one_device()
-    # Keras draws the first weights from Python's own numbers.
+    # Keras draws the initial weights from Python's random generator.
     tf.keras.utils.set_random_seed(options.seed)
     (x_train, y_train), (x_test, y_test) = mnist.load_data("MNIST-data-%d" % hvd.rank(), options.images)
     scale = lambda x, y: (tf.cast(x[..., None], tf.float32) / 255, tf.cast(y, tf.int64))
-    # All ranks shuffle alike and each takes every size-th image: together they see each one once per epoch.
+    # All ranks shuffle in the same order and take every size-th image: together they use each one once per epoch.
     data = tf.data.Dataset.from_tensor_slices(scale(x_train, y_train))
     data = data.shuffle(len(x_train), seed=options.seed, reshuffle_each_iteration=True)
     data = data.shard(hvd.size(), hvd.rank()).batch(options.batch_size, drop_remainder=True)
@@ -68,7 +68,7 @@ def main():
             loss = criterion(y, model(x, training=True))
         tape = hvd.DistributedGradientTape(tape)
         opt.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-        # After the first step, because only then the optimizer has its variables.
+        # After the first step, because the optimizer creates its variables there.
         if first:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(opt.variables(), root_rank=0)
@@ -95,7 +95,7 @@ def main():
         if manager:
             manager.save()
     if first:
-        # Nothing was left to train: only rank 0 has read the checkpoint.
+        # No training was left, and only rank 0 has read the checkpoint.
         hvd.broadcast_variables(model.variables, root_rank=0)
 
     x, y = scale(x_test, y_test)

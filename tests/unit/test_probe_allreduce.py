@@ -1,4 +1,4 @@
-"""What the job that proves itself makes of its ranks. It is run for real by playbooks/validate.yml."""
+"""How the allreduce probe judges its ranks; playbooks/validate.yml runs the probe for real."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2
     return list(found)
 
 
-def test_a_job_that_is_as_it_was_asked_for() -> None:
+def test_a_correct_job() -> None:
     assert judged(rank("a"), rank("b")) == []
     assert judged(rank("a"), rank("a"), hosts=1) == []
     assert judged(rank("a"), rank("a"), rank("b"), expect=None, hosts=None) == []
@@ -53,13 +53,13 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
         ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 2 on a; 3 on b"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
+def test_an_error_is_reported_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
     assert judged(*ranks)[0] == {"code": code, "seen": seen}
     assert causes()[code].seen == "probe"
 
 
 class Scalar:
-    """What numpy gives for one element."""
+    """Like a scalar of numpy."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -69,7 +69,7 @@ class Scalar:
 
 
 class Numbers(list[int]):
-    """As much of an array of numpy as the probe asks for."""
+    """The parts of a numpy array that the probe uses."""
 
     def cpu(self) -> Numbers:
         return self
@@ -88,7 +88,7 @@ class Numbers(list[int]):
 
 
 class Horovod:
-    """The second of three ranks, in whose place the others' arrays are made up; it may spoil one of them."""
+    """The second of three ranks; the others' arrays are made up, and one of them may be spoiled."""
 
     Sum = "sum"
 
@@ -121,7 +121,7 @@ class Horovod:
         return Numbers([3])
 
     def broadcast_object(self, thing: int, root_rank: int, name: str) -> int:
-        assert root_rank == 0 and name.startswith("often.")
+        assert root_rank == 0 and name.startswith("repetitions.")
         return thing
 
 
@@ -130,7 +130,7 @@ RANKS = [{"host": host} for host in "abc"]
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes that a list can have."""
+    """Sizes small enough for lists."""
     monkeypatch.setattr(allreduce, "SIZES", (1, 1000))
     monkeypatch.setattr(allreduce, "MEASURED", (4096, 8192))
     monkeypatch.setattr(allreduce, "SECONDS", 0.001)
@@ -148,7 +148,7 @@ def complaints(found: dict[str, list[dict[str, str]]]) -> list[str]:
 
 
 @pytest.mark.usefixtures("few")
-def test_what_is_moved_arrives() -> None:
+def test_correct_transfers_are_accepted() -> None:
     assert complaints(allreduce.gather(Horovod(), tensor, RANKS)) == []
     assert complaints(allreduce.broadcast(Horovod(), tensor, RANKS)) == []
 
@@ -164,13 +164,13 @@ def test_what_is_moved_arrives() -> None:
         ("broadcast.int64.1000.2", 999, "the 1000 int64 broadcast by rank 2 on c came as 0 to 3, not 3"),
     ],
 )
-def test_one_wrong_element_is_told_with_its_rank(spoiled: str, element: int, words: str) -> None:
+def test_one_wrong_element_is_reported_with_its_rank(spoiled: str, element: int, words: str) -> None:
     horovod = Horovod(spoiled, element)
     found = allreduce.gather(horovod, tensor, RANKS), allreduce.broadcast(horovod, tensor, RANKS)
-    assert [told for one in found for told in complaints(one)] == [words]
+    assert [seen for one in found for seen in complaints(one)] == [words]
 
 
-def test_what_is_lost_is_told() -> None:
+def test_missing_elements_are_reported() -> None:
     parts = allreduce.lengths(1, 3)
     assert parts == [1, 2, 3]
     for lost in ([1, 2, 2, 3, 3], []):
@@ -182,7 +182,7 @@ def test_what_is_lost_is_told() -> None:
     ]
 
 
-def test_a_rank_never_gives_nothing_or_more_than_a_byte() -> None:
+def test_a_rank_sends_a_nonzero_byte() -> None:
     assert [allreduce.number(rank) for rank in (0, 1, 249, 250)] == [1, 2, 250, 1]
 
 
@@ -193,23 +193,23 @@ def test_bandwidth_is_measured_by_size() -> None:
     assert all(one["seconds"] >= 0 and one["busbw_mbs"] > 0 for one in found)
 
 
-def test_bandwidth_counts_what_a_link_carries() -> None:
-    assert allreduce.pace(1_000_000, 0.01, 2) == {"bytes": 1_000_000, "seconds": 0.01, "busbw_mbs": 100.0}
-    assert allreduce.pace(1_000_000, 0.01, 4)["busbw_mbs"] == 150.0
-    assert allreduce.pace(1_000_000, 0.01, 1)["busbw_mbs"] == 0.0
-    assert [allreduce.often(seconds) for seconds in (1e-6, 0.01, 9)] == [200, 35, 3]
+def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks() -> None:
+    assert allreduce.bus_bandwidth(1_000_000, 0.01, 2) == {"bytes": 1_000_000, "seconds": 0.01, "busbw_mbs": 100.0}
+    assert allreduce.bus_bandwidth(1_000_000, 0.01, 4)["busbw_mbs"] == 150.0
+    assert allreduce.bus_bandwidth(1_000_000, 0.01, 1)["busbw_mbs"] == 0.0
+    assert [allreduce.repetitions(seconds) for seconds in (1e-6, 0.01, 9)] == [200, 35, 3]
 
 
 class Place:
-    """What a rank asks of Horovod to find its GPU."""
+    """The parts of Horovod with which a rank finds its GPU."""
 
     def __init__(self, local: int, *, nccl: bool = True) -> None:
         self.local_rank, self.rank, self.nccl_built = (lambda: local), (lambda: 8 + local), (lambda: nccl)
 
 
-def test_each_rank_has_a_gpu_of_its_own_or_says_why_not() -> None:
+def test_each_rank_gets_its_own_gpu_or_a_reason() -> None:
     assert [allreduce.own_gpu(Place(local), ["a", "b"]) for local in (0, 1)] == ["a", "b"]
-    with pytest.raises(SystemExit, match="1 GPUs are seen by rank 9; nvidia-smi"):
+    with pytest.raises(SystemExit, match="rank 9 sees 1 GPUs; nvidia-smi"):
         allreduce.own_gpu(Place(1), ["a"])
-    with pytest.raises(SystemExit, match="built without NCCL; lock anew"):
+    with pytest.raises(SystemExit, match="built without NCCL; write a new lock"):
         allreduce.own_gpu(Place(0, nccl=False), ["a"])

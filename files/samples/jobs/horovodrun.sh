@@ -1,6 +1,6 @@
 #!/bin/sh
-# A job by horovodrun: sh horovodrun.sh [SCRIPT [OPTION …]], in a folder that all nodes have.
-# NP=2 takes two workers instead of all slots, CONTROLLER=mpi goes over MPI instead of Gloo.
+# Start a job with horovodrun: sh horovodrun.sh [SCRIPT [OPTION …]], in a folder that exists on all nodes.
+# NP=2 uses two workers instead of all slots, CONTROLLER=mpi uses MPI instead of Gloo.
 set -eu
 hostfile=${HOSTFILE:-/etc/farandole/hostfile}
 np=${NP:-$(awk -F slots= '{ slots += $2 } END { print slots }' "$hostfile")}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One worker on this node, without a launcher: sh shell.sh [SCRIPT [OPTION …]]. What a script does without a cluster.
+# Run one worker on this node, without a launcher or a cluster: sh shell.sh [SCRIPT [OPTION …]].
 set -eu
 . /etc/farandole/environment
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
