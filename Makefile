@@ -1,4 +1,4 @@
-# Everything a person types; `make help` lists it.
+# All commands for development; `make help` lists them.
 VENV := .venv
 PYTHON ?= python3
 LAB ?= lab
@@ -9,10 +9,10 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-down test test-kill test-samples bench-stack lint unit audit docs requirements
 
-help: ## explain each target in a line
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/ready ## the Python environment in .venv
+setup: $(VENV)/ready ## create the Python environment in .venv
 
 $(VENV)/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Farandole needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -24,7 +24,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## two real hosts on this machine, provisioned and proven
+demo: setup ## set up and validate two real hosts on this machine
 	farandole lab setup
 	farandole lab up --name $(LAB) --nodes $(NODES)
 	ansible-playbook -i inventory/$(LAB) site.yml
@@ -34,40 +34,40 @@ demo: setup ## two real hosts on this machine, provisioned and proven
 	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
 	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 python /opt/farandole/samples/pytorch_mnist.py"
 
-demo-down: setup ## remove the demo's lab and put this machine back as it was
+demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## lint, unit tests, Molecule scenarios, tests on real hosts; ends with a count
+test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts
 	farandole lab setup
 	python tests/run.py
 
-lint: setup ## ansible-lint, yamllint, ruff, mypy
+lint: setup ## run ansible-lint, yamllint, ruff and mypy
 	ANSIBLE_INVENTORY=inventory/example ansible-lint --strict -q
 	yamllint --strict .
 	ruff check --quiet .
 	ruff format --quiet --check .
 	mypy
 
-unit: setup ## the unit tests alone
+unit: setup ## run the unit tests only
 	pytest --quiet tests/unit
 
-test-kill: setup ## kill site.yml at each of its tasks (an hour and more)
+test-kill: setup ## kill site.yml at each of its tasks (more than an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
 
-test-samples: setup ## every sample on two nodes, and what befalls jobs: crash, hang, a node lost, a full disk (ten minutes)
+test-samples: setup ## run every sample on two nodes, and jobs that crash, hang, lose a node or fill a disk (ten minutes)
 	farandole lab setup
 	python tests/run.py "lab samples"
 
-bench-stack: setup ## what the stack costs in time and space: cold, warm, a further node
+bench-stack: setup ## measure time and space of the stack: cold, warm, with another node
 	farandole lab setup
 	python tests/bench/stack.py
 
-audit: setup ## what comes from outside, how each is pinned, and the known vulnerabilities where they can be asked for
+audit: setup ## list everything that comes from outside, how it is pinned, and known vulnerabilities
 	python tests/audit.py
 
-docs: setup ## write the variable tables of the roles' READMEs anew
+docs: setup ## regenerate the variable tables in the roles' READMEs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
-requirements: setup ## compile requirements.txt anew from pyproject.toml
+requirements: setup ## regenerate requirements.txt from pyproject.toml
 	pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
 	  --no-emit-find-links --no-emit-trusted-host --no-header --output-file requirements.txt pyproject.toml

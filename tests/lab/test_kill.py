@@ -12,7 +12,7 @@ ended: list[int] = []
 PICKED = (
     "base : Install the base packages",
     "ssh_trust : Write certificates and settings",
-    "depot : Put what is missing on the depot",
+    "depot : Upload missing files to the depot",
 )
 
 

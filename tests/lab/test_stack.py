@@ -138,7 +138,7 @@ def test_a_damaged_archive_on_the_depot_is_sent_anew(cluster: Cluster) -> None:
     assert cluster.ssh("node-1", "sh", "-c", spoil).returncode == 0
     done = cluster.play()
     assert done.rc == 0, done.output
-    assert ("depot : Put what is missing on the depot", "node-1") in {
+    assert ("depot : Upload missing files to the depot", "node-1") in {
         (task, host.split(" ")[0]) for task, host in done.changes
     }
     assert stack_of(cluster, "node-3") == locked(cluster)
