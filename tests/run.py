@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
-# Ten minutes of jobs to which something happens; it runs when it is named.
+# Ten minutes; runs only if it is named.
 LONG = "lab samples"
 
 
 @dataclass
 class Result:
-    """What came of a stage."""
+    """The counts of a stage."""
 
     passed: int
     failed: int
@@ -26,7 +26,7 @@ class Result:
 
 
 def stages() -> Iterator[tuple[str, list[str]]]:
-    """Cheap ones first; then every folder of molecule/ that is a scenario, every module of tests/lab/."""
+    """All stages, fast ones first; then every scenario in molecule/ and every module in tests/lab/."""
     yield "ansible-lint", ["env", "ANSIBLE_INVENTORY=inventory/example", "ansible-lint", "--strict", "-q"]
     yield "yamllint", ["yamllint", "--strict", "."]
     yield "ruff", ["ruff", "check", "--quiet", "."]
@@ -40,7 +40,7 @@ def stages() -> Iterator[tuple[str, list[str]]]:
 
 
 def run(name: str, command: list[str]) -> Result:
-    """One stage in a process group of its own, so that Ctrl-C ends all of it."""
+    """Run a stage in its own process group, so that Ctrl-C ends all of it."""
     stem = name.replace(" ", "-")
     log, report = LOGS / f"{stem}.log", LOGS / f"{stem}.xml"
     report.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def run(name: str, command: list[str]) -> Result:
 
 
 def count(code: int, report: Path) -> Result:
-    """The tests that pytest counted; a stage without pytest, and one that fails beside its tests, counts itself."""
+    """Count pytest's tests; a stage without pytest counts as one, and so does a failure outside its tests."""
     if not report.exists():
         return Result(int(code == 0), int(code != 0), 0)
     suite = ET.parse(report).getroot()[0]  # noqa: S314, pytest wrote it a moment ago
@@ -70,8 +70,8 @@ def count(code: int, report: Path) -> Result:
 
 
 def main() -> int:
-    """All stages, also after one that failed."""
-    # Also when it is ended from elsewhere, or was started in the background, where a shell has Ctrl-C ignored.
+    """Run all stages, even after a failure."""
+    # SIGTERM should clean up too, and shells start background jobs with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -100,4 +100,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the next run clears away what this one left")
+        sys.exit("\ninterrupted; the next run cleans up after this one")

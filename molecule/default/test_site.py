@@ -1,4 +1,4 @@
-"""What a cluster is after site.yml, beside what each role's own scenario proves."""
+"""A cluster after site.yml; the scenarios of the roles cover the details."""
 
 import json
 import re
@@ -17,7 +17,7 @@ TRAINED = {
 
 @pytest.fixture(scope="module")
 def result(inventory_path):
-    """What the validation play came to, in full; how fast the jobs were is for benchmarks."""
+    """The full result of the validation play, without limits on speed, which benchmarks measure."""
     fast = dict.fromkeys(("mpi_bandwidth", "mpi_latency", "efficiency", "yardstick"), 0)
     bars = json.dumps({"validation_bars": fast})
     done = subprocess.run(
@@ -29,7 +29,7 @@ def result(inventory_path):
     return json.loads((Path(folder[1]) / "result.json").read_text())
 
 
-def test_the_validation_play_measured_everything_and_nothing_is_red(result, head):
+def test_the_validation_play_is_green_and_complete(result, head):
     checks = {check["id"]: check for check in result["checks"]}
     wanted = json.loads(head.check_output("cat /opt/farandole/current/manifest.json"))["wanted"]["frameworks"]
     measured = {name for name, check in checks.items() if check["status"] == "green"}
@@ -46,37 +46,37 @@ def test_the_validation_play_measured_everything_and_nothing_is_red(result, head
     assert len(result["data"]) == 1
 
 
-def test_both_command_lines_of_the_manual_train(head, addresses):
+def test_both_commands_of_the_manual_train(head, addresses):
     script = "python /opt/farandole/samples/Keras_TF_MultiNode_GPU.py --epochs 2"
     for words, count in (("-np 1 -H localhost:1", 1), (f"-np 2 -H localhost:1,{addresses['node-2']}:1", 2)):
-        said = head.check_output(f"runuser -u trainer -- horovodrun {words} {script}")
+        output = head.check_output(f"runuser -u trainer -- horovodrun {words} {script}")
         each = "1 worker on 1 machine" if count == 1 else "2 workers on 2 machines"
-        assert f"{each}: accuracy" in said
+        assert f"{each}: accuracy" in output
 
 
-def test_all_nodes_run_the_same_stack_and_nothing_is_left_of_its_making(host, head):
+def test_all_nodes_run_the_same_stack_without_build_leftovers(host, head):
     assert host.check_output("readlink /opt/farandole/current") == head.check_output("readlink /opt/farandole/current")
     assert host.file("/opt/farandole/current/manifest.json").exists
     assert not host.file("/opt/farandole/incoming").exists
     assert not host.file("/opt/farandole/build").exists
 
 
-def test_the_decoy_is_there_and_names_do_not_lead_to_it(host, addresses):
+def test_names_do_not_resolve_to_the_decoy(host, addresses):
     assert host.interface("docker0").addresses[0] == "172.17.0.1"
     for name, address in addresses.items():
         assert host.check_output("getent ahostsv4 %s", name).split()[0] == address
 
 
-def test_the_head_builds_and_the_worker_does_not(nodes):
+def test_only_the_head_has_a_compiler(nodes):
     assert nodes["node-1"].exists("g++")
     assert not nodes["node-2"].exists("g++")
 
 
-def test_nothing_failed_on_the_node(host):
+def test_no_unit_has_failed(host):
     assert host.check_output("systemctl list-units --failed --plain --no-legend") == ""
 
 
-def test_the_job_user_reads_data_that_say_what_they_are(host):
+def test_the_job_user_can_read_the_data_and_its_source(host):
     folder = "/opt/farandole/data/mnist"
     source = host.file(f"{folder}/SOURCE").content_string
     assert source == "MNIST\n" or re.fullmatch(r"digits of scikit-learn [\d.]+, scaled to 28x28\n", source)
@@ -90,12 +90,12 @@ def test_the_job_user_reads_data_that_say_what_they_are(host):
         "    assert (len(images), len(labels)) == (16 + count * 784, 8 + count)\n"
         "    print(kind, count, sorted(set(labels[8:])) == list(range(10)))\n"
     )
-    told = host.check_output("runuser -u trainer -- python3 -c %s %s", read, folder).splitlines()
+    labels = host.check_output("runuser -u trainer -- python3 -c %s %s", read, folder).splitlines()
     counts = ("60000", "10000") if source == "MNIST\n" else ("1497", "300")
-    assert told == [f"train {counts[0]} True", f"t10k {counts[1]} True"]
+    assert labels == [f"train {counts[0]} True", f"t10k {counts[1]} True"]
 
 
-def test_the_samples_are_those_of_the_project_and_the_job_user_s_to_run(host):
+def test_the_samples_are_installed_for_the_job_user(host):
     wanted = {path.relative_to(SAMPLES): path for path in SAMPLES.rglob("*") if path.suffix in (".py", ".sh")}
     assert wanted
     for name, path in wanted.items():
@@ -105,8 +105,8 @@ def test_the_samples_are_those_of_the_project_and_the_job_user_s_to_run(host):
     assert host.run("runuser -u trainer -- touch /opt/farandole/samples/mine").failed
 
 
-def test_nothing_is_left_of_bringing_the_data(host, head):
+def test_installing_the_data_leaves_nothing_behind(host, head):
     assert host.check_output("ls -A /opt/farandole/data").split() == [".lock", "mnist"]
-    # Who can open it can keep every later run waiting.
+    # An account that could open it could block every later run.
     assert host.run("runuser -u trainer -- flock --nonblock /opt/farandole/data/.lock true").failed
     assert len(head.check_output("ls -A /srv/farandole/data").split()) == 1

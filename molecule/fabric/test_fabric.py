@@ -1,4 +1,4 @@
-"""What role fabric promises: jobs take the network between the nodes, and find the stack from wherever they start.
+"""Role fabric: jobs use the network between the nodes, and find the stack however they are started.
 
 OpenMPI itself, the release's own, stands where a stack would have it.
 """
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 HOSTS = "node-1:1,node-2:1"
 DECOY = "172.17.0.1"
 STACK = "/opt/farandole/current"
-# A stack of two programs, and OpenMPI's settings where this build of it looks for them.
+# A stack of two programs, with OpenMPI's settings where this build looks for them.
 INSTALL = f"""
 set -e
 apt-get -qq install --no-install-recommends openmpi-bin
@@ -28,7 +28,7 @@ ln -sf /usr/bin/env {STACK}/venv/bin/horovodrun
 ln -sf /usr/bin/python3 {STACK}/venv/bin/python
 ln -sf /etc/farandole/openmpi/openmpi-mca-params.conf /etc/openmpi/openmpi-mca-params.conf
 """
-# An allreduce without anything but Python and OpenMPI's library: 21 from each of two ranks.
+# An allreduce with only Python and OpenMPI's library: 21 from each of two ranks.
 REDUCE = """
 import ctypes, os, socket
 mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
@@ -50,12 +50,12 @@ def stack(nodes):
 
 @pytest.fixture(scope="session")
 def network(head):
-    """As the kernel has it, not as the role says."""
+    """The network between the nodes, according to the kernel."""
     return head.check_output("ip -4 route show dev eth0 proto kernel").split()[0]
 
 
 def as_job(host, *words):
-    """A command of the job user, ended after a while; its status is not ssh's."""
+    """Run a command as the job user, with a timeout; any failure has status 1, because 255 would mean ssh."""
     command = ["timeout", "-k", "1", "12", "runuser", "-u", "trainer", "--", *words]
     return host.run("cd / && " + " ".join(["%s"] * len(command)) + " || exit 1", *command)
 
@@ -64,7 +64,7 @@ def test_the_hostfile_names_every_node_in_order(host):
     assert host.file("/etc/farandole/hostfile").content_string == "node-1 slots=1\nnode-2 slots=1\n"
 
 
-def test_the_decoy_is_there_and_no_setting_names_it(host, network):
+def test_no_setting_names_the_decoy(host, network):
     assert host.interface("docker0").addresses[0] == DECOY
     settings = host.file("/etc/farandole/openmpi/openmpi-mca-params.conf").content_string
     assert f"btl_tcp_if_include = {network}\noob_tcp_if_include = {network}\n" in settings
@@ -73,7 +73,7 @@ def test_the_decoy_is_there_and_no_setting_names_it(host, network):
     assert "docker" not in written
 
 
-# cron has a shorter path, sudo and login shells have others.
+# cron has a shorter PATH, sudo and login shells have others.
 WAYS = {
     "ssh without a login": 'runuser -u trainer -- ssh -o BatchMode=yes node-2 "{}"',
     "runuser": "runuser -u trainer -- sh -c '{}'",
@@ -109,7 +109,7 @@ for file in .bash_profile .bashrc; do
   echo 'export PATH="$HOME/other:$PATH"' >~/$file
 done
 """
-PUT_BACK = """
+RESTORE = """
 rm -r ~/other ~/.bash_profile ~/.bashrc
 for file in .bash_profile .bashrc; do
   [ ! -e ~/$file.kept ] || mv ~/$file.kept ~/$file
@@ -119,12 +119,12 @@ done
 
 @pytest.fixture
 def others(nodes):
-    """Another MPI and another Python that the job user's own shell files put before everything, on every node."""
+    """Another MPI and Python on every node, put first on the path by the job user's own shell files."""
     for host in nodes.values():
         host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", OTHERS)
     yield
     for host in nodes.values():
-        host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", PUT_BACK)
+        host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", RESTORE)
 
 
 @pytest.mark.usefixtures("stack", "others")
@@ -133,7 +133,7 @@ def others(nodes):
     [WAYS["login"], WAYS["ssh without a login"], """su - trainer -c 'bash -ic "{}"'"""],
     ids=["login", "ssh", "interactive"],
 )
-def test_the_commands_win_over_the_job_user_s_own_shell_files(head, way):
+def test_the_commands_take_precedence_over_the_job_users_shell_files(head, way):
     shown = head.check_output("cd / && " + way.format("command -v python; horovodrun which mpirun python"))
     shadow, *found = [line for line in shown.splitlines() if line.startswith("/")]
     assert shadow == "/home/trainer/other/python", "the shell files do not do what this is about"
@@ -141,29 +141,29 @@ def test_the_commands_win_over_the_job_user_s_own_shell_files(head, way):
 
 
 @pytest.mark.usefixtures("stack")
-def test_what_a_job_sets_itself_wins(head):
+def test_a_jobs_own_settings_take_precedence(head):
     own = ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=7", "HOROVOD_NETWORK=", "NCCL_SOCKET_IFNAME=ib0"]
     told = as_job(head, "env", *own, "horovodrun").stdout.splitlines()
     assert [one for one in own if one not in told] == []
 
 
-def test_nobody_else_s_path_is_changed(host):
+def test_no_other_users_path_is_changed(host):
     assert "farandole" not in host.check_output("su - root -c env")
     assert host.run("cat /etc/ld.so.conf /etc/ld.so.conf.d/* /etc/environment | grep farandole").rc == 1
 
 
 @pytest.mark.usefixtures("stack")
-def test_a_job_over_both_nodes_goes_by_the_network_and_not_by_the_decoy(head, network):
+def test_a_job_uses_the_network_and_not_the_decoy(head, network):
     done = as_job(head, "mpirun", "-np", "2", "-H", HOSTS, "python", "-c", REDUCE)
     assert sorted(done.stdout.splitlines()) == [f"node-{n} 42 {network} 2" for n in (1, 2)], done.stderr
-    # Without the setting the ranks greet each other over docker0, and none arrives.
+    # Without the setting the ranks try docker0, which connects nothing.
     lost = as_job(head, "mpirun", "--mca", "btl_tcp_if_include", "docker0", "-H", HOSTS, "python", "-c", REDUCE)
     assert lost.rc == 1
     assert "42" not in lost.stdout
 
 
 @pytest.mark.usefixtures("stack")
-def test_the_launcher_is_reached_by_the_network_alone(head, addresses):
+def test_the_launcher_listens_only_on_the_network(head, addresses):
     def told(*settings):
         done = as_job(head, "mpirun", *settings, "--mca", "plm_base_verbose", "5", "-H", "node-2:1", "hostname")
         return done.stderr + done.stdout
@@ -173,7 +173,7 @@ def test_the_launcher_is_reached_by_the_network_alone(head, addresses):
     assert DECOY in told("--mca", "oob_tcp_if_include", "eth0,docker0")
 
 
-# Jobs of three ssh sessions, by how long they sleep. The last one's launcher is without what binds it to its session.
+# Jobs of three ssh sessions, identified by how long they sleep. The last launcher is not bound to its session.
 OUTLIVE = {"3001", "3002", "3003"}
 BOUND = {"3004", "3005"}
 UNBOUND = "3006"
@@ -190,7 +190,7 @@ mpirun -H {HOSTS} sleep 3004 | cat; exit
 
 
 @pytest.mark.usefixtures("stack")
-def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
+def test_only_jobs_bound_to_an_ended_ssh_session_end(nodes, head):
     def running():
         listed = [host.run("pgrep -u trainer -ax sleep").stdout for host in nodes.values()]
         return [{line.split()[-1] for line in lines.splitlines()} & every for lines in listed]
@@ -209,7 +209,7 @@ def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
             script = f"cd / && echo $$ >> /run/sessions && exec {client} > /dev/null 2>&1 < /dev/null"
             head.check_output("setsid -f sh -c %s %s", script, session)
         assert until([every, every], 30) == [every, every]
-        # Without a terminal nobody else tells a job that its session is gone.
+        # Without a terminal, nothing else tells a job that its session has ended.
         head.check_output("kill -KILL $(cat /run/sessions)")
         assert until([every - BOUND] * 2, 15) == [every - BOUND] * 2
     finally:
@@ -219,7 +219,7 @@ def test_a_job_ends_with_its_ssh_session_and_no_other_does(nodes, head):
 
 @pytest.fixture
 def play(inventory_path, tmp_path):
-    """Run the role on an inventory that was spoilt first."""
+    """Run the role on an inventory that was modified to be wrong."""
 
     def run(spoil):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
@@ -256,7 +256,7 @@ def test_nodes_without_a_common_network_are_refused_before_anything_changes(play
     assert after == before
 
 
-def test_the_decoy_s_network_given_by_hand_is_refused(play):
+def test_the_decoys_network_is_refused(play):
     code, said = play(lambda cluster: cluster["vars"].update(fabric_network="172.17.0.0/16"))
     assert code != 0
     assert "1. node-1, node-2: it shares its address 172.17.0.1 in 172.17.0.0/16" in said

@@ -1,8 +1,8 @@
-"""Real debs of NCCL, made from the library and header of NVIDIA's wheels, for a release that has none of its own.
+"""Make real debs of NCCL from the library and header in NVIDIA's wheels, for a release that has none.
 
     make_debs.py FOLDER
 
-The wheels stay in Farandole's cache; the debs are laid out as NVIDIA's are. Prints their paths and sha256."""
+The wheels stay in Farandole's cache; the debs have the layout of NVIDIA's. Prints their paths and sha256."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "farandole" / "wheels"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# Version: the CUDA that the library says it is built with, and the wheel's sha256.
+# Version: the CUDA version that the library was built with, and the wheel's sha256.
 WHEELS = {
     "2.21.5": ("12.4", "8579076d30a8c24988834445f8d633c697d42397e92ffc3f63fa26766d25e0a0"),
     "2.22.3": ("12.5", "f9f5e03c00269dee2cd1aa57019f9a024478a74ae6e9b32d5341c849fe6f6302"),
@@ -28,21 +28,21 @@ def checksum(path: Path) -> str:
 
 
 def wheel(version: str, sha256: str) -> Path:
-    """From the cache, else from the package index."""
+    """Get a wheel from the cache or the package index."""
     path = CACHE / f"nvidia_nccl_cu12-{version}-py3-none-manylinux2014_x86_64.whl"
     if not path.exists() or checksum(path) != sha256:
         path.unlink(missing_ok=True)
-        wish = CACHE / ".nccl-requirements.txt"
+        requirements = CACHE / ".nccl-requirements.txt"
         CACHE.mkdir(parents=True, exist_ok=True)
-        wish.write_text(f"nvidia-nccl-cu12=={version} --hash=sha256:{sha256}\n")
+        requirements.write_text(f"nvidia-nccl-cu12=={version} --hash=sha256:{sha256}\n")
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", CACHE]
-        subprocess.run([sys.executable, "-m", "pip", "download", *options, "--requirement", wish], check=True)
-        wish.unlink()
+        subprocess.run([sys.executable, "-m", "pip", "download", *options, "--requirement", requirements], check=True)
+        requirements.unlink()
     return path
 
 
 def build(root: Path, target: Path, name: str, version: str, depends: str) -> None:
-    """A deb of what lies below root."""
+    """Pack a deb from the files below root."""
     control = {
         "Package": name,
         "Version": version,
@@ -57,14 +57,14 @@ def build(root: Path, target: Path, name: str, version: str, depends: str) -> No
     (root / "DEBIAN" / "control").write_text("".join(f"{key}: {value}\n" for key, value in control.items()))
     if name == "libnccl2":
         (root / "DEBIAN" / "triggers").write_text("activate-noawait ldconfig\n")
-    # Not compressed: it would take longer than all the rest.
+    # Not compressed, which would take longer than everything else.
     deb = target / f"{name}_{version}_amd64.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, deb], check=True, capture_output=True)
     shutil.rmtree(root)
 
 
 def debs(version: str, cuda: str, sha256: str, target: Path) -> None:
-    """The library with its soname, and what one compiles against."""
+    """Write the files of the runtime and the development package."""
     deb, files = f"{version}-1+cuda{cuda}", target / "wheel"
     with zipfile.ZipFile(wheel(version, sha256)) as archive:
         archive.extractall(files)

@@ -1,4 +1,4 @@
-"""What role nccl promises: one exact version from each source, held and working, and what it refuses."""
+"""Role nccl: one exact version from each source, held and working, and its refusals."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def role(inventory_path):
 
 
 def state(host):
-    """State and version of libnccl-dev and libnccl2, as dpkg has them."""
+    """State and version of libnccl-dev and libnccl2 in dpkg."""
     form = "--showformat=${db:Status-Abbrev}${Version}\n"
     return host.run("dpkg-query --show %s libnccl2 libnccl-dev", form).stdout.split("\n")[:2]
 
@@ -49,21 +49,21 @@ def is_at(host, version):
     return state(host) == [f"hi {version}"] * 2 and host.check_output("python3 -c %s", CALL).split("\n")[1] == "0"
 
 
-def test_both_packages_are_held_at_the_version(host):
+def test_both_packages_are_held_at_the_requested_version(host):
     release = host.check_output(". /etc/os-release && echo $VERSION_ID")
     assert state(host) == [f"hi {'2.22.3-1-1' if release == '13' else NEW}"] * 2
 
 
-def test_the_library_answers_with_its_version(host):
+def test_the_library_reports_its_version(host):
     assert host.check_output("python3 -c %s", CALL) == "0 22203\n0"
 
 
-def test_one_can_compile_against_it(host):
+def test_programs_compile_against_it(host):
     assert "#define NCCL_VERSION_CODE 22203" in host.file("/usr/include/nccl.h").content_string
     assert host.file(f"{LIBRARIES}/libnccl.so").is_symlink
 
 
-def test_an_older_version_is_chosen_on_purpose_and_held_against_upgrades(role, nodes):
+def test_an_older_version_is_held_against_upgrades(role, nodes):
     head = nodes["node-1"]
     code, said = role("node-1", nccl_version=OLD)
     assert code == 0, said
@@ -153,7 +153,7 @@ def test_a_key_file_that_is_too_long_is_refused(role, nodes, addresses):
 
 
 @pytest.mark.parametrize(("node", "there"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
-def test_a_version_that_is_not_there_is_answered_with_those_that_are(role, node, there):
+def test_a_missing_version_is_refused_with_the_available_ones(role, node, there):
     code, said = role(node, nccl_version="2.99.1-1+cuda12.9")
     assert code != 0
     assert f"libnccl2 2.99.1-1+cuda12.9 is not there, there is {there};" in said
@@ -168,7 +168,7 @@ def test_a_file_with_another_sha256_is_refused(role, nodes):
     assert is_at(nodes["node-2"], NEW)
 
 
-def test_a_damaged_deb_leaves_what_was_there(role, nodes, tmp_path):
+def test_a_damaged_deb_changes_nothing(role, nodes, tmp_path):
     damaged = tmp_path / "damaged.deb"
     with Path(plain("libnccl2", OLD)["path"]).open("rb") as whole:
         damaged.write_bytes(whole.read(20 * 2**20))
@@ -183,7 +183,7 @@ def test_a_damaged_deb_leaves_what_was_there(role, nodes, tmp_path):
     assert is_at(nodes["node-2"], NEW)
 
 
-def test_a_killed_installation_is_mended_by_the_next_run(role, nodes, addresses):
+def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
     worker = nodes["node-2"]
     deb = f"http://{addresses['node-1']}:8480/debs/libnccl2_{OLD}_amd64.deb"
     worker.check_output("/usr/lib/apt/apt-helper download-file %s /var/tmp/old.deb", deb)
@@ -213,7 +213,7 @@ def test_a_killed_installation_is_mended_by_the_next_run(role, nodes, addresses)
     ],
     ids=["an old driver", "no fingerprint", "half a version", "an unknown source", "no files"],
 )
-def test_what_cannot_be_is_refused_before_anything_changes(role, nodes, node, variables, words):
+def test_impossible_requests_are_refused_before_anything_changes(role, nodes, node, variables, words):
     code, said = role(node, **{"nccl_version": OLD, **variables})
     assert code != 0
     assert words in said
@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused_before_anything_changes(role, nodes, node, va
     assert is_at(nodes[node], NEW)
 
 
-def test_another_nccl_in_the_way_of_jobs_is_named(role, nodes):
+def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
     head, other = nodes["node-1"], "/opt/other/libnccl.so.2"
     pip = "/opt/farandole/current/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
     deb = f"/srv/farandole/debs/libnccl2_{OLD}_amd64.deb"
@@ -243,7 +243,7 @@ def test_another_nccl_in_the_way_of_jobs_is_named(role, nodes):
     assert "a job may load" not in said
 
 
-def test_a_library_that_does_not_work_is_a_failure(role, nodes):
+def test_a_broken_library_is_reported(role, nodes):
     library = f"{LIBRARIES}/libnccl.so.2.22.3"
     worker = nodes["node-3"]
     worker.check_output("mv %s /var/tmp/whole && head -c 1000000 /var/tmp/whole >%s", library, library)
@@ -256,7 +256,7 @@ def test_a_library_that_does_not_work_is_a_failure(role, nodes):
 
 
 def plain(name, version, checksum=None):
-    """A deb as nccl_files names it."""
+    """An entry of nccl_files for a deb."""
     deb = f"{name}_{version}_amd64.deb"
     sums = yaml.safe_load((DEBS / "made.yml").read_text())["sums"]
     return {"path": str(DEBS / deb), "sha256": checksum or sums[deb]}

@@ -1,4 +1,4 @@
-"""What role preflight promises: bad input is named with host, cause and cure, and changes nothing on any node."""
+"""Role preflight: bad input is reported with host, cause and cure, and nothing changes on any node."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def site(inventory_path, tmp_path):
-    """Run site.yml on an inventory that was spoilt first."""
+    """Run site.yml on an inventory that was modified to be wrong."""
 
     def run(spoil=None):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
@@ -87,7 +87,7 @@ FINDINGS = [
 
 
 @pytest.mark.parametrize(("spoil", "cause", "cure"), FINDINGS, ids=[spoil.__name__ for spoil, _, _ in FINDINGS])
-def test_bad_input_is_named_and_changes_nothing(site, nodes, spoil, cause, cure):
+def test_bad_input_is_reported_and_changes_nothing(site, nodes, spoil, cause, cure):
     done = site(spoil)
     said = done.stdout + done.stderr
     assert done.returncode != 0, said
@@ -98,7 +98,7 @@ def test_bad_input_is_named_and_changes_nothing(site, nodes, spoil, cause, cure)
         assert not host.user("trainer").exists
 
 
-def test_a_silent_node_is_named_with_its_reason_and_the_others_stay_untouched(site, nodes):
+def test_an_unreachable_node_is_reported_and_the_others_are_unchanged(site, nodes):
     fault = ["farandole", "lab", "fault", "--name", "molecule-preflight"]
     subprocess.run([*fault, "cut", "node-2"], check=True)
     try:
@@ -112,7 +112,7 @@ def test_a_silent_node_is_named_with_its_reason_and_the_others_stay_untouched(si
     assert not nodes["node-1"].user("trainer").exists
 
 
-def test_good_input_is_no_finding_and_is_written_down(inventory_path):
+def test_good_input_has_no_findings_and_is_recorded(inventory_path):
     found = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
     assert found["findings"] == []
     assert sorted(found["hosts"]) == ["node-1", "node-2"] == sorted(found["fabric"]["interfaces"])
@@ -127,7 +127,7 @@ def test_good_input_is_no_finding_and_is_written_down(inventory_path):
     ],
     ids=["a node written down twice", "a colon forgotten"],
 )
-def test_a_slip_in_the_file_is_named(tmp_path, text, words):
+def test_a_mistake_in_the_file_is_reported(tmp_path, text, words):
     (tmp_path / "hosts.yml").write_text(text)
     done = subprocess.run(
         ["ansible-playbook", "-i", tmp_path, "site.yml"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,5 +1,5 @@
-"""Who is kept out. Every attack is tried twice: refused as the role leaves it, and, to know that it is this protection
-which refuses it, let in once the protection is taken away."""
+"""Attacks on ssh trust. Each is tried twice: it must fail with the role's protection, and succeed without it, which
+shows that this protection is the reason."""
 
 import os
 import subprocess
@@ -12,13 +12,13 @@ WEAK = "/etc/ssh/sshd_config.d/00-weakened.conf"
 
 
 def reload(host):
-    """sshd closes its port for a moment while it reads its settings."""
+    """Reload sshd and wait, because it briefly closes its port."""
     host.check_output("systemctl reload ssh && sleep 0.5")
 
 
 @contextmanager
 def weakened(host, settings):
-    """sshd with a hole in it."""
+    """Run sshd with weakened settings for a while."""
     host.check_output("printf -- %s >%s", settings, WEAK)
     reload(host)
     try:
@@ -35,7 +35,7 @@ def ca(inventory_path):
 
 @pytest.fixture
 def signed(head, ca, tmp_path):
-    """Sign the head's job key by hand, and put the certificate where only the test uses it."""
+    """Sign the head's job key by hand, into a certificate that only the test uses."""
 
     def sign(*options):
         key = tmp_path / "job.pub"
@@ -63,7 +63,7 @@ def refused(result):
     return result.rc == 1 and "Permission denied" in result.stderr
 
 
-def test_the_job_certificate_does_not_open_root(head, worker):
+def test_the_job_certificate_gives_no_root_login(head, worker):
     assert refused(as_job(head, "root@node-2"))
     worker.check_output("printf 'trainer\n' >/etc/ssh/test-principals")
     hole = f"TrustedUserCAKeys {FOLDER}/user_ca.pub\nAuthorizedPrincipalsFile /etc/ssh/test-principals\n"
@@ -71,7 +71,7 @@ def test_the_job_certificate_does_not_open_root(head, worker):
         assert as_job(head, "root@node-2").rc == 0
 
 
-def test_even_a_certificate_for_root_does_not_open_root(head, worker, signed):
+def test_even_a_certificate_for_root_gives_no_root_login(head, worker, signed):
     options = signed("-n", "root,trainer")
     assert as_job(head, "node-2", "true", *options).rc == 0
     assert refused(as_job(head, "root@node-2", "true", *options))
@@ -79,8 +79,8 @@ def test_even_a_certificate_for_root_does_not_open_root(head, worker, signed):
         assert as_job(head, "root@node-2", "true", *options).rc == 0
 
 
-def test_a_key_left_in_the_home_does_not_open_the_job_user(head, worker):
-    """As a node that was trusted once could have left it."""
+def test_a_key_left_in_the_home_is_refused(head, worker):
+    """A formerly trusted node could have left such a key."""
     head.check_output("runuser -u trainer -- sh -c %s", "rm -f ~/left*; ssh-keygen -q -t ed25519 -N '' -f ~/left")
     key = head.check_output("cat /home/trainer/left.pub")
     leave = "umask 077; mkdir -p ~/.ssh; echo $0 >~/.ssh/authorized_keys"
@@ -89,7 +89,7 @@ def test_a_key_left_in_the_home_does_not_open_the_job_user(head, worker):
     assert refused(as_job(head, "node-2", "true", *options))
     with weakened(worker, "Match User trainer\n  AuthorizedKeysFile .ssh/authorized_keys\n"):
         assert as_job(head, "node-2", "true", *options).rc == 0
-    # Where the role writes those of people who may.
+    # The role writes the keys of allowed people here.
     keys = f"{FOLDER}/login_keys"
     worker.check_output("echo %s >%s", key, keys)
     try:
@@ -98,7 +98,7 @@ def test_a_key_left_in_the_home_does_not_open_the_job_user(head, worker):
         worker.check_output("truncate --size 0 %s", keys)
 
 
-def test_a_password_does_not_open_the_job_user(head, worker):
+def test_password_login_as_the_job_user_is_refused(head, worker):
     worker.check_output("echo trainer:known | chpasswd")
     head.check_output("printf '#!/bin/sh\necho known\n' >/run/askpass && chmod 755 /run/askpass")
     attack = (
@@ -113,8 +113,8 @@ def test_a_password_does_not_open_the_job_user(head, worker):
         worker.check_output("usermod --password '*' trainer")
 
 
-def test_the_job_key_is_worth_nothing_outside_of_the_cluster(head, addresses, signed, tmp_path, inventory_path):
-    """The control machine stands for the outsider, with the head's key and certificate stolen."""
+def test_the_job_key_is_refused_from_outside_the_cluster(head, addresses, signed, tmp_path, inventory_path):
+    """The control machine plays an outsider with the head's stolen key and certificate."""
 
     def attack(certificate):
         stolen = tmp_path / "stolen"
@@ -150,7 +150,7 @@ def test_the_job_key_is_worth_nothing_outside_of_the_cluster(head, addresses, si
     assert attack("/run/test-cert.pub").stdout.strip() == "node-2"
 
 
-def test_the_head_s_key_is_worth_nothing_on_another_node(head, worker, signed):
+def test_the_heads_key_is_refused_from_another_node(head, worker, signed):
     def attack(certificate):
         for name, source in (("id", f"{FOLDER}/id_job"), ("id-cert.pub", certificate)):
             worker.check_output("printf -- %s >/run/%s", head.file(source).content_string, name)
@@ -162,12 +162,12 @@ def test_the_head_s_key_is_worth_nothing_on_another_node(head, worker, signed):
     assert attack("/run/test-cert.pub").stdout.strip() == "node-1"
 
 
-def test_an_expired_certificate_opens_nothing(head, signed):
+def test_an_expired_certificate_is_refused(head, signed):
     assert refused(as_job(head, "node-2", "true", *signed("-n", "trainer", "-V", "-2d:-1d")))
     assert as_job(head, "node-2", "true", *signed("-n", "trainer", "-V", "-2d:+1d")).rc == 0
 
 
-def test_a_certificate_of_a_strange_ca_opens_nothing(head, worker, tmp_path):
+def test_a_certificate_of_an_unknown_ca_is_refused(head, worker, tmp_path):
     strange = tmp_path / "strange_ca"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", strange], check=True)
     key = tmp_path / "job.pub"
@@ -192,7 +192,7 @@ def test_a_certificate_of_a_strange_ca_opens_nothing(head, worker, tmp_path):
 
 @contextmanager
 def answering(host, key):
-    """A second sshd on port 2222, which answers for the node with this host key."""
+    """Run a second sshd on port 2222 with this host key."""
     settings = (
         f"Port 2222\nPidFile /run/second.pid\nUsePAM yes\nTrustedUserCAKeys {FOLDER}/user_ca.pub\nHostKey {key}\n"
     )
@@ -204,7 +204,7 @@ def answering(host, key):
         host.check_output("kill $(cat /run/second.pid)")
 
 
-def test_a_node_whose_host_key_changed_is_not_talked_to(head, worker):
+def test_a_node_with_a_changed_host_key_is_refused(head, worker):
     with answering(worker, "/etc/ssh/ssh_host_ed25519_key"):
         assert as_job(head, "node-2", "hostname", "-p", "2222").stdout.strip() == "node-2"
     worker.check_output("test -e /run/changed || ssh-keygen -q -t ed25519 -N '' -f /run/changed")
@@ -212,6 +212,6 @@ def test_a_node_whose_host_key_changed_is_not_talked_to(head, worker):
         result = as_job(head, "node-2", "hostname", "-p", "2222")
         assert result.rc == 1
         assert "Host key verification failed" in result.stderr
-        # The protection taken away:
+        # Without the protection:
         trusting = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
         assert as_job(head, "node-2", "hostname", "-p", "2222", *trusting).stdout.strip() == "node-2"

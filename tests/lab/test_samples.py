@@ -1,4 +1,4 @@
-"""The samples on real nodes, and a job to which something happens: it ends, it says why, nothing is left."""
+"""The samples on real nodes, and failing jobs: they end, report the cause and leave nothing behind."""
 
 import json
 import re
@@ -19,12 +19,12 @@ NODES = 2
 BOTH = ("node-1", "node-2")
 TRAIN = f"{SAMPLES}/pytorch_mnist.py"
 HOME = "/home/trainer"
-# Trains until it is told to end.
+# Trains until it is killed.
 LONG = (TRAIN, "--epochs", "100000", "--log-interval", "1000000")
 
 
 def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, seconds: int = 60) -> dict[str, Any]:
-    """A job as the validation play runs it, from the head by the job user."""
+    """Run a job as the validation play does, as the job user on the head."""
     task = {"argv": argv, "nodes": nodes, "seconds": seconds}
     runner = (ROOT / "files/probes/job.py").read_text()
     done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", runner, json.dumps(task))
@@ -34,7 +34,7 @@ def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, 
 
 
 def workers(cluster: Cluster) -> list[str]:
-    """Processes of the job user on any node, but for its session's."""
+    """Remaining processes of jobs on all nodes."""
     found = []
     for node in BOTH:
         listed = cluster.ssh(node, "ps", "-u", "trainer", "-o", "args=").stdout.splitlines()
@@ -43,8 +43,8 @@ def workers(cluster: Cluster) -> list[str]:
 
 
 @contextmanager
-def meanwhile(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
-    """What happens to node-2, one after the other, each as soon as a condition holds on the head."""
+def injected(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
+    """Inject faults into node-2 in order, each as soon as a condition holds on the head."""
 
     def strike() -> None:
         for condition, fault in faults:
@@ -59,7 +59,7 @@ def meanwhile(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
         thread.join()
 
 
-def test_the_samples_are_there(cluster: Cluster) -> None:
+def test_the_samples_are_installed(cluster: Cluster) -> None:
     done = cluster.play()
     assert done.rc == 0, done.output
     again = cluster.play()
@@ -68,9 +68,7 @@ def test_the_samples_are_there(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 @pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "tensorflow_session", "Keras_TF_MultiNode_GPU"])
-def test_each_sample_learns_on_two_nodes_and_ends_with_the_same_weights(
-    cluster: Cluster, sample: str, controller: str
-) -> None:
+def test_each_sample_trains_on_two_nodes_to_equal_weights(cluster: Cluster, sample: str, controller: str) -> None:
     done = job(cluster, (*horovodrun(controller, BOTH), f"{SAMPLES}/{sample}.py", "--json", "--batch-size", "64"))
     assert failure(done) == "", done
     assert done["accuracy"] >= 0.95
@@ -86,7 +84,7 @@ def test_the_job_scripts_run(cluster: Cluster, script: str) -> None:
 
 
 @pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "Keras_TF_MultiNode_GPU"])
-def test_a_job_goes_on_from_its_checkpoint(cluster: Cluster, sample: str) -> None:
+def test_a_job_resumes_from_its_checkpoint(cluster: Cluster, sample: str) -> None:
     options = (f"{SAMPLES}/{sample}.py", "--json", "--checkpoints", f"{HOME}/{sample}")
     first = job(cluster, (*horovodrun("gloo", BOTH), *options, "--epochs", "4"))
     assert failure(first) == "", first
@@ -97,7 +95,7 @@ def test_a_job_goes_on_from_its_checkpoint(cluster: Cluster, sample: str) -> Non
     assert more["loss"] < first["loss"]
 
 
-def test_a_damaged_checkpoint_costs_one_epoch_not_all(cluster: Cluster) -> None:
+def test_a_damaged_checkpoint_costs_one_epoch(cluster: Cluster) -> None:
     cluster.ssh("node-1", "sh", "-c", f"for f in {HOME}/pytorch_mnist/*; do last=$f; done; truncate -s 1000 $last")
     done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--checkpoints", f"{HOME}/pytorch_mnist"))
     assert failure(done) == "", done
@@ -119,7 +117,7 @@ HANG = "import time, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and time.
     ],
     ids=["wrong name", "crash", "hang"],
 )
-def test_a_job_that_cannot_go_well_ends_and_leaves_nothing(
+def test_a_failing_job_ends_and_leaves_nothing_behind(
     cluster: Cluster,
     controller: str,
     nodes: tuple[str, ...],
@@ -137,7 +135,7 @@ def test_a_job_that_cannot_go_well_ends_and_leaves_nothing(
     assert workers(cluster) == []
 
 
-# Ends and starts Horovod in the same processes; over MPI, which starts once, somebody else has to have started it.
+# Shuts Horovod down and starts it again in the same processes; MPI starts only once, so the script itself starts it.
 AGAIN = """
 import ctypes, os, sys, torch, horovod.torch as hvd
 mpi = ctypes.CDLL("/opt/farandole/current/mpi/lib/libmpi.so", mode=ctypes.RTLD_GLOBAL) if "mpi" in sys.argv else None
@@ -154,7 +152,7 @@ print("twenty times")
 
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
-def test_horovod_starts_again_in_the_same_processes(cluster: Cluster, controller: str) -> None:
+def test_horovod_restarts_in_the_same_processes(cluster: Cluster, controller: str) -> None:
     done = job(cluster, (*horovodrun(controller, BOTH), "-c", AGAIN, controller))
     assert done["code"] == 0, done["said"]
     assert sum("twenty times" in line for line in done["said"]) == 2
@@ -164,7 +162,7 @@ def test_horovod_starts_again_in_the_same_processes(cluster: Cluster, controller
     ("controller", "argument", "words"),
     [("gloo", "alone", "rank 1 on host node-2 cannot be reached"), ("mpi", "", "MPI cannot be started again")],
 )
-def test_horovod_that_cannot_start_again_says_why(cluster: Cluster, controller: str, argument: str, words: str) -> None:
+def test_a_failed_restart_of_horovod_is_explained(cluster: Cluster, controller: str, argument: str, words: str) -> None:
     argv = ("env", "HOROVOD_GLOO_TIMEOUT_SECONDS=5", *horovodrun(controller, BOTH), "-c", AGAIN, argument)
     done = job(cluster, argv)
     assert done["code"]
@@ -183,14 +181,14 @@ def test_a_job_ends_with_its_ssh_session(cluster: Cluster, controller: str) -> N
 
     ssh = shlex.join(("ssh", "node-1", shlex.join((*horovodrun(controller, BOTH), "-c", HANG))))
     cluster.ssh("node-1", "sh", "-c", f"setsid -f runuser -u trainer -- {ssh} < /dev/null > /dev/null 2>&1")
-    # Time to be in the middle of waiting, where nothing but a signal reaches the sleeping worker.
+    # By then the worker is sleeping, where only a signal reaches it.
     assert until(set(BOTH), 30)
     time.sleep(5)
     cluster.ssh("node-1", "pkill", "-KILL", "-u", "trainer", "-f", "^ssh node-1 ")
     assert until(set(), 15), workers(cluster)
 
 
-def test_too_many_workers_are_refused_in_a_sentence(cluster: Cluster) -> None:
+def test_too_many_workers_are_refused(cluster: Cluster) -> None:
     argv = ("/usr/local/bin/horovodrun", "--gloo", "-np", "3", "-H", "node-1:1,node-2:1", "python", "-c", "1")
     done = job(cluster, argv)
     assert done["code"]
@@ -199,7 +197,7 @@ def test_too_many_workers_are_refused_in_a_sentence(cluster: Cluster) -> None:
     assert not any("Traceback" in line for line in done["said"])
 
 
-def test_a_node_that_is_off_is_named(cluster: Cluster) -> None:
+def test_a_node_that_is_off_is_reported(cluster: Cluster) -> None:
     cluster.farandole("fault", "kill", "node-2")
     try:
         done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN))
@@ -214,11 +212,11 @@ def test_a_node_that_is_off_is_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
-def test_a_node_that_is_cut_off_in_mid_training_ends_the_job(cluster: Cluster, controller: str) -> None:
+def test_a_job_ends_if_a_node_is_cut_off(cluster: Cluster, controller: str) -> None:
     kept = f"{HOME}/cut-{controller}"
     argv = (*horovodrun(controller, BOTH), *LONG, "--checkpoints", kept)
     try:
-        with meanwhile(cluster, (f"[ -e {kept}/pytorch-0003.pt ]", "cut")):
+        with injected(cluster, (f"[ -e {kept}/pytorch-0003.pt ]", "cut")):
             done = job(cluster, argv, seconds=80)
     finally:
         cluster.farandole("fault", "heal", "node-2")
@@ -230,14 +228,14 @@ def test_a_node_that_is_cut_off_in_mid_training_ends_the_job(cluster: Cluster, c
     assert len(names) > 1
     load = f"import torch; print(torch.load('{kept}/{names[-1]}', weights_only=True)['epoch'])"
     assert cluster.ssh("node-1", "/opt/farandole/current/venv/bin/python", "-c", load).stdout.strip().isdigit()
-    # A worker on the far side ends when its sshd notices; nobody can tell it to.
+    # The worker on the cut-off node ends when its sshd notices; nothing else can reach it.
     deadline = time.monotonic() + 60
     while workers(cluster) and time.monotonic() < deadline:
         time.sleep(1)
     assert workers(cluster) == []
 
 
-def test_a_full_disk_costs_no_checkpoint_that_was_written(cluster: Cluster) -> None:
+def test_a_full_disk_keeps_earlier_checkpoints(cluster: Cluster) -> None:
     mount = f"mkdir -p {HOME}/small && mount -t tmpfs -o size=3m,uid=2000 none {HOME}/small"
     assert cluster.ssh("node-1", "sh", "-c", mount).returncode == 0
     try:
@@ -258,7 +256,7 @@ def test_a_full_disk_costs_no_checkpoint_that_was_written(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("damage", ["truncate -s 5000", "rm"])
-def test_damaged_data_is_named_and_mended(cluster: Cluster, damage: str) -> None:
+def test_damaged_data_is_reported_and_repaired(cluster: Cluster, damage: str) -> None:
     path = "/opt/farandole/data/mnist/train-images-idx3-ubyte.gz"
     cluster.ssh("node-2", "sh", "-c", f"{damage} {path}")
     done = job(cluster, (*horovodrun("gloo", BOTH), TRAIN))
@@ -271,7 +269,7 @@ def test_damaged_data_is_named_and_mended(cluster: Cluster, damage: str) -> None
     assert failure(job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--epochs", "1"))) == ""
 
 
-def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(cluster: Cluster) -> None:
+def test_an_elastic_job_survives_the_loss_and_return_of_a_node(cluster: Cluster) -> None:
     argv = (
         "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "2", "60",
         "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh",
@@ -279,13 +277,13 @@ def test_an_elastic_job_survives_the_loss_of_a_node_and_takes_it_back(cluster: C
         "--log-interval", "1000000",
     )  # fmt: skip
     log = f"{HOME}/elastic.log"
-    told = ("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} 2>&1 | tee {log}")
-    with meanwhile(
+    command = ("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} 2>&1 | tee {log}")
+    with injected(
         cluster,
         (f"grep -q '2 workers from epoch' {log} && sleep 2", "kill"),
         (f"grep -q '1 worker from epoch' {log}", "start"),
     ):
-        done = job(cluster, told, seconds=240)
+        done = job(cluster, command, seconds=240)
     assert done["code"] == 0, done["said"]
     assert done["accuracy"] >= 0.95
     turns = re.findall(r"(\d) workers? from epoch", cluster.ssh("node-1", "cat", log).stdout)

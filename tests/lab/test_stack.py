@@ -1,4 +1,4 @@
-"""The stack on real nodes: built once, installed, joined, damaged, upgraded, taken back."""
+"""The stack on real nodes: build, install, join, damage, upgrade, roll back."""
 
 import json
 import os
@@ -20,24 +20,24 @@ from farandole.stack.cache import lab_builds, sha256
 NODES = 2
 CURRENT = "/opt/farandole/current"
 FRAMEWORKS = {"torch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
-# What a run that compiles says; a node that joins must not.
+# Tasks that compile; adding a node must not run them.
 COMPILES = re.compile(r"Compile (OpenMPI|Horovod)|Make the Python environment|Pack the stack")
 EARLIER_NUMPY = "numpy==2.3.4"
 
 
 def stack_of(cluster: Cluster, node: str) -> str:
-    """Where `current` leads, empty when nowhere."""
+    """The id of a node's current stack, empty if it has none."""
     return cluster.ssh(node, "readlink", CURRENT).stdout.strip().removeprefix("stacks/")
 
 
 def locked(cluster: Cluster) -> str:
-    """The id in the lock."""
+    """The id of the locked stack."""
     found: str = yaml.safe_load((cluster.inventory / "stack.lock.yml").read_text())["id"]
     return found
 
 
 def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
-    """What each rank of a job on these nodes found, run by the job user on the head."""
+    """Run the allreduce probe on these nodes as the job user on the head; returns each rank's result."""
     probe = (ROOT / "files/probes/allreduce.py").read_text()
     count = str(len(nodes))
     done = cluster.ssh(
@@ -49,14 +49,14 @@ def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> lis
 
 
 def proven(cluster: Cluster, *nodes: str) -> bool:
-    """Whether one job of each framework sums over these nodes."""
+    """Run one job of each framework over these nodes."""
     for framework, controller in (("torch", "gloo"), ("tensorflow", "mpi")):
         found = ranks(cluster, framework, controller, *nodes)
         assert sorted(str(rank["host"]) for rank in found) == sorted(nodes)
     return True
 
 
-def test_from_bare_nodes_to_a_stack_on_both(cluster: Cluster) -> None:
+def test_bare_nodes_get_the_stack(cluster: Cluster) -> None:
     done = cluster.play()
     assert done.rc == 0, done.output
     assert stack_of(cluster, "node-1") == stack_of(cluster, "node-2") == locked(cluster)
@@ -79,11 +79,11 @@ def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
 
 
 def on_path(cluster: Cluster, node: str, *programs: str) -> list[str]:
-    """Those that a node has; one after the other, as dash looks for the first alone."""
+    """The programs that a node has; asked one by one, because dash's `command -v` takes only one name."""
     return [name for name in programs if cluster.ssh(node, "sh", "-c", f"command -v {name}").returncode == 0]
 
 
-def test_nothing_is_left_of_the_build_and_no_compiler_came_to_the_worker(cluster: Cluster) -> None:
+def test_the_build_leaves_nothing_and_the_worker_has_no_compiler(cluster: Cluster) -> None:
     for node in ("node-1", "node-2"):
         assert cluster.ssh(node, "ls", "-A", "/opt/farandole/build").returncode != 0
         assert cluster.ssh(node, "ls", "/opt/farandole/incoming").returncode != 0
@@ -91,11 +91,11 @@ def test_nothing_is_left_of_the_build_and_no_compiler_came_to_the_worker(cluster
     assert on_path(cluster, "node-2", "g++", "mpicc", "cmake") == []
 
 
-def test_what_was_left_out_is_left_out(cluster: Cluster) -> None:
+def test_disabled_parts_are_not_built(cluster: Cluster) -> None:
     root = f"{CURRENT}/"
 
     def found(*tests: str) -> list[str]:
-        # Links are followed, as OpenMPI lies beside the stack.
+        # Symlinks are followed, because OpenMPI is outside the stack's folder.
         return cluster.ssh("node-2", "find", "-L", root, *tests).stdout.split()
 
     assert any("/mpi/" in path for path in found("-name", "libmpi.so"))
@@ -107,8 +107,8 @@ def test_what_was_left_out_is_left_out(cluster: Cluster) -> None:
         assert ".debug_info" not in sections
 
 
-def test_the_distribution_s_shells_find_the_stack(cluster: Cluster) -> None:
-    """Non-interactive, without anybody's dot files."""
+def test_non_interactive_shells_find_the_stack(cluster: Cluster) -> None:
+    """Non-interactive shells, without dot files."""
     version = cluster.job_ssh("node-1", "node-2", "mpirun", "--version")
     assert "(Open MPI) 4.1" in version.stdout
     assert cluster.job_ssh("node-1", "node-2", "horovodrun", "--version").stdout.strip() == "0.28.1"
@@ -125,14 +125,14 @@ def test_a_third_node_joins_without_a_compiler(cluster: Cluster) -> None:
 
 
 def forget_stack(cluster: Cluster, node: str) -> None:
-    """A node as it was before it had any stack."""
+    """Remove every stack from a node."""
     assert (
         cluster.ssh(node, "sh", "-c", "rm -rf /opt/farandole/stacks /opt/farandole/mpi /opt/farandole/current").stdout
         == ""
     )
 
 
-def test_a_damaged_archive_on_the_depot_is_sent_anew(cluster: Cluster) -> None:
+def test_a_damaged_archive_on_the_depot_is_uploaded_again(cluster: Cluster) -> None:
     forget_stack(cluster, "node-3")
     spoil = "for f in /srv/farandole/stacks/*.zst; do printf spoilt | dd of=$f bs=1 seek=5000000 conv=notrunc; done"
     assert cluster.ssh("node-1", "sh", "-c", spoil).returncode == 0
@@ -144,7 +144,7 @@ def test_a_damaged_archive_on_the_depot_is_sent_anew(cluster: Cluster) -> None:
     assert stack_of(cluster, "node-3") == locked(cluster)
 
 
-def test_an_archive_that_arrives_damaged_is_refused_before_it_is_unpacked(cluster: Cluster) -> None:
+def test_an_archive_damaged_in_transit_is_refused_before_unpacking(cluster: Cluster) -> None:
     call = f"id=000000000000 mpi=0 user=trainer url=http://node-1:8480/stacks/none sha256={'0' * 64} size=8 unpacked=1"
     assert cluster.ssh("node-1", "sh", "-c", "echo nothing >/srv/farandole/spoilt").returncode == 0
     for url, size, words in (
@@ -169,7 +169,7 @@ def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subproce
 
 
 def proof(cluster: Cluster, node: str) -> dict[str, object]:
-    """What validation says of the stack of a node."""
+    """The validation's finding about a node's stack."""
     cluster.play("--tags", "quick", playbook="playbooks/validate.yml")
     result = json.loads((cluster.state / "reports/latest/result.json").read_text())
     found: dict[str, object] = next(check for check in result["checks"] if check["id"] == f"stack.{node}")
@@ -208,8 +208,8 @@ def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> Non
     assert subprocess.run(["pgrep", "--full", playbook], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
-def test_an_openmpi_of_which_half_is_gone_is_found_and_mended(cluster: Cluster) -> None:
-    """As a kill leaves it in the midst of a removal: mpirun still says its version."""
+def test_a_half_removed_openmpi_is_detected_and_repaired(cluster: Cluster) -> None:
+    """As after a kill during its removal: mpirun still prints its version."""
     assert proof(cluster, "node-2")["status"] == "green"
     half = "cd /opt/farandole/mpi/* && rm -rf bin/orted lib/openmpi/mca_oob_tcp*"
     assert cluster.ssh("node-2", "sh", "-c", f"{half} && bin/mpirun --version").returncode == 0
@@ -227,7 +227,7 @@ def test_an_openmpi_of_which_half_is_gone_is_found_and_mended(cluster: Cluster) 
     assert proven(cluster, "node-1", "node-2")
 
 
-def test_without_the_packed_one_the_builder_packs_what_it_has(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_missing_archive_is_packed_again_from_the_builder(cluster: Cluster, tmp_path: Path) -> None:
     forget_stack(cluster, "node-3")
     cluster.ssh("node-1", "rm", "-rf", "/srv/farandole/stacks")
     done = cluster.play("--extra-vars", f"stack_builds={tmp_path}")
@@ -239,11 +239,11 @@ def test_without_the_packed_one_the_builder_packs_what_it_has(cluster: Cluster, 
     assert proven(cluster, "node-1", "node-3")
 
 
-def test_a_full_disk_is_said_before_anything_is_touched(cluster: Cluster) -> None:
+def test_a_full_disk_is_reported_before_anything_changes(cluster: Cluster) -> None:
     forget_stack(cluster, "node-3")
     cluster.ssh("node-3", "mount", "-t", "tmpfs", "-o", "size=300m", "none", "/opt/farandole")
     try:
-        # The probe looks at /opt; the module at the place itself.
+        # The probe measures /opt; the module measures the target folder itself.
         done = cluster.play()
         assert done.rc != 0
         assert "node-3" in done.output
@@ -253,7 +253,7 @@ def test_a_full_disk_is_said_before_anything_is_touched(cluster: Cluster) -> Non
         cluster.ssh("node-3", "umount", "/opt/farandole")
 
 
-def test_a_node_that_loses_power_while_it_unpacks_mends_itself(cluster: Cluster) -> None:
+def test_a_node_that_loses_power_while_unpacking_recovers(cluster: Cluster) -> None:
     process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     unpacking = (
         "for i in $(seq 3000); do test -d /opt/farandole/incoming/tree/stacks && exit 0; sleep 0.02; done; exit 1"
@@ -286,7 +286,7 @@ BUILD = """
 SCRATCH = "/opt/farandole/build/test"
 
 
-def test_a_build_whose_control_machine_died_is_waited_for_and_not_begun_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_build_survives_its_control_machine_and_is_not_restarted(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "build.yml"
     playbook.write_text(BUILD.format(directory=SCRATCH, seconds=15, end="echo ended >ended"))
     cluster.play_while("node-1", f"test -e {SCRATCH}/begun", playbook=str(playbook))
@@ -314,9 +314,7 @@ STEPS = """
 """
 
 
-def test_a_later_step_is_waited_for_too_and_one_that_is_done_is_not_done_again(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_later_steps_survive_too_and_finished_steps_are_not_repeated(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "steps.yml"
     playbook.write_text(STEPS.format(directory=SCRATCH, build="a", seconds=15))
     cluster.play_while("node-1", f"test -e {SCRATCH}/second/begun", playbook=str(playbook))
@@ -325,7 +323,7 @@ def test_a_later_step_is_waited_for_too_and_one_that_is_done_is_not_done_again(
     done = cluster.play(playbook=str(playbook))
     assert done.rc == 0, done.output
     assert cluster.ssh("node-1", "sh", "-c", left).stdout.split() == ["done", "begun", "done"]
-    # What another build left at work is ended, so that the new one begins at once.
+    # Steps left running by another build are ended, so that the new one starts at once.
     cluster.ssh("node-1", "rm", "-r", SCRATCH)
     playbook.write_text(STEPS.format(directory=SCRATCH, build="b", seconds=600))
     cluster.play_while("node-1", f"test -e {SCRATCH}/second/begun", playbook=str(playbook))
@@ -334,7 +332,7 @@ def test_a_later_step_is_waited_for_too_and_one_that_is_done_is_not_done_again(
     cluster.ssh("node-1", "rm", "-r", "/opt/farandole/build")
 
 
-def test_a_build_that_fails_shows_its_last_words_and_where_its_log_is(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failed_build_shows_the_end_and_the_path_of_its_log(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "build.yml"
     playbook.write_text(
         BUILD.format(directory=SCRATCH, seconds=1, end="echo 'x.c:1:1: error: no such thing' >&2; exit 7")
@@ -349,12 +347,12 @@ def test_a_build_that_fails_shows_its_last_words_and_where_its_log_is(cluster: C
 
 
 @pytest.mark.parametrize("place", ["/var/tmp/farandole-build", "/home/trainer"])  # noqa: S108
-def test_root_runs_nothing_that_the_job_user_planted(cluster: Cluster, tmp_path: Path, place: str) -> None:
-    """Python looks into its working directory first, so one file there was enough."""
+def test_root_does_not_run_files_planted_by_the_job_user(cluster: Cluster, tmp_path: Path, place: str) -> None:
+    """Python searches its working directory first, so one planted file would be enough."""
     folder, owned = f"{place}/test", "/root/owned"
     plant = f'mkdir -p {folder} && echo \'open("{owned}", "w")\' >{folder}/venv.py'
     assert cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "sh", "-c", plant).returncode == 0
-    # What is planted works on who works there.
+    # The planted file works for whoever works there.
     assert cluster.ssh("node-1", "sh", "-c", f"cd {folder} && python3 -m venv --help && rm {owned}").returncode == 0
     playbook = tmp_path / "build.yml"
     playbook.write_text(BUILD.format(directory=folder, seconds=0, end="python3 -m venv --help"))
@@ -365,9 +363,7 @@ def test_root_runs_nothing_that_the_job_user_planted(cluster: Cluster, tmp_path:
     cluster.ssh("node-1", "rm", "-rf", folder, "/var/tmp/farandole-build")  # noqa: S108
 
 
-def test_a_build_has_its_own_tmp_and_path_and_the_job_user_cannot_make_its_folder(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_build_is_isolated_from_the_job_user(cluster: Cluster, tmp_path: Path) -> None:
     plant = f"mkdir -p {SCRATCH} && touch {SCRATCH}/venv.py"
     assert cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "sh", "-c", plant).returncode != 0
     playbook = tmp_path / "build.yml"
@@ -380,9 +376,7 @@ def test_a_build_has_its_own_tmp_and_path_and_the_job_user_cannot_make_its_folde
     assert seen == f"/usr/sbin:/usr/bin:/sbin:/bin {SCRATCH} {SCRATCH}\n"
 
 
-def test_a_second_cluster_compiles_nothing_and_takes_nothing_from_a_stranger_s_builder(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_second_lab_reuses_builds_but_not_those_of_another_cluster(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)
     try:
@@ -390,8 +384,8 @@ def test_a_second_cluster_compiles_nothing_and_takes_nothing_from_a_stranger_s_b
         assert done.rc == 0, done.output
         assert not COMPILES.search(" ".join(task for task, _ in done.changes))
         assert stack_of(second, "node-1") == stack_of(cluster, "node-1")
-        # What the builder of another cluster made comes here only when this cluster is told to take it, and then it
-        # runs as the job user.
+        # Builds of another cluster are used only if this cluster is configured to use them, and then their code runs
+        # as the job user.
         poison(tmp_path, lab_builds(), locked(second))
         assert ran_as(second) == []
         forget_stack(second, "node-1")
@@ -406,12 +400,12 @@ def test_a_second_cluster_compiles_nothing_and_takes_nothing_from_a_stranger_s_b
 
 
 def ran_as(cluster: Cluster) -> list[str]:
-    """Who ran what a poisoned stack brought."""
+    """The accounts that ran the poisoned program."""
     return cluster.ssh("node-1", "sh", "-c", "cat /tmp/poisoned /root/poisoned").stdout.split()
 
 
 def poison(builds: Path, honest: Path, stack: str) -> None:
-    """A packed stack as root on a builder may make it: everything about it agrees, and its mpirun is another."""
+    """Make a packed stack as a malicious root on a builder could: consistent, but with a different mpirun."""
     record = next((honest / "stacks").glob(f"{stack}.*.zst.json"))
     about = json.loads(record.read_text())
     trees, packed = builds / "trees", builds / "stacks" / record.name.removesuffix(".json")
@@ -460,7 +454,7 @@ def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
     assert stack_of(cluster, "node-3") == locked(cluster)
 
 
-def test_a_cluster_of_two_releases_is_refused_with_the_reason(cluster: Cluster) -> None:
+def test_a_cluster_with_two_releases_is_refused(cluster: Cluster) -> None:
     cluster.farandole("up", "--nodes", "4", "--suite", "trixie")
     refused = cluster.play()
     assert refused.rc != 0
