@@ -1,4 +1,4 @@
-"""What the tests of the stack share: a lock, a depot that answers, modules as a node runs them."""
+"""Helpers for the tests of the stack: a lock, HTTP servers, and modules run as on a node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LOCK: Lock = {
 
 
 def changed(*path: str | int, to: Any) -> Lock:
-    """The lock with another value in one place."""
+    """The lock with one value changed."""
     lock = copy.deepcopy(LOCK)
     place: Any = lock
     for step in path[:-1]:
@@ -68,7 +68,7 @@ def changed(*path: str | int, to: Any) -> Lock:
 
 
 def pack(path: Path, content: str = "packed", **about: Any) -> Built:
-    """A file as the cache keeps it."""
+    """Write a file with its record, as in the cache."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     built = Built(path, sha256(path), about)
@@ -77,13 +77,13 @@ def pack(path: Path, content: str = "packed", **about: Any) -> Built:
 
 
 def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
-    """A stack as the control machine keeps it."""
+    """Write a packed stack, as on the control machine."""
     lock = changed("id", to=stack)
     return pack(builds.stack(lock), lock=lock, unpacked=unpacked, contents={f"stacks/{stack}": "07"})
 
 
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
-    """What a module answers when it runs as a node runs it."""
+    """Run a module as a node does, and return its answer."""
     done = subprocess.run(
         [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", module_path(name)],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
@@ -99,7 +99,7 @@ def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False
 
 
 def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False) -> dict[str, Any]:
-    """What a task answers when Ansible runs it on this machine."""
+    """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()
     command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-c", "local", "-m", name]
     done = subprocess.run(
@@ -123,14 +123,14 @@ def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing about it."""
+    """Serves files without logging."""
 
     def log_message(self, *_: Any) -> None:
         """Not into the output of the tests."""
 
 
 class BreaksOff(Quiet):
-    """A server that dies half-way."""
+    """A server that dies halfway."""
 
     def do_GET(self) -> None:
         content = Path(self.translate_path(self.path)).read_bytes()
@@ -141,21 +141,21 @@ class BreaksOff(Quiet):
 
 
 class Babbles(Quiet):
-    """Something else that listens there."""
+    """Another service on that port."""
 
     def do_GET(self) -> None:
         self.wfile.write(b"220 mail.example.org ready\r\n")
 
 
 class Silent(Quiet):
-    """Takes the call and says nothing."""
+    """Accepts the connection and sends nothing."""
 
     def do_GET(self) -> None:
         time.sleep(2)
 
 
 class Drips(Quiet):
-    """Answers and does not come to an end."""
+    """Answers and never finishes."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -165,19 +165,19 @@ class Drips(Quiet):
 
 
 class Endless(Quiet):
-    """Sends and does not stop."""
+    """Sends without end."""
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
         with suppress(ConnectionError):
-            # No test may fill a disk.
+            # Bounded, so that no test fills a disk.
             for _ in range(256):
                 self.wfile.write(bytes(1 << 20))
 
 
 class Trickles(Quiet):
-    """A byte now and then, so that no silence is ever long."""
+    """Sends single bytes, so that no read times out."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -191,7 +191,7 @@ class Trickles(Quiet):
 
 @contextmanager
 def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
-    """The address at which the files of a folder are."""
+    """Serve the files of a folder; yields the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -203,13 +203,13 @@ def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Ite
 
 
 def dead_url() -> str:
-    """An address at which nobody listens."""
+    """A URL at which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
 def tree(folder: Path) -> dict[str, tuple[int, str]]:
-    """What is below a folder, but for its lock; a file that was written again has another inode."""
+    """Everything below a folder but its lock, with inodes, which change if a file is rewritten."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     paths = [path for path in paths if path != folder / ".lock"]
     return {

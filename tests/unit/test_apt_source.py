@@ -1,4 +1,4 @@
-"""How the module reads what others wrote; what apt accepts is tried on real nodes, by the scenario nccl."""
+"""How the module reads keys and sources; the scenario nccl tests on real nodes what apt accepts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ apt_source = load("modules", "apt_source")
 
 
 @pytest.mark.parametrize("given", ["", "A4B469963BF863CC", "0123456789" * 5, "x" * 40])
-def test_a_fingerprint_that_is_not_whole_is_refused(given: str) -> None:
+def test_an_incomplete_fingerprint_is_refused(given: str) -> None:
     asked = {"name": "x", "uri": "http://x", "key_url": "http://x/key", "key_fingerprint": given}
     for check_mode in (True, False):
         answer = run_module("apt_source", asked, check_mode=check_mode)
         assert answer["msg"] == f"the whole fingerprint of a key has 40 hexadecimal digits, not {given!r}"
 
 
-def test_a_key_is_filed_as_apt_has_to_read_it() -> None:
+def test_a_key_is_stored_in_the_format_that_apt_reads() -> None:
     armour = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmDME\n-----END PGP PUBLIC KEY BLOCK-----\n"
     assert apt_source.suffix(armour) == apt_source.suffix(b"A comment.\r\n" + armour) == ".asc"
     assert apt_source.suffix(b"\x98\x33\x04") == ".gpg"
@@ -29,7 +29,7 @@ def test_a_key_is_filed_as_apt_has_to_read_it() -> None:
 KEY = "0123456789ABCDEF0123456789ABCDEF01234567"
 
 
-def test_the_entry_says_by_which_key_it_is_believed() -> None:
+def test_the_entry_names_its_signing_key() -> None:
     source = apt_source.Source("https://example.org/apt", ["/"], [], f"/etc/apt/keyrings/x.asc {KEY}")
     assert source.text() == (
         "# Managed by Farandole.\nTypes: deb\nURIs: https://example.org/apt\nSuites: /\n"
@@ -37,7 +37,7 @@ def test_the_entry_says_by_which_key_it_is_believed() -> None:
     )
 
 
-def test_the_release_s_own_key_is_found_in_both_formats(tmp_path: Path) -> None:
+def test_the_releases_own_key_is_found_in_both_formats(tmp_path: Path) -> None:
     deb822, lines = tmp_path / "debian.sources", tmp_path / "sources.list"
     deb822.write_text(
         "# a comment\n\nTypes: deb\nURIs: http://a\nSigned-By: /one.gpg\n\n# another\nTypes: deb\nSigned-By: /two.gpg\n"

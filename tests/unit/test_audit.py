@@ -1,4 +1,4 @@
-"""What comes from outside is pinned; the audit names what is not."""
+"""Everything from outside is pinned, and the audit reports what is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_build_backend_that_is_not_pinned_is_named() -> None:
     assert "hatchling" in audit.tools(REQUIREMENTS, other).loose[0]
 
 
-def test_rows_without_a_sum_are_named() -> None:
+def test_rows_without_a_digest_are_named() -> None:
     rows: dict[str, Any] = {
         "a": {"1": {"files": {"a-1.whl": GOOD, "a-1b.whl": "later"}}},
         "b": {"2": {"sources": [{"url": "https://b/2.tar", "file": "2.tar"}]}, "3": {"file": "3.tar", "sha256": GOOD}},
@@ -46,7 +46,7 @@ def test_rows_without_a_sum_are_named() -> None:
     assert (sources.count, [name.split()[-1] for name in sources.loose]) == (2, ["https://b/2.tar"])
 
 
-def test_data_and_keys_without_theirs_are_named() -> None:
+def test_data_without_digests_and_keys_without_fingerprints_are_named() -> None:
     digits = {"member": "m", "sha256": GOOD, "wheel": {"file": "w", "sha256": GOOD[1:]}}
     assert len(audit.data({"mnist": {"files": {"f": None}}, "digits": digits}).loose) == 2
     assert audit.keys({"__nccl_nvidia_keys": {"debian12": {"fingerprint": "3BF863CC"}}}).loose
@@ -65,17 +65,17 @@ def test_data_and_keys_without_theirs_are_named() -> None:
         ("roles/x/templates/x.sources", "deb [trusted=yes] http://mirror stable main"),
     ],
 )
-def test_what_fetches_unchecked_is_named(path: str, text: str) -> None:
+def test_unchecked_downloads_are_named(path: str, text: str) -> None:
     assert audit.tasks({path: text}).loose
 
 
-def test_a_program_that_fetches_has_to_say_what_it_checks() -> None:
+def test_a_downloading_program_must_name_its_check() -> None:
     texts = dict.fromkeys(audit.FETCHERS, "urllib.request.urlopen(url)")
     assert audit.programs(texts).loose == []
     assert "src/new.py" in audit.programs({**texts, "src/new.py": "urlopen(url)"}).loose[0]
 
 
-def test_an_address_without_a_sum_is_named() -> None:
+def test_a_url_without_a_digest_is_named() -> None:
     where = "http" + "s://downloads.example.net/x.tar"
     texts = {
         "src/a.py": f'"{where}"',
@@ -95,7 +95,7 @@ def test_actions_and_images_are_named(path: str) -> None:
 
 @pytest.fixture
 def index() -> Iterator[str]:
-    """Knows a hole in `bad`, one that was withdrawn in `good`, and nothing of others."""
+    """An index with a vulnerability of `bad`, a withdrawn one of `good`, and no other releases."""
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -113,7 +113,7 @@ def index() -> Iterator[str]:
         server.shutdown()
 
 
-def test_known_vulnerabilities_are_told_and_silence_is_not_taken_for_none(index: str) -> None:
+def test_vulnerabilities_are_reported_and_no_answer_is_not_taken_as_none(index: str) -> None:
     good, bad, lost = ("good", "1"), ("bad", "1"), ("lost", "1")
     assert audit.ask([good], index) == ([], [])
     found, silent = audit.ask([good, lost, bad], index)

@@ -1,4 +1,4 @@
-"""How a step is named, known again, and how its failure is told; its life under systemd is tested on a node."""
+"""How a step is named and recognised, and how its failure is reported; systemd is tested on a node."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ UNIT = {
     ("name", "file"),
     [("OpenMPI 4.1.4", "openmpi-4.1.4"), ("pack the stack", "pack-the-stack"), ("../a/b;c", "..-a-b-c")],
 )
-def test_a_step_has_a_name_that_a_file_can_have(name: str, file: str) -> None:
+def test_a_steps_name_is_a_valid_file_name(name: str, file: str) -> None:
     assert step.slug(name) == file
 
 
-def test_a_step_is_known_again() -> None:
+def test_a_step_is_recognised() -> None:
     turned = {**dict(reversed(STEP.items())), "environment": {"B": "2", "A": "1"}, "start": False}
     assert step.digest(turned) == step.digest(STEP)
 
@@ -40,7 +40,7 @@ def test_a_step_is_known_again() -> None:
 @pytest.mark.parametrize(
     "other", [{"name": "NCCL"}, {"script": "true\n"}, {"directory": "/b"}, {"environment": {"A": "1"}}]
 )
-def test_another_step_is_not_taken_for_it(other: dict[str, object]) -> None:
+def test_another_step_is_not_mistaken_for_it(other: dict[str, object]) -> None:
     assert step.digest({**STEP, **other}) != step.digest(STEP)
 
 
@@ -59,7 +59,7 @@ def test_a_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert shown == [f"line {number}" for number in range(5, 30)]
 
 
-def test_a_failure_shows_what_says_why_wherever_it_stands(tmp_path: Path) -> None:
+def test_a_failure_shows_the_lines_with_the_cause(tmp_path: Path) -> None:
     log = tmp_path / "log"
     why = [f"x.c:{number}: error: no such thing" for number in range(7)]
     rest = [f"make: waiting {number}" for number in range(24)]
@@ -68,12 +68,12 @@ def test_a_failure_shows_what_says_why_wherever_it_stands(tmp_path: Path) -> Non
     assert step.complaint("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
 
 
-def test_a_failure_that_is_no_exit_code_is_told_by_its_kind(tmp_path: Path) -> None:
+def test_a_failure_without_an_exit_code_is_described(tmp_path: Path) -> None:
     words = step.complaint("OpenMPI", {**UNIT, "Result": "oom-kill", "ExecMainStatus": "9"}, tmp_path / "log")
     assert words == f"OpenMPI failed (oom-kill) after 61 s; its log is {tmp_path / 'log'}:\n"
 
 
-def test_what_still_runs_has_run_until_now() -> None:
+def test_a_running_step_has_run_until_now() -> None:
     unit = {**UNIT, "ExecMainExitTimestampMonotonic": "0"}
     assert step.seconds(unit) > 0
     assert step.seconds(UNIT) == 61.4
@@ -81,7 +81,7 @@ def test_what_still_runs_has_run_until_now() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.9, "0:00"), (61.4, "1:01"), (3600, "60:00")])
-def test_progress_tells_minutes_and_seconds(seconds: float, shown: str) -> None:
+def test_progress_shows_minutes_and_seconds(seconds: float, shown: str) -> None:
     assert steps.clock(seconds) == shown
 
 
@@ -92,17 +92,17 @@ def test_progress_ends_with_a_whole_word() -> None:
     assert at.line(80) == "node-1: Horovod 0.28.1, 2:26: [ 82%] Building CXX object …"
 
 
-def test_a_step_is_looked_at_ever_less_often() -> None:
+def test_a_step_is_polled_less_and_less_often() -> None:
     pauses = [steps.Progress("node-1", "", seconds, "").pause for seconds in (0, 10, 3600)]
     assert pauses == [1, 2, 10]
 
 
-def test_progress_of_another_form_is_refused() -> None:
+def test_malformed_progress_is_refused() -> None:
     with pytest.raises(FarandoleError, match="node-1 does not say how far its step is: seconds is 'x'; look at"):
         steps.progress({"step": "", "seconds": "x", "last": ""}, "node-1")
 
 
-def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -> None:
+def test_progress_is_the_percentage_if_there_is_one_or_the_last_line() -> None:
     assert step.progress([]) == ""
     assert step.progress(["one", "  CC  two.lo"]) == "CC  two.lo"
     assert step.progress(["[ 40%] Building a.o", "g++ -c b.cc", "   |   ^~~~"]) == "[ 40%] Building a.o"
@@ -111,7 +111,7 @@ def test_progress_is_the_percentage_when_there_is_one_and_else_the_last_line() -
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose parents, unlike those of tests, are taken for good."""
+    """A folder whose parents, unlike those of tests, count as safe."""
     real = step.fault
     monkeypatch.setattr(step, "fault", lambda path: real(path) if path.is_relative_to(tmp_path) else "")
     made: Path = tmp_path / "opt/build"
@@ -144,7 +144,7 @@ def test_root_does_not_build_where_others_write(folder: Path, mode: int, why: st
     assert step.open_to_others(inside) == why.format(folder, folder)
 
 
-def test_root_does_not_build_in_what_belongs_to_another(folder: Path) -> None:
+def test_root_does_not_build_in_another_accounts_folder(folder: Path) -> None:
     try:
         os.chown(folder, 4711, 4711)
     except PermissionError:
@@ -153,7 +153,7 @@ def test_root_does_not_build_in_what_belongs_to_another(folder: Path) -> None:
     assert said == f"{folder} belongs to uid 4711: see what lies in it, then run  chown root:root {folder}"
 
 
-def test_a_link_is_as_good_as_where_it_leads(folder: Path) -> None:
+def test_a_symlink_is_judged_by_its_target(folder: Path) -> None:
     link, others = folder / "openmpi", folder.parent / "others"
     others.mkdir()
     others.chmod(0o777)

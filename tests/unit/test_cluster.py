@@ -1,4 +1,4 @@
-"""What the roles learn from the inventory about who is called what."""
+"""The filters for names and addresses of nodes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def asked_for(name: str, **variables: Any) -> dict[str, Any]:
         ({}, ""),
     ],
 )
-def test_the_cluster_s_own_address_wins(variables: dict[str, str], address: str) -> None:
+def test_cluster_ip_takes_precedence(variables: dict[str, str], address: str) -> None:
     assert cluster.node_address(variables) == address
 
 
-def test_the_host_table_has_a_line_per_node_asked_for_in_that_order() -> None:
+def test_the_host_table_has_a_line_per_requested_node_in_order() -> None:
     hostvars = {
         "node-1": node(ansible_host="192.0.2.1"),
         "node-2": node(ansible_host="gpu2", cluster_ip="2001:db8::2"),
@@ -43,13 +43,13 @@ def test_the_host_table_has_a_line_per_node_asked_for_in_that_order() -> None:
     assert cluster.host_table(["node-2", "node-1"], hostvars) == "2001:db8::2 node-2\n192.0.2.1 node-1"
 
 
-def test_a_host_certificate_names_all_that_the_node_is_called() -> None:
+def test_a_host_certificate_has_all_names_of_the_node() -> None:
     aliases = ["gpu1.example.org", "198.51.100.1"]
     found = asked_for("node-1", ansible_host="gpu1", cluster_ip="192.0.2.1", ssh_trust_aliases=aliases)
     assert found["names"] == ["node-1", "192.0.2.1", "gpu1", *aliases, "localhost"]
 
 
-def test_no_name_or_source_is_said_twice() -> None:
+def test_names_and_sources_are_unique() -> None:
     found = asked_for("node-1", ansible_host="192.0.2.1", ssh_trust_aliases=["node-1", "localhost", "192.0.2.1", "::1"])
     assert found["names"] == ["node-1", "192.0.2.1", "localhost", "::1"]
     assert found["sources"] == ["192.0.2.1", "::1", "127.0.0.1"]
@@ -72,11 +72,11 @@ def test_a_node_without_an_address_has_no_empty_name() -> None:
         ),
     ],
 )
-def test_sources_are_addresses_never_names(variables: dict[str, Any], own: list[str]) -> None:
+def test_sources_are_only_addresses(variables: dict[str, Any], own: list[str]) -> None:
     assert asked_for("node-1", **variables)["sources"] == own + LOOPBACK
 
 
-def test_the_ca_gets_the_keys_of_the_nodes_asked_for_only() -> None:
+def test_the_ca_gets_only_the_requested_nodes_keys() -> None:
     hostvars = {name: node(ansible_host=name) for name in ("node-1", "node-2", "node-3")}
     found = cluster.ssh_nodes(["node-3", "node-1"], hostvars)
     assert [(one["name"], one["host_key"], one["job_key"]) for one in found] == [

@@ -1,4 +1,4 @@
-"""Which network a cluster's jobs take, and what is said when there is none."""
+"""The choice of the network for jobs, and the findings when there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node(*links: dict[str, Any], gpus: int = 0, **variables: Any) -> dict[str, A
 
 
 def choose(wanted: str = "", **nodes: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Each node by its address and what is known of it."""
+    """Choose a network for nodes given by address and probe."""
     addresses = {name: address for name, (address, _) in nodes.items()}
     hostvars = {name: variables for name, (_, variables) in nodes.items()}
     return fabric.choice(addresses, hostvars, wanted)
@@ -36,21 +36,21 @@ def chosen(network: str, **interfaces: str) -> dict[str, Any]:
     return {"network": network, "interfaces": interfaces, "findings": [], "refusal": ""}
 
 
-def test_the_network_is_that_of_the_addresses_whatever_the_interfaces_are_called() -> None:
+def test_the_network_depends_on_addresses_not_on_interface_names() -> None:
     assert choose(
         a=("10.0.0.1", node(link("192.0.2.1/24"), link("10.0.0.1/16", "ens3"))),
         b=("10.0.7.2", node(link("192.0.2.2/24"), link("10.0.7.2/16", "ib0"))),
     ) == chosen("10.0.0.0/16", a="ens3", b="ib0")
 
 
-def test_of_different_masks_the_smallest_that_holds_all_is_taken() -> None:
+def test_the_smallest_common_network_is_chosen() -> None:
     found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.0.0.2", node(link("10.0.0.2/24"))))
     assert found["network"] == "10.0.0.0/24"
     found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.9.0.2", node(link("10.9.0.2/24"))))
     assert found["network"] == "10.0.0.0/8"
 
 
-def test_a_network_given_by_hand_wins() -> None:
+def test_a_configured_network_takes_precedence() -> None:
     routed = {
         "a": ("10.0.0.1", node(link("10.0.0.1/32"), link("198.51.100.1/24", "ib0"))),
         "b": ("10.0.1.2", node(link("10.0.1.2/32"), link("198.51.100.2/24", "ib0"))),
@@ -59,12 +59,12 @@ def test_a_network_given_by_hand_wins() -> None:
     assert choose("198.51.100.7/24", **routed) == chosen("198.51.100.0/24", a="ib0", b="ib0")
 
 
-def test_the_node_s_own_address_counts_before_another_of_the_same_network() -> None:
+def test_the_interface_with_the_cluster_address_is_preferred() -> None:
     two = node(link("10.0.0.9/24", "eth1"), link("10.0.0.1/24"))
     assert choose("10.0.0.0/24", a=("10.0.0.1", two))["interfaces"] == {"a": "eth0"}
 
 
-def test_a_node_outside_of_limit_is_held_too() -> None:
+def test_the_network_contains_nodes_outside_limit() -> None:
     near = ("10.0.0.1", node(link("10.0.0.1/24")))
     assert choose(a=near, b=("10.0.0.2", {}))["interfaces"] == {"a": "eth0"}
     assert "a in 10.0.0.0/24; b in 10.0.9.2" in choose(a=near, b=("10.0.9.2", {}))["refusal"]
@@ -118,25 +118,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("wanted", "nodes", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_stands_against_it_is_said_with_its_cure(wanted: str, nodes: Any, words: list[str]) -> None:
+def test_problems_are_reported_with_their_cure(wanted: str, nodes: Any, words: list[str]) -> None:
     refusal = choose(wanted, **nodes)["refusal"]
     assert refusal.startswith("preflight found 1 problem")
     assert "\n   cure: " in refusal
     assert [word for word in words if word not in refusal] == []
 
 
-def test_many_hosts_are_told_in_few_words() -> None:
+def test_many_hosts_are_abbreviated() -> None:
     nodes = {f"n{n}": (f"10.0.{n}.1", node(link(f"10.0.{n}.1/24"))) for n in range(9)}
     assert "n0, n1, n2, n3, n4 and 4 more" in choose("10.9.0.0/16", **nodes)["refusal"]
 
 
-def test_the_hostfile_has_a_line_per_node_in_the_inventory_s_order() -> None:
+def test_the_hostfile_has_a_line_per_node_in_inventory_order() -> None:
     hostvars = {"b": node(gpus=8), "a": node(), "c": node(gpus=4, fabric_slots=2), "d": {}}
     assert fabric.hostfile(["b", "a", "c", "d"], hostvars) == "b slots=8\na slots=1\nc slots=2\nd slots=8\n"
     assert fabric.hostfile(["d"], hostvars) == "d slots=1\n"
 
 
-def test_the_probe_reads_the_links() -> None:
+def test_the_probe_reads_the_interfaces() -> None:
     said = [
         {"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
         {

@@ -1,4 +1,4 @@
-"""What a server that means ill can make of a download: a file of the size that was asked for, or an error, in time."""
+"""Downloads from a malicious server give a file of the requested size, or an error, in time."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(tmp_path: Path, url: str, **more: Any) -> dict[str, Any]:
     (tmp_path / "file").write_bytes(CONTENT)
-    told = {"name": "file", "sha256": hashlib.sha256(CONTENT).hexdigest(), "size": len(CONTENT), **more}
-    return {"url": url, "files": [told], "path": str(tmp_path / "node/files")}
+    expected = {"name": "file", "sha256": hashlib.sha256(CONTENT).hexdigest(), "size": len(CONTENT), **more}
+    return {"url": url, "files": [expected], "path": str(tmp_path / "node/files")}
 
 
 def test_a_folder_is_fetched_once(tmp_path: Path) -> None:
     folder = tmp_path / "node/files"
     with served(tmp_path) as url:
-        wish = asked(tmp_path, url)
+        request = asked(tmp_path, url)
         (tmp_path / "below").mkdir()
         (tmp_path / "below/other").write_text("other")
         other = {"name": "below/other", "sha256": hashlib.sha256(b"other").hexdigest(), "size": 5}
-        wish["files"].append(other)
-        assert run_module("depot_fetch", wish, check_mode=True)["changed"]
-        assert run_module("depot_fetch", wish)["changed"]
+        request["files"].append(other)
+        assert run_module("depot_fetch", request, check_mode=True)["changed"]
+        assert run_module("depot_fetch", request)["changed"]
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
-        assert not run_module("depot_fetch", wish)["changed"]
-        # Damaged, of a former set, and what a killed run left.
+        assert not run_module("depot_fetch", request)["changed"]
+        # A damaged file, a file of a former set, and leftovers of a killed run.
         (folder / "file").write_text("damaged")
         (folder / "former").write_text("former")
         (tmp_path / "node/.files.incoming/new").mkdir(parents=True)
-        assert run_module("depot_fetch", wish, check_mode=True)["changed"]
-        assert run_module("depot_fetch", wish)["changed"]
+        assert run_module("depot_fetch", request, check_mode=True)["changed"]
+        assert run_module("depot_fetch", request)["changed"]
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
         assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "files"]
         # All or nothing.
         (tmp_path / "below/other").write_text("OTHER")
         (folder / "file").write_text("damaged")
-        assert "/below/other is damaged: its sha256 is" in run_module("depot_fetch", wish)["msg"]
+        assert "/below/other is damaged: its sha256 is" in run_module("depot_fetch", request)["msg"]
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"file": "damaged", "other": "other"}
 
 
-def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
+def test_the_target_of_a_symlink_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/file").write_bytes(CONTENT)
     (tmp_path / "node").mkdir()
@@ -68,7 +68,7 @@ def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/file").exists()
 
 
-def test_no_byte_more_than_was_announced_is_written(tmp_path: Path) -> None:
+def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
     with served(tmp_path, Endless) as url:
         with pytest.raises(fetching.TooMuchError, match="more than 3000000 bytes were sent"):
             fetching.from_depot(f"{url}/file", tmp_path / "draft", 3_000_000)
@@ -78,7 +78,7 @@ def test_no_byte_more_than_was_announced_is_written(tmp_path: Path) -> None:
     assert nothing_is_left(tmp_path)
 
 
-def test_what_breaks_off_is_told_from_what_is_damaged(tmp_path: Path) -> None:
+def test_truncated_and_damaged_downloads_have_different_messages(tmp_path: Path) -> None:
     with served(tmp_path, BreaksOff) as url:
         answer = run_module("depot_fetch", asked(tmp_path, url))
     assert f"cannot be fetched: it broke off {len(CONTENT) // 2} bytes before the end" in answer["msg"]
@@ -93,7 +93,7 @@ def nothing_is_left(tmp_path: Path) -> bool:
     return [path.name for path in (tmp_path / "node").iterdir()] == [".lock"]
 
 
-def test_a_byte_now_and_then_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_bytes_do_not_count_as_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "PATIENCE_S", 0.5)
     begun = time.monotonic()
     with served(tmp_path, Trickles) as url, pytest.raises(TimeoutError, match="not whole after 1 seconds"):
@@ -106,16 +106,16 @@ def test_a_network_of_64_kib_a_second_is_fast_enough() -> None:
     assert fetching.patience(1) < 130
 
 
-def test_work_that_fails_fails_as_itself() -> None:
+def test_errors_of_the_work_are_passed_on() -> None:
     with pytest.raises(OSError, match="refused"):
         fetching.from_depot(f"{dead_url()}/file", Path("/nowhere"), 1)
     with pytest.raises(FileNotFoundError):
         fetching.within(5, lambda: Path("/nowhere/at/all").read_bytes())
 
 
-def test_no_key_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class RefusedError(Exception):
-        """In place of the end of the module."""
+        """Stands for the module's exit."""
 
     class Module:
         def __init__(self) -> None:

@@ -19,7 +19,7 @@ held_debs = load("modules", "held_debs")
         ({"a": [], "b": ["3", "2"]}, "a 1 is not there, there is no version of it; b 1 is not there, there is 3, 2"),
     ],
 )
-def test_what_is_lacking_is_said_with_what_is_there(offers: dict[str, list[str]], words: str) -> None:
+def test_a_missing_version_is_reported_with_the_available_ones(offers: dict[str, list[str]], words: str) -> None:
     assert held_debs.lacking(offers, "1") == words
 
 

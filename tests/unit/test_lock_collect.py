@@ -1,4 +1,4 @@
-"""The files of a lock, from real package indexes that are there, damaged, incomplete or silent."""
+"""The files of a lock, from real package indexes that are up, damaged, incomplete or down."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wheel(folder: Path, name: str, version: str = "1.0") -> dict[str, str]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Says nothing of what it serves."""
+    """Serves files without logging."""
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -58,7 +58,7 @@ QUOTED, SECRET = "s%40cr%2Fet%3A1", "s@cr/et:1"
 
 
 class Guarded(Quiet):
-    """Serves nobody who does not say the password, and may send on to elsewhere."""
+    """Requires a password, and may redirect elsewhere."""
 
     elsewhere = ""
 
@@ -121,7 +121,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 WHOLE = ["alpha-1.0-py3-none-any.whl", "beta-1.0-py3-none-any.whl", SOURCE]
 
 
-def test_everything_is_brought_once(world: World) -> None:
+def test_everything_is_downloaded_once(world: World) -> None:
     assert world.collect() is True
     assert world.files() == WHOLE
     assert "2/2 beta-1.0-py3-none-any.whl" in world.said
@@ -178,12 +178,12 @@ def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("guarded")
-def test_an_index_with_a_password_gives_wheels_and_source(world: World) -> None:
+def test_wheels_and_source_come_from_an_index_with_a_password(world: World) -> None:
     assert world.collect() is True
     assert world.files() == WHOLE
 
 
-def test_a_password_of_netrc_counts_too(
+def test_a_password_from_netrc_is_used(
     world: World, guarded: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
@@ -196,7 +196,7 @@ def test_a_password_of_netrc_counts_too(
 
 @pytest.mark.parametrize("way", ["redirect", "link"])
 @pytest.mark.usefixtures("guarded")
-def test_another_site_never_hears_the_password(world: World, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_the_password_is_never_sent_to_another_site(world: World, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     heard: list[str | None] = []
 
     class Other(Quiet):
@@ -223,7 +223,7 @@ def test_a_password_is_in_no_message(world: World, guarded: int, monkeypatch: py
     wheels, world.lock["wheels"] = world.lock["wheels"], []
     said.append(world.refused())
     assert f"from http://***@127.0.0.1:{guarded}/simple/horovod" in said[-1]
-    # The second is a token, which some indexes want instead of a user's name.
+    # The second is a token, which some indexes use instead of a user name.
     for user in ("me:wr%40ng", "wr%40ng"):
         monkeypatch.setenv("PIP_INDEX_URL", f"http://{user}@127.0.0.1:{guarded}/simple")
         said.append(world.refused())
@@ -233,7 +233,7 @@ def test_a_password_is_in_no_message(world: World, guarded: int, monkeypatch: py
     assert not any(secret in line for line in said for secret in (QUOTED, SECRET, "wr%40ng", "wr@ng")), said
 
 
-def test_an_index_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", SILENT)
     assert "the package index cannot be reached from this machine" in world.refused()
     world.lock["wheels"] = []
@@ -250,20 +250,20 @@ def test_a_source_that_no_index_has(world: World) -> None:
     assert f"{SOURCE} cannot be fetched (http://127.0.0.1:" in world.refused()
 
 
-def test_a_version_is_taken_to_the_letter(world: World) -> None:
-    """1.0 is not 1.0+cpu, which pip likes better."""
+def test_versions_are_matched_exactly(world: World) -> None:
+    """1.0 is not 1.0+cpu, which pip would prefer."""
     wheel(world.simple / "alpha", "alpha", "1.0+cpu")
     world.collect()
     assert world.files() == WHOLE
 
 
-def test_a_folder_that_cannot_be_made(world: World) -> None:
+def test_a_folder_that_cannot_be_created(world: World) -> None:
     world.cache.write_text("in the way")
     assert f"{world.cache}" in world.refused()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a file system of its own")
-def test_a_disk_that_is_full(world: World) -> None:
+def test_a_full_disk(world: World) -> None:
     world.cache.mkdir()
     with zipfile.ZipFile(world.simple / "alpha" / WHOLE[0], "a") as archive:
         archive.writestr("alpha/large", os.urandom(1 << 20))
@@ -279,7 +279,7 @@ def test_a_disk_that_is_full(world: World) -> None:
 
 
 def test_an_interruption_leaves_no_half_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index takes its time with one file, and the user does not wait."""
+    """The index is slow to send one file, and the user presses Ctrl-C."""
     code = "import sys, json; from pathlib import Path; from farandole.stack.collect import collect; "
     code += "collect(json.loads(sys.argv[1]), Path(sys.argv[2]), lambda line: print(line, flush=True))"
     slow = threading.Event()
@@ -304,7 +304,7 @@ def test_an_interruption_leaves_no_half_file(world: World, monkeypatch: pytest.M
     assert world.files() == WHOLE
 
 
-def test_a_module_that_lies_where_it_is_called_is_not_run(
+def test_modules_in_the_working_directory_are_not_imported(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = tmp_path / "called"

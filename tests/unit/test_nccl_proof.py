@@ -53,7 +53,7 @@ def test_the_library_of_the_package_is_the_one_behind_its_name(tmp_path: Path) -
     assert proof.packaged(f"/.\n{tmp_path}\n{library}\n{name}\n") == [library]
 
 
-def test_a_file_that_is_no_library_says_why(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_reported(tmp_path: Path) -> None:
     (tmp_path / "libnccl.so.2").write_bytes(b"\x7fELF")
     version, reason = proof.call(tmp_path / "libnccl.so.2", getpass.getuser())
     assert version == ""
@@ -68,7 +68,7 @@ def test_a_library_is_not_loaded_as_root(monkeypatch: pytest.MonkeyPatch) -> Non
     assert proof.call(Path("/x.so"), "nobody")[1] == f"({nobody}, {nobody}, {nobody}) [] /"
 
 
-def test_only_another_version_is_complained_of() -> None:
+def test_only_another_version_is_reported() -> None:
     assert proof.complaint({"/a/libnccl.so.2": "2.22.3"}, "2.22.3") == ""
     words = proof.complaint({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
     assert words.startswith(

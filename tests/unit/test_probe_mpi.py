@@ -1,4 +1,4 @@
-"""What the proof of MPI makes of its ranks, and how it measures. It is run for real by playbooks/validate.yml."""
+"""How the MPI probe checks its ranks, and how it measures. playbooks/validate.yml runs it for real."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2
     return list(mpi.judge(ranks, argparse.Namespace(expect=expect, expect_hosts=hosts)))
 
 
-def test_a_job_that_is_as_it_was_asked_for() -> None:
+def test_a_correct_job() -> None:
     assert judged(rank("a"), rank("b")) == []
     assert judged(rank("a"), rank("a"), hosts=1) == []
     assert judged(rank("a"), rank("a"), rank("b"), expect=None, hosts=None) == []
@@ -55,13 +55,13 @@ def test_a_job_that_is_as_it_was_asked_for() -> None:
         ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 4 on a; 3 on b"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
+def test_an_error_is_reported_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
     assert judged(*ranks)[0] == {"code": code, "seen": seen}
     assert causes()[code].seen == "probe"
 
 
 class Rank:
-    """One of several ranks that are threads; what it sends to another lies in the other's queue."""
+    """One of several ranks that are threads; messages go into the receiver's queue."""
 
     def __init__(self, rank: int, queues: list[queue.Queue[int]], lost: int) -> None:
         self.rank, self.size, self.queues, self.lost = rank, len(queues), queues, lost
@@ -86,7 +86,7 @@ def test_a_token_goes_once_round(size: int, worths: list[int]) -> None:
     assert [words for number, worth in enumerate(worths) for words in mpi.misled(worth, number, size)] == []
 
 
-def test_a_token_that_loses_something_is_told() -> None:
+def test_a_wrong_token_is_reported() -> None:
     worth, *_ = ring(3, lost=1)
     for found, number, seen in ((worth, 0, "5 after 3 of 3, not 6"), (2, 1, "2 after 2 of 3, not 3")):
         assert list(mpi.misled(found, number, 3)) == [
@@ -95,7 +95,7 @@ def test_a_token_that_loses_something_is_told() -> None:
 
 
 class Summing:
-    """Three ranks that all have what this one has; one of a thousand elements may come out wrong."""
+    """Three ranks with equal data; one of a thousand elements may be wrong."""
 
     size = 3
 
@@ -110,7 +110,7 @@ class Summing:
         return total
 
 
-def test_sums_are_exact_or_told() -> None:
+def test_inexact_sums_are_reported() -> None:
     assert {one["sum"] for one in mpi.sums(Summing(1))} == {6}
     assert len(list(mpi.sums(Summing(1)))) == 9
     assert list(mpi.missed(mpi.sums(Summing(1)), 3)) == []
@@ -139,15 +139,15 @@ def test_the_address_in_the_network_of_the_cluster() -> None:
         ),
     ],
 )
-def test_no_address_in_it_is_told(network: str | None, code: str, seen: str) -> None:
-    with pytest.raises(mpi.WayError) as told:
+def test_a_missing_address_is_reported(network: str | None, code: str, seen: str) -> None:
+    with pytest.raises(mpi.WayError) as reported:
         mpi.own_address(network, ["127.0.0.1", "10.94.0.11"])
-    assert told.value.args == (code, seen)
+    assert reported.value.args == (code, seen)
     assert causes()[code].seen == "probe"
 
 
 class Meeting:
-    """Two ranks that are threads and hand each other what they gather."""
+    """Two ranks that are threads and exchange what they gather."""
 
     def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
         self.rank, self.size, self.boxes = rank, 2, boxes
@@ -191,13 +191,13 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "ALL_SECONDS", 0)
     disturbed, _ = compare()
     assert [quiet for quiet, _ in disturbed] == [False] * mpi.FEWEST
-    told = mpi.speeds(first)
-    assert 1 < told["latency_us"] < 10_000 and 10 < told["bandwidth_mbs"] < 100_000
+    reported = mpi.speeds(first)
+    assert 1 < reported["latency_us"] < 10_000 and 10 < reported["bandwidth_mbs"] < 100_000
     for one in connections:
         one.close()
 
 
-def test_a_way_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = "none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24"
     assert [wrong for _, wrong in met(monkeypatch, "10.95.0.0/24")] == [[{"code": "network-unfit", "seen": seen}], []]
     # Bound, but nobody listens there.

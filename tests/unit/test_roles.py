@@ -1,4 +1,4 @@
-"""The interface of a role is said once: argument_specs.yml, defaults and README must agree."""
+"""A role's interface is defined once: argument_specs.yml, defaults and README must agree."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ def options(role: Path) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_defaults_are_those_of_the_argument_specs(role: Path) -> None:
+def test_defaults_match_the_argument_specs(role: Path) -> None:
     defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
     assert set(defaults) == set(options(role))
     for name, value in defaults.items():
@@ -28,7 +28,7 @@ def test_defaults_are_those_of_the_argument_specs(role: Path) -> None:
             assert options(role)[name].get("default") == value, name
 
 
-def test_every_filter_is_used_and_says_what_is_wrong() -> None:
+def test_every_filter_is_used_and_reports_errors() -> None:
     used = "".join(one.read_text() for folder in ("roles", "playbooks") for one in (ROOT / folder).rglob("*.[yj]*"))
     filters = load("filter", "farandole").FilterModule().filters()
     assert {name for name in filters if f"| {name}" not in used} == set()
@@ -37,12 +37,12 @@ def test_every_filter_is_used_and_says_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_public_variables_carry_the_role_s_name(role: Path) -> None:
+def test_public_variables_start_with_the_roles_name(role: Path) -> None:
     assert all(name.startswith(f"{role.name}_") for name in options(role))
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_the_readme_s_table_is_that_of_the_argument_specs(role: Path, tmp_path: Path) -> None:
+def test_the_readmes_table_matches_the_argument_specs(role: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(role, tmp_path / role.name)
     subprocess.run(["aar-doc", "--output-template", "docs/role-table.md.j2", copy, "markdown"], cwd=ROOT, check=True)
     assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make docs`"

@@ -1,4 +1,4 @@
-"""What a node gets to train with: depot_fetch as it runs there, and the scripts as they are told to write_files."""
+"""The samples on a node: depot_fetch as it runs there, and the scripts as passed to write_files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def depot(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def wish(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dict[str, Any]:
-    """What the role asks for, with the files on the depot."""
-    told = []
+def request(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dict[str, Any]:
+    """The arguments of the role, with the files on the depot."""
+    requested = []
     for name, content in files.items():
         path = tmp_path / "depot/data" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
         path.chmod(0o600)
-        told.append({"name": f"data/{name}", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)})
-    return {"url": url, "files": told, "path": str(tmp_path / "opt/data/mnist")}
+        requested.append({"name": f"data/{name}", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)})
+    return {"url": url, "files": requested, "path": str(tmp_path / "opt/data/mnist")}
 
 
 def with_sum(asked: dict[str, Any], wanted: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def with_sum(asked: dict[str, Any], wanted: str) -> dict[str, Any]:
 
 
 def there(asked: dict[str, Any]) -> dict[str, bytes]:
-    """Everything below the folder in which the data has its folder, but for the lock that only its owner can open."""
+    """Everything around the data's folder, except the lock that only its owner can open."""
     folder = Path(asked["path"]).parent
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     if found.pop(".lock", None) is not None:
@@ -56,7 +56,7 @@ WHOLE = {f"mnist/{name}": content for name, content in FILES.items()}
 
 
 def test_data_is_installed_once(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+    asked = request(tmp_path, depot)
     assert run_module("depot_fetch", asked)["changed"]
     assert there(asked) == WHOLE
     folder = Path(asked["path"])
@@ -66,8 +66,8 @@ def test_data_is_installed_once(tmp_path: Path, depot: str) -> None:
     assert tree(folder) == before
 
 
-def test_check_mode_foretells_and_fetches_nothing(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+def test_check_mode_predicts_and_fetches_nothing(tmp_path: Path, depot: str) -> None:
+    asked = request(tmp_path, depot)
     ahead = {**asked, "url": dead_url()}
     assert run_module("depot_fetch", ahead, check_mode=True)["changed"]
     assert not (tmp_path / "opt").exists()
@@ -76,8 +76,8 @@ def test_check_mode_foretells_and_fetches_nothing(tmp_path: Path, depot: str) ->
 
 
 @pytest.mark.parametrize("harm", ["damage", "loss", "stranger", "other data"])
-def test_what_is_not_as_it_should_be_is_made_so(tmp_path: Path, depot: str, harm: str) -> None:
-    asked = wish(tmp_path, depot)
+def test_wrong_files_are_repaired(tmp_path: Path, depot: str, harm: str) -> None:
+    asked = request(tmp_path, depot)
     run_module("depot_fetch", asked)
     folder = Path(asked["path"])
     if harm == "damage":
@@ -88,14 +88,14 @@ def test_what_is_not_as_it_should_be_is_made_so(tmp_path: Path, depot: str, harm
         (folder / "more").mkdir()
         (folder / "more/still").touch()
     else:
-        asked = wish(tmp_path, depot, {"other.gz": b"other"})
+        asked = request(tmp_path, depot, {"other.gz": b"other"})
     assert run_module("depot_fetch", asked)["changed"]
     assert there(asked) == (WHOLE if harm != "other data" else {"mnist/other.gz": b"other"})
     assert not run_module("depot_fetch", asked)["changed"]
 
 
-def test_what_a_killed_run_left_is_swept_away(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path, depot: str) -> None:
+    asked = request(tmp_path, depot)
     left = Path(asked["path"]).with_name(".mnist.incoming")
     (left / "new").mkdir(parents=True)
     (left / "archive").write_text("half")
@@ -104,15 +104,15 @@ def test_what_a_killed_run_left_is_swept_away(tmp_path: Path, depot: str) -> Non
 
 
 def refused(asked: dict[str, Any], words: str) -> None:
-    """It says why, and what was there stays."""
+    """Check that a request is refused with a message and changes nothing."""
     before = there(asked)
     assert words in run_module("depot_fetch", asked)["msg"]
     assert there(asked) == before
 
 
-def test_a_refusal_leaves_what_was_there(tmp_path: Path, depot: str) -> None:
-    run_module("depot_fetch", wish(tmp_path, depot))
-    other = wish(tmp_path, depot, {"other.gz": b"other"})
+def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
+    run_module("depot_fetch", request(tmp_path, depot))
+    other = request(tmp_path, depot, {"other.gz": b"other"})
     got = hashlib.sha256(b"other").hexdigest()
     refused(with_sum(other, "0" * 64), f"its sha256 is {got}, wanted is {'0' * 64}")
     refused({**other, "url": dead_url()}, "Connection refused. Does the depot answer")
@@ -123,13 +123,13 @@ def test_a_refusal_leaves_what_was_there(tmp_path: Path, depot: str) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+    asked = request(tmp_path, depot)
     (tmp_path / "opt").write_text("in the way")
     assert f"{asked['path']} cannot take the files" in run_module("depot_fetch", asked)["msg"]
 
 
-def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+def test_concurrent_installations_are_serialised(tmp_path: Path, depot: str) -> None:
+    asked = request(tmp_path, depot)
     parent = Path(asked["path"]).parent
     parent.mkdir(parents=True)
     opened = os.open(parent / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -146,8 +146,8 @@ def test_two_at_once_do_not_meet(tmp_path: Path, depot: str) -> None:
     assert there(asked) == WHOLE
 
 
-def test_a_lock_on_what_every_account_can_read_keeps_nothing_waiting(tmp_path: Path, depot: str) -> None:
-    asked = wish(tmp_path, depot)
+def test_another_account_cannot_block_an_installation(tmp_path: Path, depot: str) -> None:
+    asked = request(tmp_path, depot)
     parent = Path(asked["path"]).parent
     parent.mkdir(parents=True)
     opened = os.open(parent, os.O_RDONLY)
@@ -161,28 +161,28 @@ def test_a_lock_on_what_every_account_can_read_keeps_nothing_waiting(tmp_path: P
     assert answers[0]["changed"]
 
 
-def test_a_proxy_to_the_world_is_not_asked_for_the_depot(tmp_path: Path, depot: str) -> None:
-    assert run_module("depot_fetch", wish(tmp_path, depot), http_proxy=dead_url(), no_proxy="")["changed"]
+def test_the_depot_is_not_fetched_through_a_proxy(tmp_path: Path, depot: str) -> None:
+    assert run_module("depot_fetch", request(tmp_path, depot), http_proxy=dead_url(), no_proxy="")["changed"]
 
 
 # Scripts
 
 
-def test_scripts_are_told_with_folders_and_modes(tmp_path: Path) -> None:
+def test_scripts_have_folders_and_modes(tmp_path: Path) -> None:
     for name in ("train.py", "jobs/run.sh", "jobs/host file", ".train.py.swp", "__pycache__/train.pyc"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"of {name}, {{{{ a }}}}")
-    told = samples.folder_files(str(tmp_path), "/opt/s", "users")
-    assert [(one["path"], one["mode"]) for one in told] == [
+    result = samples.folder_files(str(tmp_path), "/opt/s", "users")
+    assert [(one["path"], one["mode"]) for one in result] == [
         ("/opt/s/jobs/host file", "0644"),
         ("/opt/s/jobs/run.sh", "0755"),
         ("/opt/s/train.py", "0755"),
     ]
-    assert {one["group"] for one in told} == {"users"}
-    assert told[2]["content"] == "of train.py, {{ a }}"
+    assert {one["group"] for one in result} == {"users"}
+    assert result[2]["content"] == "of train.py, {{ a }}"
 
 
-def test_the_scripts_of_the_project_are_found() -> None:
-    told = samples.folder_files(str(ROOT / "files/samples"), "/opt/s", "users")
-    assert any(one["path"].endswith(".py") for one in told)
+def test_the_projects_scripts_are_found() -> None:
+    result = samples.folder_files(str(ROOT / "files/samples"), "/opt/s", "users")
+    assert any(one["path"].endswith(".py") for one in result)

@@ -1,4 +1,4 @@
-"""Both halves of send_files: what one packs the other unpacks, and nothing else; and the way back, keep_file."""
+"""Both halves of send_files, packing and unpacking, and keep_file, which copies back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ action, module = load("action", "send_files"), load("modules", "send_files")
 
 
 def wanted(tmp_path: Path, **contents: str) -> list[dict[str, str]]:
-    """Files of the control machine, to be put below stacks/."""
+    """Files on the control machine, for stacks/ on the depot."""
     files = []
     for name, content in contents.items():
         path = tmp_path / "cache" / name
@@ -37,7 +37,7 @@ def call(tmp_path: Path, files: list[dict[str, str]], **more: str) -> dict[str, 
 
 
 def bundle(tmp_path: Path, **contents: str) -> Path:
-    """A tar with any names in it."""
+    """A tar with arbitrary names."""
     path = tmp_path / "bundle.tar"
     with tarfile.open(path, "w") as tar:
         for name, content in contents.items():
@@ -47,7 +47,7 @@ def bundle(tmp_path: Path, **contents: str) -> Path:
     return path
 
 
-def test_what_is_sent_arrives_and_is_not_missed_again(tmp_path: Path) -> None:
+def test_files_are_sent_once(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one", b="two")
     assert call(tmp_path, files)["missing"] == ["stacks/a", "stacks/b"]
     action.bundle(files, tmp_path / "bundle.tar")
@@ -57,14 +57,14 @@ def test_what_is_sent_arrives_and_is_not_missed_again(tmp_path: Path) -> None:
         "stacks/b": "two",
     }
     assert not (tmp_path / "bundle.tar").exists()
-    # nginx reads it as a user of its own.
+    # nginx runs as another user and must be able to read it.
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "depot/stacks").iterdir()} == {0o644}
     (tmp_path / "depot/stacks/b").write_text("rot")
     answer = call(tmp_path, files)
     assert (answer["missing"], answer["changed"]) == (["stacks/b"], False)
 
 
-def test_what_the_link_of_a_user_leads_to_is_sent(tmp_path: Path) -> None:
+def test_a_users_symlink_is_followed(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one")
     path = Path(files[0]["path"])
     path.symlink_to(path.rename(tmp_path / "elsewhere"))
@@ -73,7 +73,7 @@ def test_what_the_link_of_a_user_leads_to_is_sent(tmp_path: Path) -> None:
     assert (tmp_path / "depot/stacks/a").read_text() == "one"
 
 
-def test_what_arrives_damaged_does_not_land(tmp_path: Path) -> None:
+def test_damaged_files_are_not_stored(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one", b="two")
     there = tmp_path / "depot/stacks/b"
     there.parent.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_what_arrives_damaged_does_not_land(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [600, 1024 + 300, 10], ids=["in a file", "in a header", "at once"])
-def test_a_bundle_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_bundle_is_refused(tmp_path: Path, cut: int) -> None:
     files = wanted(tmp_path, a="o" * 512, b="two")
     path = bundle(tmp_path, **{"stacks/a": "o" * 512, "stacks/b": "two"})
     os.truncate(path, cut)
@@ -99,7 +99,7 @@ def test_a_bundle_that_was_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["stacks/other", "../outside/x", "stacks/../../outside/x"])
-def test_a_name_that_nobody_asked_for_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_unrequested_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "depot").mkdir()
     path = bundle(tmp_path, **{name: "x"})
     before = sorted(tmp_path.rglob("*"))
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert answer["msg"].startswith(f"{tmp_path / 'depot'} cannot take the files: ")
 
 
-def test_what_is_damaged_or_gone_here_is_not_sent(tmp_path: Path) -> None:
+def test_damaged_or_missing_local_files_are_not_sent(tmp_path: Path) -> None:
     (file,) = wanted(tmp_path, a="one")
     action.check(file)
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_what_is_damaged_or_gone_here_is_not_sent(tmp_path: Path) -> None:
         action.check(file)
 
 
-def test_a_name_that_a_link_has_taken_is_not_written_through(tmp_path: Path) -> None:
+def test_files_are_not_written_through_symlinks(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one")
     (tmp_path / "depot/stacks").mkdir(parents=True)
     (tmp_path / "victim").write_text("whole")
@@ -147,7 +147,7 @@ def test_a_name_that_a_link_has_taken_is_not_written_through(tmp_path: Path) -> 
 
 @pytest.fixture
 def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a transfer lands, elsewhere than on this machine, which may be a node too."""
+    """A landing folder separate from this machine's own, which may be a node too."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setattr(action, "SWEEP", action.SWEEP.replace(action.LANDING, f"{place}/farandole-landing"))
@@ -156,7 +156,7 @@ def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Node(action.ActionModule):  # type: ignore[misc, name-defined]
-    """The action, on this machine as its node."""
+    """The action, with this machine as its node."""
 
     def __init__(self) -> None:
         """Without a task of Ansible's."""
@@ -166,7 +166,7 @@ class Node(action.ActionModule):  # type: ignore[misc, name-defined]
         return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def test_a_transfer_has_a_folder_of_its_own_and_leaves_nothing(landing: Path) -> None:
+def test_a_transfer_uses_its_own_folder_and_leaves_nothing(landing: Path) -> None:
     # Whoever takes the name by which an earlier version went is not asked.
     (landing / f"farandole-landing-{os.getuid()}").touch()
     with Node()._landing("node-1", 1) as one, Node()._landing("node-1", 1) as other:
@@ -180,14 +180,14 @@ def test_a_transfer_has_a_folder_of_its_own_and_leaves_nothing(landing: Path) ->
     assert len(list(landing.iterdir())) == 1
 
 
-def test_what_killed_transfers_left_is_swept_out_and_nothing_else(landing: Path, tmp_path: Path) -> None:
+def test_only_leftovers_of_killed_transfers_are_removed(landing: Path, tmp_path: Path) -> None:
     old = 1_000_000_000
     for name in ("farandole-landing.0123", f"farandole-landing-{os.getuid()}", "farandole-landing.4567", "other"):
         (landing / name).mkdir()
         (landing / name / "bundle.tar").touch()
         os.utime(landing / name / "bundle.tar", (old, old))
         os.utime(landing / name, (old, old))
-    # One at work: its folder is old, and the file in it grows.
+    # One in progress: its folder is old, but the file in it grows.
     os.utime(landing / "farandole-landing.4567/bundle.tar")
     (tmp_path / "victim").mkdir()
     (landing / "farandole-landing.89ab").symlink_to(tmp_path / "victim")
@@ -199,7 +199,7 @@ def test_what_killed_transfers_left_is_swept_out_and_nothing_else(landing: Path,
     assert (tmp_path / "victim").exists()
 
 
-def test_a_node_that_cannot_take_files_is_told_with_reason_and_cure(landing: Path) -> None:
+def test_a_node_that_cannot_receive_files_is_reported_with_a_cure(landing: Path) -> None:
     with pytest.raises(FarandoleError, match=r"node-1 has \d+ MiB free in /var/tmp and \d+ MiB are needed .*make room"):
         Node()._landing("node-1", 1 << 60).__enter__()
     landing.rmdir()
@@ -211,7 +211,7 @@ def test_a_node_that_cannot_take_files_is_told_with_reason_and_cure(landing: Pat
         Node()._landing("node-1", 1).__enter__()
 
 
-def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_a_copied_file_is_recorded_once_it_is_complete(tmp_path: Path) -> None:
     made, target = tmp_path / "made", tmp_path / "cache/stacks/a.tar.zst"
     made.write_text("packed")
     asked = {"path": str(made), "sha256": sha256(made), "to": str(target), "about": {"unpacked": 7}}
@@ -227,7 +227,7 @@ def test_what_is_brought_back_counts_once_it_is_whole(tmp_path: Path) -> None:
     assert not run_action("keep_file", asked, tmp_path)["changed"]
 
 
-def test_of_a_folder_the_youngest_stay_and_what_was_wanted(tmp_path: Path) -> None:
+def test_the_newest_and_the_requested_files_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "stacks"
     folder.mkdir()
     for age, name in enumerate(("new", "second", "third", "old")):

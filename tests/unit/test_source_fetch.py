@@ -1,4 +1,4 @@
-"""Where a source comes from, with real files and a real site."""
+"""Fetching a source archive, with real files and a real site."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def bring(folder: Path, *places: dict[str, str]) -> Path:
     return path
 
 
-def test_the_user_s_own_file_is_taken_under_any_name(tmp_path: Path) -> None:
+def test_the_users_own_file_is_accepted_under_any_name(tmp_path: Path) -> None:
     path = file(tmp_path / "mine.tar")
     assert sources.of_user(path, [{"file": "a.tar", "sha256": WRONG}, {**source(path), "file": "b.tar"}]) == path
 
 
-def test_the_user_s_own_file_is_refused_when_the_lock_does_not_name_it(tmp_path: Path) -> None:
+def test_the_users_own_file_is_refused_if_it_is_not_in_the_lock(tmp_path: Path) -> None:
     path = file(tmp_path / "mine.tar")
     with pytest.raises(FarandoleError) as refusal:
         sources.of_user(path, [{"file": "a", "sha256": WRONG}, {"file": "b", "sha256": "1" * 64}])
@@ -52,7 +52,7 @@ def test_the_user_s_own_file_is_refused_when_the_lock_does_not_name_it(tmp_path:
         sources.of_user(tmp_path / "no", [{"file": "a", "sha256": WRONG}])
 
 
-def test_what_was_brought_before_is_found(tmp_path: Path) -> None:
+def test_a_cached_source_is_found(tmp_path: Path) -> None:
     said: list[str] = []
     good = file(tmp_path / "b.tar")
     damaged = source(file(tmp_path / "a.tar"))
@@ -68,7 +68,7 @@ def test_two_sites_may_have_two_files_of_one_name(tmp_path: Path) -> None:
     assert sources.cached([source(good), {"file": "a.tar", "sha256": WRONG}], tmp_path, print) == good
 
 
-def test_a_download_lands_only_when_it_is_what_was_wanted(tmp_path: Path) -> None:
+def test_a_download_is_kept_only_if_its_digest_matches(tmp_path: Path) -> None:
     there = file(tmp_path / "site/a.tar")
     target = file(tmp_path / "cache/a.tar", "older")
     with served(tmp_path / "site") as url:
@@ -80,9 +80,7 @@ def test_a_download_lands_only_when_it_is_what_was_wanted(tmp_path: Path) -> Non
     assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("a.tar", "source")]
 
 
-def test_a_site_that_does_not_answer_or_does_not_stop_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_or_endless_site_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LARGEST", 1 << 20)
     place = {"file": "a.tar", "sha256": WRONG}
     with pytest.raises(FarandoleError, match="refused"):
@@ -110,7 +108,7 @@ def test_a_source_package_needs_a_builder(tmp_path: Path) -> None:
     assert sources.bring([good], tmp_path / "cache", print, apt=arrives) == (tmp_path / "cache/a.tar", True)
 
 
-def test_the_first_place_that_has_it_is_taken(tmp_path: Path) -> None:
+def test_the_first_site_with_the_file_is_used(tmp_path: Path) -> None:
     good = source(file(tmp_path / "site/b.tar"))
     folder, dead = tmp_path / "cache", dead_url()
     with served(tmp_path / "site") as url, served(tmp_path, Babbles) as babbling:

@@ -1,4 +1,4 @@
-"""The keys by which a node is known, made by the real ssh-keygen."""
+"""A node's host and job keys, made by the real ssh-keygen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 class Module:
-    """As much of AnsibleModule as it uses."""
+    """The parts of AnsibleModule that the module uses."""
 
     def __init__(self, check_mode: bool, **params: Any) -> None:
         self.check_mode, self.params = check_mode, {"user": ME, "revoked": "", **params}
@@ -47,17 +47,19 @@ def run(monkeypatch: pytest.MonkeyPatch, job_key: Path, *, check_mode: bool = Fa
 def test_a_revoked_job_key_is_replaced_by_a_new_pair(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, job_key)
     assert run(monkeypatch, job_key, revoked="ssh-ed25519 other node-1\n") == {**first, "changed": False}
-    told: dict[str, Any] = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
-    foretold = run(monkeypatch, job_key, check_mode=True, **told)
-    assert (foretold["changed"], foretold["job_key"]) == (True, "")
-    second = run(monkeypatch, job_key, **told)
-    # A host key is for the operator to replace, who has to know it.
+    arguments: dict[str, Any] = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
+    predicted = run(monkeypatch, job_key, check_mode=True, **arguments)
+    assert (predicted["changed"], predicted["job_key"]) == (True, "")
+    second = run(monkeypatch, job_key, **arguments)
+    # Only the operator replaces a host key, because the operator must know it.
     assert (second["changed"], second["host_key"]) == (True, first["host_key"])
     private = subprocess.run(["ssh-keygen", "-y", "-f", job_key], capture_output=True, text=True, check=True).stdout
     assert " ".join(private.split()[:2]) == second["job_key"] != first["job_key"]
 
 
-def test_check_mode_shows_no_job_key_that_is_to_go(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_mode_does_not_return_a_job_key_that_will_be_removed(
+    job_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(monkeypatch, job_key)
     for check_mode in (True, False):
         left = run(monkeypatch, job_key, check_mode=check_mode, launcher=False)

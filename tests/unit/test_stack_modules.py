@@ -54,7 +54,7 @@ def program(path: Path, text: str) -> None:
 def archive(
     tmp_path: Path, mpirun: str = GOOD, python: str = PYTHON, spoil: Callable[[Path], object] = Path.exists
 ) -> Path:
-    """A stack, packed as a builder packs it, or as one does whose root has fallen."""
+    """A stack packed as by a builder, or as by a compromised builder."""
     made, packed = tmp_path / "made", tmp_path / "depot" / "stack.tar.zst"
     shutil.rmtree(made, ignore_errors=True)
     stack = made / "stacks" / NEW
@@ -71,16 +71,16 @@ def archive(
     return packed
 
 
-def wish(packed: Path, depot: str, root: Path, **more: Any) -> dict[str, Any]:
-    """What the role asks for."""
+def request(packed: Path, depot: str, root: Path, **more: Any) -> dict[str, Any]:
+    """The arguments of the role."""
     size = packed.stat().st_size
     asked = {"id": NEW, "url": f"{depot}/{packed.name}", "sha256": sha256(packed), "size": size, "unpacked": 10 * size}
     asked |= {"mpi": MPI, "user": getpass.getuser()}
     return {**asked, "modules": ["json", "tarfile"], "root": str(root), **more}
 
 
-def test_it_is_installed_once(tmp_path: Path, depot: str, root: Path) -> None:
-    asked = wish(archive(tmp_path), depot, root)
+def test_a_stack_is_installed_once(tmp_path: Path, depot: str, root: Path) -> None:
+    asked = request(archive(tmp_path), depot, root)
     answer = run_module("stack_install", asked)
     assert answer["changed"]
     assert set(answer["seconds"]) == {"fetch", "unpack", "prove"}
@@ -100,12 +100,12 @@ def test_it_is_installed_once(tmp_path: Path, depot: str, root: Path) -> None:
 
 
 def test_check_mode_installs_nothing(tmp_path: Path, depot: str, root: Path) -> None:
-    assert run_module("stack_install", wish(archive(tmp_path), depot, root), check_mode=True)["changed"]
+    assert run_module("stack_install", request(archive(tmp_path), depot, root), check_mode=True)["changed"]
     assert not root.exists()
 
 
 def refused(asked: dict[str, Any], root: Path) -> str:
-    """The words of a refusal that leaves nothing behind."""
+    """The message of a refusal, which must leave nothing behind."""
     before = tree(root)
     answer = run_module("stack_install", asked)
     assert answer.get("failed")
@@ -117,39 +117,37 @@ def refused(asked: dict[str, Any], root: Path) -> str:
 def test_an_archive_with_another_sha256_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     wanted = "0" * 64
-    words = refused(wish(packed, depot, root, sha256=wanted), root)
+    words = refused(request(packed, depot, root, sha256=wanted), root)
     assert f"{depot}/stack.tar.zst is damaged: its sha256 is {sha256(packed)}, wanted is {wanted}" in words
 
 
-def test_an_archive_that_was_cut_off_before_it_was_packed_does_not_count(
-    tmp_path: Path, depot: str, root: Path
-) -> None:
+def test_an_archive_truncated_before_packing_is_refused(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     os.truncate(packed, packed.stat().st_size // 2)
-    assert "the stack does not unpack below" in refused(wish(packed, depot, root), root)
+    assert "the stack does not unpack below" in refused(request(packed, depot, root), root)
 
 
-def test_an_archive_of_which_half_arrives_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
+def test_an_incomplete_download_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     with served(tmp_path / "depot", BreaksOff) as broken:
-        assert "bytes before the end" in refused(wish(packed, broken, root), root)
+        assert "bytes before the end" in refused(request(packed, broken, root), root)
     with served(tmp_path / "depot", Endless) as endless:
-        assert f"is longer than {packed.stat().st_size} bytes" in refused(wish(packed, endless, root), root)
-    assert run_module("stack_install", wish(packed, depot, root))["changed"]
+        assert f"is longer than {packed.stat().st_size} bytes" in refused(request(packed, endless, root), root)
+    assert run_module("stack_install", request(packed, depot, root))["changed"]
 
 
-def test_a_depot_that_does_not_serve_is_named_with_the_cure(tmp_path: Path, depot: str, root: Path) -> None:
+def test_an_unreachable_depot_is_reported_with_the_cure(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     with served(tmp_path / "depot", Babbles) as babbling:
         for url, why in ((dead_url(), "Connection refused"), (f"{depot}/no", "File not found"), (babbling, "220 mail")):
-            words = refused(wish(packed, url, root), root)
+            words = refused(request(packed, url, root), root)
             assert f"{url}/stack.tar.zst cannot be fetched: " in words
             assert why in words
             assert "systemctl status farandole-depot on the head" in words
 
 
-def test_a_proxy_to_the_world_is_not_asked_for_the_depot(tmp_path: Path, depot: str, root: Path) -> None:
-    assert run_module("stack_install", wish(archive(tmp_path), depot, root), http_proxy=dead_url())["changed"]
+def test_the_depot_is_not_fetched_through_a_proxy(tmp_path: Path, depot: str, root: Path) -> None:
+    assert run_module("stack_install", request(archive(tmp_path), depot, root), http_proxy=dead_url())["changed"]
 
 
 @pytest.mark.parametrize(
@@ -161,13 +159,13 @@ def test_a_proxy_to_the_world_is_not_asked_for_the_depot(tmp_path: Path, depot: 
     ],
     ids=["mpirun", "module", "python"],
 )
-def test_what_does_not_run_here_does_not_count(
+def test_a_stack_that_does_not_run_is_refused(
     tmp_path: Path, depot: str, root: Path, mpirun: str, python: str, module: str, words: str
 ) -> None:
     installed(root, OLD, mpi="another")
     (root / "current").symlink_to(f"stacks/{OLD}")
     packed = archive(tmp_path, mpirun, python)
-    answer = run_module("stack_install", wish(packed, depot, root, modules=["json", module]))
+    answer = run_module("stack_install", request(packed, depot, root, modules=["json", module]))
     assert "the stack was unpacked and does not run here, so it is not used: " in answer["msg"]
     assert words in answer["msg"]
     assert not (root / "stacks" / NEW / "manifest.json").exists()
@@ -175,32 +173,32 @@ def test_what_does_not_run_here_does_not_count(
     assert not (root / "incoming").exists()
 
 
-def test_what_a_killed_run_left_is_swept_away(tmp_path: Path, depot: str, root: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path, depot: str, root: Path) -> None:
     program(root / "incoming/tree/stacks" / NEW / "venv/bin/python", "exit 1")
     program(root / "stacks" / NEW / "venv/bin/python", "exit 1")
     program(root / "stacks" / NEW / "venv/bin/leftover", GOOD)
     (root / "incoming/archive").write_text("half")
-    assert run_module("stack_install", wish(archive(tmp_path), depot, root))["changed"]
+    assert run_module("stack_install", request(archive(tmp_path), depot, root))["changed"]
     assert sorted(path.name for path in (root / "stacks" / NEW / "venv/bin").iterdir()) == ["python"]
     assert names(root) == ["mpi", "stacks"]
 
 
-def test_an_openmpi_that_is_there_stays_and_gets_its_list(tmp_path: Path, depot: str, root: Path) -> None:
+def test_an_existing_openmpi_is_kept_and_gets_its_contents_list(tmp_path: Path, depot: str, root: Path) -> None:
     program(root / "mpi" / MPI / "bin/mpirun", GOOD)
     before = tree(root)
-    assert run_module("stack_install", wish(archive(tmp_path), depot, root))["changed"]
+    assert run_module("stack_install", request(archive(tmp_path), depot, root))["changed"]
     assert tree(root).items() >= before.items()
     assert (root / "mpi" / MPI / "contents").is_file()
 
 
-def test_an_openmpi_of_which_half_is_gone_is_replaced(tmp_path: Path, depot: str, root: Path) -> None:
-    """As a kill left it, in the midst of a removal, that mpirun --version survives."""
+def test_a_half_removed_openmpi_is_replaced(tmp_path: Path, depot: str, root: Path) -> None:
+    """As after a kill during removal, when mpirun --version still works."""
 
     def more(made: Path) -> None:
         program(made / "mpi" / MPI / "bin/orted", GOOD)
 
     program(root / "mpi" / MPI / "bin/mpirun", GOOD)
-    assert run_module("stack_install", wish(archive(tmp_path, spoil=more), depot, root))["changed"]
+    assert run_module("stack_install", request(archive(tmp_path, spoil=more), depot, root))["changed"]
     assert (root / "mpi" / MPI / "bin/orted").exists()
     assert names(root) == ["mpi", "stacks"]
 
@@ -245,16 +243,16 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
         (led_away, f"'stacks/{NEW}' is no folder"),
     ],
 )
-def test_an_archive_that_brings_more_than_a_stack_is_refused(
+def test_an_archive_with_more_than_a_stack_is_refused(
     tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
 ) -> None:
-    said = refused(wish(archive(tmp_path, spoil=spoil), depot, root), root)
+    said = refused(request(archive(tmp_path, spoil=spoil), depot, root), root)
     assert f"the archive of stack {NEW} is refused: {words}" in said
     assert "Nothing of it was used" in said
 
 
 def members(*made: tuple[str, str, bytes, str]) -> bytes:
-    """A tar that no tar would write: kind, name, content, where a link leads."""
+    """A tar that the tar program would not write: kind, name, content, link target."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for kind, name, content, target in made:
@@ -278,7 +276,7 @@ def members(*made: tuple[str, str, bytes, str]) -> bytes:
     ],
     ids=["up", "absolute", "by a link", "by a link up", "stacks is a link", "hard", "hard by a link"],
 )
-def test_nothing_is_written_or_read_outside(
+def test_nothing_outside_is_written_or_read(
     tmp_path: Path, depot: str, root: Path, made: list[tuple[str, str, bytes, str]]
 ) -> None:
     outside = tmp_path / "outside"
@@ -291,7 +289,7 @@ def test_nothing_is_written_or_read_outside(
     ]
     packed = tmp_path / "depot/stack.tar.zst"
     subprocess.run(["zstd", "-q", "-o", packed], input=members(*filled), check=True)
-    answer = run_module("stack_install", wish(packed, depot, root))
+    answer = run_module("stack_install", request(packed, depot, root))
     assert answer["failed"]
     assert "does not unpack" in answer["msg"] or "is refused" in answer["msg"]
     assert list(tmp_path.rglob("planted")) == []
@@ -302,24 +300,24 @@ def test_nothing_is_written_or_read_outside(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_root_runs_nothing_that_came(tmp_path: Path, depot: str) -> None:
-    """mpirun and python end well for nobody alone, who can read no environment of root's and write no folder of it."""
+def test_root_runs_nothing_from_an_archive(tmp_path: Path, depot: str) -> None:
+    """mpirun and python here succeed only as nobody, without root's environment or access to root's folders."""
     nobody = '[ "$(id -u) $(id -G)" = "65534 65534" ] && [ -z "$SECRET" ] && [ "$PWD" = / ] && exit 0; id; env; exit 1'
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         root.chmod(0o755)
         packed = archive(tmp_path, nobody, nobody)
-        answer = run_module("stack_install", wish(packed, depot, root, user="nobody"), SECRET="1")  # noqa: S106
+        answer = run_module("stack_install", request(packed, depot, root, user="nobody"), SECRET="1")  # noqa: S106
         assert answer["changed"], answer
         shutil.rmtree(root / "stacks")
-        answer = run_module("stack_install", wish(packed, depot, root, user="root"))
+        answer = run_module("stack_install", request(packed, depot, root, user="root"))
         assert "does not run here" in answer["msg"]
         assert "uid=0(root)" in answer["msg"]
-        answer = run_module("stack_install", wish(packed, depot, root, user="no-such-account"))
+        answer = run_module("stack_install", request(packed, depot, root, user="no-such-account"))
         assert "there is no account no-such-account here" in answer["msg"]
 
 
-def test_what_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_a_hanging_program_is_killed(tmp_path: Path) -> None:
     begun = time.monotonic()
     assert unprivileged.run(["sh", "-c", "sleep 60 & wait"], getpass.getuser(), tmp_path, seconds=1) == (
         1,
@@ -328,22 +326,22 @@ def test_what_does_not_end_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 10
 
 
-def test_without_room_nothing_is_fetched(tmp_path: Path, root: Path) -> None:
+def test_nothing_is_fetched_without_enough_space(tmp_path: Path, root: Path) -> None:
     (tmp_path / "depot").mkdir()
     packed = archive(tmp_path)
-    words = refused(wish(packed, dead_url(), root, unpacked=1 << 60), root)
+    words = refused(request(packed, dead_url(), root, unpacked=1 << 60), root)
     assert words.startswith(f"{root} has ")
     assert f"and the stack needs {(1 << 40) + 256} MiB while it is installed: make room there" in words
 
 
-def test_a_place_that_is_no_folder_is_named(tmp_path: Path, depot: str, root: Path) -> None:
+def test_a_target_that_is_not_a_folder_is_reported(tmp_path: Path, depot: str, root: Path) -> None:
     root.write_text("")
-    answer = run_module("stack_install", wish(archive(tmp_path), depot, root))
+    answer = run_module("stack_install", request(archive(tmp_path), depot, root))
     assert f"{root} cannot take the stack: " in answer["msg"]
 
 
 def installed(root: Path, stack: str, mpi: str = MPI, age: int = 0) -> Path:
-    """A stack as stack_install leaves it."""
+    """A stack as installed by stack_install."""
     folder = root / "stacks" / stack
     folder.mkdir(parents=True, exist_ok=True)
     (root / "mpi" / mpi).mkdir(parents=True, exist_ok=True)
@@ -367,7 +365,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
-def test_the_one_before_becomes_the_former_one(root: Path) -> None:
+def test_the_previous_stack_becomes_the_former_one(root: Path) -> None:
     for stack in (OLD, NEW):
         installed(root, stack)
     answers = [to(root, stack) for stack in (OLD, OLD, NEW, OLD, OLD)]
@@ -388,7 +386,7 @@ def test_a_first_stack_has_no_former_one(root: Path) -> None:
     assert links(root) == {"current": f"stacks/{NEW}"}
 
 
-def test_a_run_that_was_killed_between_the_links_is_taken_up(root: Path) -> None:
+def test_a_switch_killed_between_the_links_is_completed(root: Path) -> None:
     for stack in ("cccc", OLD, NEW):
         installed(root, stack)
     for stack in ("cccc", OLD):
@@ -401,7 +399,7 @@ def test_a_run_that_was_killed_between_the_links_is_taken_up(root: Path) -> None
 
 
 @pytest.mark.parametrize(("keep", "stay"), [(1, ["s4", "s5"]), (3, ["s1", "s4", "s5"]), (4, ["s1", "s2", "s4", "s5"])])
-def test_the_linked_and_the_youngest_are_kept(root: Path, keep: int, stay: list[str]) -> None:
+def test_linked_and_newest_stacks_are_kept(root: Path, keep: int, stay: list[str]) -> None:
     for number in range(1, 6):
         installed(root, f"s{number}", mpi=f"m{number}", age=number)
     (root / "current").symlink_to("stacks/s4")
@@ -412,7 +410,7 @@ def test_the_linked_and_the_youngest_are_kept(root: Path, keep: int, stay: list[
     assert set(answer["pruned"]) == gone | {name.replace("s", "m") for name in gone}
 
 
-def test_what_was_not_finished_and_what_nothing_uses_goes(root: Path) -> None:
+def test_unfinished_and_unused_trees_are_removed(root: Path) -> None:
     installed(root, OLD, mpi="m1")
     installed(root, NEW, mpi="m1")
     (installed(root, "half", mpi="m2") / "manifest.json").unlink()
@@ -421,8 +419,8 @@ def test_what_was_not_finished_and_what_nothing_uses_goes(root: Path) -> None:
     assert (names(root / "stacks"), names(root / "mpi")) == ([NEW, OLD], ["m1"])
 
 
-def test_a_stack_that_is_not_whole_is_not_switched_to_and_is_installed_anew(root: Path) -> None:
-    """Of an old OpenMPI half was removed, and the stack that comes back to it would run with the rest."""
+def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
+    """An old OpenMPI was half removed, and a rollback would use the rest of it."""
     for stack, mpi in ((OLD, "m1"), (NEW, "m2")):
         for path in (root / "mpi" / mpi / "bin/mpirun", root / "stacks" / stack / "venv/bin/python"):
             program(path, GOOD)
@@ -449,7 +447,7 @@ def test_a_stack_that_is_not_whole_is_not_switched_to_and_is_installed_anew(root
         (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is none of it"),
     ],
 )
-def test_every_difference_is_told(root: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object], words: str) -> None:
     file = root / "stacks" / NEW / "venv/python"
     program(file, GOOD)
     installed(root, NEW)
@@ -462,7 +460,7 @@ def test_every_difference_is_told(root: Path, spoil: Callable[[Path], object], w
     assert words in to(root, NEW)["msg"]
 
 
-def test_the_list_itself_is_held_against_what_the_control_machine_knows(root: Path) -> None:
+def test_the_contents_list_itself_is_verified(root: Path) -> None:
     installed(root, NEW)
     (root / "current").symlink_to(f"stacks/{NEW}")
     lists = {tree: [sha256(root / tree / "contents")] for tree in (f"stacks/{NEW}", f"mpi/{MPI}")}
@@ -477,7 +475,7 @@ def test_the_list_itself_is_held_against_what_the_control_machine_knows(root: Pa
     assert proof({**lists, f"stacks/{NEW}": ["0"]}) == (False, other)
     for path in lists:
         (root / path / "contents").unlink()
-    # What is what the control machine knows needs no list; without either nothing tells.
+    # A tree that matches the control machine's record needs no list; without either it cannot be verified.
     assert proof(lists) == (True, "")
     assert proof({}) == (None, "")
     assert proof({f"stacks/{NEW}": ["0"]})[0] is False
@@ -486,7 +484,7 @@ def test_the_list_itself_is_held_against_what_the_control_machine_knows(root: Pa
     assert proof(lists) == (False, "no stack is current there")
 
 
-def test_what_was_put_aside_by_a_killed_run_goes(root: Path) -> None:
+def test_trees_moved_aside_by_a_killed_run_are_removed(root: Path) -> None:
     installed(root, NEW)
     program(root / "removing/x/m1/bin/mpirun", GOOD)
     to(root, NEW)
@@ -496,7 +494,7 @@ def test_what_was_put_aside_by_a_killed_run_goes(root: Path) -> None:
 @pytest.mark.parametrize(
     ("there", "words"), [((OLD, NEW), f"there are: {NEW}, {OLD}"), ((), "there are: none")], ids=["two", "none"]
 )
-def test_a_stack_that_is_not_there_is_refused(root: Path, there: tuple[str, ...], words: str) -> None:
+def test_a_missing_stack_is_refused(root: Path, there: tuple[str, ...], words: str) -> None:
     for stack in there:
         installed(root, stack)
     (root / "stacks" / "half").mkdir(parents=True)
@@ -515,10 +513,10 @@ def test_check_mode_switches_and_removes_nothing(root: Path) -> None:
     assert tree(root) == before
 
 
-def test_an_installation_waits_for_one_that_a_killed_run_left_at_work(tmp_path: Path) -> None:
+def test_an_installation_waits_for_one_still_running(tmp_path: Path) -> None:
     root = tmp_path / "farandole"
     with install.alone(root):
-        # Which the job user cannot open, so it cannot be held by it.
+        # The job user cannot open the lock, so it cannot hold it.
         assert (root / ".lock").stat().st_mode & 0o777 == 0o600
         holder = os.open(root / ".lock", os.O_RDONLY)
         with pytest.raises(BlockingIOError):

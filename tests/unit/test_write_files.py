@@ -1,4 +1,4 @@
-"""The module as a node runs it: a program that reads its arguments and writes real files."""
+"""The module write_files, run as on a node, with real files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loading import PLUGINS
 
 MODULE = PLUGINS / "modules" / "write_files.py"
 ME = pwd.getpwuid(os.geteuid()).pw_name
-# The check that the role ssh_trust uses.
+# The validation that role ssh_trust uses.
 CHECK = "ssh -G -F %s localhost"
 
 
@@ -55,7 +55,7 @@ def test_writes_once_and_then_leaves_it_alone(tmp_path: Path) -> None:
     assert state(folder) == before
 
 
-def test_only_what_differs_is_written(tmp_path: Path) -> None:
+def test_only_differing_files_are_written(tmp_path: Path) -> None:
     kept, other = tmp_path / "kept", tmp_path / "other"
     run(wanted(kept, "1"), wanted(other, "1"))
     before = state(tmp_path)
@@ -65,7 +65,7 @@ def test_only_what_differs_is_written(tmp_path: Path) -> None:
     assert other.read_text() == "2"
 
 
-def test_check_mode_writes_nothing_and_shows_what_it_would(tmp_path: Path) -> None:
+def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
     there, new = tmp_path / "there", tmp_path / "made" / "new"
     there.write_text("old\n")
     before = state(tmp_path)
@@ -78,12 +78,12 @@ def test_check_mode_writes_nothing_and_shows_what_it_would(tmp_path: Path) -> No
     assert state(tmp_path) == before
 
 
-def test_check_mode_does_without_an_owner_that_is_still_to_come(tmp_path: Path) -> None:
+def test_check_mode_accepts_an_owner_that_does_not_exist_yet(tmp_path: Path) -> None:
     code, result = run(wanted(tmp_path / "a", "", owner="no-such-user"), check_mode=True)
     assert (code, result["changed"]) == (0, True)
 
 
-def test_what_its_check_refuses_never_lands(tmp_path: Path) -> None:
+def test_an_invalid_file_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "ssh.conf"
     path.write_text("User old\n")
     before = state(tmp_path)
@@ -94,7 +94,7 @@ def test_what_its_check_refuses_never_lands(tmp_path: Path) -> None:
     assert state(tmp_path) == before
 
 
-def test_what_its_check_accepts_lands(tmp_path: Path) -> None:
+def test_a_valid_file_is_written(tmp_path: Path) -> None:
     path = tmp_path / "ssh.conf"
     code, _ = run(wanted(path, "User new\n", validate=CHECK))
     assert code == 0
@@ -105,7 +105,7 @@ def test_the_order_is_kept(tmp_path: Path) -> None:
     first, second, bad, never = (tmp_path / name for name in ("z", "a", "m", "b"))
     code, _ = run(
         wanted(first, "same"),
-        # Accepted only once the first is in place.
+        # Valid only after the first file is in place.
         wanted(second, "same", validate=f"cmp {first} %s"),
         wanted(bad, "", validate="false %s"),
         wanted(never, ""),
@@ -114,14 +114,14 @@ def test_the_order_is_kept(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [second, first]
 
 
-def test_a_file_gets_its_mode_even_when_its_text_is_right(tmp_path: Path) -> None:
+def test_the_mode_is_corrected_even_if_the_content_is_right(tmp_path: Path) -> None:
     path = tmp_path / "a"
     for mode, changed in (("0600", True), ("0755", True), ("0755", False)):
         _, result = run(wanted(path, "text", mode=mode))
         assert (path.stat().st_mode & 0o7777, result["changed"]) == (int(mode, 8), changed)
 
 
-def test_the_mode_is_0644_unless_told(tmp_path: Path) -> None:
+def test_the_default_mode_is_0644(tmp_path: Path) -> None:
     run(wanted(tmp_path / "a", ""))
     assert (tmp_path / "a").stat().st_mode & 0o7777 == 0o644
 
@@ -145,7 +145,7 @@ def test_a_file_gets_another_group(tmp_path: Path) -> None:
         assert result["changed"] is changed
 
 
-def test_a_group_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_group_is_named(tmp_path: Path) -> None:
     file = wanted(tmp_path / "a", "", group="no-such-group")
     code, result = run(file)
     assert (code, result["msg"]) == (1, "there is no group no-such-group to own the files")
@@ -153,7 +153,7 @@ def test_a_group_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert (code, result["changed"]) == (0, True)
 
 
-def test_in_a_folder_of_its_own_nothing_else_stays(tmp_path: Path) -> None:
+def test_other_files_in_a_swept_folder_are_removed(tmp_path: Path) -> None:
     folder, kept = tmp_path / "own", tmp_path / "own/jobs/kept"
     run(
         wanted(kept, "1"),
@@ -191,7 +191,7 @@ def test_in_a_folder_of_its_own_nothing_else_stays(tmp_path: Path) -> None:
         ("@old ours\nours\n@x ours too\n", "@a ours\n@b ours\nours\n@x ours too\n"),
     ],
 )
-def test_only_the_lines_that_are_ours_change(tmp_path: Path, before: str | None, after: str) -> None:
+def test_only_our_own_lines_change(tmp_path: Path, before: str | None, after: str) -> None:
     path = tmp_path / "a"
     if before is not None:
         path.write_text(before)
@@ -204,6 +204,6 @@ def test_only_the_lines_that_are_ours_change(tmp_path: Path, before: str | None,
         assert path.read_text() == after
 
 
-def test_a_folder_of_its_own_may_be_still_to_come(tmp_path: Path) -> None:
+def test_a_swept_folder_may_not_exist_yet(tmp_path: Path) -> None:
     code, result = run(wanted(tmp_path / "own/a", ""), check_mode=True, sweep=[tmp_path / "own"])
     assert (code, result["swept"]) == (0, [])
