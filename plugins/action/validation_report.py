@@ -9,7 +9,7 @@ from typing import Any
 
 from farandole.action import Action
 from farandole.state import claim
-from farandole.validation.answer import ran
+from farandole.validation.answer import job_result
 from farandole.validation.judge import NOT_MEASURED, Bars, Check, judge
 from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.validation.report import text, verdict, write
@@ -18,14 +18,14 @@ DOCUMENTATION = """
 module: validation_report
 short_description: Judge the jobs of a validation, and write the report
 description:
-  - Runs on the control machine and shows the report as a table. A red verdict is no failure of this task.
+  - Runs on the control machine and shows the report as a table. A red verdict does not fail this task.
 options:
   folder:
     description: Folder for reports; each run gets a folder in it, and C(latest) points to the newest.
     type: path
     required: true
-  trust: {description: "What F(trust.py) said, by the node it ran on.", type: dict, required: true}
-  stacks: {description: "What M(stack_proof) said, by node.", type: dict, default: {}}
+  trust: {description: "The output of F(trust.py), by the node it ran on.", type: dict, required: true}
+  stacks: {description: "The results of M(stack_proof), by node.", type: dict, default: {}}
   inventory: {description: "The inventory, for the commands in the report.", type: path, default: inventory}
   jobs: {description: Registered results of the loop over the jobs., type: list, elements: dict, required: true}
   bars:
@@ -58,7 +58,7 @@ EXAMPLES = """
 RETURN = """
 verdict:
   description:
-    - C(red) if something failed or nothing was measured; C(slow) if all is correct, but too slow; else C(green).
+    - C(red) if something failed or nothing was measured; C(slow) if all is correct but too slow; else C(green).
   type: str
   returned: always
 report: {description: The folder of this report., type: str, returned: always}
@@ -71,10 +71,10 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Judges and writes; the play acts on the verdict."""
+        """Judges the jobs and writes the report; the play acts on the verdict."""
         folder = Path(arguments["folder"])
         claim(folder.parent, Path(variables["inventory_dir"]))
-        results = {item["item"]["id"]: ran(item) for item in arguments["jobs"]}
+        results = {item["item"]["id"]: job_result(item) for item in arguments["jobs"]}
         bars = Bars(**{name: value for name, value in (arguments["bars"] or {}).items() if value is not None})
         checks = trust_checks(arguments["trust"], arguments["about"]["hosts"])
         checks += stack_checks(arguments["stacks"], arguments["inventory"])

@@ -1,4 +1,4 @@
-"""A cluster's certificate authority, which is on the control machine alone."""
+"""A cluster's certificate authority, which exists only on the control machine."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from farandole.trust import Signed
 DAY = 86400
 KINDS = ("host", "user")
 REVOKED = "revoked_keys"
-# Every key that was ever signed: what is not known cannot be revoked.
+# Every key ever signed, as an unrecorded key cannot be revoked.
 LEDGER = "signed_keys"
-# There from the making of a CA until a run has brought it to every node.
+# Exists from the creation of a CA until a run has brought it to every node.
 UNFINISHED = "unfinished"
-# A clock that is a little behind must not refuse a fresh certificate.
+# A node whose clock is slightly slow must accept a fresh certificate.
 CLOCK_SLACK = 300
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a certificate is to say."""
+    """The contents of a certificate to be signed."""
 
     kind: str
     name: str
@@ -43,17 +43,17 @@ class Request:
 
     @property
     def signed(self) -> Signed:
-        """What the ledger keeps of it."""
+        """The ledger's record of this request."""
         return Signed(self.key, self.name, self.kind)
 
 
 def public_text(key: Ed25519PublicKey) -> str:
-    """As it stands in known_hosts and authorized_keys."""
+    """A public key in the format of known_hosts and authorized_keys."""
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
-    """The private key of a CA, or a message that says why it stays shut."""
+    """Load the private key of a CA, or say why it cannot be opened."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), passphrase.encode() or None)
     except ValueError as error:
@@ -63,7 +63,7 @@ def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
             f"the CA key {path} cannot be opened: {known}; set ssh_trust_ca_passphrase, "
             "or make a new CA with -e ssh_trust_rotate=true"
         ) from error
-    except TypeError as error:  # cryptography's word for a passphrase that is missing or not needed
+    except TypeError as error:  # What cryptography raises for a passphrase that is missing or not needed.
         if passphrase:
             return load_ca(path, "")
         raise FarandoleError(
@@ -74,7 +74,7 @@ def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
     return key
 
 
-def stands_open(path: Path) -> bool:
+def is_unencrypted(path: Path) -> bool:
     """Whether the private key of a CA has no passphrase."""
     try:
         serialization.load_ssh_private_key(path.read_bytes(), None)
@@ -84,14 +84,16 @@ def stands_open(path: Path) -> bool:
 
 
 def save_ca(path: Path, key: Ed25519PrivateKey, passphrase: str) -> None:
-    """Write it for its owner alone, and never half."""
-    shut = serialization.BestAvailableEncryption(passphrase.encode()) if passphrase else serialization.NoEncryption()
-    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, shut)
+    """Write the private key of a CA atomically, readable by its owner only."""
+    encryption = (
+        serialization.BestAvailableEncryption(passphrase.encode()) if passphrase else serialization.NoEncryption()
+    )
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, encryption)
     write_private(path, text)
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """A file of mode 0600 in a directory of mode 0700, in place at once, and there after a power cut too."""
+    """Write a file of mode 0600 in a directory of mode 0700 atomically, so that it survives a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     draft = path.with_name(f".{path.name}.new")
@@ -102,13 +104,13 @@ def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
     draft.replace(path)
     if durable:
-        # The folder may be new itself.
+        # The folder itself may be new.
         for folder in (path.parent, path.parent.parent):
             sync_folder(folder)
 
 
 def sync_folder(path: Path) -> None:
-    """What was renamed or made in it is on disk."""
+    """Flush what was created or renamed in a folder to disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -117,7 +119,7 @@ def sync_folder(path: Path) -> None:
 
 
 def parse(text: str) -> ssh.SSHCertificate | None:
-    """A certificate, or nothing when it is none."""
+    """Parse a certificate; None if the text is not one."""
     try:
         found = serialization.load_ssh_public_identity(text.encode())
     except (ValueError, UnsupportedAlgorithm):
@@ -126,7 +128,7 @@ def parse(text: str) -> ssh.SSHCertificate | None:
 
 
 def is_good(text: str, request: Request, ca: Ed25519PublicKey, now: float) -> bool:
-    """Whether a certificate says what was requested and has more than a third of its life before it."""
+    """Whether a certificate matches the request and has more than a third of its lifetime left."""
     found = parse(text)
     if found is None:
         return False
@@ -144,17 +146,17 @@ def is_good(text: str, request: Request, ca: Ed25519PublicKey, now: float) -> bo
 
 
 def options(request: Request) -> dict[bytes, bytes]:
-    """Host certificates have none; a user certificate is good from its own node alone."""
+    """Critical options: none for a host; a user certificate is valid from its own node only."""
     return {b"source-address": ",".join(request.sources).encode()} if request.sources else {}
 
 
 def extensions(request: Request) -> dict[bytes, bytes]:
-    """A terminal, and neither forwarding nor a file of start-up commands."""
+    """Extensions: a user may have a terminal, but no forwarding and no ~/.ssh/rc."""
     return {b"permit-pty": b""} if request.kind == "user" else {}
 
 
 def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
-    """The certificate as one line of text."""
+    """Sign a certificate and return it as one line of text."""
     key = serialization.load_ssh_public_key(request.key.encode())
     if not isinstance(key, Ed25519PublicKey):
         raise FarandoleError(f"{request.name}: its {request.kind} key is not an ed25519 key")
@@ -177,7 +179,7 @@ def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
 
 
 def requests(nodes: list[dict[str, Any]], user: str, days: dict[str, int]) -> list[Request]:
-    """A host certificate for every node, a user certificate for every launcher."""
+    """Request a host certificate for every node and a user certificate for every launcher."""
     found = []
     for node in nodes:
         name, sources = node["name"], tuple(node["sources"])
@@ -188,7 +190,7 @@ def requests(nodes: list[dict[str, Any]], user: str, days: dict[str, int]) -> li
 
 
 class Authority:
-    """The CA's folder: two keys, what they signed, and what is revoked."""
+    """The folder of a CA: its two keys, what they signed, and which keys are revoked."""
 
     def __init__(self, folder: Path, passphrase: str, *, check_mode: bool) -> None:
         self.folder, self.passphrase, self.check_mode = folder, passphrase, check_mode
@@ -206,7 +208,7 @@ class Authority:
             write_private(self.folder / name, text.encode())
 
     def _read_ledger(self) -> list[Signed]:
-        """The CA of a former version has none; what it signed last is all that is known."""
+        """The CA of an older version has no ledger; only its latest certificates are known."""
         path = self.folder / LEDGER
         return trust.read_ledger(path.read_text(), str(path)) if path.exists() else self._issued()
 
@@ -220,57 +222,57 @@ class Authority:
                 found.append(Signed(public_text(key), name, kind))
         return found
 
-    def refuse_torn(self) -> None:
-        """Without the list of revoked keys they would be accepted again."""
+    def refuse_incomplete(self) -> None:
+        """Refuse to go on without the list of revoked keys, as nodes would accept these keys again."""
         if (self.folder / LEDGER).exists() and not (self.folder / REVOKED).exists():
             raise FarandoleError(
-                f"{self.folder / REVOKED} is missing, and with it which keys nobody may accept: restore the folder "
-                "from your backup; and, as keys that were signed since then are in no backup, make a new CA: "
-                "site.yml with -e ssh_trust_rotate=true"
+                f"{self.folder / REVOKED} is missing, so it is not known which keys are revoked: restore the folder "
+                "from your backup; then, as the backup lacks the keys signed since, make a new CA by running site.yml "
+                "with -e ssh_trust_rotate=true"
             )
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run that made this CA did not come to its end."""
+        """Whether the run that made this CA has not completed."""
         return (self.folder / UNFINISHED).exists()
 
     def why_renew(self) -> str:
-        """Why there has to be a new CA; nothing when the old one serves."""
+        """Why a new CA is needed; empty if the present one is fine."""
         missing = [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
         why = trust.why_renew(str(self.folder), missing, ledger=(self.folder / LEDGER).exists())
         if why and not missing:
-            for kind in KINDS:  # With the wrong passphrase, or none, the new keys would be shut by it too.
+            for kind in KINDS:  # With a wrong passphrase, the new keys would be encrypted with that one.
                 self.key(kind)
         return why
 
     def renew(self) -> None:
-        """New keys. Nothing that the old ones signed stays valid; what is revoked stays revoked."""
+        """Discard the CA's keys. Nothing that they signed stays valid; what is revoked stays revoked."""
         self.changed = True
         if self.check_mode:
-            # A folder that is not there is what the real run would find from here on.
+            # From here on, the real run would find no CA: neither does a folder that does not exist.
             self.folder = self.folder / "renewed"
             return
         self._write(UNFINISHED, "")
         self._write(REVOKED, "".join(f"{line}\n" for line in self.revoked))
-        # The keys go first: killed at any later point, the next run begins this again.
+        # The keys go first: if this run is killed after that, the next one starts the renewal again.
         for kind in KINDS:
             (self.folder / f"{kind}_ca").unlink(missing_ok=True)
         self._write(LEDGER, trust.ledger_text(self.ledger))
         shutil.rmtree(self.folder / "issued", ignore_errors=True)
 
     def key(self, kind: str) -> Ed25519PrivateKey:
-        """The CA's key of a kind, made at its first use and encrypted at the first use of a passphrase."""
+        """The CA's key of a kind, generated on first use and encrypted once there is a passphrase."""
         path = self.folder / f"{kind}_ca"
-        there = path.exists()
-        key = load_ca(path, self.passphrase) if there else Ed25519PrivateKey.generate()
-        if not there or (self.passphrase and stands_open(path)):
+        exists = path.exists()
+        key = load_ca(path, self.passphrase) if exists else Ed25519PrivateKey.generate()
+        if not exists or (self.passphrase and is_unencrypted(path)):
             self.changed = True
             if not self.check_mode:
                 save_ca(path, key, self.passphrase)
         return key
 
     def announce(self, host_ca: str) -> None:
-        """A known_hosts file by which the control machine, too, knows the nodes by their signature."""
+        """Write a known_hosts file, so that the control machine verifies the nodes by this CA, too."""
         path = self.folder / "known_hosts"
         revoked = [f"@revoked * {trust.key_of(line)}\n" for line in self.revoked]
         text = "".join([f"@cert-authority * {host_ca}\n", *revoked])
@@ -278,18 +280,18 @@ class Authority:
             write_private(path, text.encode())
 
     def issued(self, name: str, kind: str) -> Path:
-        """Where the certificate of a node is kept."""
+        """The path of a node's certificate."""
         return self.folder / "issued" / f"{name}.{kind}-cert.pub"
 
     def record(self, asked: list[Signed]) -> None:
-        """Remember keys for ever, before anything says that they are signed."""
+        """Record keys for ever, before any certificate for them exists."""
         ledger = list(dict.fromkeys([*self.ledger, *asked]))
         if ledger != self.ledger:
             self.ledger = ledger
             self._write(LEDGER, trust.ledger_text(ledger))
 
     def certificate(self, request: Request, ca: Ed25519PrivateKey) -> str:
-        """The certificate on file when it still serves, else a new one."""
+        """The certificate on file if it is still good, else a new one."""
         path, now = self.issued(request.name, request.kind), time.time()
         text = path.read_text() if path.exists() else ""
         if not is_good(text, request, ca.public_key(), now):
@@ -300,14 +302,14 @@ class Authority:
         return text
 
     def revoke(self, gone: list[Signed]) -> None:
-        """Keys that nobody accepts from now on."""
+        """Add keys to the list of revoked ones."""
         lines = trust.revoke(self.revoked, gone)
         if lines != self.revoked:
             self.revoked = lines
             self._write(REVOKED, "".join(f"{line}\n" for line in lines))
 
     def withdraw(self, launchers: list[str]) -> None:
-        """Remove the certificates of those who launch jobs no more."""
+        """Remove the user certificates of nodes that no longer launch jobs."""
         for path in (self.folder / "issued").glob("*.user-cert.pub"):
             if path.name.removesuffix(".user-cert.pub") not in launchers:
                 self.changed = True
@@ -317,7 +319,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class Members:
-    """What the inventory says of the cluster, and who of it takes part in this run."""
+    """The nodes of the cluster according to the inventory, and those that take part in this run."""
 
     cluster: Sequence[str]
     launchers: list[str]
@@ -326,26 +328,26 @@ class Members:
 
     @property
     def left_out(self) -> set[str]:
-        """The nodes to which this run brings nothing."""
+        """The nodes that do not take part in this run and are not revoked."""
         return set(self.cluster) - set(self.present) - set(self.revoked)
 
 
 def follow_inventory(authority: Authority, members: Members, *, rotate: bool) -> str:
-    """Revoke what the inventory takes away, whatever the nodes say; returns why a new CA is needed, if it is."""
+    """Revoke keys as the inventory says, whatever the nodes say; return why a new CA is needed, if it is."""
     known = {one.name for one in authority.ledger} | {line.split()[-1] for line in authority.revoked}
     trust.refuse_unknown(members.revoked, known | set(members.cluster))
     trust.refuse_no_launcher(members.launchers)
-    why = "a new CA is asked for by ssh_trust_rotate" if rotate else authority.why_renew()
+    why = "ssh_trust_rotate asks for a new CA" if rotate else authority.why_renew()
     if why or authority.unfinished:
         trust.refuse_partial(members.left_out, why or "the run that made a new CA has not brought it to every node")
     if not rotate:
-        authority.refuse_torn()
-    authority.revoke(trust.left(authority.ledger, members.launchers, members.revoked))
+        authority.refuse_incomplete()
+    authority.revoke(trust.withdrawn(authority.ledger, members.launchers, members.revoked))
     return why
 
 
 def sign_all(authority: Authority, wanted: list[Request], members: Members, *, renew: bool) -> dict[str, Any]:
-    """Refuse what must not be signed, remember the rest and sign it."""
+    """Refuse what must not be signed, record the rest and sign it."""
     asked = [request.signed for request in wanted]
     trust.refuse_shared(authority.ledger, asked, members.cluster)
     replaced = trust.replaced(authority.ledger, asked)
@@ -365,15 +367,15 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
     return {"host_ca": host_ca, "user_ca": user_ca, **certificates, "revoked": authority.revoked}
 
 
-def serve(authority: Authority, told: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """All that a run asks of the CA; with it what the operator has to know."""
-    nodes, launchers = told["nodes"], told["launchers"]
-    members = Members(cluster, launchers, told["revoked"], present=[node["name"] for node in nodes])
-    why = follow_inventory(authority, members, rotate=told["rotate"])
+def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Do all that a run asks of the CA; return the result and a warning for the operator."""
+    nodes, launchers = arguments["nodes"], arguments["launchers"]
+    members = Members(cluster, launchers, arguments["revoked"], present=[node["name"] for node in nodes])
+    why = follow_inventory(authority, members, rotate=arguments["rotate"])
     notice = ""
-    # Who rotates knows.
-    if why and authority.ledger and not told["rotate"]:
-        notice = f"{why}: a new CA is made, and nothing that was signed before is valid any longer"
+    # Whoever rotates the CA knows.
+    if why and authority.ledger and not arguments["rotate"]:
+        notice = f"{why}: a new CA replaces it, and nothing signed before is valid any longer"
     trust.refuse_answers(nodes, launchers, check_mode=authority.check_mode)
-    wanted = requests(nodes, told["user"], {"host": told["host_days"], "user": told["user_days"]})
+    wanted = requests(nodes, arguments["user"], {"host": arguments["host_days"], "user": arguments["user_days"]})
     return sign_all(authority, wanted, members, renew=bool(why)), notice

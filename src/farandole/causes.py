@@ -1,4 +1,4 @@
-"""Known causes of failures, by their code: what happened, and what mends it. They are data, in causes.yml."""
+"""Known causes of failures, by their code: what happened, and how to fix it. They are data, in causes.yml."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal, get_args
 
 import yaml
 
-# Where a cause is seen. By its pattern: in what ssh, sudo or Python say to this machine (login), in what ssh says
-# between two nodes (peer), in the output of a job (job). By its code: in the answer of a probe (probe), or
-# it is this package that finds it (check).
+# Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
+# in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of a probe
+# (probe), or in a check that this package makes itself (check).
 Place = Literal["login", "peer", "job", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
-# All that a cure may contain. Whoever hands it over takes it from the inventory and quotes it for a shell: what a node
+# All that a cure may contain. The caller takes the values from the inventory and quotes them for a shell: what a node
 # says never becomes part of a command.
 CURE_FIELDS = frozenset(
     {"host", "inventory", "file", "fingerprint", "forget", "port_option", "ssh", "target", "user", "verbose_ssh"}
@@ -25,7 +25,7 @@ CURE_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason for a failure. A cascade is what another failure brings about, and is told only if no root is known."""
+    """A reason for a failure. A cascade follows from another failure and is reported only if no root cause is found."""
 
     code: str
     seen: Place
@@ -33,28 +33,28 @@ class Cause:
     cure: str
     pattern: str = ""
     cascade: bool = False
-    # The issue on GitHub in which its authors discuss the message, as owner/name#number.
+    # The GitHub issue in which upstream discusses the message, as owner/name#number.
     upstream: str = ""
-    # Why there is no real log of it in tests/unit/logs.
+    # Why tests/unit/logs has no real log of it.
     unprovoked: str = ""
 
     def __post_init__(self) -> None:
         if self.seen not in get_args(Place) or bool(self.pattern) != (self.seen in READ):
-            raise ValueError(f"cause {self.code}: a pattern belongs to what is seen in {', '.join(READ)}, to no other")
+            raise ValueError(f"cause {self.code}: it needs a pattern if it is seen in {', '.join(READ)}, and only then")
         re.compile(self.pattern)
 
-    def told(self, words: Mapping[str, str]) -> str:
-        """What happened, for a person."""
+    def description(self, words: Mapping[str, str]) -> str:
+        """What happened, as a message to the user."""
         return self.what.format_map(words)
 
-    def mended(self, inventory: Mapping[str, str]) -> str:
-        """The command or action that mends it."""
+    def remedy(self, inventory: Mapping[str, str]) -> str:
+        """The command or action that fixes it."""
         return self.cure.format_map({name: text for name, text in inventory.items() if name in CURE_FIELDS})
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A cause that was recognized in a line."""
+class Match:
+    """A cause, the line that shows it, and the words that its pattern found there."""
 
     cause: Cause
     line: str
@@ -62,7 +62,7 @@ class Sight:
 
 
 def parse(text: str) -> dict[str, Cause]:
-    """The causes by their code, in the order of the file."""
+    """Parse causes by their code, in the order of the file."""
     entries = [Cause(**entry) for entry in yaml.safe_load(text)]
     found = {cause.code: cause for cause in entries}
     if len(found) != len(entries):
@@ -72,17 +72,17 @@ def parse(text: str) -> dict[str, Cause]:
 
 @cache
 def causes() -> Mapping[str, Cause]:
-    """All of them, read once."""
+    """All known causes, read once."""
     return parse(Path(__file__).with_name("causes.yml").read_text())
 
 
-def recognize(place: Place, lines: Sequence[str], *, cascade: bool = False) -> Sight | None:
-    """The first root cause, or the first cascade, that a line shows; the order of causes comes before that of lines."""
+def recognize(place: Place, lines: Sequence[str], *, cascade: bool = False) -> Match | None:
+    """The first root cause (or cascade) that any line matches, in the order of causes rather than of lines."""
     for cause in causes().values():
         if cause.seen != place or cause.cascade != cascade:
             continue
         for line in lines:
-            if match := re.search(cause.pattern, line):
-                words = {name: text for name, text in match.groupdict().items() if text is not None}
-                return Sight(cause, line, {"seen": match[0].strip(), **words})
+            if found := re.search(cause.pattern, line):
+                words = {name: text for name, text in found.groupdict().items() if text is not None}
+                return Match(cause, line, {"seen": found[0].strip(), **words})
     return None

@@ -1,4 +1,4 @@
-"""What has to be mended, and how a person is told."""
+"""Problems that the user has to fix, and how they are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Severity = Literal["stop", "warn", "note"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that must be mended: where, what is wrong, what mends it; its code stays when the words change."""
+    """A problem: on which host, its cause and its cure. The code stays the same when the wording changes."""
 
     host: str
     code: str
@@ -25,7 +25,7 @@ class Finding:
 
 
 class FindingsError(FarandoleError):
-    """Why something is refused: all findings at once, after a line that says what they mean."""
+    """A refusal that reports all findings at once, below a heading."""
 
     def __init__(self, findings: Sequence[Finding], heading: str) -> None:
         super().__init__(report(findings, heading))
@@ -33,7 +33,7 @@ class FindingsError(FarandoleError):
 
 
 def report(findings: Sequence[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
-    """The findings as a person reads them; hosts that share cause and cure share a number."""
+    """Format findings for the user, with one numbered item for all hosts that share cause and cure."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         hosts.setdefault((finding.cause, finding.cure), []).append(finding.host)
@@ -45,6 +45,7 @@ def report(findings: Sequence[Finding], heading: str = "preflight found {problem
 
 
 def some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
     rest = len(names) - SHOWN_HOSTS
     return ", ".join(names[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
 

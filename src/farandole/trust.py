@@ -1,4 +1,4 @@
-"""Which keys the cluster's certificate authority signs, and which nobody accepts any more."""
+"""Rules of the cluster's certificate authority: which keys it signs, and which are revoked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from farandole.causes import causes
 from farandole.errors import FarandoleError
 from farandole.findings import Finding, FindingsError
 
-# One ed25519 key and nothing else: no options before it, no comment and no second line after it.
+# Exactly one ed25519 key: no options before it, no comment or second line after it.
 _KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
 _FILES = {"host": "/etc/ssh/ssh_host_ed25519_key", "user": "/etc/farandole/ssh/id_job"}
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A public key, the node that it was signed for, and as what: host or user."""
+    """A public key, the node for which it was signed, and its kind: host or user."""
 
     key: str
     name: str
@@ -28,24 +28,24 @@ class Signed:
 
 
 def read_ledger(text: str, where: str) -> list[Signed]:
-    """Every key that was ever signed, in that order."""
+    """Parse the record of every key ever signed, oldest first."""
     rows = [line.rsplit(" ", 2) for line in text.splitlines()]
     for number, row in enumerate(rows, 1):
         if len(row) != 3 or not is_key(row[0]) or row[2] not in _FILES:
             raise FarandoleError(
-                f"line {number} of {where} is no signed key: restore the file from the backup, "
-                "or make a new CA with -e ssh_trust_rotate=true after moving it away"
+                f"line {number} of {where} is not a signed key: restore the file from your backup, "
+                "or move it away and make a new CA with -e ssh_trust_rotate=true"
             )
     return [Signed(*row) for row in rows]
 
 
 def ledger_text(ledger: Sequence[Signed]) -> str:
-    """A line per key: the key, the node, the kind."""
+    """Format the record as one line per key: the key, the node, the kind."""
     return "".join(f"{one.key} {one.name} {one.kind}\n" for one in ledger)
 
 
 def is_key(text: object) -> bool:
-    """Whether this is exactly one ed25519 public key, as OpenSSH writes it."""
+    """Whether a value is exactly one ed25519 public key in OpenSSH's format."""
     if not (isinstance(text, str) and _KEY.fullmatch(text)):
         return False
     try:
@@ -56,7 +56,7 @@ def is_key(text: object) -> bool:
 
 
 def refuse_answers(nodes: Sequence[Mapping[str, Any]], launchers: Collection[str], *, check_mode: bool) -> None:
-    """Names every node whose answer is not the keys that it was asked for."""
+    """Refuse to sign if any node answered with anything but the keys it was asked for."""
     _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, check_mode)])
 
 
@@ -67,25 +67,25 @@ def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mo
     elif node["job_key"]:
         yield _finding("launcher-unexpected", name)
     for kind, key in wanted.items():
-        # A bare node has none yet.
+        # In check mode a bare node has no key yet.
         if not is_key(key) and not (check_mode and key == ""):
             yield _finding("key-malformed", name, kind, seen=_shown(key))
 
 
 def _finding(code: str, name: str, kind: str = "host", **words: str) -> Finding:
     cause = causes()[code]
-    return Finding(name, code, cause.told({"kind": kind, **words}), cause.mended({"file": _FILES[kind]}))
+    return Finding(name, code, cause.description({"kind": kind, **words}), cause.remedy({"file": _FILES[kind]}))
 
 
 def _shown(answer: object) -> str:
-    """What a node said, short and without anything that a terminal obeys."""
+    """Shorten a node's answer and escape its control characters."""
     text = ascii(answer)
     return text if len(text) <= 60 else f"{text[:60]}… ({len(text)} characters)"
 
 
 def refuse_shared(ledger: Sequence[Signed], asked: Sequence[Signed], cluster: Collection[str]) -> None:
-    """Two nodes with one key could each be the other."""
-    # A node that was renamed has left the cluster under its former name.
+    """Refuse to sign a key of two nodes, as each could impersonate the other."""
+    # A node that was renamed is not in the cluster under its former name.
     owners = {one.key: one for one in ledger if one.name in cluster}
     faults = []
     for one in asked:
@@ -97,72 +97,72 @@ def refuse_shared(ledger: Sequence[Signed], asked: Sequence[Signed], cluster: Co
 
 def _refuse(findings: Sequence[Finding]) -> None:
     if findings:
-        raise FindingsError(findings, "the keys of the nodes have {problems}; nothing was signed.")
+        raise FindingsError(findings, "found {problems} with the keys of the nodes; nothing was signed.")
 
 
-def left(ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str]) -> list[Signed]:
-    """The keys that the inventory takes away: all of a node that is revoked, and what launches no jobs any more."""
+def withdrawn(ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str]) -> list[Signed]:
+    """The keys that the inventory revokes: all keys of revoked nodes, and user keys of nodes that launch no jobs."""
     return [one for one in ledger if one.name in revoked or (one.kind == "user" and one.name not in launchers)]
 
 
 def replaced(ledger: Sequence[Signed], asked: Sequence[Signed]) -> list[Signed]:
-    """The keys in whose place a node has another one."""
+    """The keys that a node has since replaced with another one."""
     current = {(one.name, one.kind): one.key for one in [*ledger, *asked]}
     return [one for one in ledger if current[one.name, one.kind] != one.key]
 
 
 def revoke(lines: Sequence[str], gone: Sequence[Signed]) -> list[str]:
-    """The list of revoked keys with these on it; it never gets shorter."""
+    """Add keys to the list of revoked keys, which never gets shorter."""
     known = dict.fromkeys(key_of(line) for line in lines)
     return [*lines, *(f"{key} {name}" for key, name in {one.key: one.name for one in gone}.items() if key not in known)]
 
 
 def key_of(line: str) -> str:
-    """The key in a line of the list of revoked ones."""
+    """The key in a line of the list of revoked keys."""
     return " ".join(line.split()[:2])
 
 
 def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
-    """A revoked key is never signed again."""
+    """Refuse to sign a revoked key again."""
     gone = {key_of(line) for line in revoked}
     codes = {"host": "host-key-revoked", "user": "job-key-revoked"}
     _refuse([_finding(codes[one.kind], one.name, one.kind) for one in asked if one.key in gone])
 
 
 def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:
-    """A misspelt name would leave a node trusted that the operator believes to be out."""
+    """Refuse misspelt names: the node that the operator meant to revoke would stay trusted."""
     for name in names:
         if name not in known:
             raise FarandoleError(
-                f"ssh_trust_revoked names {name}, which is not in the inventory and was never signed here: "
+                f"ssh_trust_revoked names {name}, which is not in the inventory and never had a key signed here: "
                 "check the spelling"
             )
 
 
 def refuse_no_launcher(launchers: Collection[str]) -> None:
-    """Without one, nothing that is in use would be left."""
+    """Refuse a cluster in which no node could launch jobs."""
     if not launchers:
         raise FarandoleError(
-            "no node is left to launch jobs, as ssh_trust_revoked names the head: put another node into group head"
+            "no node could launch jobs, as ssh_trust_revoked names the head: put another node into group head"
         )
 
 
 def why_renew(folder: str, missing: Sequence[str], *, ledger: bool) -> str:
-    """Why there has to be a new CA though nobody asked for one; nothing when the old one serves."""
+    """Why a new CA is needed although nobody asked for one; empty if the present one is fine."""
     if len(missing) == 1:
-        return f"{missing[0]} is missing in {folder}"
+        return f"{missing[0]} is missing from {folder}"
     if missing:
         return f"the CA of this cluster is missing: there is none in {folder}"
     if not ledger:
-        return f"the CA in {folder} is of a version that kept no list of the keys it signed, so none could be revoked"
+        return f"the CA in {folder} is from a version that did not record the keys it signed, so none can be revoked"
     return ""
 
 
 def refuse_partial(left_out: Collection[str], why: str) -> None:
-    """Nodes left out would keep certificates of a CA that is gone, and refuse those of the new one."""
+    """Refuse a new CA in a partial run: the other nodes would still trust the old CA and reject the new one."""
     if left_out:
         names = ", ".join(sorted(left_out))
         cure = "Restore the folder from your backup, or run" if "missing" in why else "Run"
         raise FarandoleError(
-            f"{why}. A new CA concerns every node, and this run leaves out {names}. {cure} site.yml without --limit"
+            f"{why}. A new CA affects every node, and this run leaves out {names}. {cure} site.yml without --limit"
         )

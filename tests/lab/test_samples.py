@@ -113,7 +113,7 @@ HANG = "import time, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and time.
     [
         (("node-1", "nod-2"), "1", 60, "ended with status", "job-name-unknown", "nod-2"),
         (BOTH, CRASH, 60, "ended with status", "worker-failed", "worker 1 on node-2"),
-        (BOTH, HANG, 15, "was ended after 15 s", "job-hangs", "hangs"),
+        (BOTH, HANG, 15, "was killed after 15 s", "job-hangs", "hangs"),
     ],
     ids=["wrong name", "crash", "hang"],
 )

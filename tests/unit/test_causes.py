@@ -1,4 +1,4 @@
-"""The catalogue of causes, held against real logs: each was produced by provoking its cause on nodes of a lab."""
+"""The known causes, compared with real logs, each produced by provoking its cause on nodes of a lab."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAUSES = list(causes().values())
 LOGGED = [cause for cause in CAUSES if cause.pattern and not cause.unprovoked]
 NODES = ("node-1", "node-2")
 LOGIN = {"host": "192.0.2.1", "port": None, "user": "root", "command": "ssh root@192.0.2.1"}
-# What the code beside a cause hands over for its text, where a pattern does not name it.
+# The fields that code passes to a cause's text in addition to the groups of its pattern.
 WORDS = {
     "key-malformed": {"kind", "seen"},
     "key-shared": {"kind", "owner", "owner_kind"},
@@ -35,13 +35,13 @@ def fields(template: str) -> set[str]:
 
 
 def lines(cause: Cause) -> list[str]:
-    """A log as the code gets it: a job's by the line, what ssh said as one."""
+    """A log as the code gets it: a job's line by line, ssh's output as one line."""
     text = (LOGS / f"{cause.code}.txt").read_text()
     return text.splitlines() if cause.seen == "job" else [" ".join(text.split())]
 
 
 @by_code(CAUSES)
-def test_an_entry_is_whole(cause: Cause) -> None:
+def test_an_entry_is_complete(cause: Cause) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cause.code)
     assert cause.what.strip() and cause.cure.strip()
     assert not cause.cascade or cause.seen == "job"
@@ -50,14 +50,14 @@ def test_an_entry_is_whole(cause: Cause) -> None:
 
 
 @by_code(CAUSES)
-def test_a_text_has_known_fields_alone(cause: Cause) -> None:
+def test_a_text_has_only_known_fields(cause: Cause) -> None:
     known = {"seen", *re.compile(cause.pattern).groupindex} | WORDS.get(cause.code, set())
     known |= {"login": {"user"}, "job": {"host"}}.get(cause.seen, set())
     assert fields(cause.what) <= known
 
 
 @by_code(CAUSES)
-def test_a_cure_is_made_of_the_inventory_alone(cause: Cause) -> None:
+def test_a_cure_uses_only_the_inventory(cause: Cause) -> None:
     mine = {
         "login": set(login_fields(LOGIN)),
         "peer": {"host"},
@@ -67,22 +67,22 @@ def test_a_cure_is_made_of_the_inventory_alone(cause: Cause) -> None:
     }
     assert fields(cause.cure) <= mine[cause.seen] <= CURE_FIELDS
     harmless = {name: f"<{name}>" for name in CURE_FIELDS}
-    assert cause.mended({**harmless, "seen": "$(reboot)"}) == cause.cure.format(**harmless)
+    assert cause.remedy({**harmless, "seen": "$(reboot)"}) == cause.cure.format(**harmless)
 
 
-def test_what_a_node_says_is_no_field_of_a_cure() -> None:
+def test_what_a_node_says_is_never_part_of_a_cure() -> None:
     cause = Cause("x", "peer", what="{seen}", cure="run {seen}", pattern="x")
     with pytest.raises(KeyError):
-        cause.mended({"seen": "$(reboot)", "host": "node-1"})
+        cause.remedy({"seen": "$(reboot)", "host": "node-1"})
 
 
 @by_code(LOGGED)
 def test_a_real_log_is_recognized_as_its_cause(cause: Cause) -> None:
     log = lines(cause)
     assert len(log) <= 40
-    sight = recognize(cause.seen, log) or recognize(cause.seen, log, cascade=True)
-    assert sight
-    assert sight.cause.code == cause.code
+    match = recognize(cause.seen, log) or recognize(cause.seen, log, cascade=True)
+    assert match
+    assert match.cause.code == cause.code
     if cause.seen == "job":
         job = {"nodes": NODES, "seconds": 60, "size": 2, "group": "mpi"}
         left = {node: list[str]() for node in NODES}
@@ -93,8 +93,8 @@ def test_a_real_log_is_recognized_as_its_cause(cause: Cause) -> None:
 
 
 @by_code([cause for cause in LOGGED if not cause.cascade])
-def test_roots_are_told_apart_whatever_their_order(cause: Cause) -> None:
-    """But for what is added to more specific words, by ssh about a host key, by horovodrun about ssh."""
+def test_root_causes_are_distinct_whatever_their_order(cause: Cause) -> None:
+    """Except general messages that ssh prints after one about a host key, and horovodrun after one from ssh."""
     general = {"login-host-key-unknown", "peer-host-key-unsigned", "job-node-unreachable"}
     found = {
         other.code
@@ -106,32 +106,32 @@ def test_roots_are_told_apart_whatever_their_order(cause: Cause) -> None:
     assert found - general == {cause.code} - general
 
 
-def test_a_root_beats_every_cascade() -> None:
+def test_a_root_cause_takes_precedence_over_every_cascade() -> None:
     cascades = [line for cause in LOGGED if cause.cascade for line in lines(cause)]
     for cause in LOGGED:
         if cause.seen == "job" and not cause.cascade:
-            sight = recognize("job", [*cascades, *lines(cause)])
-            assert sight and sight.cause.code == cause.code
+            match = recognize("job", [*cascades, *lines(cause)])
+            assert match and match.cause.code == cause.code
     assert recognize("job", cascades) is None
     assert recognize("job", cascades, cascade=True)
 
 
-def test_every_pattern_has_a_log_and_every_log_a_pattern() -> None:
+def test_patterns_and_logs_belong_together() -> None:
     assert {path.stem for path in LOGS.iterdir()} == {cause.code for cause in LOGGED}
     assert all(cause.pattern for cause in CAUSES if cause.seen in READ)
 
 
-def test_the_codes_of_probes_are_those_of_the_catalogue() -> None:
-    said = "".join(path.read_text() for path in (ROOT / "files/probes").glob("*.py"))
-    codes = set(re.findall(r'(?:complaint|WayError)\(\s*"([a-z-]+)"', said)) | set(
-        re.findall(r'"(peer-[a-z-]+)"', said)
+def test_probes_print_the_codes_in_the_file() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "files/probes").glob("*.py"))
+    codes = set(re.findall(r'(?:complaint|WayError)\(\s*"([a-z-]+)"', source)) | set(
+        re.findall(r'"(peer-[a-z-]+)"', source)
     )
     assert codes == {cause.code for cause in CAUSES if cause.seen == "probe"}
 
 
 def test_every_other_code_is_used() -> None:
-    said = "".join(path.read_text() for path in (ROOT / "src/farandole").rglob("*.py"))
-    assert [cause.code for cause in CAUSES if cause.seen == "check" and f'"{cause.code}"' not in said] == []
+    source = "".join(path.read_text() for path in (ROOT / "src/farandole").rglob("*.py"))
+    assert [cause.code for cause in CAUSES if cause.seen == "check" and f'"{cause.code}"' not in source] == []
 
 
 ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
@@ -147,9 +147,9 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
         (ENTRY.replace("what", "waht"), "waht"),
         (ENTRY.replace("pattern: x", "pattern: ("), "unterminated"),
     ],
-    ids=["twice", "place", "none", "one too many", "misspelt", "no expression"],
+    ids=["same code twice", "unknown place", "missing pattern", "extra pattern", "misspelt", "invalid pattern"],
 )
-def test_a_broken_catalogue_is_not_loaded(text: str, words: str) -> None:
+def test_a_broken_file_is_not_loaded(text: str, words: str) -> None:
     assert list(parse(ENTRY)) == ["a"]
     with pytest.raises((ValueError, TypeError, re.error), match=words):
         parse(text)

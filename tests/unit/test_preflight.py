@@ -1,4 +1,4 @@
-"""Bad inventories and bad nodes, each with the words an operator gets for it."""
+"""Bad inventories and bad nodes, and what the operator is told about each."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_good_inventory_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        (groups(), "inventory: it names no host | name the right one with -i"),
+        (groups(), "inventory: it has no hosts | name the right one with -i"),
         (groups(web=["a"]), "inventory: group cluster is missing or empty | put the nodes into group"),
         (groups(clusters=["a"]), "inventory: group cluster is missing or empty | rename group clusters to"),
         (groups(cluster=["a"]), "inventory: group head is missing or empty | put one host of group cluster"),
@@ -120,7 +120,7 @@ def test_groups(named: dict[str, list[str]], words: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["head", "builders"])
-def test_a_revoked_node_serves_and_builds_for_no_other(group: str) -> None:
+def test_a_revoked_node_neither_serves_nor_builds(group: str) -> None:
     named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
     named[group] = ["b"]
     (line,) = lines(inventory.judge_revoked(named, ["b"]))
@@ -153,8 +153,9 @@ def test_bad_names(name: str, better: str) -> None:
 
 
 def test_names_that_differ_in_case_only() -> None:
-    (line,) = lines(inventory.judge_names(["gpu", "GPU"]))
-    assert line == "GPU: its name and gpu are one name, as case does not count | rename one of them"
+    (finding,) = inventory.judge_names(["gpu", "GPU"])
+    assert (finding.host, finding.code) == ("GPU", "name-repeated")
+    assert "from gpu only in case" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -163,21 +164,21 @@ def test_names_that_differ_in_case_only() -> None:
         (node("a", "gpu1"), "it has no cluster_ip, and ansible_host gpu1 is not an IP address"),
         (node("a", cluster_ip="192.0.2.300"), "cluster_ip 192.0.2.300 is not an IP address"),
         (node("a", cluster_ip="192.0.2.3/24"), "cluster_ip 192.0.2.3/24 is not an IP address"),
-        (node("a", "127.0.0.1"), "no other node can reach it by its cluster address 127.0.0.1"),
-        (node("a", cluster_ip="::1"), "no other node can reach it by its cluster address ::1"),
+        (node("a", "127.0.0.1"), "no other node can reach it at its cluster address 127.0.0.1"),
+        (node("a", cluster_ip="::1"), "no other node can reach it at its cluster address ::1"),
         (node("a", "2001:db8::1"), "its cluster address 2001:db8::1 is IPv6, and jobs need IPv4"),
-        (node("a", "0.0.0.0"), "no other node can reach it by its cluster address 0.0.0.0"),  # noqa: S104
+        (node("a", "0.0.0.0"), "no other node can reach it at its cluster address 0.0.0.0"),  # noqa: S104
     ],
 )
 def test_bad_addresses(bad: Any, cause: str) -> None:
     (finding,) = inventory.judge_addresses([bad])
     assert finding.cause == cause
-    assert finding.cure == "set cluster_ip: <the address other nodes reach it by>"
+    assert finding.cure == "set cluster_ip: <the address by which other nodes reach it>"
 
 
-def test_two_hosts_that_are_one_machine_are_told_once() -> None:
+def test_two_hosts_that_are_one_machine_are_one_finding() -> None:
     (line,) = lines(inventory.judge_addresses([node("a"), node("b")]))
-    assert line.startswith("b: it is a again: both are 192.0.2.1 port 22 | correct ansible_host")
+    assert line.startswith("b: it is the same machine as a: both are 192.0.2.1 port 22 | correct ansible_host")
 
 
 def test_two_hosts_with_one_cluster_address() -> None:
@@ -186,16 +187,16 @@ def test_two_hosts_with_one_cluster_address() -> None:
         node("b", cluster_ip="192.0.2.4"),
     ]
     (line,) = lines(inventory.judge_addresses(nodes))
-    assert line.startswith("b: it has the cluster address of a: 192.0.2.4 | set cluster_ip of each")
+    assert line.startswith("b: it has the same cluster address as a: 192.0.2.4 | set cluster_ip of each")
 
 
 @pytest.mark.parametrize(
     ("variable", "cure"),
     [
-        ("base_usr_id", "write base_user_id if that is meant, else remove it"),
-        ("ssh_trust_dri", "write ssh_trust_dir if that is meant, else remove it"),
-        ("stack_colour", "remove or rename it; names of its kind are stack_id"),
-        ("cluster_interface", "remove or rename it; names of its kind are cluster_ip"),
+        ("base_usr_id", "write base_user_id if that is what you mean, otherwise remove it"),
+        ("ssh_trust_dri", "write ssh_trust_dir if that is what you mean, otherwise remove it"),
+        ("stack_colour", "remove or rename it; variables with this prefix: stack_id"),
+        ("cluster_interface", "remove or rename it; variables with this prefix: cluster_ip"),
     ],
 )
 def test_unknown_variables(variable: str, cure: str) -> None:
@@ -203,7 +204,7 @@ def test_unknown_variables(variable: str, cure: str) -> None:
     assert lines(inventory.judge_variables(nodes, DECLARED)) == [f"a: nothing reads the variable {variable} | {cure}"]
 
 
-def test_a_variable_that_every_host_has_is_told_once() -> None:
+def test_a_variable_that_every_host_has_is_one_finding() -> None:
     nodes = [node(name, variables=frozenset({"base_usr"})) for name in ("a", "b")]
     assert [finding.host for finding in inventory.judge_variables(nodes, DECLARED)] == ["all"]
 
@@ -224,7 +225,7 @@ def test_other_variables_are_the_users_own(variable: str) -> None:
         ("ansible_python_interpeter", "ansible_python_interpreter"),
     ],
 )
-def test_a_misspelt_way_to_a_host_is_named_before_its_address(variable: str, meant: str) -> None:
+def test_a_misspelt_connection_variable_is_reported_before_the_address(variable: str, meant: str) -> None:
     nodes = [node("a", host="a", variables=frozenset({variable}))]
     found = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
     first, second = lines(found)
@@ -232,8 +233,8 @@ def test_a_misspelt_way_to_a_host_is_named_before_its_address(variable: str, mea
     assert "ansible_host a is not an IP address" in second
 
 
-def test_no_name_that_ansible_sets_or_has_is_taken_for_misspelt(tmp_path: Path) -> None:
-    """Of all variables that a host has in a play, by facts too."""
+def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
+    """All variables that a host has in a play are tried, facts included."""
     show = {"debug": {"msg": "{{ q('varnames', '.') + ansible_facts | map('regex_replace', '^', 'ansible_') }}"}}
     plays = [{"hosts": "localhost", "connection": "local", "gather_facts": True, "tasks": [show]}]
     playbook = tmp_path / "play.yml"
@@ -271,12 +272,12 @@ def test_a_good_node_has_no_finding() -> None:
     ("changes", "words"),
     [
         ({"os_id": "ubuntu", "os_version": "20.04"}, "it runs Ubuntu 20.04 | take it out of group cluster"),
-        ({"os_id": "", "os_version": ""}, "it runs no known system | take it out of group cluster, or"),
-        ({"arch": "riscv64"}, "its architecture is riscv64 | take a machine with x86_64 or aarch64"),
+        ({"os_id": "", "os_version": ""}, "it runs an unknown system | take it out of group cluster, or"),
+        ({"arch": "riscv64"}, "its architecture is riscv64 | use a machine with x86_64 or aarch64"),
         ({"init": "bash"}, "process 1 is bash, not systemd | apt-get install systemd-sysv, then reboot"),
         ({"init": "sh", "container": True}, "process 1 is sh, not systemd | apt-get install systemd-sysv"),
         ({"machine_id": ""}, "it has no machine id | rm /etc/machine-id && systemd-machine-id-setup, then"),
-        ({"addresses": None}, "it has no command ip | apt-get install iproute2"),
+        ({"addresses": None}, "the ip command is missing | apt-get install iproute2"),
         (
             {"addresses": ["127.0.0.1", "10.0.0.1", "fe80::1"]},
             "its cluster address 192.0.2.1 is on none of its interfaces | set cluster_ip to one of 10.0.0.1",
@@ -286,8 +287,8 @@ def test_a_good_node_has_no_finding() -> None:
         ({"id_owner": "bob", "group_id_owner": "bob"}, "bob already has uid and gid 2000, meant for"),
         ({"user_id": 1001}, "trainer already has uid 1001, not 2000 | set base_user_id: 1001 if every node"),
         ({"user_id": 7, "group_id": 7}, "trainer already has uid and gid 7, not 2000 | set base_user_id: 7"),
-        ({"skew": 400.0}, "its clock is 400 s ahead of that of this machine; 300 s are allowed | time"),
-        ({"skew": -3600.0}, "its clock is 3600 s behind that of this machine; 300 s are allowed | time"),
+        ({"skew": 400.0}, "its clock is 400 s ahead of this machine's; 300 s are allowed | time"),
+        ({"skew": -3600.0}, "its clock is 3600 s behind this machine's; 300 s are allowed | time"),
         ({"root": False, "sshd_drop_ins": False}, "tasks do not run as root there | set ansible_become"),
         ({"sshd_drop_ins": False}, "its sshd does not read /etc/ssh/sshd_config.d | add to the top of"),
     ],
@@ -314,7 +315,9 @@ def test_a_cloned_image() -> None:
 
 def test_one_machine_under_two_names() -> None:
     (line,) = lines(nodes.judge_machine_ids({"a": probe(), "b": probe()}))
-    assert line == "b: it is a again: same machine id, same addresses | take one of them out of the inventory"
+    assert line == (
+        "b: it is the same machine as a: same machine id, same addresses | take one of them out of the inventory"
+    )
 
 
 CHANGED = """Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@@@@@@@
@@ -398,17 +401,17 @@ Host key verification failed."""
             "install",
         ),
         ("kex_exchange_identification: read", "login-failed", "kex_exchange_identification: read", "ssh -v root@"),
-        ("", "login-failed", "it was not asked", "ssh -v root@192.0.2.1"),
+        ("", "login-failed", "it was not contacted", "ssh -v root@192.0.2.1"),
     ],
 )
-def test_silence(said: str, code: str, shown: str, command: str) -> None:
+def test_a_node_that_does_not_answer(said: str, code: str, shown: str, command: str) -> None:
     finding = found({"unreachable_reason": answers.reason(said), "login": login()})
     assert (finding.host, finding.code) == ("node-1", code)
     assert shown in finding.cause
     assert command in finding.cure
 
 
-def test_a_command_is_made_of_the_inventory_alone() -> None:
+def test_a_command_uses_only_the_inventory() -> None:
     said = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
     common = "-o 'UserKnownHostsFile=/a b/known;id' -o StrictHostKeyChecking=yes"
     odd = login(host="$(id)", port="2222", user="a;b", key="/k y", common_args=common)
@@ -423,14 +426,14 @@ def test_a_command_is_made_of_the_inventory_alone() -> None:
     assert "{ssh}" not in finding.cure
 
 
-def test_an_answer_of_another_form_is_one_finding() -> None:
+def test_a_malformed_answer_is_one_finding() -> None:
     finding = found({"unfit": "probe.time is 'now\x1b'", "login": login()})
     assert finding.code == "answer-malformed"
     assert r"probe.time is 'now\x1b'" in finding.cause
     assert "now" not in finding.cure
 
 
-def test_a_host_that_was_never_asked() -> None:
+def test_a_host_that_was_never_contacted() -> None:
     finding = found({})
     assert finding.code == "login-failed"
     assert finding.cure.startswith("ssh -v node-1 ")
@@ -449,12 +452,12 @@ def test_the_ssh_command_is_the_one_that_ansible_uses() -> None:
 
 
 def test_the_ssh_command_knows_the_hosts_that_ansible_knows() -> None:
-    told = {"ssh_common_args": "-o A=b", "ssh_extra_args": "-o 'C=\"d e\" f'", "host": "192.0.2.1"}
-    action = SimpleNamespace(_option=told.get)
+    options = {"ssh_common_args": "-o A=b", "ssh_extra_args": "-o 'C=\"d e\" f'", "host": "192.0.2.1"}
+    action = SimpleNamespace(_option=options.get)
     assert asking.ActionModule._login(action, {})["command"] == "ssh -o A=b -o 'C=\"d e\" f' 192.0.2.1"
 
 
-def test_debug_output_is_no_reason() -> None:
+def test_debug_output_is_not_a_reason() -> None:
     assert answers.reason("OpenSSH_9.2p1\ndebug1: Reading\r\nssh: no\n") == "ssh: no"
 
 
@@ -468,13 +471,13 @@ def test_hosts_with_the_same_finding_share_a_number() -> None:
     )
 
 
-def test_success_in_one_line() -> None:
+def test_success_is_one_line() -> None:
     probes = {"a": probe(), "b": probe(), "c": probe(os_id="ubuntu", os_version="24.04")}
     assert nodes.summary(probes) == "3 nodes, Debian 12 and Ubuntu 24.04: no finding"
     assert nodes.summary({"a": probe()}) == "1 node, Debian 12: no finding"
 
 
-def test_the_record_is_private_and_whole(tmp_path: Path) -> None:
+def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
     for findings in ([Finding("a", "b", "c", "d")], []):
         write_private(path, nodes.record(findings, {"a": probe()}, {"network": "192.0.2.0/24"}))
@@ -500,15 +503,15 @@ def test_sshd_drop_ins(config: str, read: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("content", "version"),
     [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023", "535.129.03"),
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "580.95.05"),
         ("", ""),
     ],
 )
-def test_the_nvidia_driver(told: str, version: str) -> None:
-    assert probing.driver_version(told) == version
+def test_the_nvidia_driver(content: str, version: str) -> None:
+    assert probing.driver_version(content) == version
 
 
 def test_the_cuda_toolkit() -> None:
@@ -516,17 +519,17 @@ def test_the_cuda_toolkit() -> None:
     assert probing.toolkit_version("nvcc fatal") == ""
 
 
-def test_the_system_s_python_is_named_by_its_link(tmp_path: Path) -> None:
+def test_the_link_names_the_version_of_the_system_python(tmp_path: Path) -> None:
     (tmp_path / "python3.11").touch()
     (tmp_path / "python3").symlink_to("python3.11")
     assert probing.system_python(tmp_path / "python3") == "3.11"
 
 
-def test_free_space_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_free_space_of_a_directory_that_does_not_exist_yet(tmp_path: Path) -> None:
     assert probing.free_mib(tmp_path / "no" / "where") == pytest.approx(probing.free_mib(tmp_path), rel=0.01)
 
 
-def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> None:
+def test_a_value_that_a_role_would_refuse_is_reported_before_the_role_runs() -> None:
     options = {"mesh": {"type": "bool", "description": "Whether."}, "days": {"type": "int", "description": "How many."}}
     values = {"a": {"mesh": "maybe", "days": "7"}, "b": {"mesh": "maybe", "days": "week"}}
     found = inventory.judge_values(values, options)
@@ -539,7 +542,7 @@ def test_a_value_that_a_role_would_refuse_is_named_before_the_role_begins() -> N
 
 
 @pytest.mark.parametrize("bars", [{"acuracy": 0.9}, {"accuracy": "high"}, 0.9])
-def test_a_wrong_bar_is_refused_and_a_few_of_them_are_enough(bars: object) -> None:
+def test_a_wrong_threshold_is_refused_and_not_all_have_to_be_set(bars: object) -> None:
     specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())
     options = inventory.declared_options(specs)
     (finding,) = inventory.judge_values({"a": {"validation_bars": bars}}, options)
@@ -548,8 +551,8 @@ def test_a_wrong_bar_is_refused_and_a_few_of_them_are_enough(bars: object) -> No
     assert inventory.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
 
 
-def test_a_text_in_place_of_a_list_is_refused() -> None:
-    """node-1 is in the text node-17, and would be taken for revoked."""
+def test_a_string_in_place_of_a_list_is_refused() -> None:
+    """node-1 is a substring of node-17, and would count as revoked."""
     options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
     (line,) = lines(inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options))
     assert line.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")

@@ -1,4 +1,4 @@
-"""The cluster's CA on real files, with ssh-keygen as the judge of what it makes."""
+"""The cluster's CA on real files; ssh-keygen checks what it produces."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def authority(tmp_path: Path, passphrase: str = "", *, check_mode: bool = False)
     return ca_of.Authority(tmp_path / "mine" / "ca", passphrase, check_mode=check_mode)
 
 
-def issue(ca: Any, *wishes: Any) -> list[str]:
-    """Certificates as a run asks for them."""
-    return [ca.certificate(asked, ca.key(asked.kind)) for asked in wishes or (HOST, USER)]
+def issue(ca: Any, *requests: Any) -> list[str]:
+    """Issue certificates as a run does."""
+    return [ca.certificate(request, ca.key(request.kind)) for request in requests or (HOST, USER)]
 
 
 def mode(path: Path) -> int:
@@ -44,7 +44,7 @@ def mode(path: Path) -> int:
 
 
 def on_disk(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """A file that was written again has another inode, even with the same content."""
+    """Inode and content of every file: a file that was rewritten has another inode."""
     return {path: (path.stat().st_ino, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -64,12 +64,12 @@ def fingerprint(key: str) -> str:
 
 
 def opened(path: Path, passphrase: str) -> str:
-    """The public half of a private key, nothing if the passphrase does not open it."""
+    """The public half of a private key; empty if the passphrase does not open it."""
     return " ".join(ssh_keygen("-y", "-P", passphrase, "-f", path).stdout.split()[:2])
 
 
 def shown(certificate: str) -> list[str]:
-    """What ssh-keygen reads in a certificate, whose signature it checks."""
+    """What ssh-keygen prints about a certificate, after checking its signature."""
     done = ssh_keygen("-L", "-f", "-", stdin=certificate)
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()[1:]]
@@ -77,7 +77,7 @@ def shown(certificate: str) -> list[str]:
 
 
 @pytest.mark.parametrize("passphrase", ["", SECRET])
-def test_everything_is_for_its_owner_alone(tmp_path: Path, passphrase: str) -> None:
+def test_only_the_owner_can_read_anything(tmp_path: Path, passphrase: str) -> None:
     ca = authority(tmp_path, passphrase)
     issue(ca)
     ca.record([HOST.signed, USER.signed])
@@ -96,7 +96,7 @@ def test_everything_is_for_its_owner_alone(tmp_path: Path, passphrase: str) -> N
     assert {mode(ca.folder), mode(ca.folder / "issued")} == {0o700}
 
 
-def test_a_folder_that_others_can_enter_is_shut(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_enter_is_closed_to_them(tmp_path: Path) -> None:
     ca = authority(tmp_path)
     ca.folder.mkdir(parents=True)
     ca.folder.chmod(0o755)
@@ -130,7 +130,7 @@ def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
         ("wrong", "cannot be opened: ssh_trust_ca_passphrase is not its passphrase; set ssh_trust_ca_passphrase"),
     ],
 )
-def test_a_key_that_stays_shut_names_the_variable(tmp_path: Path, passphrase: str, words: str) -> None:
+def test_a_key_that_cannot_be_opened_names_the_variable(tmp_path: Path, passphrase: str, words: str) -> None:
     path = authority(tmp_path).folder / "user_ca"
     authority(tmp_path, SECRET).key("user")
     before = on_disk(tmp_path)
@@ -141,7 +141,7 @@ def test_a_key_that_stays_shut_names_the_variable(tmp_path: Path, passphrase: st
     assert on_disk(tmp_path) == before
 
 
-def test_an_open_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Path) -> None:
+def test_an_unencrypted_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Path) -> None:
     certificates = issue(authority(tmp_path))
     path = authority(tmp_path).folder / "user_ca"
     key = opened(path, "")
@@ -154,7 +154,7 @@ def test_an_open_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Path) -> 
     assert not again.changed
 
 
-def test_what_is_no_key_is_told_apart_from_a_wrong_passphrase(tmp_path: Path) -> None:
+def test_a_malformed_key_is_distinguished_from_a_wrong_passphrase(tmp_path: Path) -> None:
     path = tmp_path / "user_ca"
     path.write_text("nothing\n")
     with pytest.raises(FarandoleError, match="cannot be opened") as refusal:
@@ -173,7 +173,7 @@ def test_a_key_of_another_type_is_refused(tmp_path: Path) -> None:
         ca_of.sign(replace(HOST, key=public.decode()), CA, NOW)
 
 
-def test_the_control_machine_knows_the_nodes_by_their_ca(tmp_path: Path) -> None:
+def test_the_control_machine_verifies_the_nodes_by_their_ca(tmp_path: Path) -> None:
     ca = authority(tmp_path)
     for key in (OTHER_KEY, HOST_KEY):
         ca.announce(key)
@@ -184,7 +184,7 @@ def test_the_control_machine_knows_the_nodes_by_their_ca(tmp_path: Path) -> None
     assert on_disk(tmp_path) == before
 
 
-def test_a_host_certificate_is_good_for_the_node_s_names() -> None:
+def test_a_host_certificate_is_valid_for_the_names_of_its_node() -> None:
     assert shown(ca_of.sign(HOST, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com host certificate",
         f"Public key: ED25519-CERT {fingerprint(HOST_KEY)}",
@@ -199,7 +199,7 @@ def test_a_host_certificate_is_good_for_the_node_s_names() -> None:
     ]
 
 
-def test_a_user_certificate_is_good_from_its_node_alone_and_for_a_terminal_alone() -> None:
+def test_a_user_certificate_is_valid_only_from_its_node_and_allows_only_a_terminal() -> None:
     assert shown(ca_of.sign(USER, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com user certificate",
         f"Public key: ED25519-CERT {fingerprint(JOB_KEY)}",
@@ -216,7 +216,7 @@ def test_a_user_certificate_is_good_from_its_node_alone_and_for_a_terminal_alone
 
 
 @pytest.mark.parametrize("asked", [HOST, USER], ids=lambda asked: str(asked.kind))
-def test_a_certificate_that_says_what_is_wished_is_good(asked: Any) -> None:
+def test_a_certificate_that_matches_the_request_is_good(asked: Any) -> None:
     assert ca_of.is_good(ca_of.sign(asked, CA, NOW), asked, CA.public_key(), NOW)
 
 
@@ -232,7 +232,7 @@ def test_a_certificate_that_says_what_is_wished_is_good(asked: Any) -> None:
     ],
     ids=str,
 )
-def test_a_certificate_that_says_anything_else_is_not(changes: dict[str, Any]) -> None:
+def test_a_certificate_that_does_not_match_the_request_is_not_good(changes: dict[str, Any]) -> None:
     text = ca_of.sign(USER, CA, NOW)
     assert not ca_of.is_good(text, replace(USER, **changes), CA.public_key(), NOW)
 
@@ -243,7 +243,7 @@ def test_a_certificate_of_another_ca_is_not_good() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, ca_of.sign(USER, CA, NOW)[:200]])
-def test_what_is_no_certificate_is_not_good(text: str) -> None:
+def test_anything_but_a_certificate_is_not_good(text: str) -> None:
     assert not ca_of.is_good(text, USER, CA.public_key(), NOW)
 
 
@@ -252,13 +252,13 @@ def test_a_certificate_is_good_for_two_thirds_of_its_life(age: int, good: bool) 
     assert ca_of.is_good(ca_of.sign(USER, CA, NOW), USER, CA.public_key(), NOW + age) is good
 
 
-def test_a_life_that_is_wished_longer_can_wait_for_the_last_third() -> None:
+def test_a_longer_lifetime_can_wait_for_the_last_third() -> None:
     text = ca_of.sign(USER, CA, NOW)
     assert ca_of.is_good(text, replace(USER, days=899), CA.public_key(), NOW)
     assert not ca_of.is_good(text, replace(USER, days=900), CA.public_key(), NOW)
 
 
-def test_a_certificate_is_kept_to_the_letter(tmp_path: Path) -> None:
+def test_a_good_certificate_is_kept_unchanged(tmp_path: Path) -> None:
     first = authority(tmp_path)
     certificates = issue(first)
     assert first.changed
@@ -269,7 +269,7 @@ def test_a_certificate_is_kept_to_the_letter(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == before
 
 
-def test_only_what_no_longer_serves_is_signed_again(tmp_path: Path) -> None:
+def test_only_a_certificate_that_is_no_longer_good_is_signed_again(tmp_path: Path) -> None:
     host, user = issue(authority(tmp_path))
     moved = replace(USER, sources=("192.0.2.9",))
     ca = authority(tmp_path)
@@ -289,7 +289,7 @@ def test_an_old_certificate_is_signed_again(tmp_path: Path) -> None:
     assert issue(ca, USER) != [old]
 
 
-def test_check_mode_makes_nothing(tmp_path: Path) -> None:
+def test_check_mode_creates_nothing(tmp_path: Path) -> None:
     ca = authority(tmp_path, SECRET, check_mode=True)
     host, user = issue(ca)
     ca.announce(HOST_KEY)
@@ -309,7 +309,7 @@ def test_check_mode_makes_nothing(tmp_path: Path) -> None:
     ],
     ids=["another key", "record", "revoke", "withdraw", "new CA"],
 )
-def test_check_mode_touches_nothing_that_is_there(tmp_path: Path, act: Any) -> None:
+def test_check_mode_changes_no_existing_file(tmp_path: Path, act: Any) -> None:
     issue(authority(tmp_path))
     before = on_disk(tmp_path)
     ca = authority(tmp_path, check_mode=True)
@@ -339,9 +339,9 @@ WORKER = node("node-2", OTHER_KEY)
 A, B, C = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
-def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **told: Any) -> Any:
-    """A run of site.yml as far as the CA has to do with it: what it hands out, and what it says."""
-    asked = {
+def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **changes: Any) -> Any:
+    """The CA's part of a run of site.yml: its result and its warning."""
+    arguments = {
         "nodes": nodes or (HEAD, WORKER),
         "launchers": ["node-1"],
         "user": "trainer",
@@ -349,13 +349,13 @@ def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = 
         "user_days": 300,
         "revoked": [],
         "rotate": False,
-        **told,
+        **changes,
     }
-    return ca_of.serve(ca or authority(tmp_path), asked, cluster)
+    return ca_of.serve(ca or authority(tmp_path), arguments, cluster)
 
 
-def given(tmp_path: Path, *nodes: Any, **told: Any) -> dict[str, Any]:
-    found, notice = serve(tmp_path, *nodes, **told)
+def given(tmp_path: Path, *nodes: Any, **changes: Any) -> dict[str, Any]:
+    found, notice = serve(tmp_path, *nodes, **changes)
     assert notice == ""
     # As the role does in the end.
     (tmp_path / "mine/ca/unfinished").unlink(missing_ok=True)
@@ -363,27 +363,27 @@ def given(tmp_path: Path, *nodes: Any, **told: Any) -> dict[str, Any]:
     return found
 
 
-def refused(tmp_path: Path, *nodes: Any, **told: Any) -> str:
+def refused(tmp_path: Path, *nodes: Any, **changes: Any) -> str:
     """Why nothing was signed."""
     before = on_disk(tmp_path / "mine/ca/issued")
     with pytest.raises(FarandoleError) as refusal:
-        serve(tmp_path, *nodes, **told)
+        serve(tmp_path, *nodes, **changes)
     assert on_disk(tmp_path / "mine/ca/issued") == before
     return str(refusal.value)
 
 
-def findings(tmp_path: Path, *nodes: Any, **told: Any) -> list[tuple[str, str]]:
-    """Host and code of everything for which nothing was signed."""
+def findings(tmp_path: Path, *nodes: Any, **changes: Any) -> list[tuple[str, str]]:
+    """Host and code of every finding because of which nothing was signed."""
     before = on_disk(tmp_path / "mine/ca/issued")
     with pytest.raises(FindingsError) as refusal:
-        serve(tmp_path, *nodes, **told)
+        serve(tmp_path, *nodes, **changes)
     assert on_disk(tmp_path / "mine/ca/issued") == before
     assert all(one.cause in str(refusal.value) and one.cure in str(refusal.value) for one in refusal.value.findings)
     return [(one.host, one.code) for one in refusal.value.findings]
 
 
 def revoked_keys(tmp_path: Path) -> set[str]:
-    """As sshd and ssh read them on a node."""
+    """The revoked keys as sshd and ssh read them on a node."""
     path = tmp_path / "mine" / "ca" / "revoked_keys"
     return {" ".join(line.split()[:2]) for line in path.read_text().splitlines()} if path.exists() else set()
 
@@ -397,7 +397,7 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("job_key", [A, HOST_KEY, "x", ["x"], {"x": 1}])
-def test_who_launches_is_not_for_a_node_to_say(tmp_path: Path, job_key: Any) -> None:
+def test_a_node_cannot_make_itself_a_launcher(tmp_path: Path, job_key: Any) -> None:
     given(tmp_path)
     assert findings(tmp_path, HEAD, node("node-2", OTHER_KEY, job_key)) == [("node-2", "launcher-unexpected")]
     assert given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)["user"].keys() == set(CLUSTER)
@@ -413,7 +413,7 @@ def test_who_launches_is_not_for_a_node_to_say(tmp_path: Path, job_key: Any) -> 
     ids=lambda answer: ascii(answer)[:30],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["host", "user"])
-def test_what_is_not_one_key_is_one_finding_about_that_node(tmp_path: Path, kind: str, answer: Any) -> None:
+def test_anything_but_one_key_is_one_finding_about_that_node(tmp_path: Path, kind: str, answer: Any) -> None:
     head = node("node-1", answer, JOB_KEY) if kind == "host" else node("node-1", HOST_KEY, answer)
     assert findings(tmp_path, head, WORKER) == [("node-1", "key-malformed")]
     words = refused(tmp_path, head, WORKER)
@@ -424,7 +424,7 @@ def test_what_is_not_one_key_is_one_finding_about_that_node(tmp_path: Path, kind
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_bad_answer_is_named_at_once(tmp_path: Path) -> None:
+def test_all_bad_answers_are_reported_together(tmp_path: Path) -> None:
     assert findings(tmp_path, node("node-1", "x", "y"), node("node-2", "z", A)) == [
         ("node-1", "key-malformed"),
         ("node-1", "key-malformed"),
@@ -433,7 +433,7 @@ def test_every_bad_answer_is_named_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bare_node_of_check_mode_has_no_keys_yet(tmp_path: Path) -> None:
+def test_a_bare_node_has_no_keys_yet_in_check_mode(tmp_path: Path) -> None:
     found = given(tmp_path, node("node-1", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
     assert (found["host"], found["user"]) == ({}, {})
 
@@ -450,7 +450,7 @@ def test_the_key_of_another_node_is_refused(tmp_path: Path, nodes: Any, host: st
     assert findings(tmp_path, *nodes) == [(host, "key-shared")]
     assert words in refused(tmp_path, *nodes)
     given(tmp_path)
-    # Whose it is, is known from then on, also when the other one does not take part.
+    # The owner is known from now on, even if it does not take part in the run.
     assert findings(tmp_path, *nodes) == [(host, "key-shared")]
     if nodes[0] is HEAD:
         assert findings(tmp_path, nodes[1]) == [(host, "key-shared")]
@@ -462,7 +462,7 @@ def test_a_node_that_was_renamed_keeps_its_host_key(tmp_path: Path) -> None:
     assert OTHER_KEY not in revoked_keys(tmp_path)
 
 
-def test_every_key_that_was_ever_signed_is_revoked_with_its_node(tmp_path: Path) -> None:
+def test_every_key_ever_signed_is_revoked_with_its_node(tmp_path: Path) -> None:
     for key in (A, B, C):
         given(tmp_path, HEAD, node("node-2", key))
     given(tmp_path, HEAD, revoked=["node-2"])
@@ -470,12 +470,12 @@ def test_every_key_that_was_ever_signed_is_revoked_with_its_node(tmp_path: Path)
     assert {one.key for one in authority(tmp_path).ledger} == {HOST_KEY, JOB_KEY, A, B, C}
 
 
-def test_a_key_in_whose_place_is_another_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
+def test_a_replaced_key_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
     given(tmp_path, node("node-1", HOST_KEY, A), WORKER)
     given(tmp_path, node("node-1", HOST_KEY, B), WORKER)
     assert revoked_keys(tmp_path) == {A}
     assert findings(tmp_path, node("node-1", HOST_KEY, A), WORKER) == [("node-1", "job-key-revoked")]
-    # What was refused revokes nothing of what is in use.
+    # A refused run revokes no key that is in use.
     assert revoked_keys(tmp_path) == {A}
     for _ in range(2):
         given(tmp_path, node("node-1", HOST_KEY, B), WORKER, rotate=True)
@@ -492,7 +492,7 @@ def test_a_revoked_host_key_comes_with_its_cure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         {"launchers": ["node-1"]},
         {"launchers": ["node-1"], "nodes": [HEAD]},
@@ -501,39 +501,39 @@ def test_a_revoked_host_key_comes_with_its_cure(tmp_path: Path) -> None:
     ],
     ids=["left the mesh", "left it outside of --limit", "left the cluster", "revoked"],
 )
-def test_what_launches_no_more_is_revoked(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_a_node_that_no_longer_launches_jobs_has_its_key_revoked(tmp_path: Path, changes: dict[str, Any]) -> None:
     given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
     path = authority(tmp_path).issued("node-2", "user")
     assert path.exists()
-    found = given(tmp_path, *told.pop("nodes", [HEAD, WORKER]), **told)
+    found = given(tmp_path, *changes.pop("nodes", [HEAD, WORKER]), **changes)
     assert f"{A} node-2" in found["revoked"]
     assert f"@revoked * {A}\n" in (tmp_path / "mine/ca/known_hosts").read_text()
     assert not path.exists()
-    # Back in the mesh, a new key serves, and the old one does not.
-    if not told.get("revoked"):
+    # Back in the mesh, a new key is signed, and the old one is not.
+    if not changes.get("revoked"):
         back = {"launchers": CLUSTER}
         assert findings(tmp_path, HEAD, node("node-2", OTHER_KEY, A), **back) == [("node-2", "job-key-revoked")]
         assert "node-2" in given(tmp_path, HEAD, node("node-2", OTHER_KEY, B), **back)["user"]
 
 
-def test_another_head_takes_the_launching_with_it(tmp_path: Path) -> None:
+def test_a_new_head_replaces_the_launcher(tmp_path: Path) -> None:
     given(tmp_path)
     found = given(tmp_path, node("node-1", HOST_KEY), node("node-2", OTHER_KEY, A), launchers=["node-2"])
     assert (revoked_keys(tmp_path), found["user"].keys()) == ({JOB_KEY}, {"node-2"})
 
 
-def test_a_bad_answer_keeps_nobody_from_being_revoked(tmp_path: Path) -> None:
+def test_a_bad_answer_does_not_prevent_revocation(tmp_path: Path) -> None:
     given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
     with pytest.raises(FarandoleError):
         serve(tmp_path, HEAD, node("node-2", "x"))
     assert revoked_keys(tmp_path) == {A}
 
 
-def test_a_head_that_is_revoked_leaves_nobody_to_launch(tmp_path: Path) -> None:
+def test_a_revoked_head_leaves_no_launcher(tmp_path: Path) -> None:
     assert "put another node into group head" in refused(tmp_path, WORKER, launchers=[], revoked=["node-1"])
 
 
-def test_a_name_that_is_known_nowhere_is_not_quietly_revoked(tmp_path: Path) -> None:
+def test_an_unknown_name_is_not_silently_revoked(tmp_path: Path) -> None:
     given(tmp_path)
     assert refused(tmp_path, revoked=["nodee-2"]).startswith("ssh_trust_revoked names nodee-2")
     given(tmp_path, HEAD, cluster=["node-1"], revoked=["node-2"])
@@ -541,7 +541,7 @@ def test_a_name_that_is_known_nowhere_is_not_quietly_revoked(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("check_mode", [False, True])
-def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_known_of_keys(tmp_path: Path, check_mode: bool) -> None:
+def test_rotation_keeps_nothing_of_the_old_ca_except_the_record_of_keys(tmp_path: Path, check_mode: bool) -> None:
     old = given(tmp_path)
     given(tmp_path, HEAD, revoked=["node-2"])
     before, ca = on_disk(tmp_path), authority(tmp_path, check_mode=check_mode)
@@ -550,7 +550,7 @@ def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_known_of_keys(tmp_pat
     assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
     assert revoked_keys(tmp_path) == {OTHER_KEY}
     assert authority(tmp_path).ledger == [HOST.signed, USER.signed, Signed(OTHER_KEY, "node-2", "host")]
-    # Line 2 tells the CA; from line 5 on come the names and the options.
+    # Line 2 is the CA; the names and options start at line 5.
     for one, other in ((old[kind]["node-1"], new[kind]["node-1"]) for kind in ("host", "user")):
         assert shown(one)[2] != shown(other)[2]
         assert shown(one)[5:] == shown(other)[5:]
@@ -559,7 +559,7 @@ def test_rotation_leaves_nothing_of_the_old_ca_but_what_is_known_of_keys(tmp_pat
         assert not authority(tmp_path).issued("node-2", "host").exists()
 
 
-def test_a_rotation_takes_all_nodes_or_none(tmp_path: Path) -> None:
+def test_a_rotation_needs_all_nodes(tmp_path: Path) -> None:
     given(tmp_path)
     words = refused(tmp_path, HEAD, rotate=True)
     assert "leaves out node-2. Run site.yml without --limit" in words
@@ -575,13 +575,13 @@ def without(tmp_path: Path, *names: str) -> None:
     [
         (["host_ca", "user_ca"], "the CA of this cluster is missing: there is none in "),
         (["host_ca", "user_ca", "signed_keys"], "the CA of this cluster is missing: there is none in "),
-        (["host_ca"], "host_ca is missing in "),
-        (["user_ca"], "user_ca is missing in "),
+        (["host_ca"], "host_ca is missing from "),
+        (["user_ca"], "user_ca is missing from "),
         (["signed_keys"], "the CA in "),
     ],
     ids=str,
 )
-def test_without_its_ca_a_cluster_is_not_split(tmp_path: Path, lost: list[str], words: str) -> None:
+def test_a_lost_ca_does_not_split_the_cluster(tmp_path: Path, lost: list[str], words: str) -> None:
     old = given(tmp_path)
     without(tmp_path, *lost)
     before = on_disk(tmp_path)
@@ -591,25 +591,25 @@ def test_without_its_ca_a_cluster_is_not_split(tmp_path: Path, lost: list[str], 
         assert "this run leaves out node-2" in refusal
         assert ("estore the folder from your backup" in refusal) is (lost != ["signed_keys"])
         assert on_disk(tmp_path) == before
-    foretold, said = serve(tmp_path, ca=authority(tmp_path, check_mode=True))
+    predicted, warning = serve(tmp_path, ca=authority(tmp_path, check_mode=True))
     assert on_disk(tmp_path) == before
     new, notice = serve(tmp_path)
-    assert notice == said
+    assert notice == warning
     assert notice.startswith(words)
-    assert notice.endswith("a new CA is made, and nothing that was signed before is valid any longer")
+    assert notice.endswith("a new CA replaces it, and nothing signed before is valid any longer")
     assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
-    assert foretold["host"].keys() == new["host"].keys()
+    assert predicted["host"].keys() == new["host"].keys()
     # Once is enough.
     assert given(tmp_path) == new
 
 
-def test_the_first_run_ever_takes_all_nodes_and_says_nothing_of_it(tmp_path: Path) -> None:
+def test_the_first_run_needs_all_nodes_and_warns_of_nothing(tmp_path: Path) -> None:
     assert "the CA of this cluster is missing" in refused(tmp_path, HEAD)
     given(tmp_path)
 
 
 @pytest.mark.parametrize("passphrase", ["", "wrong"])
-def test_a_new_ca_is_not_made_open_where_the_old_one_was_shut(tmp_path: Path, passphrase: str) -> None:
+def test_an_encrypted_ca_is_not_replaced_by_an_unencrypted_one(tmp_path: Path, passphrase: str) -> None:
     given(tmp_path, ca=authority(tmp_path, SECRET))
     without(tmp_path, "signed_keys")
     before = on_disk(tmp_path)
@@ -618,7 +618,7 @@ def test_a_new_ca_is_not_made_open_where_the_old_one_was_shut(tmp_path: Path, pa
     assert on_disk(tmp_path) == before
 
 
-def test_what_is_on_file_of_a_former_version_can_still_be_revoked(tmp_path: Path) -> None:
+def test_certificates_of_an_older_version_can_still_be_revoked(tmp_path: Path) -> None:
     given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
     without(tmp_path, "signed_keys")
     serve(tmp_path, HEAD, revoked=["node-2"])
@@ -626,16 +626,16 @@ def test_what_is_on_file_of_a_former_version_can_still_be_revoked(tmp_path: Path
 
 
 @pytest.mark.parametrize("line", ["x", f"{A} node-1", f"{A} node-1 other", f"{A}x node-1 host", ""])
-def test_a_ledger_that_was_cut_or_edited_is_not_read_as_another(tmp_path: Path, line: str) -> None:
+def test_a_ledger_that_was_cut_or_edited_is_refused(tmp_path: Path, line: str) -> None:
     given(tmp_path)
     path = tmp_path / "mine" / "ca" / "signed_keys"
     path.write_text(f"{path.read_text()}{line}\n")
-    with pytest.raises(FarandoleError, match=f"line 4 of {path} is no signed key"):
+    with pytest.raises(FarandoleError, match=f"line 4 of {path} is not a signed key"):
         authority(tmp_path)
 
 
-def test_nothing_is_handed_out_before_it_is_remembered_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order in which it happens: what is synced, what takes its place, what is signed."""
+def test_keys_are_recorded_on_disk_before_they_are_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs, renames and signatures are recorded in the order in which they happen."""
     done: list[str] = []
     fsync, replace_, sign = os.fsync, Path.replace, ca_of.sign
 
@@ -675,7 +675,7 @@ def test_a_node_without_a_key_gets_no_certificate() -> None:
     ]
 
 
-def test_a_rotation_that_was_killed_is_brought_to_every_node_first(tmp_path: Path) -> None:
+def test_a_killed_rotation_is_completed_on_every_node_first(tmp_path: Path) -> None:
     given(tmp_path)
     serve(tmp_path, rotate=True)
     assert refused(tmp_path, HEAD).startswith("the run that made a new CA has not brought it to every node. A new CA")
@@ -687,13 +687,13 @@ def test_without_the_list_of_revoked_keys_nothing_is_signed(tmp_path: Path) -> N
     given(tmp_path)
     given(tmp_path, HEAD, revoked=["node-2"])
     without(tmp_path, "revoked_keys")
-    assert "revoked_keys is missing, and with it which keys nobody may accept" in refused(tmp_path, HEAD)
+    assert "revoked_keys is missing, so it is not known which keys are revoked" in refused(tmp_path, HEAD)
     new, _ = serve(tmp_path, rotate=True)
     assert (tmp_path / "mine/ca/revoked_keys").exists()
     assert new["host"].keys() == {"node-1", "node-2"}
 
 
-def test_an_empty_line_among_the_revoked_keys_is_no_key(tmp_path: Path) -> None:
+def test_an_empty_line_among_the_revoked_keys_is_ignored(tmp_path: Path) -> None:
     given(tmp_path)
     (tmp_path / "mine/ca/revoked_keys").write_text(f"\n{OTHER_KEY} node-2\n\n")
     assert given(tmp_path, HEAD)["revoked"] == [f"{OTHER_KEY} node-2"]

@@ -1,4 +1,4 @@
-"""What the jobs of the validation play mean. The jobs themselves run for real in Molecule and on the labs."""
+"""How the results of a validation are judged. The jobs themselves run in Molecule and on the labs."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ NODES = ("node-1", "node-2")
 PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=False)}
 
 
-def rank(number: int, **told: Any) -> dict[str, Any]:
+def rank(number: int, **changes: Any) -> dict[str, Any]:
     own = {"rank": number, "size": 2, "host": f"node-{number + 1}", "machine": f"m{number}", "wrong": []}
-    return {**own, "stack": "aaaa", "python": "/python", "weights": "cafe", "rate": 1000.0, **told}
+    return {**own, "stack": "aaaa", "python": "/python", "weights": "cafe", "rate": 1000.0, **changes}
 
 
-def ran(name: str, **told: Any) -> dict[str, Any]:
-    """A job that went well, but for what is told."""
+def ran(name: str, **changes: Any) -> dict[str, Any]:
+    """The result of a job that succeeded, with changes."""
     job = PLANNED[name]
     ranks = [rank(number, size=len(job["nodes"])) for number in range(len(job["nodes"]))]
     good = {"job": job, "code": 0, "seconds": 5.0, "left": {"node-1": [], "node-2": []}, "said": [], "ranks": ranks}
-    return {**good, "accuracy": 0.97, "loss": 0.1, "data": "MNIST", "rounds": rounds(), **told}
+    return {**good, "accuracy": 0.97, "loss": 0.1, "data": "MNIST", "rounds": rounds(), **changes}
 
 
 def rounds(*ratios: float, busy: int = 0, alone: float = 1000.0, ddp: float = 1000.0) -> list[dict[str, Any]]:
-    """As many quiet ones as there are ratios, or enough of them, and then busy ones."""
+    """A quiet round for each ratio, or enough of them, followed by busy ones."""
     quiet = [{"horovod": one * 1000, "quiet": True, "others": 0.0, "where": ""} for one in ratios or [1.0] * ENOUGH]
     loud = [{"horovod": 100.0, "quiet": False, "others": 1.4, "where": "node-2"}] * busy
     return [{**one, "alone": alone, "ddp": ddp} for one in (*quiet, *loud)]
@@ -65,13 +65,13 @@ def test_a_framework_that_is_not_there_has_no_jobs() -> None:
         assert not [job["id"] for job in jobs(NODES, [name], 120, quick=False) if f".{other}" in job["id"]]
 
 
-def test_gpus_are_asked_for_where_there_are_some() -> None:
+def test_gpus_are_used_where_there_are_some() -> None:
     found = {job["id"]: job["argv"] for job in jobs(NODES, ["pytorch"], 120, quick=True, gpu=True)}
     assert list(found) == ["mpi", "horovod.torch.gloo", "horovod.torch.nccl"]
     assert [name for name, argv in found.items() if "--gpu" in argv] == ["horovod.torch.nccl"]
 
 
-def test_probes_and_samples_are_there() -> None:
+def test_probes_and_samples_exist() -> None:
     for job in PLANNED.values():
         assert not job["probe"] or (ROOT / "files/probes" / job["probe"]).is_file()
         for word in job["argv"]:
@@ -92,9 +92,9 @@ def test_parity_shows_the_same_images_in_each_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("changes", "words"),
     {
-        "late": ({"code": None}, "was ended after 120 s"),
+        "late": ({"code": None}, "was killed after 120 s"),
         "crashed": ({"code": 3}, "ended with status 3"),
         "one worker is silent": ({"ranks": [rank(0)]}, "1 of 2 workers reported"),
         "two jobs of one": ({"ranks": [rank(0, size=1), rank(0, size=1)]}, "was not one job of 2 workers"),
@@ -112,10 +112,10 @@ def test_parity_shows_the_same_images_in_each_step() -> None:
         ),
     }.values(),
 )
-def test_what_makes_a_job_red(told: dict[str, Any], words: str) -> None:
+def test_what_makes_a_job_red(changes: dict[str, Any], words: str) -> None:
     for name in ("horovod.torch.gloo", "training.pytorch_mnist"):
-        assert words in failure(ran(name, **told))
-        (check,) = judged(ran(name, **told)).values()
+        assert words in failure(ran(name, **changes))
+        (check,) = judged(ran(name, **changes)).values()
         assert (check.status, check.hosts) == (RED, list(NODES))
         assert words in check.words
         assert check.code in causes()
@@ -125,7 +125,7 @@ def test_what_makes_a_job_red(told: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(("accuracy", "status"), [(0.95, GREEN), (0.949, RED)])
-def test_accuracy_has_a_bar(accuracy: float, status: str) -> None:
+def test_accuracy_has_a_threshold(accuracy: float, status: str) -> None:
     (check,) = judged(ran("training.pytorch_mnist", accuracy=accuracy)).values()
     assert (check.id, check.status, check.bar) == ("training.pytorch_mnist.accuracy", status, 0.95)
     assert check.code == ("below-threshold" if status == RED else "")
@@ -143,7 +143,7 @@ def test_mpi_is_compared_with_tcp() -> None:
 
 
 @pytest.mark.parametrize(("other", "status"), [(0.1009, GREEN), (0.0989, RED), (0.102, RED)])
-def test_parity_is_of_both_sides(other: float, status: str) -> None:
+def test_parity_has_two_sides(other: float, status: str) -> None:
     found = judged(ran("parity.pytorch_mnist.one"), ran("parity.pytorch_mnist.all", loss=other))
     assert found["parity.pytorch_mnist"].status == status
 
@@ -161,7 +161,7 @@ def test_parity_is_of_both_sides(other: float, status: str) -> None:
         "always busy, and fast at times": (rounds(1.1, 1.1, busy=20), NOT_MEASURED),
     }.values(),
 )
-def test_a_loss_of_speed_is_told_from_a_busy_machine(measured: list[dict[str, Any]], status: str) -> None:
+def test_slow_training_is_distinguished_from_a_busy_machine(measured: list[dict[str, Any]], status: str) -> None:
     found = judged(ran("speed", rounds=measured))
     assert (found["speed"].status, found["speed.efficiency"].status) == (GREEN, status)
     assert ("node-2" in found["speed.efficiency"].words) == (status == NOT_MEASURED and not measured[-1]["quiet"])
@@ -176,7 +176,7 @@ def test_speed_is_compared_with_each_worker_alone_and_with_torch() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 16, 200, 400])
-def test_many_workers_learn_as_long_as_two(count: int) -> None:
+def test_many_workers_train_as_long_as_two(count: int) -> None:
     nodes = [f"node-{number}" for number in range(count)]
     planned = {job["id"]: job["argv"] for job in jobs(nodes, ["pytorch"], 120, quick=False)}
 
@@ -189,7 +189,7 @@ def test_many_workers_learn_as_long_as_two(count: int) -> None:
     assert steps >= 12 * (1497 // 128) * 0.75
 
 
-def test_what_failed_is_not_compared() -> None:
+def test_failed_jobs_are_not_compared() -> None:
     found = judged(ran("parity.pytorch_mnist.one", code=1), ran("parity.pytorch_mnist.all"), ran("speed", code=1))
     statuses = {name: check.status for name, check in found.items()}
     assert statuses == {"parity.pytorch_mnist.one": RED, "parity.pytorch_mnist.all": GREEN, "speed": RED}
@@ -212,7 +212,7 @@ def test_what_failed_is_not_compared() -> None:
         ("something else", "job-failed", []),
     ],
 )
-def test_last_words_tell_the_cause(line: str, code: str, names: list[str]) -> None:
+def test_the_cause_is_found_in_the_log(line: str, code: str, names: list[str]) -> None:
     found, cause, _ = explain(ran("mpi", code=1, said=["noise", line]))
     assert found == code
     assert all(name in cause for name in names)
@@ -222,7 +222,7 @@ LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection r
 
 
 @pytest.mark.parametrize(
-    ("told", "code", "names"),
+    ("changes", "code", "names"),
     [
         ({"code": 1, "left": {"node-2": ["no answer"]}, "said": [LOST]}, "node-silent", ["node-2"]),
         ({"code": None, "left": {"node-1": [], "node-2": ["python"]}}, "job-hangs", ["python", "node-2"]),
@@ -240,8 +240,8 @@ LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection r
         "other weights", "left behind",
     ],
 )  # fmt: skip
-def test_the_worker_or_the_node_is_named(told: dict[str, Any], code: str, names: list[str]) -> None:
-    found, cause, _ = explain(ran("mpi", **told))
+def test_the_worker_or_the_node_is_named(changes: dict[str, Any], code: str, names: list[str]) -> None:
+    found, cause, _ = explain(ran("mpi", **changes))
     assert found == code
     assert all(name in cause for name in names)
 
@@ -303,11 +303,11 @@ MANIFEST = {
 }
 
 
-def reported(told: Any) -> dict[str, Any]:
-    return answer.job({"item": PLANNED["mpi"], "stdout": told if isinstance(told, str) else json.dumps(told)})
+def reported(report: Any) -> dict[str, Any]:
+    return answer.job({"item": PLANNED["mpi"], "stdout": report if isinstance(report, str) else json.dumps(report)})
 
 
-def test_a_job_is_taken_as_job_py_tells_it() -> None:
+def test_the_report_of_job_py_is_read() -> None:
     job = reported(HONEST | {"accuracy": 0.97, "loss": 0.5, "data": "MNIST", "rounds": rounds()})
     assert job["rounds"] == rounds()
     assert (job["code"], job["ranks"], job["accuracy"], job["data"]) == (0, [rank(0)], 0.97, "MNIST")
@@ -331,19 +331,19 @@ LIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=str)
-def test_a_head_that_lies_is_a_red_job_and_no_traceback(lie: dict[str, Any]) -> None:
+def test_a_malformed_report_is_a_red_job_without_a_traceback(lie: dict[str, Any]) -> None:
     job = reported(HONEST | lie) | {"job": PLANNED["mpi"]}
     (check,) = judged(job).values()
     assert check.status == RED
     assert "the head gave no report of the job" in check.log[-1]
 
 
-@pytest.mark.parametrize("told", ["", "[" * 100_000, "x" * 20_000_000, "null"], ids=["", "deep", "long", "null"])
-def test_what_is_no_report_is_a_red_job(told: str) -> None:
-    assert reported(told)["code"] == 1
+@pytest.mark.parametrize("output", ["", "[" * 100_000, "x" * 20_000_000, "null"], ids=["", "deep", "long", "null"])
+def test_a_missing_report_is_a_red_job(output: str) -> None:
+    assert reported(output)["code"] == 1
 
 
-def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
+def test_missing_and_zero_figures_are_handled() -> None:
     job = PLANNED["training.pytorch_mnist"]
     (check,) = judged(reported(HONEST | {"ranks": [rank(0), rank(1)]}) | {"job": job}).values()
     assert (check.status, "did not report its accuracy" in check.words) == (RED, True)
@@ -353,10 +353,10 @@ def test_a_job_without_its_numbers_is_red_and_not_divided_by() -> None:
     assert list(judged(ran("speed", rounds=[]))) == ["speed"]
 
 
-def test_what_a_rank_found_is_the_cause_and_its_code_the_cure() -> None:
+def test_what_a_rank_found_is_the_cause_and_its_code_decides_the_cure() -> None:
     seen = "not the same stack on all ranks: 0a on node-1; 1b on node-2; $(reboot)"
-    for said, code in (("nodes-differ", "nodes-differ"), ("reboot-now", "job-failed"), ("login-denied", "job-failed")):
-        ranks = [rank(0, wrong=[{"code": said, "seen": seen}]), rank(1)]
+    for given, code in (("nodes-differ", "nodes-differ"), ("reboot-now", "job-failed"), ("login-denied", "job-failed")):
+        ranks = [rank(0, wrong=[{"code": given, "seen": seen}]), rank(1)]
         (check,) = judged(reported(HONEST | {"code": 1, "ranks": ranks}) | {"job": PLANNED["mpi"]}).values()
         assert check.status == RED
         assert seen in check.words
@@ -364,9 +364,9 @@ def test_what_a_rank_found_is_the_cause_and_its_code_the_cure() -> None:
         assert "reboot" not in check.cure
 
 
-def test_what_a_log_says_enters_no_cure() -> None:
-    told = ["ssh not successful for host $(touch${IFS}/tmp/x):"]
-    code, cause, cure = explain(ran("mpi", code=1, said=told))
+def test_nothing_from_a_log_enters_a_cure() -> None:
+    log = ["ssh not successful for host $(touch${IFS}/tmp/x):"]
+    code, cause, cure = explain(ran("mpi", code=1, said=log))
     assert code == "job-node-unreachable"
     assert "$(touch" in cause
     assert "that node" in cure
@@ -375,7 +375,7 @@ def test_what_a_log_says_enters_no_cure() -> None:
     assert left["left"] == {}
 
 
-def test_of_a_manifest_its_own_form_alone_is_taken() -> None:
+def test_only_the_known_fields_of_a_manifest_are_read() -> None:
     assert answer.manifest(json.dumps(MANIFEST)) == {
         "id": "0123456789ab",
         "wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"},
@@ -387,23 +387,23 @@ def test_of_a_manifest_its_own_form_alone_is_taken() -> None:
             answer.manifest(json.dumps(MANIFEST | lie))
 
 
-def test_an_inventory_that_is_not_there_is_named() -> None:
+def test_a_missing_inventory_is_named() -> None:
     done = CliRunner().invoke(app, ["validate", "-i", "inventory/nowhere"])
     assert done.exit_code == 1
     assert "there is no inventory inventory/nowhere" in str(done.exception)
 
 
-def test_the_head_s_manifest_is_read_on_the_head_alone() -> None:
+def test_the_manifest_of_the_head_is_read() -> None:
     content = {"content": b64encode(json.dumps(MANIFEST).encode()).decode()}
     assert nodes.read_manifest(content)["id"] == MANIFEST["id"]
     assert nodes.read_manifest({"skipped": True}) == {}
     assert nodes.jobs(["node-1"], {}, 120, quick=True) == []
     for lie in (["x"], "e30=", "%%%", "/w=="):
-        with pytest.raises(FarandoleError, match="is none that Farandole wrote"):
+        with pytest.raises(FarandoleError, match="Farandole did not write"):
             nodes.read_manifest({"content": lie})
 
 
-def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words() -> None:
+def test_the_stack_of_each_node_is_a_check_whose_cure_has_no_words_of_the_node() -> None:
     evil = "$(reboot)"
     answers: dict[str, Any] = {
         "node-1": {"proven": True, "stack": evil, "wrong": ""},
@@ -427,7 +427,7 @@ def test_the_stack_of_each_node_is_a_check_and_its_cure_is_made_of_our_own_words
     assert checks["stack.node-5"].cause == "it gave no answer"
 
 
-def test_a_head_on_which_nothing_can_be_run_is_red_with_its_words() -> None:
+def test_a_head_that_can_run_nothing_is_red_with_the_reason() -> None:
     hostvars: dict[str, Any] = {
         "node-1": {"_validation_trust": {"failed": True, "msg": "Missing sudo password"}},
         "node-2": {"_validation_trust": {"skipped": True}},
@@ -440,8 +440,8 @@ def test_a_head_on_which_nothing_can_be_run_is_red_with_its_words() -> None:
     assert (second.status, second.code) == (RED, "node-unreachable")
 
 
-def connection(host: str, target: str, **told: Any) -> dict[str, Any]:
-    return {"host": host, "target": target, "seconds": 0.1, "machine": f"m-{host}", "code": "", "seen": "", **told}
+def connection(host: str, target: str, **changes: Any) -> dict[str, Any]:
+    return {"host": host, "target": target, "seconds": 0.1, "machine": f"m-{host}", "code": "", "seen": "", **changes}
 
 
 CLEAN = [connection(host, target) for host in NODES for target in (host, f"of-{host}")]
@@ -452,7 +452,7 @@ def trust_of(tried: Any, rc: int = 1) -> Check:
     return check
 
 
-def test_connections_between_nodes_are_explained_here() -> None:
+def test_failed_connections_between_nodes_are_explained() -> None:
     assert trust_of(CLEAN, rc=0).status == GREEN
     denied = {"code": "peer-failed", "seen": "trainer@node-2: Permission denied (publickey).", "machine": ""}
     check = trust_of([*CLEAN[:2], connection("node-2", "node-2", **denied), CLEAN[3]])
@@ -483,7 +483,7 @@ def test_connections_between_nodes_are_explained_here() -> None:
     ],
     ids=["none", "too few", "too many", "code", "seconds", "more", "clean but 1", "unclean but 0", "no list"],
 )
-def test_a_head_that_lies_about_its_connections_is_not_believed(tried: Any, rc: int) -> None:
+def test_a_head_that_lies_about_its_connections_is_red(tried: Any, rc: int) -> None:
     check = trust_of(tried, rc)
     assert (check.status, check.code) == (RED, "answer-malformed")
 
@@ -496,11 +496,11 @@ def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) ->
     assert all(option in known for option in given if option.startswith("--"))
 
 
-def test_only_what_was_asked_is_a_check() -> None:
-    told = {"proven": True, "changed": False}
+def test_skipped_nodes_have_no_check() -> None:
+    result = {"proven": True, "changed": False}
     hostvars: dict[str, Any] = {
-        "node-1": {"_validation_stack": told},
+        "node-1": {"_validation_stack": result},
         "node-2": {"_validation_stack": {"skipped": True}},
         "node-3": {},
     }
-    assert nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": told}
+    assert nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": result}

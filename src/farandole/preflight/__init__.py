@@ -1,1 +1,1 @@
-"""What stands against a run, found before anything is touched."""
+"""Problems that would make a run fail, found before anything is changed."""

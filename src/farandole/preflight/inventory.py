@@ -1,4 +1,4 @@
-"""The inventory, judged before any node is asked."""
+"""Checks of the inventory, made before any node is contacted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Declared = Mapping[str, frozenset[str]]
 Options = Mapping[str, Mapping[str, Any]]
 
 OUR_VARIABLES = frozenset({"cluster_ip"})
-# An RFC 1123 label in small letters; one of digits only would be read as an IPv4 address.
+# An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 EXAMPLE = "inventory/example/hosts.yml"
 
 
 @dataclass(frozen=True)
 class Node:
-    """What the inventory says of one host."""
+    """What the inventory says about one host."""
 
     name: str
     ansible_host: str
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def address(self) -> IPv4Address | IPv6Address | None:
-        """The address at which the other nodes reach it."""
+        """The address by which the other nodes reach it."""
         return parse_address(self.cluster_ip or self.ansible_host)
 
 
@@ -50,7 +50,7 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def read_node(name: str, variables: Mapping[str, Any]) -> Node:
-    """A host as its variables describe it."""
+    """Build a node from a host's variables."""
     cluster_ip = variables.get("cluster_ip")
     return Node(
         name=name,
@@ -62,9 +62,9 @@ def read_node(name: str, variables: Mapping[str, Any]) -> Node:
 
 
 def unreadable(name: str, error: Exception) -> Finding:
-    """A host whose variables cannot be worked out."""
+    """The finding about a host whose variables cannot be evaluated."""
     cure = "correct its cluster_ip, ansible_host or ansible_port"
-    return Finding(name, "address-unknown", f"its address cannot be worked out: {error}", cure)
+    return Finding(name, "address-unknown", f"its address cannot be determined: {error}", cure)
 
 
 def judge_inventory(
@@ -73,7 +73,7 @@ def judge_inventory(
     return [
         *judge_groups(groups),
         *judge_names(groups.get("cluster", ())),
-        # A misspelt variable is why an address is wrong.
+        # Before addresses, as a misspelt variable is often why an address is wrong.
         *judge_variables(nodes, declared, ansibles),
         *judge_addresses(nodes),
     ]
@@ -84,13 +84,13 @@ def judge_groups(groups: Groups) -> list[Finding]:
     if not cluster:
         return [missing_cluster(groups)]
     head = judge_head(groups.get("head", ()), cluster)
-    return [*head, *strangers(groups, "head"), *strangers(groups, "builders")]
+    return [*head, *outsiders(groups, "head"), *outsiders(groups, "builders")]
 
 
 def missing_cluster(groups: Groups) -> Finding:
     if not groups.get("all"):
         return Finding(
-            "inventory", "inventory-empty", "it names no host", f"name the right one with -i; {EXAMPLE} is a model"
+            "inventory", "inventory-empty", "it has no hosts", f"name the right one with -i; {EXAMPLE} is an example"
         )
     near = difflib.get_close_matches("cluster", [name for name in groups if name != "cluster"], n=1)
     cure = f"rename group {near[0]} to cluster" if near else "put the nodes into group cluster"
@@ -106,8 +106,8 @@ def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
 
 
 def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
-    """What serves all nodes, or builds for them, is not a node that nobody trusts."""
-    cure = "put another node into group {}; SECURITY.md says what else to do when a builder has fallen"
+    """Refuse a revoked node as head or as builder, as all nodes run what these serve or build."""
+    cure = "put another node into group {}; SECURITY.md says what else to do about a compromised builder"
     return [
         Finding(groups[group][0], "server-revoked", f"it is revoked and first in group {group}", cure.format(group))
         for group in ("head", "builders")
@@ -115,7 +115,8 @@ def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
     ]
 
 
-def strangers(groups: Groups, group: str) -> list[Finding]:
+def outsiders(groups: Groups, group: str) -> list[Finding]:
+    """A finding for each host of a group that is not in group cluster."""
     members = set(groups["cluster"])
     cure = f"add it to group cluster, or take it out of group {group}"
     return [
@@ -127,23 +128,23 @@ def strangers(groups: Groups, group: str) -> list[Finding]:
 
 def judge_names(names: Sequence[str]) -> list[Finding]:
     twins = Counter(name.lower() for name in names)
-    return [Finding(name, *fault) for name in names if (fault := name_fault(name, alone=twins[name.lower()] == 1))]
+    return [Finding(name, *fault) for name in names if (fault := name_fault(name, unique=twins[name.lower()] == 1))]
 
 
-def name_fault(name: str, alone: bool) -> Fault | None:
+def name_fault(name: str, unique: bool) -> Fault | None:
     cure = f"rename it in the inventory, for example to {suggest_label(name)}"
-    if not alone and name != name.lower():
+    if not unique and name != name.lower():
         return (
             "name-repeated",
-            f"its name and {name.lower()} are one name, as case does not count",
+            f"its name differs from {name.lower()} only in case, which host names ignore",
             "rename one of them",
         )
     if name == "localhost":
-        return "name-localhost", "every node takes the name localhost for itself", cure
+        return "name-localhost", "on every node, localhost means that node itself", cure
     if not LABEL.fullmatch(name):
         return (
             "name-malformed",
-            "its name is no host name: a-z, 0-9 and - are allowed, at most 63 of them, and at least one letter",
+            "its name is not a valid host name: at most 63 characters of a-z, 0-9 and -, at least one of them a letter",
             cure,
         )
     return None
@@ -157,11 +158,11 @@ def suggest_label(name: str) -> str:
 def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
     faults = [Finding(node.name, *fault) for node in nodes if (fault := address_fault(node))]
     same_machine = judge_endpoints(nodes)
-    told = {finding.host for finding in same_machine}
-    addressed = [node for node in nodes if node.address and node.name not in told]
-    cure = "set cluster_ip of each to the address other nodes reach it by"
+    reported = {finding.host for finding in same_machine}
+    addressed = [node for node in nodes if node.address and node.name not in reported]
+    cure = "set cluster_ip of each to the address by which other nodes reach it"
     same_address = [
-        Finding(node.name, "address-repeated", f"it has the cluster address of {first.name}: {node.address}", cure)
+        Finding(node.name, "address-repeated", f"it has the same cluster address as {first.name}: {node.address}", cure)
         for node, first in repeated(addressed, lambda node: node.address)
     ]
     return [*faults, *same_machine, *same_address]
@@ -171,15 +172,18 @@ def judge_endpoints(nodes: Sequence[Node]) -> list[Finding]:
     cure = "correct ansible_host or ansible_port of one of them"
     return [
         Finding(
-            node.name, "node-repeated", f"it is {first.name} again: both are {node.ansible_host} port {node.port}", cure
+            node.name,
+            "node-repeated",
+            f"it is the same machine as {first.name}: both are {node.ansible_host} port {node.port}",
+            cure,
         )
         for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
     ]
 
 
 def address_fault(node: Node) -> Fault | None:
-    """What keeps the other nodes from reaching it by what the inventory says."""
-    cure = "set cluster_ip: <the address other nodes reach it by>"
+    """Why the other nodes cannot reach a node by the address in the inventory."""
+    cure = "set cluster_ip: <the address by which other nodes reach it>"
     address = node.address
     if address is None and node.cluster_ip:
         return "address-malformed", f"cluster_ip {node.cluster_ip} is not an IP address", cure
@@ -190,20 +194,20 @@ def address_fault(node: Node) -> Fault | None:
             cure,
         )
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        return "address-local", f"no other node can reach it by its cluster address {address}", cure
+        return "address-local", f"no other node can reach it at its cluster address {address}", cure
     if address.version != 4:
         return "address-not-ipv4", f"its cluster address {address} is IPv6, and jobs need IPv4", cure
     return None
 
 
 def repeated(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[tuple[Node, Node]]:
-    """Each node whose key an earlier one has already, with that one."""
+    """Pairs of a node and the first earlier one with the same key."""
     first: dict[Hashable, Node] = {}
     return [(node, found) for node in nodes if (found := first.setdefault(key(node), node)) is not node]
 
 
 def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()) -> list[Finding]:
-    """Names that look like ours, or like Ansible's for reaching a host, and that nothing reads: misspelt ones."""
+    """Find misspelt variables: named like ours, or like Ansible's connection variables, but read by nothing."""
     ours = {**declared, "cluster": OUR_VARIABLES}
     known = sorted(frozenset().union(*ours.values()))
     users: dict[str, list[str]] = {}
@@ -225,21 +229,21 @@ def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozens
 
 
 def misspelt(variable: str, ansibles: frozenset[str]) -> str:
-    """What mends a name that is nearly one of Ansible's; nothing for all others, which may be anybody's."""
+    """The cure for a near miss of one of Ansible's names; empty for any other name, which may be the user's own."""
     near = difflib.get_close_matches(variable, ansibles, n=1, cutoff=0.9)
     return f"write {near[0]}" if near and variable not in ansibles else ""
 
 
 def owner_of(variable: str, ours: Iterable[str]) -> str | None:
-    """The role to which a name of this form belongs: the longest, as ssh_trust_x may not be of a role ssh."""
+    """The role whose prefix a name has, the longest one, as ssh_trust_x does not belong to a role ssh."""
     return max((role for role in ours if variable.startswith(f"{role}_")), key=len, default=None)
 
 
 def variable_cure(variable: str, known: Sequence[str], like_it: Iterable[str]) -> str:
-    # A shared prefix alone makes two names rather alike.
+    # A shared prefix alone makes two names fairly similar.
     if near := difflib.get_close_matches(variable, known, n=1, cutoff=0.8):
-        return f"write {near[0]} if that is meant, else remove it"
-    return f"remove or rename it; names of its kind are {some(sorted(like_it)) or 'not in use'}"
+        return f"write {near[0]} if that is what you mean, otherwise remove it"
+    return f"remove or rename it; variables with this prefix: {some(sorted(like_it)) or 'none'}"
 
 
 def judge_settings(
@@ -249,14 +253,14 @@ def judge_settings(
     specs: Iterable[Mapping[str, Any]],
     revoked: Sequence[str],
 ) -> list[Finding]:
-    """The values of the roles' variables, and the nodes that are revoked; for an inventory that is right otherwise."""
+    """Check the values of the roles' variables and the revoked nodes of an otherwise correct inventory."""
     options = {name: option for spec in specs for name, option in declared_options(spec).items()}
     values = {node.name: {name: hostvars[node.name][name] for name in node.variables & set(options)} for node in nodes}
     return judge_values(values, options) or judge_revoked(groups, revoked)
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
-    """What a role would refuse, said before the first role has begun."""
+    """Report values that a role would refuse, before the first role runs."""
     hosts: dict[Fault, list[str]] = {}
     for host, own in values.items():
         for variable in sorted(own):
@@ -270,31 +274,31 @@ def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> l
 
 
 def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fault]:
-    # The validator would take a text for a list; a role would then look for parts of that text.
+    # The validator accepts a string as a list; a role would then search for substrings.
     if option.get("type") == "list" and isinstance(value, str):
         example = json.dumps({variable: [value]})
         return [
             (
                 "value-wrong",
-                f"{variable} is a text and has to be a list",
-                f"write it as a list, on the command line -e {shlex.quote(example)}",
+                f"{variable} is a string and has to be a list",
+                f"write it as a list, on the command line as -e {shlex.quote(example)}",
             )
         ]
-    described = option.get("description", "the README of its role says what it takes")
+    described = option.get("description", "the README of its role describes it")
     cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
-    # The validator would look for names in it.
+    # The validator would search any other value for the names of suboptions.
     if option.get("type") == "dict" and not isinstance(value, Mapping):
-        return [("value-wrong", f"{variable} is {value!r} and has to have a value for each of some names", cure)]
+        return [("value-wrong", f"{variable} is {value!r} and has to be a mapping of names to values", cure)]
     judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
     return [("value-wrong", f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
 
 
 def declared_options(specs: Mapping[str, Any]) -> Options:
-    """All options in one meta/argument_specs.yml, whatever the entry point."""
+    """All options in one meta/argument_specs.yml, of all entry points."""
     entries = (specs.get("argument_specs") or {}).values()
     return {name: option for entry in entries for name, option in (entry.get("options") or {}).items()}
 
 
 def declared_names(specs: Mapping[str, Any]) -> frozenset[str]:
-    """The names of those."""
+    """The names of the variables in one meta/argument_specs.yml."""
     return frozenset(declared_options(specs))

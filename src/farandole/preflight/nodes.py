@@ -1,4 +1,4 @@
-"""The nodes, judged by what they say of themselves."""
+"""Checks of the nodes, by what they report about themselves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def node_faults(node: Node, answer: Answer, check_mode: bool) -> Iterator[Fault]
 
 
 def platform_of(probe: Probe) -> str:
-    return f"{probe['os_id'].capitalize()} {probe['os_version']}".strip() or "no known system"
+    return f"{probe['os_id'].capitalize()} {probe['os_version']}".strip() or "an unknown system"
 
 
 def system_faults(probe: Probe) -> Iterator[Fault]:
@@ -64,7 +64,7 @@ def system_faults(probe: Probe) -> Iterator[Fault]:
         yield (
             "architecture-unsupported",
             f"its architecture is {probe['arch']}",
-            f"take a machine with {' or '.join(ARCHITECTURES)}",
+            f"use a machine with {' or '.join(ARCHITECTURES)}",
         )
     if probe["init"] != "systemd":
         start = "start the container with /sbin/init" if probe["container"] else "reboot"
@@ -77,7 +77,7 @@ def system_faults(probe: Probe) -> Iterator[Fault]:
 
 def interface_faults(node: Node, probe: Probe) -> Iterator[Fault]:
     if probe["addresses"] is None:
-        yield "ip-missing", "it has no command ip", "apt-get install iproute2"
+        yield "ip-missing", "the ip command is missing", "apt-get install iproute2"
         return
     own = [ip_address(text) for text in probe["addresses"]]
     if node.address not in own:
@@ -86,24 +86,24 @@ def interface_faults(node: Node, probe: Probe) -> Iterator[Fault]:
         yield (
             "address-absent",
             cause,
-            f"set cluster_ip to one of {', '.join(usable) or 'its addresses; it has none yet'}",
+            f"set cluster_ip to one of {', '.join(usable) or 'its addresses, once it has any'}",
         )
 
 
 def account_faults(probe: Probe) -> Iterator[Fault]:
     user, wanted = probe["user"], probe["id"]
-    free = "set base_user_id to a number N for which getent passwd N and getent group N find nothing"
+    free = "set base_user_id to a number N for which neither getent passwd N nor getent group N finds anything"
     for owner, kinds in alike(uid=probe["id_owner"], gid=probe["group_id_owner"]):
         if owner != user:
             yield "id-taken", f"{owner} already has {kinds} {wanted}, meant for {user}", free
     for number, kinds in alike(uid=probe["user_id"], gid=probe["group_id"]):
         if number != wanted:
-            cure = f"set base_user_id: {number} if every node has that, or base_user to a new name"
+            cure = f"set base_user_id: {number} if every node has that one, or set base_user to a new name"
             yield "id-differs", f"{user} already has {kinds} {number}, not {wanted}", cure
 
 
 def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
-    """Each value that is there, with the names that share it."""
+    """Each value except None, with the names that share it."""
     names: dict[Hashable, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -114,15 +114,15 @@ def clock_faults(answer: Answer) -> Iterator[Fault]:
     skew = answer["skew"]
     if abs(skew) > SKEW_LIMIT_S:
         side = "ahead of" if skew > 0 else "behind"
-        cause = f"its clock is {abs(skew):.0f} s {side} that of this machine; {SKEW_LIMIT_S} s are allowed"
+        cause = f"its clock is {abs(skew):.0f} s {side} this machine's; {SKEW_LIMIT_S} s are allowed"
         command = f"{answer['login']['command']} date -s @$(date +%s)"
-        yield "clock-wrong", cause, f"timedatectl set-ntp true, or from here as root: {command}"
+        yield "clock-wrong", cause, f"timedatectl set-ntp true on it, or from here as root: {command}"
 
 
 def privilege_faults(probe: Probe) -> Iterator[Fault]:
     if not probe["root"]:
         yield "not-root", "tasks do not run as root there", "set ansible_become: true, or ansible_user: root"
-    # Without root the file may just be unreadable.
+    # Without root the file may merely be unreadable.
     elif not probe["sshd_drop_ins"]:
         cure = "add to the top of /etc/ssh/sshd_config: Include /etc/ssh/sshd_config.d/*.conf"
         yield "drop-ins-unread", "its sshd does not read /etc/ssh/sshd_config.d", cure
@@ -136,15 +136,15 @@ def judge_machine_ids(probes: Mapping[str, Probe]) -> list[Finding]:
         if probe["machine_id"] in ("", "uninitialized"):
             findings.append(Finding(host, "machine-id-missing", "it has no machine id", NEW_MACHINE_ID))
         elif owner != host:
-            findings.append(Finding(host, *twin_fault(owner, probes[owner], probe)))
+            findings.append(Finding(host, *duplicate_fault(owner, probes[owner], probe)))
     return findings
 
 
-def twin_fault(owner: str, first: Probe, second: Probe) -> Fault:
+def duplicate_fault(owner: str, first: Probe, second: Probe) -> Fault:
     if first["addresses"] == second["addresses"]:
         return (
             "node-repeated",
-            f"it is {owner} again: same machine id, same addresses",
+            f"it is the same machine as {owner}: same machine id, same addresses",
             "take one of them out of the inventory",
         )
     return (

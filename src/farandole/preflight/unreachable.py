@@ -1,4 +1,4 @@
-"""Why a node gives no answer."""
+"""Why a node does not answer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def judge_unreachable(host: str, answer: Answer) -> Finding:
     if unfit := answer.get("unfit"):
         cause, seen = causes()["answer-malformed"], str(unfit)
     else:
-        reason = answer.get("unreachable_reason") or "it was not asked"
-        sight = recognize("login", [reason])
-        cause, seen = (sight.cause, sight.words["seen"]) if sight else (causes()["login-failed"], reason)
-    told = cause.told({"seen": one_line(seen), "user": fields["user"]})
-    return Finding(host, cause.code, told, cause.mended(fields))
+        reason = answer.get("unreachable_reason") or "it was not contacted"
+        match = recognize("login", [reason])
+        cause, seen = (match.cause, match.words["seen"]) if match else (causes()["login-failed"], reason)
+    what = cause.description({"seen": one_line(seen), "user": fields["user"]})
+    return Finding(host, cause.code, what, cause.remedy(fields))
 
 
 def login_fields(login: Mapping[str, Any]) -> dict[str, str]:
-    """What a cure may contain: all of it from the inventory, and quoted."""
+    """The fields of a cure, all taken from the inventory and quoted."""
     host, port, user = login["host"], login["port"], login["user"]
     odd_port = port not in (None, 22, "22")
     known_as = f"[{host}]:{port}" if odd_port else str(host)
@@ -47,6 +47,6 @@ def login_fields(login: Mapping[str, Any]) -> dict[str, str]:
 
 
 def known_hosts(ssh_arguments: str) -> list[str]:
-    """The file in which ssh was told to keep host keys, for ssh-keygen; its own is the usual one."""
-    told = re.findall(r"UserKnownHostsFile[= ](\S+)", " ".join(shlex.split(ssh_arguments)), re.IGNORECASE)
-    return ["-f", str(Path(told[0]).expanduser())] if told else []
+    """ssh-keygen's option for the known_hosts file that ssh's arguments name; nothing for the default one."""
+    files = re.findall(r"UserKnownHostsFile[= ](\S+)", " ".join(shlex.split(ssh_arguments)), re.IGNORECASE)
+    return ["-f", str(Path(files[0]).expanduser())] if files else []

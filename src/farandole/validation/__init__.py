@@ -1,1 +1,1 @@
-"""What proves a cluster: which jobs run, what they mean, and the report."""
+"""The validation of a cluster: which jobs run, how their results are judged, and the report."""

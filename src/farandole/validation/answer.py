@@ -1,4 +1,4 @@
-"""What the head may say of a job, and of the stack that it runs."""
+"""The form of what a node may answer about a job, its connections and its stack."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from farandole.validation.plan import MODULES
 from farandole.words import one_line
 
 LONGEST = 1 << 24
-SAID = text(400)
+LINE = text(400)
 NAME = text(100)
 RANK = fields(
     {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
     {
-        "wrong": many(fields({"code": words("[a-z-]{1,40}"), "seen": SAID}, {})),
+        "wrong": many(fields({"code": words("[a-z-]{1,40}"), "seen": LINE}, {})),
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
         **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), number),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
@@ -30,7 +30,7 @@ JOB = fields(
         "seconds": number,
         "left": named(NAME, many(NAME)),
         "ranks": many(RANK),
-        "said": many(SAID),
+        "said": many(LINE),
     },
     {"accuracy": number, "loss": number, "data": NAME, "rounds": many(ROUND)},
 )
@@ -60,40 +60,40 @@ MANIFEST = fields(
 )
 
 
-def job(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What job.py said of one, by what Ansible brought; or that it could not even say that."""
+def job(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Read job.py's report from a task's result; a report that is missing or malformed is a failed job."""
     try:
-        said: dict[str, Any] = JOB(load(str(told.get("stdout") or ""), LONGEST))
+        report: dict[str, Any] = JOB(load(str(result.get("stdout") or ""), LONGEST))
     except UnfitError as error:
-        words_left = [
-            *lines(told.get("stderr")),
-            *lines(told.get("msg")),
+        output = [
+            *lines(result.get("stderr")),
+            *lines(result.get("msg")),
             f"the head gave no report of the job: {error}",
         ]
-        return {"code": 1, "seconds": 0.0, "left": {}, "ranks": [], "said": words_left}
-    nodes = told["item"]["nodes"]
-    return {**said, "left": {node: names for node, names in said["left"].items() if node in nodes}}
+        return {"code": 1, "seconds": 0.0, "left": {}, "ranks": [], "said": output}
+    nodes = result["item"]["nodes"]
+    return {**report, "left": {node: names for node, names in report["left"].items() if node in nodes}}
 
 
-def ran(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What came of a job, with the job as it was planned."""
+def job_result(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of a job, together with the job as planned."""
     return {**job(item), "job": item["item"]}
 
 
-def connections(told: Mapping[str, Any], hosts: Collection[str]) -> list[dict[str, Any]]:
-    """What trust.py said of the connections from one node, two to each host: nothing missing, nothing invented."""
-    found: list[dict[str, Any]] = CONNECTIONS(load(str(told.get("stdout") or ""), LONGEST))["connections"]
+def connections(result: Mapping[str, Any], hosts: Collection[str]) -> list[dict[str, Any]]:
+    """Read trust.py's report about the connections from one node, which must be exactly two to each host."""
+    found: list[dict[str, Any]] = CONNECTIONS(load(str(result.get("stdout") or ""), LONGEST))["connections"]
     if sorted(one["host"] for one in found) != sorted([*hosts, *hosts]):
         raise UnfitError("its connections are not two to each node")
     return found
 
 
-def lines(told: object, most: int = 1000) -> list[str]:
-    """Text that came from a node, to be shown."""
-    return [line for raw in str(told or "").splitlines()[-most:] if (line := one_line(raw, 400))]
+def lines(output: object, most: int = 1000) -> list[str]:
+    """The last lines of a node's output, made safe to show."""
+    return [line for raw in str(output or "").splitlines()[-most:] if (line := one_line(raw, 400))]
 
 
-def manifest(told: str) -> dict[str, Any]:
-    """Of a stack's manifest just what is used here."""
-    found: dict[str, Any] = MANIFEST(load(told, LONGEST))
+def manifest(content: str) -> dict[str, Any]:
+    """The part of a stack's manifest that the validation uses."""
+    found: dict[str, Any] = MANIFEST(load(content, LONGEST))
     return found

@@ -12,18 +12,18 @@ from farandole.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, 
 
 
 def validate(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="Of the cluster: its folder or its file.")],
-    hosts: Annotated[str, typer.Option(help="Only these nodes, with commas between them.")] = "",
+    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Without training and speed: half a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip training and speed: half a minute.")] = False,
     user: User = "",
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
 ) -> None:
-    """Prove a cluster by jobs on its nodes, and write the report; exit 1 when anything is red."""
+    """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
     if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is a model")
+        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     login = Login(user, private_key, ask_pass, ask_become_pass)

@@ -1,4 +1,4 @@
-"""The jobs that prove a cluster, in their order."""
+"""The jobs that validate a cluster, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 SAMPLES = "/opt/farandole/samples"
 MODULES = {"pytorch": "torch", "tensorflow": "tensorflow"}
-# Which framework a sample needs, over what it is trained here, the learning rate of one worker and how long it learns.
+# By sample: its framework, Horovod's controller, the learning rate of one worker, and how long it trains.
 TRAINING: Mapping[str, tuple[str, str, float, str, int]] = {
     "tensorflow_session.py": ("tensorflow", "mpi", 0.001, "--steps", 600),
     "tensorflow_tape.py": ("tensorflow", "gloo", 0.001, "--epochs", 12),
     "Keras_TF_MultiNode_GPU.py": ("tensorflow", "mpi", 1.0, "--epochs", 12),
     "pytorch_mnist.py": ("pytorch", "gloo", 0.05, "--epochs", 12),
 }
-# Trained by one worker and by all, on the same images in the same order, to compare the loss.
+# Trained by one worker and by all of them on the same images in the same order, to compare the loss.
 PARITY: Mapping[str, tuple[str, float]] = {
     "pytorch_mnist.py": ("pytorch", 0.05),
     "tensorflow_tape.py": ("tensorflow", 0.001),
 }
-# Images in a step of all workers together, in training and for parity.
+# Images per step over all workers, in training and for parity.
 GLOBAL_BATCH = 128
-# How long the speed of training is measured at most; on idle nodes a quarter of it is enough.
+# Upper limit for measuring the training speed; on idle nodes a quarter of it is enough.
 SPEED_SECONDS = 45
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to run on the head."""
+    """A job to run on the head."""
 
     id: str
     group: str
@@ -37,29 +37,29 @@ class Job:
     nodes: tuple[str, ...]
     argv: tuple[str, ...]
     seconds: int
-    # Its source goes where {probe} stands among the arguments.
+    # The file whose source replaces {probe} among the arguments.
     probe: str = ""
 
 
 def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
-    """A worker on each of these nodes."""
+    """The horovodrun command for a worker on each node."""
     count = str(len(nodes))
     hosts = ",".join(f"{node}:1" for node in nodes)
     return "/usr/local/bin/horovodrun", f"--{controller}", "-np", count, "-H", hosts, "python"
 
 
 def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
-    """The same without Horovod."""
+    """The mpirun command for a worker on each node."""
     count = str(len(nodes))
     hosts = ",".join(f"{node}:1" for node in nodes)
-    told = [word for name in ("FARANDOLE_JOB", "OMP_NUM_THREADS", *environment) for word in ("-x", name)]
-    return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *told, "python"
+    exported = [word for name in ("FARANDOLE_JOB", "OMP_NUM_THREADS", *environment) for word in ("-x", name)]
+    return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *exported, "python"
 
 
 def jobs(
     nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool = False
 ) -> list[dict[str, Any]]:
-    """All of them, or those that take half a minute."""
+    """All jobs, or only those that take half a minute."""
     found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
@@ -73,7 +73,7 @@ def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
 
 
 def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool) -> Iterator[Job]:
-    # NCCL moves what lies on GPUs; Gloo or MPI then only carry the talk about it.
+    # NCCL moves data between GPUs; Gloo then only coordinates.
     ways = {"gloo": "gloo"} | ({} if quick else {"mpi": "mpi"}) | ({"nccl": "gloo"} if gpu else {})
     for framework in sorted(frameworks):
         module = MODULES[framework]
@@ -85,13 +85,13 @@ def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, q
 
 
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
-    """Whatever the number of workers, a step is of as many images, and there are as many steps."""
+    """Train with the same number of images per step, and of steps, whatever the number of workers."""
     count = len(nodes)
     for sample, (framework, controller, rate, what, amount) in TRAINING.items():
         if framework not in frameworks:
             continue
         size = ("--batch-size", str(max(1, GLOBAL_BATCH // count)), "--lr", str(rate / count))
-        # With more workers than images in a step, each has one, and there are fewer steps in an epoch.
+        # With more workers than images per step, each worker gets one image and an epoch has fewer steps.
         epochs = amount * math.ceil(count / GLOBAL_BATCH)
         learn = (what, str(amount * count if what == "--steps" else epochs))
         argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
@@ -107,7 +107,7 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             continue
         name = sample.removesuffix(".py")
         for which, some, batch in (("one", nodes[:1], share * len(nodes)), ("all", nodes, share)):
-            # Samples multiply the rate by the number of workers; here all steps are to be the same.
+            # Samples multiply the rate by the number of workers; here both jobs have to make the same steps.
             size = ("--images", images, "--batch-size", str(batch))
             options = ("--json", "--epochs", "3", *size, "--lr", str(rate / len(some)))
             argv = (*horovodrun("gloo", some), f"{SAMPLES}/{sample}", *options)
@@ -116,7 +116,7 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
 
 
 def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
-    """Alone means at the same time: where nodes share a machine, they share its speed."""
+    """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
     if "pytorch" not in frameworks or len(nodes) == 1:
         return
     measuring = str(max(10, min(SPEED_SECONDS, seconds // 2)))

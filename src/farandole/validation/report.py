@@ -1,4 +1,4 @@
-"""result.json, junit.xml and a table."""
+"""The report of a validation: result.json, junit.xml and a table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Check
 from farandole.words import in_xml, on_terminal
 
 FORMAT = 2
-# A check of these says why, and what to do.
-WANTING = (RED, SLOW)
+# A check with one of these has a cause and a cure.
+BAD = (RED, SLOW)
 SHOWN = 8
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """Red: something failed, or nothing was measured. Slow: all is correct, something is slower than it should be."""
+    """Red: something failed, or nothing was measured. Slow: all is correct, but something is too slow."""
     seen = {check.status for check in checks}
     if RED in seen or not seen & {GREEN, SLOW}:
         return RED
@@ -29,14 +29,14 @@ def verdict(checks: Sequence[Check]) -> str:
 
 
 def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Path:
-    """A folder of its own for this run, and `latest` points to it."""
+    """Write the report of a run to a folder of its own, and point `latest` to it."""
     now = datetime.now(UTC)
     target = folder / f"{now:%Y%m%dT%H%M%SZ}"
     target.mkdir(parents=True, exist_ok=True)
-    told = {"format": FORMAT, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}", "verdict": verdict(checks), **about}
-    result = {**told, "checks": [asdict(check) for check in checks]}
+    header = {"format": FORMAT, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}", "verdict": verdict(checks), **about}
+    result = {**header, "checks": [asdict(check) for check in checks]}
     (target / "junit.xml").write_bytes(junit(checks))
-    # Last, because it is what others look for.
+    # Written last, as other programs wait for it.
     (target / "result.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     draft = folder / ".latest"
     draft.unlink(missing_ok=True)
@@ -46,34 +46,34 @@ def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Pa
 
 
 def junit(checks: Sequence[Check]) -> bytes:
-    """For a CI system."""
-    failures = str(sum(check.status in WANTING for check in checks))
+    """Format the checks as JUnit XML for a CI system."""
+    failures = str(sum(check.status in BAD for check in checks))
     skipped = str(sum(check.status == NOT_MEASURED for check in checks))
     suite = ET.Element("testsuite", name="farandole", tests=str(len(checks)), failures=failures, skipped=skipped)
     for check in checks:
         case = ET.SubElement(suite, "testcase", classname="farandole", name=in_xml(check.id), time=str(check.seconds))
-        if check.status in WANTING:
-            told = in_xml("\n".join([check.cause, check.cure, *check.log]))
+        if check.status in BAD:
+            details = in_xml("\n".join([check.cause, check.cure, *check.log]))
             kind = f"{check.status}.{check.code}"
-            ET.SubElement(case, "failure", type=kind, message=in_xml(check.words)).text = told
+            ET.SubElement(case, "failure", type=kind, message=in_xml(check.words)).text = details
         elif check.status == NOT_MEASURED:
             ET.SubElement(case, "skipped", message=in_xml(check.words))
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
-    """For the terminal: every check, then what is red in full."""
+    """Format the report for the terminal: a table of all checks, then the red and slow ones in full."""
     rows = [["check", "result", "value", "bar", "seconds", "what was seen"]]
     for check in checks:
         numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
     for check in checks:
-        if check.status in WANTING:
+        if check.status in BAD:
             lines.append(f"{check.id} is {check.status}: {check.words}")
             lines += [f"  cause: {check.cause} [{check.code}]", f"  cure: {check.cure}"]
             lines += [f"  | {line}" for line in check.log[-SHOWN:]]
     counts = {status: sum(check.status == status for check in checks) for status in (GREEN, SLOW, RED, NOT_MEASURED)}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    lines.append(f"{verdict(checks)}: {told}; {seconds:.0f} s; report: {target}")
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    lines.append(f"{verdict(checks)}: {summary}; {seconds:.0f} s; report: {target}")
     return on_terminal("\n".join(lines))
