@@ -1,4 +1,4 @@
-"""What all action plugins share: documented arguments, checked, and failures that read like sentences."""
+"""The base class of all action plugins: documented and validated arguments, and failures without a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECKED = ("type", "elements", "required", "default", "choices", "no_log")
 
 
 def argument_spec(options: Mapping[str, Mapping[str, Any]]) -> Spec:
-    """Turns the options of a documentation into an argument spec as Ansible validates it."""
+    """Turns the options of a plugin's documentation into an argument spec for Ansible's validator."""
     spec = {name: {key: option[key] for key in CHECKED if key in option} for name, option in options.items()}
     nested = {name: option["suboptions"] for name, option in options.items() if "suboptions" in option}
     return spec | {name: spec[name] | {"options": argument_spec(inner)} for name, inner in nested.items()}
@@ -26,11 +26,11 @@ def argument_spec(options: Mapping[str, Mapping[str, Any]]) -> Spec:
 class Action(ActionBase):  # type: ignore[misc]
     """An action plugin whose file documents its arguments and whose decisions are made in this package."""
 
-    # Rules between arguments, as Ansible's validator takes them; a documentation cannot express them.
+    # Rules between arguments in the form of Ansible's validator; a plugin's documentation cannot express them.
     required_if: tuple[tuple[str, Any, tuple[str, ...]], ...] = ()
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Validates the arguments, acts, and turns an error that is meant for a person into a failure."""
+        """Validates the arguments, acts, and turns an error that is meant for the user into a failure."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, arguments = self.validate_argument_spec(self.spec(), required_if=self.required_if)
         try:
@@ -40,10 +40,10 @@ class Action(ActionBase):  # type: ignore[misc]
 
     @classmethod
     def spec(cls) -> Spec:
-        """The argument spec that DOCUMENTATION in the plugin's own file describes."""
+        """The argument spec described by DOCUMENTATION in the plugin's file."""
         documentation = yaml.safe_load(vars(sys.modules[cls.__module__])["DOCUMENTATION"])
         return argument_spec(documentation.get("options") or {})
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Does the work of the plugin; what it returns is added to the result."""
+        """Does the plugin's work and returns what to add to the result."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Fetch a file with a limit of bytes and of time; nodes use it too, so it needs the standard library alone."""
+"""Fetch a file with a limit on size and time; nodes use it too, so it needs only the standard library."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 BLOCK = 1 << 20
-# So long nothing at all may come.
-SILENCE_S = 60
-# A file may take so long, and this many bytes a second on top: slower than any network that trains.
-PATIENCE_S = 120
-SLOWEST = 1 << 16
+# The longest pause in a transfer.
+IDLE_S = 60
+# A file may take this long, plus its size at this rate in bytes per second, slower than any network fit for training.
+BASE_S = 120
+SLOWEST_RATE = 1 << 16
 
 Outcome = TypeVar("Outcome")
 
 
 class TooMuchError(OSError):
-    """More was sent than was announced; nothing of it is kept."""
+    """The server sent more than announced; nothing of it is kept."""
 
 
-def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "not whole") -> Outcome:
-    """What the work returns or raises; in a thread, as a server that drips never lets a socket's own limit pass."""
-    came: queue.SimpleQueue[tuple[Outcome | None, BaseException | None]] = queue.SimpleQueue()
+def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "incomplete") -> Outcome:
+    """Do work within a time limit, in a thread, as a server that trickles data never triggers a socket timeout."""
+    outcomes: queue.SimpleQueue[tuple[Outcome | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            came.put((work(), None))
+            outcomes.put((work(), None))
         except BaseException as error:
-            came.put((None, error))
+            outcomes.put((None, error))
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        outcome, error = came.get(timeout=seconds)
+        outcome, error = outcomes.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"{otherwise} after {round(seconds, 1):g} seconds") from None
     if error:
@@ -46,7 +46,7 @@ def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "not wh
 
 
 def blocks(answer: Any, limit: int) -> Iterator[bytes]:
-    """An answer as it comes."""
+    """Read a response block by block, and raise an error if it is too long or too short."""
     count = 0
     while block := answer.read1(BLOCK):
         count += len(block)
@@ -54,16 +54,16 @@ def blocks(answer: Any, limit: int) -> Iterator[bytes]:
             raise TooMuchError(f"more than {limit} bytes were sent")
         yield block
     if missing := getattr(answer, "length", 0):
-        raise ConnectionError(f"it broke off {missing} bytes before the end")
+        raise ConnectionError(f"the transfer stopped {missing} bytes before the end")
 
 
 def read(answer: Any, limit: int) -> bytes:
-    """All of a short answer."""
+    """Read a short response into memory."""
     return b"".join(blocks(answer, limit))
 
 
 def copy(answer: Any, target: Path, limit: int) -> str:
-    """Write an answer to a file; its sha256."""
+    """Write a response to a file and return its sha256."""
     digest = hashlib.sha256()
     with target.open("wb") as file:
         for block in blocks(answer, limit):
@@ -73,21 +73,21 @@ def copy(answer: Any, target: Path, limit: int) -> str:
 
 
 def download(opened: Callable[[], Any], target: Path, limit: int) -> str:
-    """Open and copy; the sha256 of what came."""
+    """Open a URL, write the response to a file and return its sha256."""
 
     def work() -> str:
         with contextlib.closing(opened()) as answer:
             return copy(answer, target, limit)
 
-    return within(patience(limit), work)
+    return within(time_limit(limit), work)
 
 
-def patience(limit: int) -> float:
-    """Seconds in which so many bytes have to be there."""
-    return PATIENCE_S + limit / SLOWEST
+def time_limit(size: int) -> float:
+    """The seconds that a file of this size may take."""
+    return BASE_S + size / SLOWEST_RATE
 
 
 def from_depot(url: str, target: Path, size: int) -> str:
-    """The same from the cluster's depot, where a proxy to the world may not get."""
+    """Download from the cluster's depot, without the proxy, which may not reach it."""
     depot = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return download(lambda: depot.open(url, timeout=SILENCE_S), target, size)
+    return download(lambda: depot.open(url, timeout=IDLE_S), target, size)

@@ -1,4 +1,4 @@
-"""One of our playbooks, run as a person runs it."""
+"""Run one of the playbooks as a user would."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CONFIG = ROOT / "ansible.cfg"
 PATIENCE = 10
 PR_SET_CHILD_SUBREAPER = 36
 
-# The same options, under the same names, as ansible-playbook has them.
+# The same options as those of ansible-playbook, under the same names.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
-AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the password of the login.")]
-AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the password of sudo.")]
+AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
+AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
 
 
 @dataclass(frozen=True)
 class Login:
-    """How the nodes are reached, where the inventory does not say it."""
+    """How to log in to the nodes, as far as the inventory does not say so."""
 
     user: str = ""
     private_key: Path | None = None
@@ -37,7 +37,7 @@ class Login:
     ask_become_pass: bool = False
 
     def arguments(self) -> list[str]:
-        """For ansible-playbook."""
+        """The options for ansible-playbook."""
         return [
             *(["--user", self.user] if self.user else []),
             *(["--private-key", str(self.private_key.absolute())] if self.private_key else []),

@@ -1,4 +1,4 @@
-"""How far a long step on a node is."""
+"""The progress of a long step on a node."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from farandole.errors import FarandoleError
 from farandole.form import number, text, within
 
-# Looking costs the node's processor something: often at first, then ever less.
+# Each look costs the node processor time: look often at first, then less and less.
 SHORTEST, LONGEST = 1.0, 10.0
-# Seconds between two lines of progress; a step that is over sooner needs none.
+# Seconds between two lines of progress; shorter steps need none.
 SAY_EVERY = 20.0
 ANSWER = {"step": text(100), "seconds": number, "last": text(200)}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The step at work on a host, how long it has taken, and the last line of its log."""
+    """The step that runs on a host, its duration so far, and the last line of its log."""
 
     host: str
     step: str
@@ -32,19 +32,19 @@ class Progress:
         return min(LONGEST, SHORTEST + self.seconds / 10)
 
     def line(self, width: int) -> str:
-        """As many words as fit in a line of the terminal."""
+        """The progress, shortened to fit in a line of the terminal."""
         words = f"{self.host}: {self.step}, {clock(self.seconds)}: {self.last}"
         return textwrap.shorten(words, width, placeholder=" …")
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
+    """Format a duration as minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def progress(answer: Mapping[str, Any], host: str) -> Progress:
-    """How far the node says that it is."""
+    """Read the progress that a node reports."""
     try:
         return Progress(host, **{name: within(name, check, answer.get(name)) for name, check in ANSWER.items()})
     except FarandoleError as error:
-        raise FarandoleError(f"{host} does not say how far its step is: {error}; look at that machine") from None
+        raise FarandoleError(f"{host} gives no valid progress of its step: {error}; inspect that machine") from None

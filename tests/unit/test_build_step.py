@@ -98,7 +98,7 @@ def test_a_step_is_polled_less_and_less_often() -> None:
 
 
 def test_malformed_progress_is_refused() -> None:
-    with pytest.raises(FarandoleError, match="node-1 does not say how far its step is: seconds is 'x'; look at"):
+    with pytest.raises(FarandoleError, match="node-1 gives no valid progress of its step: seconds is 'x'; inspect"):
         steps.progress({"step": "", "seconds": "x", "last": ""}, "node-1")
 
 

@@ -187,7 +187,7 @@ def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "limit", "words"),
-    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Drips, "FILE_S", "not whole after 0.3 seconds")],
+    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Drips, "FILE_S", "incomplete after 0.3 seconds")],
 )
 def test_a_slow_site_times_out(
     world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: str, words: str
@@ -201,7 +201,7 @@ def test_a_slow_site_times_out(
 def test_a_truncated_download_leaves_nothing(world: World) -> None:
     with served(world.site, BreaksOff) as url:
         world.sites(url)
-        assert "it broke off 13 bytes before the end" in world.refused("mnist")
+        assert "the transfer stopped 13 bytes before the end" in world.refused("mnist")
     assert world.files() == []
 
 

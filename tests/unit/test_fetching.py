@@ -81,7 +81,7 @@ def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
 def test_truncated_and_damaged_downloads_have_different_messages(tmp_path: Path) -> None:
     with served(tmp_path, BreaksOff) as url:
         answer = run_module("depot_fetch", asked(tmp_path, url))
-    assert f"cannot be fetched: it broke off {len(CONTENT) // 2} bytes before the end" in answer["msg"]
+    assert f"cannot be fetched: the transfer stopped {len(CONTENT) // 2} bytes before the end" in answer["msg"]
     with served(tmp_path) as url:
         (tmp_path / "file").write_bytes(CONTENT[::-1])
         said = run_module("depot_fetch", asked(tmp_path, url, sha256="0" * 64))["msg"]
@@ -94,16 +94,16 @@ def nothing_is_left(tmp_path: Path) -> bool:
 
 
 def test_single_bytes_do_not_count_as_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(fetching, "BASE_S", 0.5)
     begun = time.monotonic()
-    with served(tmp_path, Trickles) as url, pytest.raises(TimeoutError, match="not whole after 1 seconds"):
+    with served(tmp_path, Trickles) as url, pytest.raises(TimeoutError, match="incomplete after 1 seconds"):
         fetching.from_depot(f"{url}/file", tmp_path / "draft", 30_000)
     assert time.monotonic() - begun < 5
 
 
 def test_a_network_of_64_kib_a_second_is_fast_enough() -> None:
-    assert fetching.patience(432_804_929) > 432_804_929 / 65536
-    assert fetching.patience(1) < 130
+    assert fetching.time_limit(432_804_929) > 432_804_929 / 65536
+    assert fetching.time_limit(1) < 130
 
 
 def test_errors_of_the_work_are_passed_on() -> None:

@@ -147,7 +147,7 @@ def test_another_file_under_the_same_name_is_refused(world: World) -> None:
         archive.writestr("alpha/more.py", "")
     said = world.refused()
     assert "alpha" in said
-    assert f"wanted is {wanted}" in said
+    assert f"expected {wanted}" in said
     assert f"its sha256 is {digest(world.simple / 'alpha' / WHOLE[0])}" in said
     assert "from http://127.0.0.1:" in said
     assert world.files() == []

@@ -80,12 +80,12 @@ def mine(tmp_path: Path) -> Inventory:
 def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
     output = mine.lock()
     first = mine.path.read_bytes()
-    assert f"{mine.path}: stack {locks.read(mine.path)['id']}; built and ran as a set" in output
-    assert "as before" in mine.lock()
+    assert f"{mine.path}: stack {locks.read(mine.path)['id']}; built and ran together" in output
+    assert "unchanged" in mine.lock()
     assert mine.path.read_bytes() == first
     output = mine.lock("--want", "numpy==2.3.4")
     assert "numpy: 2.4.6 -> 2.3.4" in output
-    assert "nobody has built this very set on debian-12 yet" in output
+    assert "this exact set has not been built on debian-12 yet" in output
     assert f"next: ansible-playbook -i {mine.folder} site.yml" in output
     assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
@@ -146,8 +146,8 @@ def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     mine.probes = cluster(BOOKWORM, BOOKWORM)
     mine.variables()
     output = mine.lock(fails=True)
-    # This inventory has no head, so preflight's own complaint shows that it was run.
-    assert "preflight has not seen these nodes yet" in output
+    # No head is in this inventory: that the words come from preflight shows that it was run.
+    assert "preflight has not checked these nodes yet" in output
     assert "group head is missing or empty" in output
 
 

@@ -117,7 +117,11 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     refused(with_sum(other, "0" * 64), f"its sha256 is {got}, wanted is {'0' * 64}")
     refused({**other, "url": dead_url()}, "Connection refused. Does the depot answer")
     refused({**other, "url": f"{depot}/gone"}, "cannot be fetched")
-    for handler, words in ((Babbles, "cannot be fetched"), (BreaksOff, "it broke off"), (Endless, "it is longer than")):
+    for handler, words in (
+        (Babbles, "cannot be fetched"),
+        (BreaksOff, "the transfer stopped"),
+        (Endless, "it is longer than"),
+    ):
         with served(tmp_path / "depot", handler) as url:
             refused({**other, "url": url}, words)
 

@@ -46,9 +46,9 @@ def test_the_users_own_file_is_refused_if_it_is_not_in_the_lock(tmp_path: Path) 
     path = file(tmp_path / "mine.tar")
     with pytest.raises(FarandoleError) as refusal:
         sources.of_user(path, [{"file": "a", "sha256": WRONG}, {"file": "b", "sha256": "1" * 64}])
-    assert f"{path} is not the source that the lock names: its sha256 is {sha256(path)}" in str(refusal.value)
-    assert f"wanted is {WRONG} or {'1' * 64}" in str(refusal.value)
-    with pytest.raises(FarandoleError, match=f"{tmp_path / 'no'} is not there on the control machine"):
+    assert f"{path} is not the source named in the lock: its sha256 is {sha256(path)}" in str(refusal.value)
+    assert f"expected {WRONG} or {'1' * 64}" in str(refusal.value)
+    with pytest.raises(FarandoleError, match=f"there is no file {tmp_path / 'no'} on the control machine"):
         sources.of_user(tmp_path / "no", [{"file": "a", "sha256": WRONG}])
 
 
@@ -121,7 +121,7 @@ def test_the_first_site_with_the_file_is_used(tmp_path: Path) -> None:
         words = run_action("source_fetch", asked, tmp_path)["msg"]
         assert f"a.tar cannot be fetched ({dead}/a.tar: [Errno 111] Connection refused; " in words
         assert f"{url}/gone.tar: File not found; {babbling}/d.tar: 220 mail" in words
-        assert words.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or name it in openmpi_tarball")
+        assert words.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or set openmpi_tarball to its path")
         places.append({**good, "url": f"{url}/b.tar"})
         assert run_action("source_fetch", asked, tmp_path, check_mode=True)["changed"]
         assert list(folder.iterdir()) == []

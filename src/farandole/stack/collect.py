@@ -1,4 +1,4 @@
-"""Bring the wheels that a lock names into this machine's cache, each checked by its sha256."""
+"""Fetch the wheels of a lock into this machine's cache, each checked by its sha256."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Say = Callable[[str], None]
 
 
 def collect(lock: Lock, cache: Path, say: Say) -> bool:
-    """Make sure that all wheels and Horovod's source are in the cache; whether anything had to be fetched."""
+    """Fetch all wheels and Horovod's source into the cache; return whether anything was missing."""
     wheels = collect_wheels(lock, cache, say)
     _, source = sources.bring([sources.horovod_source(lock)], cache / "sources", say)
     return wheels or source
 
 
 def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
-    """The wheels alone."""
+    """Fetch all wheels into the cache; return whether any was missing."""
     wheels = [wheel for wheel in lock["wheels"] if not _have(cache / "wheels" / wheel["file"], wheel["sha256"], say)]
     if wheels:
         with no_space(cache):
@@ -56,7 +56,7 @@ def _have(path: Path, wanted: str, say: Say) -> bool:
 def bring_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path, say: Say) -> None:
     with draft_folder(folder) as drafts:
         wanted = drafts / "requirements.txt"
-        # === takes the version to the letter: 2.13.0 is then not 2.13.0+cpu.
+        # === compares versions literally, so that 2.13.0 does not match 2.13.0+cpu.
         lines = (f"{one['name']}==={one['version']} --hash=sha256:{one['sha256']}\n" for one in wheels)
         wanted.write_text("".join(lines))
         _pip([*_download(wheels, python), "--requirement", str(wanted), "--dest", str(drafts)], wheels, folder, say)
@@ -65,7 +65,7 @@ def bring_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path,
 
 
 def _download(wheels: Sequence[Mapping[str, str]], python: str) -> list[str]:
-    """pip's words for: exactly these files, for the nodes and not for this machine."""
+    """pip's arguments to download exactly these files, for the nodes' platform and not for this machine's."""
     platforms = sorted({tag.platform for one in wheels for tag in parse_wheel_filename(one["file"])[3]} - {"any"})
     abis = [f"cp{python.replace('.', '')}", "abi3", "none"]
     return [
@@ -77,31 +77,31 @@ def _download(wheels: Sequence[Mapping[str, str]], python: str) -> list[str]:
 
 
 def _pip(arguments: Sequence[str], wheels: Sequence[Mapping[str, str]], folder: Path, say: Say) -> None:
-    """Run pip with this machine's own configuration; one line for each file."""
+    """Run pip with this machine's configuration, and show a line for each file."""
     command = [*PIP, *arguments]
     environment = {**os.environ, "TMPDIR": str(Path(arguments[-1]))}
     with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            told = _follow(process, {wheel["file"] for wheel in wheels}, say)
+            output = _follow(process, {wheel["file"] for wheel in wheels}, say)
         except BaseException:
             process.terminate()
             raise
     if process.returncode:
-        raise FarandoleError(_reason(without_passwords(told), wheels, folder))
+        raise FarandoleError(_reason(without_passwords(output), wheels, folder))
 
 
 def _follow(process: subprocess.Popen[str], files: set[str], say: Say) -> str:
-    told, total, done = [], len(files), 0
+    output, total, done = [], len(files), 0
     for line in process.stdout or ():
-        told.append(line)
+        output.append(line)
         words = {urllib.parse.unquote(word.rsplit("/", 1)[-1]) for word in line.split()}
         for file in words & files:
             files.discard(file)
             done += 1
             say(f"{done}/{total} {file}")
-    return "".join(told)
+    return "".join(output)
 
 
 UNREACHABLE = re.compile(
@@ -110,27 +110,27 @@ UNREACHABLE = re.compile(
 )
 
 
-def _reason(told: str, wheels: Sequence[Mapping[str, str]], folder: Path) -> str:
-    """Why pip brought nothing, in words that help."""
-    if "No space left" in told or "Disk quota" in told:
+def _reason(output: str, wheels: Sequence[Mapping[str, str]], folder: Path) -> str:
+    """Turn the output of a failed pip into a message for the user."""
+    if "No space left" in output or "Disk quota" in output:
         return full(folder)
-    if mismatch := re.search(r"(\S+) from (\S+).*?Expected sha256 (\w+)\s+Got\s+(\w+)", told, re.DOTALL):
+    if mismatch := re.search(r"(\S+) from (\S+).*?Expected sha256 (\w+)\s+Got\s+(\w+)", output, re.DOTALL):
         return (
-            f"{mismatch[1].split('===')[0]} from {mismatch[2]} is not the file that the lock names: its sha256 is "
-            f"{mismatch[4]}, wanted is {mismatch[3]}. Nothing was kept of it"
+            f"{mismatch[1].split('===')[0]} from {mismatch[2]} is not the file named in the lock: its sha256 is "
+            f"{mismatch[4]}, expected {mismatch[3]}. Nothing of it was kept"
         )
-    if match := re.search(UNREACHABLE, told):
-        line = next(line.strip() for line in told.splitlines() if match[0] in line)
+    if match := re.search(UNREACHABLE, output):
+        line = next(line.strip() for line in output.splitlines() if match[0] in line)
         return (
-            f"the package index cannot be reached from this machine ({line[:300]}): check network, proxy and "
-            "`pip config list`, and run the same command again; what is here already is kept"
+            f"the package index cannot be reached from this machine ({line[:300]}): check the network, proxy and "
+            "`pip config list`, and run the same command again; files fetched so far are kept"
         )
     if missing := re.search(
-        r"(?:No matching distribution found for|find a version that satisfies the requirement) ([\w.-]+)", told
+        r"(?:No matching distribution found for|find a version that satisfies the requirement) ([\w.-]+)", output
     ):
         return _no_wheel(missing[1], wheels)
-    lines = [line for line in told.splitlines() if line.startswith("ERROR")] or told.splitlines()[-3:]
-    return f"`pip download` failed on this machine: {' '.join(lines) or 'it said nothing'}"
+    lines = [line for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-3:]
+    return f"`pip download` failed on this machine: {' '.join(lines) or 'it printed nothing'}"
 
 
 def _no_wheel(name: str, wheels: Sequence[Mapping[str, str]]) -> str:
@@ -139,5 +139,5 @@ def _no_wheel(name: str, wheels: Sequence[Mapping[str, str]]) -> str:
     where = ""
     for row in load().rows(name) if wheel else ():
         if wheel and row.version == wheel["version"] and (index := row.data.get("index")):
-            where = f". It lies on an index of its own: pip config set global.extra-index-url {index}"
+            where = f". It is on an index of its own: pip config set global.extra-index-url {index}"
     return f"none of the package indexes of `pip config list` has {file}{where}"

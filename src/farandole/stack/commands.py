@@ -29,13 +29,15 @@ FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
 def lock(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="Of the cluster: its folder or its file.")],
-    want: Annotated[list[str] | None, typer.Option(metavar="NAME==VERSION", help="Insist on a version.")] = None,
+    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    want: Annotated[list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version.")] = None,
     frameworks: Annotated[str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch or both.")] = "",
     accelerator: Annotated[str, typer.Option(help="Instead of stack_accelerator: auto, cpu or cuda.")] = "",
     *,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why each version, and write nothing.")] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="Bring the files into this machine's cache too.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show why each version was chosen, and write nothing.")
+    ] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="Also fetch the files into this machine's cache.")] = False,
     user: User = "",
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
@@ -65,7 +67,7 @@ def lock(
     if explain:
         _explain(new, inventory)
     if collect:
-        # Not needed by most runs, and not quick to import.
+        # Slow to import, and most runs do not need it.
         from farandole.stack.collect import collect as bring
 
         bring(new, default_root(), lambda line: progress.print(line, markup=False))
@@ -76,7 +78,7 @@ def lock(
 
 
 def former(path: Path) -> dict[str, Any] | None:
-    """The lock that is there, if it is one; a new one is about to take its place."""
+    """The present lock, if it is a valid one, which a new one is about to replace."""
     try:
         return locks.read(path)
     except (FileNotFoundError, FarandoleError):
@@ -84,31 +86,31 @@ def former(path: Path) -> dict[str, Any] | None:
 
 
 def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
-    """What site.yml, which hears the inventory alone, will say against this lock."""
+    """What site.yml, which knows only the inventory, will object to in this lock."""
     pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
     wanted = request(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
     if against := locks.differences(new, found, wanted, configure):
-        return f"the inventory has to say so too, or site.yml will refuse this lock: {'; '.join(against)}"
+        return f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
     return ""
 
 
 def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:
     lines = locks.changes(old, new)
     if old and (lost := sorted({*old["wanted"]["pins"]} - {*new["wanted"]["pins"]})):
-        lines.append(f"the old lock was made with {', '.join(lost)}, this one is not: to keep it, say so in stack_pins")
+        lines.append(f"the old lock was made with {', '.join(lost)}, this one is not: add it to stack_pins to keep it")
     if old and old["id"] == new["id"]:
-        console.print(f"{path}: stack {new['id']}, as before")
+        console.print(f"{path}: stack {new['id']}, unchanged")
         return
     was = f", was {old['id']}" if old else ""
     console.print(f"{path}: stack {new['id']}{was}; {_proof(new, inventory)}")
     if old:
-        for line in lines or ["the versions are as before; sources, patches or options are not"]:
+        for line in lines or ["the versions are unchanged; sources, patches or options have changed"]:
             console.print(f"  {line}", markup=False)
 
 
 def _explain(new: locks.Lock, inventory: Path) -> None:
     catalogue, platform, chip = load(), new["platform"], new["wanted"]["accelerator"]
-    none = f"the cluster is on {'CPUs' if chip == 'cpu' else 'GPUs'}"
+    none = f"the cluster runs on {'CPUs' if chip == 'cpu' else 'GPUs'}"
     rows = [["component", "version", "built and ran on", "why"]]
     for name, version in new["versions"].items():
         proven = catalogue.proven(catalogue.row(name, version)) if version in catalogue.components.get(name, {}) else []
@@ -120,10 +122,10 @@ def _explain(new: locks.Lock, inventory: Path) -> None:
 
 def _proof(new: locks.Lock, inventory: Path) -> str:
     if seen := load().proof(new["versions"], new["platform"]["os"]):
-        return f"built and ran as a set: {seen}"
+        return f"built and ran together: {seen}"
     if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
         return "packed on this machine"
-    return f"nobody has built this very set on {new['platform']['os']} yet"
+    return f"this exact set has not been built on {new['platform']['os']} yet"
 
 
 # The inventory
@@ -133,23 +135,23 @@ def _list(variables: Mapping[str, Any], name: str) -> list[str]:
     value = variables[name]
     if not isinstance(value, list) or any("{{" in str(one) for one in value):
         raise FarandoleError(
-            f"{name} has to be a plain list here, and is {value!r}; as a template only site.yml reads it"
+            f"{name} has to be a plain list here, but is {value!r}; only site.yml can evaluate a template"
         )
     return [str(one) for one in value]
 
 
 def defaults() -> dict[str, Any]:
-    """What is wanted where the inventory does not say it, as the roles have it."""
+    """The roles' defaults for what the inventory leaves unset."""
     files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
     known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
     return {name: known[name] for name in WISHES}
 
 
 def inventory_variables(inventory: Path) -> dict[str, Any]:
-    """What the inventory says of the stack, for the whole cluster, and its hosts."""
+    """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
     values = _host_variables(inventory.absolute())
     if not values:
-        raise FarandoleError(f"{inventory}: group cluster is missing or empty; inventory/example/hosts.yml is a model")
+        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
     found: dict[str, Any] = {"hosts": list(values)}
     for name, default in defaults().items():
         kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
@@ -168,14 +170,14 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
 
 
 def builds_of(inventory: Path | None) -> list[Builds]:
-    """Where a cluster's packed stacks are; without one, everywhere on this machine where that is not told otherwise."""
+    """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
     if inventory:
         return [Builds(inventory_variables(inventory)["builds"])]
     return [*map(Builds, sorted((locks.PROJECT / ".farandole").glob("*/builds"))), Builds(lab_builds())]
 
 
 def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:
-    """Variables by host of group cluster, as Ansible reads them; in this process, which is twice as fast."""
+    """The variables of each host in group cluster; Ansible reads them in this process, which is twice as fast."""
     os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
@@ -195,15 +197,15 @@ def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:
 
 
 def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:
-    """What preflight found of exactly these hosts; it is run where it has not been."""
+    """What preflight found about exactly these hosts, after running it if necessary."""
     file = variables["state"] / "preflight.json"
     if (found := _found(file, variables["hosts"])) is None:
-        progress.print(f"preflight has not seen these nodes yet ({file}); running it")
+        progress.print(f"preflight has not checked these nodes yet ({file}); running it")
         _preflight(inventory, login)
         found = _found(file, variables["hosts"])
     if found is None:
         raise FarandoleError(
-            f"{file} does not tell of all nodes: run  ansible-playbook -i {inventory} playbooks/preflight.yml"
+            f"{file} does not cover all nodes: run  ansible-playbook -i {inventory} playbooks/preflight.yml"
         )
     return found
 
@@ -219,4 +221,4 @@ def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
 
 def _preflight(inventory: Path, login: Login) -> None:
     if play("playbooks/preflight.yml", inventory, login):
-        raise FarandoleError("preflight failed; it says above why")
+        raise FarandoleError("preflight failed, see above")

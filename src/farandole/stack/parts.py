@@ -1,4 +1,4 @@
-"""Parts of a lock, in the form that the roles' tasks need."""
+"""Parts of a lock in the forms that the roles' tasks need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Wheel = dict[str, str]
 
 
 def stack_wheels(wheels: list[Wheel], cache: str) -> list[dict[str, str]]:
-    """The wheels as files to send."""
+    """The wheels, as the action send_files takes them."""
     folder = Path(cache) / "wheels"
     return [{"path": str(folder / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in wheels]
 
 
 def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, str]]:
-    """The patches as files to send."""
+    """The patches, as the action send_files takes them."""
     return [{"path": f"{folder}/{one['file']}", "name": one["file"], "sha256": one["sha256"]} for one in patches]
 
 
@@ -25,6 +25,6 @@ def stack_requirements(wheels: list[Wheel]) -> str:
 
 
 def stack_modules(lock: dict[str, Any]) -> list[str]:
-    """The Python modules through which a stack is used."""
+    """Horovod's modules for the frameworks of a stack."""
     by_framework = {"pytorch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
     return [by_framework[name] for name in lock.get("wanted", {}).get("frameworks", [])]

@@ -1,4 +1,4 @@
-"""Bring a source archive into this machine's cache from the first place that has it, checked by its sha256."""
+"""Fetch a source archive into this machine's cache from the first place that has it, and check its sha256."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from farandole.words import one_line, without_passwords
 # Debian source package (`apt`).
 Source = Mapping[str, str]
 Say = Callable[[str], None]
-# Writes the file of a source to a path, and says where from.
+# Writes the file of a source to a path, and returns where it came from.
 Fetch = Callable[[Source, Path], str]
 TIMEOUT_S = 20
-# Neither a source archive nor the page of an index is a tenth of it; so long a page may take.
+# The size limit, ten times that of any source archive or index page, and the time limit for a page.
 LARGEST, PAGE_S = 256 << 20, 300
-# Not OSError as a whole, which a full disk is too.
+# Not OSError as such, which a full disk raises too.
 UNREACHED = (
     urllib.error.URLError,
     HTTPException,
@@ -41,16 +41,16 @@ UNREACHED = (
 
 
 def horovod_source(lock: Mapping[str, Any]) -> Source:
-    """Where Horovod's source is: the lock says what, and the package index of this machine has it."""
+    """The source of Horovod: the lock names the file, and this machine's package index has it."""
     return {"index": "horovod", "file": lock["horovod"]["file"], "sha256": lock["horovod"]["sha256"]}
 
 
 def bring(
     sources: Sequence[Source], folder: Path, say: Say, *, apt: Fetch | None = None, variable: str = ""
 ) -> tuple[Path, bool]:
-    """The file in the cache, and whether it had to be fetched.
+    """Return the file in the cache, and whether it had to be fetched.
 
-    `apt` fetches Debian's source packages; `variable` is the one by which a user can name a file instead."""
+    `apt` fetches Debian source packages; `variable` is the one with which users can name a file of their own."""
     if path := cached(sources, folder, say):
         return path, False
     tried = []
@@ -61,16 +61,17 @@ def bring(
                 return _fetch(source, folder, apt), True
             except UNREACHED as error:
                 tried.append(one_line(without_passwords(str(getattr(error, "reason", error)))))
-    named = f", or name it in {variable}" if variable else ""
+    named = f", or set {variable} to its path" if variable else ""
     files = " or ".join(dict.fromkeys(source["file"] for source in sources))
     raise FarandoleError(
-        f"{sources[0]['file']} cannot be fetched ({'; '.join(tried)}): check network, proxy and `pip config list`, or "
+        f"{sources[0]['file']} cannot be fetched ({'; '.join(tried)}): check the network, proxy and "
+        "`pip config list`, or "
         f"put {files} into {folder}{named}"
     )
 
 
 def cached(sources: Sequence[Source], folder: Path, say: Say) -> Path | None:
-    """The file as it was brought before."""
+    """The file in the cache, if it is there and intact."""
     good = {source["sha256"] for source in sources}
     for path in dict.fromkeys(folder / source["file"] for source in sources):
         if path.is_file():
@@ -81,13 +82,13 @@ def cached(sources: Sequence[Source], folder: Path, say: Say) -> Path | None:
 
 
 def of_user(path: Path, sources: Sequence[Source]) -> Path:
-    """A file that the user has, when it is one of those in the lock."""
+    """A file of the user's own, if it is one of those in the lock."""
     if not path.is_file():
-        raise FarandoleError(f"{path} is not there on the control machine")
+        raise FarandoleError(f"there is no file {path} on the control machine")
     wanted = [source["sha256"] for source in sources]
     if (got := sha256(path)) not in wanted:
         raise FarandoleError(
-            f"{path} is not the source that the lock names: its sha256 is {got}, wanted is {' or '.join(wanted)}"
+            f"{path} is not the source named in the lock: its sha256 is {got}, expected {' or '.join(wanted)}"
         )
     return path
 
@@ -106,7 +107,7 @@ def _fetch(source: Source, folder: Path, apt: Fetch | None) -> Path:
 def _of_site(source: Source, draft: Path) -> str:
     url = source["url"]
     try:
-        # The lock says where from, and by its sha256 what.
+        # The lock gives the URL, and the sha256 by which the content is checked.
         fetching.download(lambda: urllib.request.urlopen(url, timeout=TIMEOUT_S), draft, LARGEST)  # noqa: S310
     except UNREACHED as error:
         raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}") from error
@@ -114,7 +115,7 @@ def _of_site(source: Source, draft: Path) -> str:
 
 
 def _of_index(source: Source, draft: Path) -> str:
-    """Not with pip, which would run its setup.py to do it."""
+    """Download from a package index, without pip, which would run setup.py."""
     tried = []
     for index in indexes():
         try:
@@ -124,7 +125,7 @@ def _of_index(source: Source, draft: Path) -> str:
             tried.append(f"{index} does not have it")
         except UNREACHED as error:
             tried.append(f"{index}: {getattr(error, 'reason', error)}")
-    # Each on its own: of several passwords in a line only the first would be taken out.
+    # Each on its own, as only the first password in a line is removed.
     raise ConnectionError("; ".join(map(without_passwords, tried)))
 
 
@@ -134,7 +135,7 @@ def _page(url: str, index: str) -> bytes:
 
 
 def _link(index: str, name: str, file: str) -> str | None:
-    """Where an index says that a file is."""
+    """The URL of a file on a package index."""
     page = f"{index.rstrip('/')}/{name}/"
     try:
         text = fetching.within(PAGE_S, partial(_page, page, index)).decode()
