@@ -1,4 +1,4 @@
-"""Run one job over the cluster as its job user, within its time, and say in a line of JSON what came of it.
+"""Run one job on the cluster as its job user, within a time limit, and print its result as a line of JSON.
 
 python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120}'
 """
@@ -16,17 +16,17 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-# Lines of a launcher's log that say nothing to the reader of a failure.
+# Lines of a launcher's log that do not help to explain a failure.
 NOISE = re.compile(r"^\s*$|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow")
 TELLING = re.compile(
     r"No space left|cannot be written|is damaged|is not there|ssh not successful|Could not resolve|going on"
 )
 SHOWN = 25
 PATIENCE = 10
-# So long a process may take to be gone after its job has ended.
+# Seconds that a process may take to exit after its job has ended.
 GRACE = 3
 MARK = "FARANDOLE_JOB"
-# Ends what still runs of a job on a node, known by the mark that its processes inherit, and names it.
+# Kills what still runs of a job on a node, found by the mark that its processes inherit, and prints its names.
 REAP = """
 import os, pathlib, signal, time
 
@@ -89,11 +89,11 @@ def end(job):
 
 
 def reap(node, mark):
-    """What was still there of the job on a node; it is ended."""
+    """Kill the processes that a job left on a node, and return their names."""
     script = f"MARK = {f'{MARK}={mark}'.encode()!r}; GRACE = {GRACE}{REAP}"
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, "python3", "-"]
     if node == socket.gethostname():
-        # A login of its own would only cost time here.
+        # Here an ssh login would only cost time.
         command = ["python3", "-"]
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=PATIENCE)
@@ -103,7 +103,7 @@ def reap(node, mark):
 
 
 def records(output):
-    """The lines of JSON that ranks printed, whatever the launcher put before them."""
+    """Parse the lines of JSON that ranks printed, after any prefix of the launcher."""
     for line in output.splitlines():
         start = line.find('{"')
         if start >= 0:

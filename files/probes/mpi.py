@@ -1,7 +1,9 @@
-"""MPI alone proves itself, beside plain TCP: mpirun -np 2 -H node-1:1,node-2:1 --bind-to none python mpi.py --expect 2
+"""Test MPI without Horovod, and compare it with plain TCP.
+
+mpirun -np 2 -H node-1:1,node-2:1 --bind-to none python mpi.py --expect 2
 
 Every rank prints what it is and what it found as a line of JSON, rank 0 also how fast MPI and plain TCP are between it
-and rank 1; one that finds something wrong says what and where, and the job ends with a status not 0.
+and rank 1. A rank that finds something wrong says what and where, and the job ends with a status other than 0.
 """
 
 import argparse
@@ -28,19 +30,19 @@ WINDOW = 4
 SMALL_SECONDS = 0.005
 LARGE_SECONDS = 0.02
 ALL_SECONDS = 12
-# So many rounds in which nothing disturbed the ranks are enough; so many there are in any case.
+# This many undisturbed rounds are enough; FEWEST rounds are made in any case.
 QUIET = 20
 FEWEST = 7
-# A rank that talks over MPI never sleeps, so one that waited for a processor this share of the time was disturbed.
+# A rank that communicates over MPI never sleeps; one that waited for a processor this share of the time was disturbed.
 WAITED = 0.02
 PATIENCE = 5
 
 
 class MPI:
-    """As much of Open MPI as the proof needs. What fails within it ends the job in its own words."""
+    """The functions of Open MPI that the test needs. If one fails, Open MPI itself prints why and ends the job."""
 
     def __init__(self, path):
-        # Open MPI's plugins look for its names among the global ones.
+        # Open MPI's plugins look its symbols up among the global ones.
         self.library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         self.world = self.handle("comm_world")
         self.byte = self.handle("byte")
@@ -49,49 +51,49 @@ class MPI:
         self.size = self.integer("Comm_size", self.world)
 
     def handle(self, name):
-        """What C calls MPI_COMM_WORLD, MPI_BYTE and so on."""
+        """A predefined handle, which C calls MPI_COMM_WORLD, MPI_BYTE and so on."""
         return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self.library, f"ompi_mpi_{name}")))
 
     def call(self, name, *arguments):
-        """One function of MPI."""
+        """Call a function of MPI."""
         if code := getattr(self.library, f"MPI_{name}")(*arguments):
-            raise RuntimeError(f"MPI_{name} ended with {code}")
+            raise RuntimeError(f"MPI_{name} returned {code}")
 
     def integer(self, name, *arguments):
-        """What a function answers in its last argument."""
+        """Call a function and return the integer that it writes to its last argument."""
         answer = ctypes.c_int()
         self.call(name, *arguments, ctypes.byref(answer))
         return answer.value
 
     def version(self):
-        """What the library says of itself."""
+        """The version string of the library."""
         text = ctypes.create_string_buffer(256)
         self.integer("Get_library_version", text)
         return text.value.decode().partition(",")[0]
 
     def send(self, values, rank):
-        """A whole array."""
+        """Send an array."""
         self.call("Send", place(values), length(values), self.byte, rank, 0, self.world)
 
     def receive(self, values, rank):
-        """A whole array."""
+        """Receive an array."""
         self.call("Recv", place(values), length(values), self.byte, rank, 0, self.world, None)
 
     def waits(self, rank):
-        """Whether something of that rank waits to be received."""
+        """Whether a message from a rank is waiting to be received."""
         flag = ctypes.c_int()
         self.call("Iprobe", rank, 0, self.world, ctypes.byref(flag), None)
         return bool(flag.value)
 
     def reduce(self, values, kind, how):
-        """The arrays of all ranks made one, element by element."""
+        """Combine the arrays of all ranks element by element."""
         total = array(values.typecode, bytes(length(values)))
         kind, how = self.handle(kind), self.handle(f"op_{how}")
         self.call("Allreduce", place(values), place(total), len(values), kind, how, self.world)
         return total
 
     def gather(self, thing):
-        """What every rank hands in, in their order."""
+        """Collect an object from every rank, in the order of ranks."""
         text = json.dumps(thing).encode()
         width = self.reduce(array("q", [len(text)]), "int64_t", "max")[0]
         own, every = array("b", text.ljust(width)), array("b", bytes(width * self.size))
@@ -101,34 +103,34 @@ class MPI:
 
 
 def place(values):
-    """Where an array lies."""
+    """The address of an array's memory."""
     return ctypes.c_void_p(values.buffer_info()[0])
 
 
 def length(values):
-    """Its bytes."""
+    """The size of an array in bytes."""
     return len(values) * values.itemsize
 
 
 class WayError(Exception):
-    """Why there is no plain TCP: a code, and what shows it."""
+    """The reason why plain TCP cannot be measured: a code, and what was seen."""
 
 
 class Way:
-    """How two ranks talk. Of every job the one that leads does its half, and the other answers."""
+    """A way for two ranks to exchange messages: one leads, the other responds."""
 
     def __init__(self, leads):
         self.leads = leads
 
     def exchange(self, count):
-        """A small message there and back, so often."""
+        """Send a small message there and back, repeatedly."""
         one, other = (self.send, self.receive) if self.leads else (self.receive, self.send)
         for _ in range(count):
             one()
             other()
 
     def push(self, count):
-        """So many large messages there, and one small one back when all have come."""
+        """Send large messages there, and a small one back when all have arrived."""
         if self.leads:
             self.pour(count)
             self.receive()
@@ -137,7 +139,7 @@ class Way:
             self.send()
 
     def timed(self, job, count):
-        """The seconds that a job takes, from when both are ready."""
+        """The seconds that a job takes once both ranks are ready."""
         self.exchange(1)
         begun = time.perf_counter()
         job(count)
@@ -145,14 +147,14 @@ class Way:
 
 
 class OverMPI(Way):
-    """By messages of MPI."""
+    """Messages over MPI."""
 
     def __init__(self, mpi):
         super().__init__(mpi.rank == 0)
         self.mpi = mpi
         self.small = array("b", bytes(SMALL))
         self.large = [array("b", bytes(LARGE)) for _ in range(WINDOW)]
-        # Made once, as making them takes longer than a call.
+        # Built once, as building them takes longer than a call.
         self.word = (place(self.small), SMALL, mpi.byte, 1 - mpi.rank, 0, mpi.world)
         self.parts = [(place(part), LARGE, mpi.byte, 1 - mpi.rank, 0, mpi.world) for part in self.large]
         self.requests = (ctypes.c_void_p * WINDOW)()
@@ -167,15 +169,15 @@ class OverMPI(Way):
         self.mpi.call("Recv", *self.word, None)
 
     def pour(self, count):
-        """Large messages, a window of them at a time."""
+        """Send large messages, a window of them at a time."""
         self.windows("Isend", count)
 
     def drain(self, count):
-        """As many as are poured."""
+        """Receive the messages that the other rank pours."""
         self.windows("Irecv", count)
 
     def windows(self, name, count):
-        """Begin a window of messages, then wait for all of it."""
+        """Start a window of messages, then wait for all of them."""
         while count > 0:
             now = min(count, WINDOW)
             for part, slot in zip(self.parts[:now], self.slots[:now], strict=True):
@@ -185,11 +187,11 @@ class OverMPI(Way):
 
 
 class OverTCP(Way):
-    """By a socket of TCP, without MPI."""
+    """Messages over a TCP socket, without MPI."""
 
     def __init__(self, leads, connection):
         super().__init__(leads)
-        # The kernel's own choice of buffers stays, which grows larger than one may ask for.
+        # The buffer sizes are left to the kernel, which makes them larger than a program may request.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.small = memoryview(bytearray(SMALL))
@@ -204,16 +206,16 @@ class OverTCP(Way):
         self.take(self.small, SMALL)
 
     def pour(self, count):
-        """Large messages."""
+        """Send large messages."""
         for _ in range(count):
             self.connection.sendall(self.large)
 
     def drain(self, count):
-        """As many as are poured."""
+        """Receive the messages that the other rank pours."""
         self.take(self.large, count * LARGE)
 
     def take(self, into, left):
-        """So many bytes, which overwrite each other."""
+        """Receive bytes into a buffer, which later ones overwrite."""
         while left:
             came = self.connection.recv_into(into[: min(left, len(into))])
             if not came:
@@ -222,7 +224,7 @@ class OverTCP(Way):
 
 
 def arguments():
-    """What is to be proven."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
     parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless they are on M machines; default: N")
@@ -233,7 +235,7 @@ def arguments():
 
 
 def describe(mpi):
-    """What this rank is."""
+    """Describe this rank."""
     return {
         "rank": mpi.rank,
         "size": mpi.size,
@@ -246,7 +248,7 @@ def describe(mpi):
 
 
 def judge(ranks, options):
-    """What is wrong with the job as a whole; every rank comes to the same."""
+    """Yield what is wrong with the job as a whole; every rank comes to the same result."""
     if options.expect not in (None, len(ranks)):
         alone = ", a job of its own" if len(ranks) == 1 else ""
         yield complaint("ranks-missing", f"{len(ranks)} of {options.expect} ranks are in this job{alone}")
@@ -263,12 +265,12 @@ def judge(ranks, options):
 
 
 def complaint(code, seen):
-    """What is wrong: a code, by which the control machine knows what mends it, and what shows it."""
+    """A problem: a code, by which the control machine finds the cure, and what was seen."""
     return {"code": code, "seen": seen}
 
 
 def by(ranks, what):
-    """Names of hosts by a value that their ranks have."""
+    """Group the names of hosts by a value that their ranks report."""
     hosts = {}
     for one in ranks:
         hosts.setdefault(one[what], []).append(one["host"])
@@ -276,7 +278,7 @@ def by(ranks, what):
 
 
 def ring(mpi):
-    """What a token that goes round the ranks is worth when this one last has it; each adds its number, from 1 on."""
+    """Pass a token round the ranks, each adding its number, and return its value when this rank last has it."""
     token = array("q", [0])
     if mpi.rank:
         mpi.receive(token, mpi.rank - 1)
@@ -289,7 +291,7 @@ def ring(mpi):
 
 
 def misled(worth, rank, size):
-    """What is wrong with the token."""
+    """Yield what is wrong with the token."""
     # Rank 0 has it again at the end, the others pass it on.
     added = rank + 1 if rank else size
     if worth != (wanted := added * (added + 1) // 2):
@@ -299,7 +301,7 @@ def misled(worth, rank, size):
 
 
 def sums(mpi):
-    """The sums of this rank's arrays and the others', each beside what it must be."""
+    """Sum arrays over all ranks, and yield each sum and whether it is exact."""
     wanted = mpi.size * (mpi.size + 1) // 2
     for name, (letter, kind) in TYPES.items():
         for size in SIZES:
@@ -310,7 +312,7 @@ def sums(mpi):
 
 
 def missed(results, size):
-    """What is wrong with the sums."""
+    """Yield what is wrong with the sums."""
     wanted = size * (size + 1) // 2
     for one in results:
         if not one["exact"]:
@@ -318,8 +320,8 @@ def missed(results, size):
 
 
 def addresses():
-    """Of this host, IPv4."""
-    # Horovod brings it, and finds its own interface with it.
+    """The IPv4 addresses of this host."""
+    # Horovod depends on it, to find its own interface.
     import psutil
 
     links = psutil.net_if_addrs().values()
@@ -327,7 +329,7 @@ def addresses():
 
 
 def own_address(network, found):
-    """The address of this host in the cluster's network; WayError says why there is none."""
+    """The address of this host in the cluster's network, or a WayError that says why there is none."""
     if not network:
         raise WayError("network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured")
     try:
@@ -340,12 +342,12 @@ def own_address(network, found):
 
 
 def listen(network):
-    """A socket in the cluster's network; rank 0 waits with it."""
+    """Open the socket in the cluster's network on which rank 0 waits."""
     return socket.create_server((own_address(network, addresses()), 0))
 
 
 def dial(network, offer):
-    """A connection from this host's address in the cluster's network to where rank 0 listens."""
+    """Connect from this host's address in the cluster's network to the socket of rank 0."""
     own = own_address(network, addresses())
     try:
         return socket.create_connection(tuple(offer), timeout=PATIENCE, source_address=(own, 0))
@@ -354,7 +356,7 @@ def dial(network, offer):
 
 
 def meet(mpi, network):
-    """A TCP connection between rank 0 and rank 1, None if there is none, and what is wrong with it here."""
+    """Open a TCP connection between rank 0 and rank 1; return it or None, and what is wrong with it on this rank."""
     mine, wrong = None, []
     try:
         mine = listen(network) if mpi.rank == 0 else None
@@ -370,43 +372,43 @@ def meet(mpi, network):
     if mpi.rank == 0:
         mine = mine.accept()[0]
     if mine:
-        # The time to wait was for the beginning only; with one, Python asks the kernel twice for every message.
+        # The timeout was for connecting only; with one set, Python makes two system calls for every message.
         mine.settimeout(None)
     return mine, wrong
 
 
 def often(seconds, count, enough):
-    """How often a job has to be done to take long enough, when so many times took so long."""
+    """How often to do a job so that it takes long enough, given how long a number of times took."""
     return max(1, min(10_000, round(count * enough / max(seconds, 1e-9))))
 
 
 def plan(mpi, way, job, tried, enough):
-    """How often a job is done in each batch; both ranks try it, and rank 0 decides."""
+    """How often to do a job in each batch; both ranks try it, and rank 0 decides."""
     fastest = min(way.timed(job, tried) for _ in range(3))
     return decide(mpi, often(fastest, tried, enough))
 
 
 def decide(mpi, number):
-    """What rank 0 says, for both ranks."""
+    """Give rank 0's number to both ranks."""
     shared = array("q", [number])
     (mpi.receive if mpi.rank else mpi.send)(shared, 1 - mpi.rank)
     return shared[0]
 
 
 def tell(mpi, number):
-    """What rank 1 says, for both ranks."""
+    """Give rank 1's number to both ranks."""
     shared = array("q", [number])
     (mpi.send if mpi.rank else mpi.receive)(shared, 1 - mpi.rank)
     return shared[0]
 
 
 def waiting():
-    """For how many seconds this thread was ready to run and did not."""
+    """The seconds for which this thread was ready to run but had no processor."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def compare(mpi, ways):
-    """Rounds of every job in every way, and of each whether it was quiet: until there are enough, or time is up."""
+    """Do rounds of every job in every way until enough were quiet or time is up; say of each whether it was quiet."""
     jobs = []
     for way in ways:
         jobs.append((way, way.exchange, plan(mpi, way, way.exchange, 50, SMALL_SECONDS)))
@@ -414,7 +416,7 @@ def compare(mpi, ways):
     rounds, until = [], time.perf_counter() + ALL_SECONDS
     more = True
     while more:
-        # By turns, so that what disturbs one disturbs the other.
+        # In turns, so that what disturbs one way disturbs the other.
         took, quiet = [], True
         for way, job, count in jobs:
             waited = waiting()
@@ -429,7 +431,7 @@ def compare(mpi, ways):
 
 
 def speeds(rounds):
-    """Half a round trip in microseconds and megabytes per second, in each way, at its best while it was quiet."""
+    """The best latency (half a round trip) and bandwidth of each way in the quiet rounds."""
     quiet = [took for was_quiet, took in rounds if was_quiet]
     best = [min(times) for times in zip(*(quiet or [took for _, took in rounds]), strict=True)]
     found = []
@@ -444,7 +446,7 @@ def speeds(rounds):
 
 
 def measure(mpi, network):
-    """How fast MPI and plain TCP are between rank 0 and rank 1, and what is wrong with that here."""
+    """Measure MPI and plain TCP between rank 0 and rank 1; return the figures and what is wrong on this rank."""
     if mpi.size == 1:
         return speeds([]), []
     connection, wrong = meet(mpi, network)
@@ -470,25 +472,25 @@ def sleep_until_told(mpi):
 
 
 def prove(mpi, options):
-    """Compute, compare, measure, say."""
+    """Compute, compare, measure and print the results."""
     own = describe(mpi)
     common = list(judge(mpi.gather(own), options))
     worth, results = ring(mpi), list(sums(mpi))
     measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
     mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
     wrong = common + mine
-    told = measured if mpi.rank == 0 else {}
-    print(json.dumps({**own, "ring": worth, "sums": results, **told, "wrong": wrong}), flush=True)
-    # What all of them see one says.
+    speed = measured if mpi.rank == 0 else {}
+    print(json.dumps({**own, "ring": worth, "sums": results, **speed, "wrong": wrong}), flush=True)
+    # Rank 0 alone prints what all of them see.
     for one in wrong if mpi.rank == 0 else mine:
         print(f"{own['host']}, rank {mpi.rank}: {one['seen']}", file=sys.stderr, flush=True)
-    # Nobody leaves while another still computes: the launcher would end the others before they have spoken.
+    # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
     mpi.call("Barrier", mpi.world)
     return int(bool(wrong))
 
 
 def main():
-    """Join the job, prove, leave it."""
+    """Join the job, test it, leave it."""
     options = arguments()
     try:
         mpi = MPI(LIBRARY)
@@ -498,7 +500,7 @@ def main():
         code = prove(mpi, options)
     except Exception:
         traceback.print_exc()
-        # To finalise would be to wait for ranks that wait for this one.
+        # MPI_Finalize would wait for ranks that wait for this one.
         mpi.call("Abort", mpi.world, 1)
     mpi.call("Finalize")
     return code

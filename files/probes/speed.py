@@ -1,9 +1,9 @@
-"""What working together costs: horovodrun --mpi -np 2 -H node-1:1,node-2:1 python speed.py --master node-1
+"""Measure the cost of training together: horovodrun --mpi -np 2 -H node-1:1,node-2:1 python speed.py --master node-1
 
-One model learns in three ways: on every node by itself, on all nodes with Horovod, and on all nodes with PyTorch's own
-DistributedDataParallel over Gloo. The ways take turns of half a second, so that a machine that slows down slows all
-three. Rounds in which other programs kept a rank waiting are marked; it goes on until enough rounds were quiet and
-agree, or time is up.
+One model is trained in three ways: on every node by itself, on all nodes with Horovod, and on all nodes with PyTorch's
+own DistributedDataParallel over Gloo. The ways take turns of half a second, so that a machine that slows down slows all
+three. Rounds in which other programs kept a rank waiting are marked; rounds are repeated until enough of them were
+quiet and agree, or time is up.
 """
 
 import argparse
@@ -33,16 +33,16 @@ WAYS = ("alone", "horovod", "ddp")
 BATCH, IMAGES = 512, 8192
 WARM_UP = 5
 TURN_S = 0.5
-# So many quiet rounds are enough once they agree to a tenth.
+# This many quiet rounds are enough once they agree to a tenth.
 ENOUGH, AGREE = 7, 0.1
-# A rank was disturbed when it had to wait for a processor while other programs used one: shares of the time, of a core.
+# A rank was disturbed if it waited for a processor this share of the time while other programs used this many cores.
 WAITED, OTHERS = 0.03, 0.15
 PATIENCE = timedelta(seconds=60)
 PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """A process that learns in one way. It is stopped between its turns, so that it takes nothing from the others."""
+    """A process that trains in one way. It is stopped between its turns, so that it takes no time from the others."""
 
     def __init__(self, way, options, data):
         context = multiprocessing.get_context("fork")
@@ -53,19 +53,19 @@ class Worker:
         far_end.close()
 
     def answer(self):
-        """What it sends next."""
+        """Wait for the worker's next message."""
         try:
             return self.pipe.recv()
         except EOFError:
             self.process.join()
-            sys.exit(f"{socket.gethostname()}: {self.way} ended with status {self.process.exitcode}; it says above why")
+            sys.exit(f"{socket.gethostname()}: {self.way} exited with status {self.process.exitcode}, see above")
 
     def stop(self):
-        """Until its next turn."""
+        """Stop the worker until its next turn."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def turn(self, steps):
-        """What came of so many steps."""
+        """Let the worker train for some steps and return the result."""
         os.kill(self.process.pid, signal.SIGCONT)
         self.pipe.send(steps)
         result = self.answer()
@@ -73,7 +73,7 @@ class Worker:
         return result
 
     def end(self):
-        """Its last word, after which it ends by itself."""
+        """Let the worker exit and return its final message."""
         os.kill(self.process.pid, signal.SIGCONT)
         self.pipe.send(None)
         last = self.answer()
@@ -82,7 +82,7 @@ class Worker:
 
 
 def learn(way, options, data, pipe):
-    """The worker's side."""
+    """Train in a worker process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.manual_seed(options.seed)
     # As in the sample.
@@ -119,25 +119,25 @@ def learn(way, options, data, pipe):
 
 
 def waiting():
-    """For how many seconds this thread was ready to run and did not."""
+    """The seconds for which this thread was ready to run but had no processor."""
     return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 def busy():
-    """For how many seconds the processors of this machine were at work, or taken from it; by the kernel's clock."""
+    """The seconds for which this machine's processors were busy, stolen time included, by the kernel's clock."""
     user, nice, system, _, _, _, _, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def used(process):
-    """For how many seconds a process, with all its threads, was at work."""
+    """The processor seconds that a process has used, with all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def meet(options, *, is_master):
-    """The store through which the ranks talk about their turns."""
-    # The same port for all ranks of a job and another for the next; below those that the kernel gives away.
+    """Open the store through which the ranks coordinate their turns."""
+    # The same port for all ranks of a job and another for the next job, below the kernel's ephemeral ports.
     port = 20_000 + zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode()) % 12_000
     try:
         return dist.TCPStore(options.master, port, None, is_master, timeout=PATIENCE)
@@ -147,7 +147,7 @@ def meet(options, *, is_master):
 
 
 class Conductor:
-    """Every rank has one; that of rank 0 says whose turn it is, and collects what came of it."""
+    """Coordinates the turns; every rank has one, and that of rank 0 gives the orders and collects the results."""
 
     def __init__(self, options, store, workers):
         self.rank, self.size, self.store, self.workers = options.rank, options.size, store, workers
@@ -155,7 +155,7 @@ class Conductor:
         self.machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def lead(self, way, steps):
-        """Rank 0: let all ranks take a turn, and collect what they say of it."""
+        """Rank 0: let all ranks take a turn, and collect their results."""
         self.store.set(f"order {self.number}", json.dumps([way, steps]))
         mine, number = self.follow(), self.number - 1
         return [mine, *(json.loads(self.store.get(f"answer {number} {rank}")) for rank in range(1, self.size))]
@@ -165,7 +165,7 @@ class Conductor:
         self.store.set(f"order {self.number}", "null")
 
     def follow(self):
-        """Take the next turn; nothing is said when there are no more."""
+        """Take the next turn; None if there are no more."""
         if not (order := json.loads(self.store.get(f"order {self.number}"))):
             return None
         way, steps = order
@@ -178,12 +178,12 @@ class Conductor:
         return answer
 
     def used(self):
-        """For how many seconds the workers were at work."""
+        """The processor seconds that the workers have used."""
         return sum(used(worker.process.pid) for worker in self.workers.values())
 
 
 def disturbance(answers):
-    """How many cores other programs used while a rank waited for one, and on which host; 0 when none was disturbed."""
+    """How many cores other programs used while a rank waited for one, and on which host; 0 if none was disturbed."""
     worst, where = 0.0, ""
     for machine in {one["machine"] for one in answers}:
         # Nodes that share a machine share its processors.
@@ -196,13 +196,13 @@ def disturbance(answers):
 
 
 def agree(rounds, way):
-    """Whether the ratios of Horovod to another way differ by little, but for the least and the greatest."""
+    """Whether the ratios of Horovod to another way agree, apart from the smallest and the largest."""
     ratios = sorted(one["horovod"] / one[way] for one in rounds)
     return ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
 
 
 def measure(conductor, seconds):
-    """Rounds until enough were quiet and agree, or time is up; the ways take turns in one order and its reverse."""
+    """Do rounds until enough were quiet and agree, or time is up; every other round reverses the order of the ways."""
     until = time.monotonic() + seconds
     tried = max(one["seconds"] for one in conductor.lead("alone", WARM_UP))
     steps = max(2, round(TURN_S * WARM_UP / tried))
@@ -214,7 +214,7 @@ def measure(conductor, seconds):
             found[way] = round(sum(steps * BATCH / one["seconds"] for one in answers), 1)
             worst, where = max((worst, where), disturbance(answers))
         rounds.append({**found, "quiet": not worst, "others": round(worst, 2), "where": where})
-        # A line for each, as a launcher cuts long ones up.
+        # One line per round, as launchers split long lines.
         print(json.dumps({"round": rounds[-1]}), flush=True)
         quiet = [one for one in rounds if one["quiet"]]
         if len(quiet) >= ENOUGH and all(agree(quiet, way) for way in ("alone", "ddp")):
@@ -222,7 +222,7 @@ def measure(conductor, seconds):
 
 
 def describe(options):
-    """What this rank is."""
+    """Describe this rank."""
     return {
         "rank": options.rank,
         "size": options.size,
@@ -234,16 +234,16 @@ def describe(options):
 
 
 def main():
-    """Measure, and print what came of it as a line of JSON."""
+    """Measure, and print the results as lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--master", required=True, help="name of the node of rank 0")
-    parser.add_argument("--seconds", type=float, default=45, help="for which it goes on at most")
+    parser.add_argument("--seconds", type=float, default=45, help="time limit for all rounds")
     options = parser.parse_args()
     options.rank, options.size = (int(os.environ[f"OMPI_COMM_WORLD_{what}"]) for what in ("RANK", "SIZE"))
     options.seed, options.lr = 42, 0.02
     data, _ = datasets(f"MNIST-data-{options.rank}", IMAGES)
 
-    # The workers first: a process that has threads is not safe to fork.
+    # The workers come first, as a process with threads is not safe to fork.
     workers = {way: Worker(way, options, data) for way in WAYS}
     store = meet(options, is_master=options.rank == 0)
     for worker in workers.values():

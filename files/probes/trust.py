@@ -1,7 +1,7 @@
-"""Does this node reach every other as a job would: by name and by address, asked nothing, told nothing?
+"""Check that this node reaches every other as a job would: by name and by address, without a prompt or any noise.
 
-Reads {"name": "address", …} as its argument; prints every connection that it tried, in one line of JSON; leaves 1
-unless all are clean. A code says what this program saw; the control machine explains what ssh said.
+Takes {"name": "address", …} as its argument, prints every connection that it tried as one line of JSON, and exits with
+1 unless all succeed. A code says what this program saw; the control machine explains what ssh printed.
 """
 
 import json
@@ -11,13 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 LIMIT = 20
-# Characters of what was said that are handed on.
-SAID = 2000
+# Characters of output that are passed on.
+SHOWN = 2000
 ASK = "hostname && cat /etc/machine-id"
 
 
 def call(target):
-    """What one ssh answered, and a code and words if it is not clean."""
+    """Log in to a target; return its answer, and a code and what was seen if it failed."""
     command = ["ssh", "-o", "BatchMode=yes", target, ASK]
     try:
         done = subprocess.run(
@@ -32,19 +32,19 @@ def call(target):
 
 
 def judge(name, target):
-    """One connection to one node."""
+    """Try one connection to one node."""
     begun = time.monotonic()
     answer, code, seen = call(target)
     if not code and (len(answer) != 2 or answer[0] != name):
         code, seen = "peer-stranger", repr(" ".join(answer))
     machine = answer[1] if len(answer) == 2 else ""
     seconds = round(time.monotonic() - begun, 2)
-    told = {"host": name, "target": target, "seconds": seconds, "machine": machine}
-    return {**told, "code": code, "seen": seen[-SAID:]}
+    tried = {"host": name, "target": target, "seconds": seconds, "machine": machine}
+    return {**tried, "code": code, "seen": seen[-SHOWN:]}
 
 
 def main():
-    """All connections at once; then the count of machines behind them."""
+    """Try all connections at once, then count the machines behind them."""
     nodes = json.loads(sys.argv[1])
     ways = [(name, target) for name, address in nodes.items() for target in (name, address)]
     with ThreadPoolExecutor(max_workers=64) as pool:
