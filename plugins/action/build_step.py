@@ -16,9 +16,9 @@ short_description: Run a long script on a node
 description:
   - The script runs as a transient unit of systemd, so neither a lost connection nor a killed control machine ends it. A
     run that asks for the same step again waits for the one at work instead of starting another.
-  - Another step of the same O(build) that a killed run left at work is waited for, and is not repeated when its turn
-    comes. One of another build is ended.
-  - If two runs wait for one step, as a killed ansible-playbook can leave a process behind, both are told how it ended.
+  - If a killed run left another step of the same O(build) running, this one waits for it, and it is not repeated when
+    its turn comes. A step of another build is killed.
+  - If two runs wait for one step, as a killed ansible-playbook can leave a process behind, both get its result.
   - While it runs, the last line of its log is shown every 20 seconds.
 options:
   name: {description: "What is done, in a few words.", type: str, required: true}
@@ -58,7 +58,7 @@ log: {description: The script's log on the node., type: str, returned: always}
 
 
 class ActionModule(Action):
-    """Starts the step and looks at it until it is over."""
+    """Starts the step and polls it until it has ended."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Waits for the end of the step."""

@@ -1,4 +1,4 @@
-"""Ask a node what it is; no answer is an answer too."""
+"""Ask a node what it is; no answer is a result too."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ WORK_S, MEMORY_MIB = 30, 32
 
 
 def only_json(out: str) -> str:
-    """The object in a module's output, whatever a login script printed around it."""
-    told, _ = _filter_non_json_lines(out, objects_only=True)
-    return str(told)
+    """The JSON object in a module's output, whatever a login script printed around it."""
+    found, _ = _filter_non_json_lines(out, objects_only=True)
+    return str(found)
 
 
 class ActionModule(Action):
@@ -127,7 +127,7 @@ class ActionModule(Action):
         try:
             with bounded(seconds, MEMORY_MIB) as broken:
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
-        # Of whatever kind: a node must not be able to end the run for all.
+        # Any error: no node may be able to end the run for all.
         except Exception as error:
             answer = {"unreachable_reason": probe.reason(str(error)) or "it says nothing"}
         if broken:

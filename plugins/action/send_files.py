@@ -63,7 +63,7 @@ SWEEP = (
 
 
 def check(file: dict[str, str]) -> None:
-    """A file that is not what it is said to be goes nowhere."""
+    """Refuse to send a file whose sha256 is not the expected one."""
     path = Path(file["path"])
     if not path.is_file():
         raise FarandoleError(f"{path} is not there on the control machine")
@@ -75,7 +75,7 @@ def check(file: dict[str, str]) -> None:
 
 
 def bundle(files: Iterable[dict[str, str]], archive: Path) -> None:
-    """All of them in one plain tar; they are compressed already."""
+    """Put all files into one uncompressed tar, as they are compressed already."""
     with tarfile.open(archive, "w", dereference=True) as tar:
         for file in files:
             tar.add(file["path"], arcname=file["name"])
@@ -119,7 +119,7 @@ class ActionModule(Action):
 
     @contextmanager
     def _landing(self, host: str, room: int) -> Iterator[str]:
-        """A fresh folder of the login user alone, with room enough; it is gone afterwards."""
+        """A temporary folder that only the login user can enter, on a disk with enough space."""
         folder = f"{LANDING}.{secrets.token_hex(8)}"
         answer = self._shell(f"{SWEEP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
         free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
@@ -142,6 +142,6 @@ class ActionModule(Action):
                 self._shell(f"rm -rf {folder}")
 
     def _shell(self, script: str) -> dict[str, Any]:
-        """As the account that logs in, which is the one that copies."""
+        """Run a script as the account that logs in, which also copies the files."""
         answer: dict[str, Any] = self._low_level_execute_command(script, sudoable=False)
         return answer

@@ -1,4 +1,4 @@
-"""Show what nodes say without letting it steer the terminal."""
+"""Show what nodes print without letting it control the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ description:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """All that Ansible shows, of workers and callbacks too, goes through one method of one object."""
+    """Wraps the one method through which Ansible shows everything, including output of workers and callbacks."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"

@@ -41,7 +41,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An error that is meant for a person is shown as it is."""
+    """Make a function's error that is meant for the user an error of a filter, with the same message."""
 
     @wraps(function)
     def call(*values: Any, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fetching import TooMuchError, from_depot
 
-# What a module has to be told of a file.
+# The arguments of a module that describe a file.
 FILE = {
     "url": {"type": "str", "required": True},
     "sha256": {"type": "str", "required": True},
@@ -20,7 +20,7 @@ FILE = {
 
 
 def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full: str = "make room there") -> None:
-    """Bring a file, and be sure of it; no byte more than its size is written."""
+    """Fetch a file and check its sha256; no more bytes than its size are written."""
     url, wanted, size = (file[name] for name in FILE)
     try:
         got = from_depot(url, target, size)

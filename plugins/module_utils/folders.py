@@ -1,4 +1,4 @@
-"""Files that are compared, and folders that a run may leave half made or half removed."""
+"""Compare files, and handle folders that a killed run may leave incomplete."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ansible.module_utils.contents import sha256
 
 
 def checksum(path: Path) -> str:
-    """The sha256 of a file; empty for what is none, as a link."""
+    """The sha256 of a file; empty for anything else, such as a link."""
     return sha256(str(path)) if path.is_file() and not path.is_symlink() else ""
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep others off meanwhile: a control machine that was killed leaves its module at work on the node."""
+    """Hold a lock: if a control machine is killed, its module goes on running on the node."""
     folder.mkdir(parents=True, exist_ok=True)
     # A file of root's own: whoever can read a file or a folder can hold its lock for ever.
     opened = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -32,7 +32,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def aside(root: Path, path: Path) -> None:
-    """Rename away what is to be removed: killed in between, nothing half bears the name of a whole."""
+    """Rename what is to be removed, so that a killed run leaves nothing incomplete under its name."""
     removing = root / "removing"
     removing.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.exists():
@@ -45,5 +45,5 @@ def sweep(root: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """By a program that no depth of folders ends."""
+    """Remove a folder with rm, which copes with any depth."""
     subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""How root tries a program that another machine made: as an account that can harm nobody but itself."""
+"""Run a program that came from another machine as an unprivileged account instead of root."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHOWN = 1500
 def run(
     command: Sequence[str], user: str, folder: Path, seconds: int = 600, environment: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Exit status and last words; nothing of root's is handed on. `folder` is root's own."""
+    """Run a command with nothing of root's environment; return its exit status and last output. Root owns `folder`."""
     account = pwd.getpwnam(user)
-    # Who is not root cannot become another account, and need not.
+    # Without root it is neither possible nor necessary to become another account.
     other: dict[str, Any] = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     environ = {"PATH": PATH, "HOME": account.pw_dir, "LANG": "C.UTF-8", **(environment or {})}
     with tempfile.TemporaryFile(dir=folder) as words:

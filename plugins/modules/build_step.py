@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action build_step: run a script as a unit of systemd, or look at the one that runs."""
+"""The node's half of the action build_step: run a script as a systemd unit, or report on the running one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ UNIT = "farandole-build.service"
 TAIL = 25
 # Lines in which a percentage is looked for: a verbose build writes hundreds between two.
 RECENT = 2000
-# What says best why a build failed, wherever it stands in the log.
+# Words in the log that best show why a build failed.
 TELLING = ("error:", "Error:", "ERROR", "No space left", "fatal:", "cannot find", "not found")
-# A step works as root: what it finds by a name, it finds where root alone writes.
+# A step runs as root, so programs and modules are found only where nobody else can write.
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONNOUSERSITE": "1"}
 
 
@@ -31,7 +31,7 @@ def slug(name: str) -> str:
 
 
 def digest(parameters: dict[str, Any]) -> str:
-    """By which a step is known again."""
+    """Identify a step, to recognize it in a later run."""
     told = {key: parameters[key] for key in ("name", "script", "directory", "environment")}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -57,7 +57,7 @@ def at_work(unit: dict[str, str]) -> bool:
 
 
 def over(unit: dict[str, str]) -> bool:
-    """Whether its script has ended and nobody has asked how."""
+    """Whether its script has ended and its result has not been recorded yet."""
     return unit["SubState"] == "exited" or unit["ActiveState"] == "failed"
 
 
@@ -73,7 +73,7 @@ def file_of(name: str, directory: Path, kind: str) -> Path:
 
 
 def conclude(module: AnsibleModule, unit: dict[str, str]) -> None:
-    """Write down how a step ended, for every run that may ask, and let systemd forget it."""
+    """Record how a step ended, for every run that may ask, and reset the unit."""
     (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
     if name and directory.is_dir():
         log = file_of(name, directory, "log")
@@ -88,21 +88,21 @@ def conclude(module: AnsibleModule, unit: dict[str, str]) -> None:
 
 
 def how_it_ended(name: str, directory: Path, description: str) -> dict[str, Any]:
-    """What was written down of exactly this step; empty when nothing was."""
+    """The recorded result of exactly this step; empty if there is none."""
     ended = file_of(name, directory, "ended")
     told = json.loads(ended.read_text()) if ended.exists() else {}
     return told if told.pop("description", "") == description else {}
 
 
 def running(unit: dict[str, str], **more: Any) -> dict[str, Any]:
-    """How far the step is that is at work."""
+    """The progress of the running step."""
     (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
     last = progress(lines_of(file_of(name, directory, "log")))
     return {"changed": True, "running": True, "step": name, "seconds": seconds(unit), "last": last, **more}
 
 
 def forget(module: AnsibleModule) -> None:
-    """End the unit with all its processes and let systemd forget it."""
+    """Stop the unit with all its processes and reset it."""
     module.run_command(["systemctl", "stop", UNIT])
     module.run_command(["systemctl", "reset-failed", UNIT])
 
@@ -184,7 +184,7 @@ def complaint(name: str, unit: dict[str, str], log: Path) -> str:
 
 
 def main() -> None:
-    """Start the step where it is not at work, and say how it stands."""
+    """Start the step unless it is running, and report its state."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},

@@ -48,7 +48,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 PATIENCE = 15
-# Until a daemon has noticed the signal, its old self answers.
+# Until a daemon has handled the signal, the old configuration still answers.
 SETTLE = 0.3
 
 
@@ -62,7 +62,7 @@ def last_read(module: AnsibleModule, name: str) -> float:
 
 
 def answers(port: int) -> bool:
-    """Whether something accepts connections there before patience ends."""
+    """Whether the port accepts connections before the timeout."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
@@ -74,12 +74,12 @@ def answers(port: int) -> bool:
 
 
 def rests(module: AnsibleModule, name: str) -> bool:
-    """Whether it does not run, or would not after a boot."""
+    """Whether the service is not running or not enabled."""
     return any(module.run_command(["systemctl", "--quiet", verb, name])[0] for verb in ("is-active", "is-enabled"))
 
 
 def wake(module: AnsibleModule, name: str, younger: list[Path]) -> tuple[int, str]:
-    """Exit status and complaint of whatever makes it read its files."""
+    """Make the service read its files; return the exit status and stderr."""
     commands = [["reload-or-restart", name]]
     if module.params["start"]:
         verb = "restart" if any(file.suffix == ".service" for file in younger) else "reload-or-restart"

@@ -127,7 +127,7 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
 
 
 def strangers(folder: Path, files: list[File]) -> list[Path]:
-    """What is in a folder and none of the files."""
+    """The files in a folder that are not among the given ones."""
     ours = {Path(file["path"]) for file in files}
     inside = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return [path for path in inside if path not in ours and path.parent.name != "__pycache__"]

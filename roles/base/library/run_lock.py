@@ -19,7 +19,7 @@ GRACE = 3.0
 
 
 def started(pid: int) -> str | None:
-    """The boot, and when a process began in it; none for one that is dead or only waits to be reaped."""
+    """The boot id and a process's start time; None if the process is dead or a zombie."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -29,7 +29,7 @@ def started(pid: int) -> str | None:
 
 
 def holding(file: TextIO) -> Any:
-    """The run that is written down there, as long as its process on this node lives."""
+    """The recorded run, as long as its process on this node is alive."""
     file.seek(0)
     try:
         record = json.load(file)
@@ -64,7 +64,7 @@ def write(file: TextIO, run: dict[str, Any], holder: int) -> None:
 
 
 def main() -> None:
-    """Refuse, or write the run down."""
+    """Refuse, or record the run."""
     module = AnsibleModule(
         argument_spec={
             "run": {"type": "dict", "required": True},

@@ -84,7 +84,7 @@ def spoken(number: int) -> str:
 
 
 def call(path: Path, user: str = "nobody") -> tuple[str, str]:
-    """The version that a library says it has, or why it says none."""
+    """The version that a library reports, or why it reports none."""
     command = [sys.executable, "-I", "-c", CALL, str(path)]
     with tempfile.TemporaryDirectory() as folder:
         code, words = unprivileged.run(command, user, Path(folder), seconds=60)

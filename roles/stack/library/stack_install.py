@@ -119,7 +119,7 @@ def unpack(module: AnsibleModule, archive: Path, folder: Path) -> None:
 
 
 def misfit(folder: Path, stack: str, mpi: str) -> str:
-    """The first thing in an archive that no stack has; empty when all is well."""
+    """The first thing in an archive that does not belong in a stack; empty if there is none."""
     due = {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
     hard: Counter[int] = Counter()
     links: dict[int, tuple[str, int]] = {}
@@ -185,7 +185,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def prove(module: AnsibleModule, target: Path, incoming: Path) -> None:
-    """What was unpacked has to start on this machine, too; for its account, as root runs nothing that came."""
+    """Check that the unpacked programs start on this machine, as the job user: root never runs them."""
     imports = "; ".join(f"import {name}" for name in module.params["modules"])
     commands = [
         [str(target / "mpi/bin/mpirun"), "--version"],

@@ -63,7 +63,7 @@ def target_of(link: Path) -> str:
 
 
 def point(link: Path, stack: str) -> None:
-    """Lead a link elsewhere at once."""
+    """Point a link elsewhere atomically."""
     draft = link.with_name(f".{link.name}.new")
     draft.unlink(missing_ok=True)
     draft.symlink_to(f"stacks/{stack}")
@@ -71,7 +71,7 @@ def point(link: Path, stack: str) -> None:
 
 
 def switch(root: Path, stack: str) -> str:
-    """Where `current` led before. `former` is written first: killed in between, nothing is lost."""
+    """Switch `current` and return its former target. `former` is written first, so that a killed run loses nothing."""
     before = target_of(root / "current")
     if before and before != stack:
         point(root / "former", before)
