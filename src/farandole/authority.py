@@ -236,11 +236,15 @@ class Authority:
         """Whether the run that made this CA has not completed."""
         return (self.folder / UNFINISHED).exists()
 
+    @property
+    def missing(self) -> list[str]:
+        """The CA's keys that are not in its folder."""
+        return [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
+
     def why_renew(self) -> str:
         """Why a new CA is needed; empty if the present one is fine."""
-        missing = [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
-        why = trust.why_renew(str(self.folder), missing, ledger=(self.folder / LEDGER).exists())
-        if why and not missing:
+        why = trust.why_renew(str(self.folder), self.missing, ledger=(self.folder / LEDGER).exists())
+        if why and not self.missing:
             for kind in KINDS:  # With a wrong passphrase, the new keys would be encrypted with that one.
                 self.key(kind)
         return why
@@ -339,7 +343,8 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
     trust.refuse_no_launcher(members.launchers)
     why = "ssh_trust_rotate asks for a new CA" if rotate else authority.why_renew()
     if why or authority.unfinished:
-        trust.refuse_partial(members.left_out, why or "the run that made a new CA has not brought it to every node")
+        why_all = why or "the run that made a new CA has not brought it to every node"
+        trust.refuse_partial(members.left_out, why_all, lost=bool(authority.missing) and not rotate)
     if not rotate:
         authority.refuse_incomplete()
     authority.revoke(trust.withdrawn(authority.ledger, members.launchers, members.revoked))

@@ -158,11 +158,11 @@ def why_renew(folder: str, missing: Sequence[str], *, ledger: bool) -> str:
     return ""
 
 
-def refuse_partial(left_out: Collection[str], why: str) -> None:
+def refuse_partial(left_out: Collection[str], why: str, *, lost: bool) -> None:
     """Refuse a new CA in a partial run: the other nodes would still trust the old CA and reject the new one."""
     if left_out:
         names = ", ".join(sorted(left_out))
-        cure = "Restore the folder from your backup, or run" if "missing" in why else "Run"
+        cure = "Restore the folder from your backup, or run" if lost else "Run"
         raise FarandoleError(
             f"{why}. A new CA affects every node, and this run leaves out {names}. {cure} site.yml without --limit"
         )
