@@ -135,3 +135,23 @@ def test_a_mistake_in_the_file_is_reported(tmp_path, text, words):
     assert done.returncode != 0
     assert words in (done.stdout + done.stderr).lower()
     assert "PLAY" not in done.stdout
+
+
+def test_an_account_that_was_just_allowed_to_use_sudo_is_let_in(nodes, inventory_path):
+    """The connection that was kept from the refused run has the account's former groups."""
+    for host in nodes.values():
+        host.check_output("apt-get install --yes --no-install-recommends sudo && useradd --create-home admin")
+        host.check_output("cp -r /root/.ssh ~admin/ && chown -R admin ~admin/.ssh && echo admin:x | chpasswd")
+        host.check_output("echo '%%adm ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/adm")
+
+    def preflight():
+        command = ["ansible-playbook", "-i", inventory_path, "-e", "ansible_user=admin", "playbooks/preflight.yml"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    refused = preflight()
+    assert refused.returncode != 0
+    assert "--ask-become-pass" in refused.stdout + refused.stderr
+    for host in nodes.values():
+        host.check_output("usermod --append --groups adm admin")
+    accepted = preflight()
+    assert accepted.returncode == 0, accepted.stdout
