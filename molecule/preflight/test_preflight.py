@@ -142,7 +142,7 @@ def test_an_account_that_was_just_allowed_to_use_sudo_is_let_in(nodes, inventory
     for host in nodes.values():
         host.check_output("apt-get install --yes --no-install-recommends sudo && useradd --create-home admin")
         host.check_output("cp -r /root/.ssh ~admin/ && chown -R admin ~admin/.ssh && echo admin:x | chpasswd")
-        host.check_output("echo '%%adm ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/adm")
+        host.check_output("echo '%adm ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/adm")
 
     def preflight():
         command = ["ansible-playbook", "-i", inventory_path, "-e", "ansible_user=admin", "playbooks/preflight.yml"]
