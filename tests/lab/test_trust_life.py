@@ -33,7 +33,7 @@ def ca(cluster: Cluster) -> str:
 
 
 def console(cluster: Cluster, node: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script on a node without checking its host key."""
+    """Run a script on a node as at its console, where no host key has to be trusted: the tests change that very key."""
     config = cluster.inventory / ".ssh" / "config"
     options = ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no"]
     return subprocess.run(

@@ -49,6 +49,7 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         "size: 4": "size is 4 but all of the following are missing: inner",
         "many: fail": "the cable is cut: put it in again",
     }
+    # Most of them are meant to fail, and the one after has to run too; what each says is compared below.
     tasks = ", ".join(f"{{example: {{{arguments}}}, ignore_errors: true}}" for arguments in words)
     (tmp_path / "play.yml").write_text(f"[{{hosts: localhost, gather_facts: false, tasks: [{tasks}]}}]")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
