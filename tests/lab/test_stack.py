@@ -114,6 +114,26 @@ def test_non_interactive_shells_find_the_stack(cluster: Cluster) -> None:
     assert cluster.job_ssh("node-1", "node-2", "horovodrun", "--version").stdout.strip() == "0.28.1"
 
 
+def test_a_good_job_starts_without_a_warning(cluster: Cluster) -> None:
+    """Here mpirun is always too late to put ssh into a process group, as it sometimes is on a busy machine."""
+    late = """
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int setpgid(pid_t process, pid_t group) {
+            if (process) usleep(500000);
+            return syscall(SYS_setpgid, process, group);
+        }
+    """
+    script = f"printf %s {shlex.quote(late)} | gcc -w -shared -fPIC -x c -o /opt/late.so -"
+    assert cluster.ssh("node-1", "sh", "-c", script).returncode == 0
+    done = cluster.ssh(
+        "node-1", "runuser", "-u", "trainer", "--", "env", "LD_PRELOAD=/opt/late.so",
+        "mpirun", "-np", "2", "-H", "node-1:1,node-2:1", "hostname",
+    )  # fmt: skip
+    assert sorted(done.stdout.split()) == ["node-1", "node-2"]
+    assert done.stderr == ""
+
+
 def test_a_third_node_joins_without_a_compiler(cluster: Cluster) -> None:
     cluster.farandole("up", "--nodes", "3")
     done = cluster.play()

@@ -38,6 +38,7 @@ LOCK: Lock = {
         "sources": [
             {"url": "https://example.org/openmpi-4.1.4.tar.bz2", "file": "openmpi-4.1.4.tar.bz2", "sha256": "01"}
         ],
+        "patches": [{"file": "01-two.patch", "sha256": "08"}],
         "configure": ["--enable-orterun-prefix-by-default", "--disable-mpi-fortran"],
     },
     "horovod": {

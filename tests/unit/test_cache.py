@@ -34,6 +34,7 @@ SAME, OTHER = True, False
         (changed("nccl", to={"version": "2.27.3-1+cuda12.9"}), SAME, OTHER),
         (changed("versions", "cuda", to="12.9"), SAME, OTHER),
         (changed("openmpi", "configure", to=["--disable-mpi-fortran"]), OTHER, OTHER),
+        (changed("openmpi", "patches", 0, "sha256", to="18"), OTHER, OTHER),
         (changed("openmpi", "sources", 0, "sha256", to="11"), SAME, SAME),
         (changed("versions", "gxx", to="14"), OTHER, OTHER),
         (changed("platform", "os", to="debian-13"), OTHER, OTHER),

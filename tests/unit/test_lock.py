@@ -47,8 +47,9 @@ def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> N
     assert "tensorflow" not in wheels
     assert "horovod" not in wheels
     assert all(re.fullmatch("[0-9a-f]{64}", wheel["sha256"]) for wheel in made["wheels"])
-    patches = sorted(path.name for path in (locks.PROJECT / "files/patches/horovod-0.28.1").glob("*.patch"))
-    assert [patch["file"] for patch in made["horovod"]["patches"]] == patches
+    for name, folder in (("horovod", "horovod-0.28.1"), ("openmpi", "openmpi-4")):
+        patches = sorted(path.name for path in (locks.PROJECT / "files/patches" / folder).glob("*.patch"))
+        assert [patch["file"] for patch in made[name]["patches"]] == patches
     assert set(made["why"]) >= {"openmpi", "torch", "numpy"}
 
 

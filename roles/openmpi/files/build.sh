@@ -1,4 +1,4 @@
-# Unpacks, compiles and packs OpenMPI in the working directory; TARBALL, KEY, CONFIGURE and GXX come from the role.
+# Patches, compiles and packs OpenMPI in the working directory; TARBALL, PATCHES, KEY, CONFIGURE and GXX come from the role.
 command -v "gcc-$GXX" "g++-$GXX" || {
     echo "error: the lock wants g++-$GXX, which this builder does not have: set build_tools_gxx: \"$GXX\"" >&2
     exit 1
@@ -10,6 +10,10 @@ rm -rf source "$stage"
 mkdir -p source "$stage"
 tar --extract --file "$TARBALL" --directory source --strip-components 1
 cd source
+for patch in $PATCHES; do
+    echo "patch $patch"
+    patch --strip=1 --fuzz=0 --forward <"../$patch"
+done
 # Its settings lie outside of what is packed: they are the node's own. CONFIGURE is a list of words.
 # shellcheck disable=SC2086
 ./configure --prefix="$prefix" --sysconfdir=/etc/farandole/openmpi CC="gcc-$GXX" CXX="g++-$GXX" $CONFIGURE

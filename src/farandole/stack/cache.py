@@ -42,7 +42,9 @@ def digest(*values: Any) -> str:
 def openmpi_key(lock: Lock) -> str:
     """Locks with the same key get the same OpenMPI, including its path."""
     openmpi = lock["openmpi"]
-    return digest(lock["platform"], lock["versions"]["gxx"], openmpi["version"], openmpi["configure"])
+    # Locks of earlier versions have no patches, and keep their key.
+    patches = openmpi.get("patches", [])
+    return digest(lock["platform"], lock["versions"]["gxx"], openmpi["version"], openmpi["configure"], *patches)
 
 
 def horovod_key(lock: Lock) -> str:

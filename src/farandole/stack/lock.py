@@ -74,6 +74,7 @@ def _openmpi(solution: Solution, configure: Sequence[str]) -> dict[str, Any]:
     return {
         "version": row.version,
         "sources": [dict(source) for source in row.data["sources"]],
+        "patches": _patches(load().data["openmpi_patches"]),
         "configure": list(configure or load().data["openmpi_configure"]),
     }
 
@@ -84,12 +85,16 @@ def _horovod(problem: Problem, solution: Solution) -> dict[str, Any]:
         "version": row.version,
         "file": row.data["file"],
         "sha256": row.data["sha256"],
-        "patches": [
-            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for path in sorted((PROJECT / row.data["patches"]).glob("*.patch"))
-        ],
+        "patches": _patches(row.data["patches"]),
         "environment": dict(sorted(_environment(problem).items())),
     }
+
+
+def _patches(folder: str) -> list[dict[str, str]]:
+    return [
+        {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in sorted((PROJECT / folder).glob("*.patch"))
+    ]
 
 
 def _environment(problem: Problem) -> dict[str, str]:
