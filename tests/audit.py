@@ -1,4 +1,4 @@
-"""`make audit`: what comes from outside, where and how each is pinned, and which vulnerabilities are known of it."""
+"""`make audit`: list everything that comes from outside, how it is pinned, and its known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from farandole.stack.web import certificates
 from farandole.table import table
 
 ROOT = Path(__file__).parents[1]
-# They hold what they look for.
+# These contain the very patterns that the audit looks for.
 OWN = {"tests/audit.py", "tests/unit/test_audit.py"}
 Texts = Mapping[str, str]
 
-# Programs of ours that fetch, and what each compares before a file counts.
+# Our programs that download, and what each checks before it uses a file.
 FETCHERS = {
-    "molecule/nccl/make_debs.py": "sha256 in it",
-    "roles/nccl/library/apt_source.py": "apt's check of the signature by the key of a fingerprint",
-    "plugins/modules/source_fetch.py": "apt's signatures, then sha256 of the catalogue",
-    "src/farandole/dataset.py": "sha256 of dataset.yml",
-    "src/farandole/fetching.py": "nodes: sha256 from the control machine; there: what its callers check",
+    "molecule/nccl/make_debs.py": "sha256 in the program itself",
+    "roles/nccl/library/apt_source.py": "apt's signatures, by the key with the given fingerprint",
+    "plugins/modules/source_fetch.py": "apt's signatures, then the catalogue's sha256",
+    "src/farandole/dataset.py": "sha256 in dataset.yml",
+    "src/farandole/fetching.py": "on nodes, sha256 from the control machine; elsewhere, its callers check",
     "src/farandole/lab/image.py": "apt's signatures",
-    "src/farandole/stack/collect.py": "sha256 of the lock",
-    "src/farandole/stack/sources.py": "sha256 of the lock",
-    "src/farandole/stack/web.py": "what sources checks",
+    "src/farandole/stack/collect.py": "sha256 in the lock",
+    "src/farandole/stack/sources.py": "sha256 in the lock",
+    "src/farandole/stack/web.py": "nothing, sources.py checks",
 }
-FETCHES = re.compile(
+FETCHING = re.compile(
     r"\burlopen\(|\burlretrieve\(|\bbuild_opener\(|\bfetch_url\(|\bopen_url\(|\bHTTPS?Connection\(|\bimport requests\b|"
     r'^ +"mmdebstrap",|"download",|"--download-only"',
     re.MULTILINE,
@@ -56,55 +56,55 @@ UNCHECKED = re.compile(
 PIP = re.compile(r"\bpip[\"']? (install|download) (?!--dry-run)(.*)")
 CHECKED_PIP = ("--require-hashes", "--no-index", "--no-deps --no-build-isolation --editable .")
 URL = re.compile(r"https?://([\w.-]+)[^\s\"'`<>)\]}]*")
-# Names without a dot are those of a cluster's own machines.
-NOWHERE = re.compile(r"[\w-]+|127\.0\.0\.1|example\.(org|com)|[\w.-]+\.(invalid|test)")
-FOR_PEOPLE = re.compile(r"\.(md|patch|j2)$|^LICENSE$|schema\.json$")
-# Brought by Ansible's modules without a look at their content.
+# Host names without a dot belong to the cluster itself.
+LOCAL = re.compile(r"[\w-]+|127\.0\.0\.1|example\.(org|com)|[\w.-]+\.(invalid|test)")
+DOCUMENTS = re.compile(r"\.(md|patch|j2)$|^LICENSE$|schema\.json$")
+# Ansible's modules that download without checking the content.
 MODULES = {"apt_key", "get_url", "git", "pip", "rpm_key", "subversion"}
 
 
 @dataclass
 class Kind:
-    """One kind of thing that comes from outside; `loose` are those that nothing pins."""
+    """One kind of thing that comes from outside; `unpinned` lists those that nothing pins."""
 
     what: str
     where: str
     how: str
     count: int = 0
-    loose: list[str] = field(default_factory=list)
+    unpinned: list[str] = field(default_factory=list)
 
 
-def hashed(sha256: object) -> bool:
-    """Whether it is one, to the letter."""
+def is_sha256(sha256: object) -> bool:
+    """Whether this is a complete sha256 in lower case."""
     return bool(re.fullmatch(r"[0-9a-f]{64}", str(sha256)))
 
 
 def tools(requirements: str, pyproject: str) -> Kind:
-    """What `make setup` installs, with the backend by which it then installs this package."""
+    """What `make setup` installs, including the build backend of this package."""
     found = Kind("Python tools", "requirements.txt", "sha256")
     names = set()
     for entry in re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", requirements).strip()):
         name, *hashes = entry.replace("\\\n", " ").split()
         names.add(canonicalize_name(name.partition("==")[0]))
-        if "==" not in name or not hashes or not all(hashed(word.removeprefix("--hash=sha256:")) for word in hashes):
-            found.loose.append(f"requirements.txt: {name}")
-    for wish in tomllib.loads(pyproject)["build-system"]["requires"]:
-        if (name := canonicalize_name(re.split(r"[^\w.-]", wish)[0])) not in names:
-            found.loose.append(f"pyproject.toml: {name}, which builds this package, is not in requirements.txt")
+        if "==" not in name or not hashes or not all(is_sha256(word.removeprefix("--hash=sha256:")) for word in hashes):
+            found.unpinned.append(f"requirements.txt: {name}")
+    for requirement in tomllib.loads(pyproject)["build-system"]["requires"]:
+        if (name := canonicalize_name(re.split(r"[^\w.-]", requirement)[0])) not in names:
+            found.unpinned.append(f"pyproject.toml: {name}, which builds this package, is not in requirements.txt")
     found.count = len(names)
     return found
 
 
 def stack(components: Mapping[str, Any]) -> tuple[Kind, Kind]:
-    """Wheels and sources that a lock may name by the catalogue alone."""
+    """Wheels and sources that the catalogue alone can put into a lock."""
     where = "src/farandole/stack/catalogue.yml"
     wheels, sources = Kind("wheels of the stack", where, "sha256"), Kind("sources of the stack", where, "sha256")
     for component, rows in components.items():
         for version, row in rows.items():
             for file, sha256 in (row or {}).get("files", {}).items():
-                note(wheels, f"{where}: {file}", sha256)
+                add(wheels, f"{where}: {file}", sha256)
             for source in [*(row or {}).get("sources", []), *([row] if row and "file" in row else [])]:
-                note(
+                add(
                     sources,
                     f"{where}: {component} {version} from {source.get('url', 'the index')}",
                     source.get("sha256"),
@@ -113,48 +113,48 @@ def stack(components: Mapping[str, Any]) -> tuple[Kind, Kind]:
 
 
 def data(facts: Mapping[str, Any]) -> Kind:
-    """What the samples train on."""
+    """The data that the samples train on."""
     found = Kind("training data", "src/farandole/dataset.yml", "sha256")
     for file, sha256 in facts["mnist"]["files"].items():
-        note(found, f"{found.where}: {file}", sha256)
+        add(found, f"{found.where}: {file}", sha256)
     for thing in (facts["digits"], facts["digits"]["wheel"]):
-        note(found, f"{found.where}: {thing.get('member') or thing.get('file')}", thing.get("sha256"))
+        add(found, f"{found.where}: {thing.get('member') or thing.get('file')}", thing.get("sha256"))
     return found
 
 
-def note(kind: Kind, name: str, sha256: object) -> None:
-    """One more of a kind."""
+def add(kind: Kind, name: str, sha256: object) -> None:
+    """Count one more of a kind, and list it if it has no valid sha256."""
     kind.count += 1
-    if not hashed(sha256):
-        kind.loose.append(name)
+    if not is_sha256(sha256):
+        kind.unpinned.append(name)
 
 
 def keys(facts: Mapping[str, Any]) -> Kind:
-    """By which NVIDIA's packages are believed."""
+    """The keys that NVIDIA's packages are verified with."""
     found = Kind("keys of package sources", "roles/nccl/vars/main.yml", "OpenPGP fingerprint")
     for release, key in facts["__nccl_nvidia_keys"].items():
         found.count += 1
         if not re.fullmatch(r"[0-9A-F]{40}", str(key.get("fingerprint"))):
-            found.loose.append(f"{found.where}: the key for {release}")
+            found.unpinned.append(f"{found.where}: the key for {release}")
     return found
 
 
 def programs(texts: Texts) -> Kind:
-    """Code that fetches, and is known to check."""
-    found = Kind("programs that fetch", "tests/audit.py, FETCHERS", "each checks")
-    fetching = {path for path, text in texts.items() if path.endswith(".py") and FETCHES.search(text)}
+    """Programs that download, which must be in FETCHERS with what they check."""
+    found = Kind("programs that download", "tests/audit.py, FETCHERS", "each checks")
+    fetching = {path for path, text in texts.items() if path.endswith(".py") and FETCHING.search(text)}
     fetching -= {path for path in fetching if path.startswith("tests/")}
     found.count = len(fetching)
-    found.loose = [
-        f"{path}: fetches, and FETCHERS does not say what it checks" for path in sorted(fetching - {*FETCHERS})
+    found.unpinned = [
+        f"{path}: downloads, but FETCHERS does not say what it checks" for path in sorted(fetching - {*FETCHERS})
     ]
-    found.loose += [f"FETCHERS: {path} fetches nothing" for path in sorted({*FETCHERS} - fetching)]
+    found.unpinned += [f"FETCHERS: {path} downloads nothing" for path in sorted({*FETCHERS} - fetching)]
     return found
 
 
 def tasks(texts: Texts) -> Kind:
-    """Tasks and commands that fetch without a look at what comes."""
-    found = Kind("tasks and commands that fetch", "where they stand", "sha256, or signatures")
+    """Tasks and commands that download; unpinned are those that do not check what they get."""
+    found = Kind("tasks and commands that download", "each task or command", "sha256, or signatures")
     for path, text in texts.items():
         if path.endswith(".md"):
             continue
@@ -163,19 +163,19 @@ def tasks(texts: Texts) -> Kind:
             if pip := PIP.search(line):
                 found.count += 1
                 if not any(words in pip[2] for words in CHECKED_PIP):
-                    found.loose.append(f"{path}: {line.strip()}")
+                    found.unpinned.append(f"{path}: {line.strip()}")
             if UNCHECKED.search(line):
-                found.loose.append(f"{path}: {line.strip()}")
+                found.unpinned.append(f"{path}: {line.strip()}")
         if path.endswith(".yml") and path.startswith(("roles/", "playbooks/", "molecule/", "site")):
             for module, arguments in calls(yaml.safe_load(text)):
                 found.count += 1
                 if not (isinstance(arguments, dict) and arguments.get("checksum")):
-                    found.loose.append(f"{path}: {module} without a checksum")
+                    found.unpinned.append(f"{path}: {module} without a checksum")
     return found
 
 
 def calls(node: object) -> Iterator[tuple[str, object]]:
-    """The tasks of MODULES anywhere in a YAML file."""
+    """Uses of MODULES anywhere in a YAML file, with their arguments."""
     for key, value in node.items() if isinstance(node, dict) else ():
         if str(key).removeprefix("ansible.builtin.") in MODULES:
             yield key, value
@@ -184,37 +184,37 @@ def calls(node: object) -> Iterator[tuple[str, object]]:
 
 
 def addresses(texts: Texts, known: tuple[str, ...]) -> Kind:
-    """URLs that stand neither beside a checksum nor in a text for people."""
-    found = Kind("other addresses in the code", "", "none may be there")
+    """URLs that are neither pinned by a checksum nor in a document."""
+    found = Kind("other URLs in the code", "", "none allowed")
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
             for url in URL.finditer(line.split("# ")[0]):
-                if not (FOR_PEOPLE.search(path) or NOWHERE.fullmatch(url[1]) or url[0].startswith(known)):
-                    found.loose.append(f"{path}:{number}: {url[0]}")
+                if not (DOCUMENTS.search(path) or LOCAL.fullmatch(url[1]) or url[0].startswith(known)):
+                    found.unpinned.append(f"{path}:{number}: {url[0]}")
     return found
 
 
 def images(texts: Texts) -> Kind:
-    """Things that a hosted CI or a container registry would bring."""
-    found = Kind("CI actions, container images", "", "none may be there")
+    """Anything that hosted CI or a container registry would provide."""
+    found = Kind("CI actions, container images", "", "none allowed")
     for path, text in texts.items():
         if re.search(r"^\.(github|gitlab|circleci)|Dockerfile|Containerfile", path) or (
             path.endswith(".yml") and re.search(r"(?m)^\s*-? *(uses|image): *\S", text)
         ):
-            found.loose.append(path)
+            found.unpinned.append(path)
     return found
 
 
 def survey(root: Path = ROOT) -> list[Kind]:
-    """All kinds, as they are in this checkout."""
+    """All kinds, as found in this checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=root, text=True, capture_output=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     files = {path: root / path for path in {*listed} - OWN}
-    # A link's file is read under its own name.
-    there = {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
-    texts = {path: file.read_text(errors="replace") for path, file in there.items()}
+    # The target of a symlink is read under its own name.
+    present = {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
+    texts = {path: file.read_text(errors="replace") for path, file in present.items()}
     components = catalogue.load().components
     facts = yaml.safe_load(texts["src/farandole/dataset.yml"])
     nccl = yaml.safe_load(texts["roles/nccl/vars/main.yml"])
@@ -223,8 +223,8 @@ def survey(root: Path = ROOT) -> list[Kind]:
         *stack(components),
         data(facts),
         keys(nccl),
-        Kind("packages of the distribution", "the nodes' and the lab's apt", "apt's signatures, not by sha256"),
-        Kind("what a user locks beyond these", "stack.lock.yml", "sha256, which farandole lock writes"),
+        Kind("packages of the distribution", "apt on the nodes and in the lab", "apt's signatures, no sha256"),
+        Kind("whatever else a user locks", "stack.lock.yml", "sha256, written by farandole lock"),
         programs(texts),
         tasks(texts),
         addresses(texts, known(components, facts, nccl)),
@@ -233,7 +233,7 @@ def survey(root: Path = ROOT) -> list[Kind]:
 
 
 def known(components: Mapping[str, Any], facts: Mapping[str, Any], nccl: Mapping[str, Any]) -> tuple[str, ...]:
-    """The addresses of what the other kinds pin, and the threads that the catalogue cites."""
+    """URLs of what the other kinds pin, and of the issues that the catalogue cites."""
     rows = [row for versions in components.values() for row in versions.values() if row]
     cited = re.findall(r"'thread': '([^']+)'", str(rows))
     sources = [source["url"] for row in rows for source in row.get("sources", []) if "url" in source]
@@ -245,7 +245,7 @@ def known(components: Mapping[str, Any], facts: Mapping[str, Any], nccl: Mapping
 
 
 def releases(requirements: str, components: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every Python release that is pinned, as the package index knows it."""
+    """Name and version of every pinned Python release, as on the package index."""
     tools = re.findall(r"(?m)^([\w.-]+)==([\w.]+)", requirements)
     rows = [(name, version) for name, versions in components.items() for version, row in versions.items() if row]
     wheels = [(name, Version(version).public) for name, version in rows if "files" in components[name][version]]
@@ -253,7 +253,7 @@ def releases(requirements: str, components: Mapping[str, Any]) -> list[tuple[str
 
 
 def index() -> str:
-    """Where pip's own index answers in JSON; its simple pages know no vulnerabilities."""
+    """The JSON API of pip's configured index; the simple API does not list vulnerabilities."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -262,46 +262,46 @@ def index() -> str:
 
 
 def vulnerabilities(name: str, version: str, source: str) -> list[str]:
-    """What is known of one release and not withdrawn, with where it was mended."""
+    """Known vulnerabilities of a release that were not withdrawn, with the versions that fix them."""
     with urllib.request.urlopen(f"{source}/{name}/{version}/json", timeout=20, context=certificates()) as answer:  # noqa: S310
         listed = json.load(answer)["vulnerabilities"]
     return [
-        f"{name} {version}: {one['id']}, mended in {', '.join(one.get('fixed_in') or ()) or 'no release yet'}"
+        f"{name} {version}: {one['id']}, fixed in {', '.join(one.get('fixed_in') or ()) or 'no release yet'}"
         for one in listed
         if not one.get("withdrawn")
     ]
 
 
 def ask(wanted: list[tuple[str, str]], source: str) -> tuple[list[str], list[str]]:
-    """What is known, and which releases were not answered for; all of them, when the first is not."""
+    """Known vulnerabilities, and the releases that the index did not answer for: all if it fails on the first."""
     found: list[str] = []
-    silent: list[str] = []
+    unanswered: list[str] = []
     for name, version in wanted:
         try:
             found += vulnerabilities(name, version, source)
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             host = urllib.parse.urlsplit(source).hostname
-            silent.append(f"{name} {version} ({host}: {getattr(error, 'reason', error)})")
+            unanswered.append(f"{name} {version} ({host}: {getattr(error, 'reason', error)})")
             if (name, version) == wanted[0]:
-                return found, [silent[0], *(" ".join(release) for release in wanted[1:])]
-    return found, silent
+                return found, [unanswered[0], *(" ".join(release) for release in wanted[1:])]
+    return found, unanswered
 
 
 def main() -> int:
-    """The table; 1 when something is loose or known to be vulnerable."""
+    """Print the table; return 1 if anything is unpinned or has a known vulnerability."""
     kinds = survey()
     rows = [(kind.what, kind.where or "-", kind.how, str(kind.count or "-")) for kind in kinds]
     print(table([("what", "where it is pinned", "how", "count"), *rows]) + "\n")
-    loose = [name for kind in kinds for name in kind.loose]
-    print("\n".join(f"not pinned: {name}" for name in loose) or "everything that comes from outside is pinned")
+    unpinned = [name for kind in kinds for name in kind.unpinned]
+    print("\n".join(f"not pinned: {name}" for name in unpinned) or "everything that comes from outside is pinned")
     wanted = releases((ROOT / "requirements.txt").read_text(), catalogue.load().components)
-    found, unasked = ask(wanted, index())
+    found, unanswered = ask(wanted, index())
     print("\n".join(f"known vulnerability: {one}" for one in found), end="\n" if found else "")
-    if unasked:
-        print(f"known vulnerabilities: NOT ASKED for {len(unasked)} of {len(wanted)} releases, from {unasked[0]} on")
+    if unanswered:
+        print(f"known vulnerabilities: NO ANSWER for {len(unanswered)} of {len(wanted)} releases: {unanswered[0]}, …")
     elif not found:
         print(f"known vulnerabilities: none in {len(wanted)} releases")
-    return int(bool(loose or found))
+    return int(bool(unpinned or found))
 
 
 if __name__ == "__main__":

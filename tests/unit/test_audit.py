@@ -19,21 +19,21 @@ GOOD = "0" * 64
 
 
 def test_everything_that_comes_from_outside_is_pinned() -> None:
-    assert [loose for kind in audit.survey() for loose in kind.loose] == []
+    assert [unpinned for kind in audit.survey() for unpinned in kind.unpinned] == []
 
 
 def test_a_requirement_without_its_hashes_is_named() -> None:
     name, _, rest = REQUIREMENTS.partition("==")
     version, _, others = rest.partition(" \\\n")
     entries = others[others.index("\nannotated-doc") :]
-    assert audit.tools(f"{name}=={version}{entries}", PYPROJECT).loose == [f"requirements.txt: {name}=={version}"]
+    assert audit.tools(f"{name}=={version}{entries}", PYPROJECT).unpinned == [f"requirements.txt: {name}=={version}"]
     shorter = REQUIREMENTS.replace("sha256:", "sha256:0", 1)
-    assert audit.tools(shorter, PYPROJECT).loose == [f"requirements.txt: {name}=={version}"]
+    assert audit.tools(shorter, PYPROJECT).unpinned == [f"requirements.txt: {name}=={version}"]
 
 
 def test_a_build_backend_that_is_not_pinned_is_named() -> None:
     other = PYPROJECT.replace('requires = ["setuptools>=77"]', 'requires = ["hatchling"]')
-    assert "hatchling" in audit.tools(REQUIREMENTS, other).loose[0]
+    assert "hatchling" in audit.tools(REQUIREMENTS, other).unpinned[0]
 
 
 def test_rows_without_a_digest_are_named() -> None:
@@ -42,14 +42,14 @@ def test_rows_without_a_digest_are_named() -> None:
         "b": {"2": {"sources": [{"url": "https://b/2.tar", "file": "2.tar"}]}, "3": {"file": "3.tar", "sha256": GOOD}},
     }
     wheels, sources = audit.stack(rows)
-    assert (wheels.count, [name.split()[-1] for name in wheels.loose]) == (2, ["a-1b.whl"])
-    assert (sources.count, [name.split()[-1] for name in sources.loose]) == (2, ["https://b/2.tar"])
+    assert (wheels.count, [name.split()[-1] for name in wheels.unpinned]) == (2, ["a-1b.whl"])
+    assert (sources.count, [name.split()[-1] for name in sources.unpinned]) == (2, ["https://b/2.tar"])
 
 
 def test_data_without_digests_and_keys_without_fingerprints_are_named() -> None:
     digits = {"member": "m", "sha256": GOOD, "wheel": {"file": "w", "sha256": GOOD[1:]}}
-    assert len(audit.data({"mnist": {"files": {"f": None}}, "digits": digits}).loose) == 2
-    assert audit.keys({"__nccl_nvidia_keys": {"debian12": {"fingerprint": "3BF863CC"}}}).loose
+    assert len(audit.data({"mnist": {"files": {"f": None}}, "digits": digits}).unpinned) == 2
+    assert audit.keys({"__nccl_nvidia_keys": {"debian12": {"fingerprint": "3BF863CC"}}}).unpinned
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_data_without_digests_and_keys_without_fingerprints_are_named() -> None:
     ],
 )
 def test_unchecked_downloads_are_named(path: str, text: str) -> None:
-    assert audit.tasks({path: text}).loose
+    assert audit.tasks({path: text}).unpinned
 
 
 def test_a_downloading_program_must_name_its_check() -> None:
     texts = dict.fromkeys(audit.FETCHERS, "urllib.request.urlopen(url)")
-    assert audit.programs(texts).loose == []
-    assert "src/new.py" in audit.programs({**texts, "src/new.py": "urlopen(url)"}).loose[0]
+    assert audit.programs(texts).unpinned == []
+    assert "src/new.py" in audit.programs({**texts, "src/new.py": "urlopen(url)"}).unpinned[0]
 
 
 def test_a_url_without_a_digest_is_named() -> None:
@@ -83,14 +83,14 @@ def test_a_url_without_a_digest_is_named() -> None:
         "src/b.py": f"# see {where}",
         "src/c.py": '"http://node-1:80/"',
     }
-    assert audit.addresses(texts, ()).loose == [f"src/a.py:1: {where}"]
-    assert audit.addresses(texts, ("https://downloads.example.net/",)).loose == []
+    assert audit.addresses(texts, ()).unpinned == [f"src/a.py:1: {where}"]
+    assert audit.addresses(texts, ("https://downloads.example.net/",)).unpinned == []
 
 
 @pytest.mark.parametrize("path", [".github/workflows/a.yml", "molecule/x/Dockerfile"])
 def test_actions_and_images_are_named(path: str) -> None:
-    assert audit.images({path: ""}).loose == [path]
-    assert audit.images({"molecule/x/molecule.yml": "platforms:\n  - image: debian\n"}).loose
+    assert audit.images({path: ""}).unpinned == [path]
+    assert audit.images({"molecule/x/molecule.yml": "platforms:\n  - image: debian\n"}).unpinned
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_vulnerabilities_are_reported_and_no_answer_is_not_taken_as_none(index: 
     good, bad, lost = ("good", "1"), ("bad", "1"), ("lost", "1")
     assert audit.ask([good], index) == ([], [])
     found, silent = audit.ask([good, lost, bad], index)
-    assert found == ["bad 1: CVE-1, mended in 2"]
+    assert found == ["bad 1: CVE-1, fixed in 2"]
     assert [one.split(" (")[0] for one in silent] == ["lost 1"]
     assert len(audit.ask([lost, good, bad], index)[1]) == 3
     assert len(audit.ask([good, bad], "http://127.0.0.1:9")[1]) == 2
