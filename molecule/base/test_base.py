@@ -8,14 +8,14 @@ def test_packages_are_installed(host, package):
     assert host.package(package).is_installed
 
 
-def test_the_job_user_is_equal_on_all_nodes_and_unprivileged(host):
+def test_the_job_user_is_the_same_on_all_nodes_and_unprivileged(host):
     user = host.user("trainer")
     assert (user.uid, user.gid, user.shell) == (2000, 2000, "/bin/bash")
     assert user.groups == ["trainer"]
     assert user.password == "*"  # noqa: S105, the entry that no password matches
 
 
-def test_every_name_resolves_to_its_address_and_not_to_loopback(host, addresses):
+def test_every_name_resolves_to_its_address_and_never_to_loopback(host, addresses):
     for name, address in addresses.items():
         assert host.check_output("getent ahostsv4 %s", name).split()[0] == address
 

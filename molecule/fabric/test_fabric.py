@@ -1,6 +1,6 @@
 """Role fabric: jobs use the network between the nodes, and find the stack however they are started.
 
-OpenMPI itself, the release's own, stands where a stack would have it.
+Debian's own OpenMPI takes the place of the stack's.
 """
 
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 HOSTS = "node-1:1,node-2:1"
 DECOY = "172.17.0.1"
 STACK = "/opt/farandole/current"
-# A stack of two programs, with OpenMPI's settings where this build looks for them.
+# A minimal stack of links to Debian's programs, with OpenMPI's settings where Debian's build reads them.
 INSTALL = f"""
 set -e
 apt-get -qq install --no-install-recommends openmpi-bin
@@ -28,7 +28,7 @@ ln -sf /usr/bin/env {STACK}/venv/bin/horovodrun
 ln -sf /usr/bin/python3 {STACK}/venv/bin/python
 ln -sf /etc/farandole/openmpi/openmpi-mca-params.conf /etc/openmpi/openmpi-mca-params.conf
 """
-# An allreduce with only Python and OpenMPI's library: 21 from each of two ranks.
+# An allreduce that needs only Python and OpenMPI's library: it sums 21 from each of two ranks.
 REDUCE = """
 import ctypes, os, socket
 mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
@@ -119,7 +119,7 @@ done
 
 @pytest.fixture
 def others(nodes):
-    """Another MPI and Python on every node, put first on the path by the job user's own shell files."""
+    """Put another MPI and Python first on the job user's PATH, with its own shell files, on every node."""
     for host in nodes.values():
         host.check_output("cd / && runuser -u trainer -- env HOME=/home/trainer bash -c %s", OTHERS)
     yield
@@ -136,7 +136,7 @@ def others(nodes):
 def test_the_commands_take_precedence_over_the_job_users_shell_files(head, way):
     shown = head.check_output("cd / && " + way.format("command -v python; horovodrun which mpirun python"))
     shadow, *found = [line for line in shown.splitlines() if line.startswith("/")]
-    assert shadow == "/home/trainer/other/python", "the shell files do not do what this is about"
+    assert shadow == "/home/trainer/other/python", "the shell files have no effect, so this test proves nothing"
     assert found == [f"{STACK}/mpi/bin/mpirun", f"{STACK}/venv/bin/python"]
 
 
@@ -219,7 +219,7 @@ def test_only_jobs_bound_to_an_ended_ssh_session_end(nodes, head):
 
 @pytest.fixture
 def play(inventory_path, tmp_path):
-    """Run the role on an inventory that was modified to be wrong."""
+    """Run the role on an inventory with a mistake in it."""
 
     def run(spoil):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())

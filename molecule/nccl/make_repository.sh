@@ -1,6 +1,6 @@
 #!/bin/sh
-# make_repository.sh FOLDER VERSION DEB: sign the debs in FOLDER as a repository, and make DEB, which brings those of
-# VERSION as a local repository, laid out as NVIDIA's are. Prints the fingerprint of the repository's key.
+# make_repository.sh FOLDER VERSION DEB: make a signed repository of the debs in FOLDER, and DEB, which installs those of
+# VERSION as a local repository, as NVIDIA's local-repo debs do. Prints the fingerprint of the repository's key.
 set -eu
 folder=$1 version=$2 deb=$3
 name=nccl-local-repo-debian12-$version

@@ -103,7 +103,7 @@ rm -rf "$GNUPGHOME"
 """
 
 
-def test_a_repository_that_another_key_has_signed_or_none_is_refused(role, nodes, addresses):
+def test_a_repository_signed_by_another_key_or_by_none_is_refused(role, nodes, addresses):
     head, other = nodes["node-1"], f"http://{addresses['node-1']}:8480/other"
     signer = head.check_output("sh -c %s", RESIGN).split()[-1]
     wanted = yaml.safe_load((DEBS / "made.yml").read_text())["fingerprint"]
@@ -114,7 +114,7 @@ def test_a_repository_that_another_key_has_signed_or_none_is_refused(role, nodes
         repository = {"uri": other, "key_url": key_url, "key_fingerprint": fingerprint}
         return role("node-1", nccl_version=OLD, nccl_repository=repository)
 
-    # The second file holds the key that signed, too.
+    # The second file also contains the key that signed.
     for key_url in (f"http://{addresses['node-1']}:8480/debs/key.pub", f"{other}/key.pub"):
         code, said = from_other(key_url, wanted)
         assert code != 0
@@ -211,7 +211,7 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
         ("node-1", {"nccl_source": "somewhere"}, "must be one of: repository, files, distribution"),
         ("node-2", {"nccl_files": []}, "nccl_files is empty: name the debs there"),
     ],
-    ids=["an old driver", "no fingerprint", "half a version", "an unknown source", "no files"],
+    ids=["an old driver", "no fingerprint", "an incomplete version", "an unknown source", "no files"],
 )
 def test_impossible_requests_are_refused_before_anything_changes(role, nodes, node, variables, words):
     code, said = role(node, **{"nccl_version": OLD, **variables})

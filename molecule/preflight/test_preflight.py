@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def site(inventory_path, tmp_path):
-    """Run site.yml on an inventory that was modified to be wrong."""
+    """Run site.yml on an inventory with a mistake in it."""
 
     def run(spoil=None):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
@@ -45,7 +45,7 @@ def bad_name(inventory):
     inventory["cluster"]["hosts"]["node_3"] = {"ansible_host": "10.94.255.1"}
 
 
-def twice_the_same_address(inventory):
+def duplicate_address(inventory):
     node(inventory, "node-2")["ansible_host"] = node(inventory, "node-1")["ansible_host"]
 
 
@@ -61,7 +61,7 @@ def wrong_type(inventory):
     inventory["cluster"]["vars"]["ssh_trust_mesh"] = "maybe"
 
 
-def strange_cluster_ip(inventory):
+def foreign_cluster_ip(inventory):
     node(inventory, "node-2")["cluster_ip"] = "10.94.255.1"
 
 
@@ -76,11 +76,11 @@ def wrong_port(inventory):
 FINDINGS = [
     (no_head, "head", "group head"),
     (bad_name, "node_3", "node-3"),
-    (twice_the_same_address, "node-2", "node-1"),
+    (duplicate_address, "node-2", "node-1"),
     (no_address, "node-2", "cluster_ip"),
     (misspelt, "ssh_trust_messh", "ssh_trust_mesh"),
     (wrong_type, "ssh_trust_mesh is wrong", "not a valid boolean"),
-    (strange_cluster_ip, "node-2", "10.94.255.1"),
+    (foreign_cluster_ip, "node-2", "10.94.255.1"),
     (taken_uid, "www-data", "base_user_id"),
     (wrong_port, "node-2", "refused"),
 ]
@@ -125,7 +125,7 @@ def test_good_input_has_no_findings_and_is_recorded(inventory_path):
         ("cluster:\n  hosts:\n    node-1: {}\n    node-1: {}\n", "duplicate mapping key"),
         ("cluster:\n  hosts\n    node-1: {}\n", "failed to parse"),
     ],
-    ids=["a node written down twice", "a colon forgotten"],
+    ids=["a node listed twice", "a missing colon"],
 )
 def test_a_mistake_in_the_file_is_reported(tmp_path, text, words):
     (tmp_path / "hosts.yml").write_text(text)
@@ -137,8 +137,8 @@ def test_a_mistake_in_the_file_is_reported(tmp_path, text, words):
     assert "PLAY" not in done.stdout
 
 
-def test_an_account_that_was_just_allowed_to_use_sudo_is_let_in(nodes, inventory_path):
-    """The connection that was kept from the refused run has the account's former groups."""
+def test_an_account_newly_allowed_to_use_sudo_is_accepted(nodes, inventory_path):
+    """The connection left open by the refused run still has the account's old groups."""
     for host in nodes.values():
         host.check_output("apt-get install --yes --no-install-recommends sudo && useradd --create-home admin")
         host.check_output("cp -r /root/.ssh ~admin/ && chown -R admin ~admin/.ssh && echo admin:x | chpasswd")

@@ -168,11 +168,11 @@ def test_an_expired_certificate_is_refused(head, signed):
 
 
 def test_a_certificate_of_an_unknown_ca_is_refused(head, worker, tmp_path):
-    strange = tmp_path / "strange_ca"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", strange], check=True)
+    unknown = tmp_path / "unknown_ca"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", unknown], check=True)
     key = tmp_path / "job.pub"
     key.write_text(head.file(f"{FOLDER}/id_job.pub").content_string)
-    subprocess.run(["ssh-keygen", "-q", "-s", strange, "-I", "test", "-n", "trainer", key], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-s", unknown, "-I", "test", "-n", "trainer", key], check=True)
     head.check_output("printf -- %s >/run/test-cert.pub", (tmp_path / "job-cert.pub").read_text())
     options = [
         "-F",
@@ -185,8 +185,8 @@ def test_a_certificate_of_an_unknown_ca_is_refused(head, worker, tmp_path):
         "CertificateFile=/run/test-cert.pub",
     ]
     assert refused(as_job(head, "node-2", "true", *options))
-    worker.check_output("printf -- %s >/etc/ssh/strange_ca.pub", strange.with_suffix(".pub").read_text())
-    with weakened(worker, "Match User trainer\n  TrustedUserCAKeys /etc/ssh/strange_ca.pub\n"):
+    worker.check_output("printf -- %s >/etc/ssh/unknown_ca.pub", unknown.with_suffix(".pub").read_text())
+    with weakened(worker, "Match User trainer\n  TrustedUserCAKeys /etc/ssh/unknown_ca.pub\n"):
         assert as_job(head, "node-2", "true", *options).rc == 0
 
 

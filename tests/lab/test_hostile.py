@@ -27,13 +27,13 @@ def say(text, file=sys.stdout):
     file.flush()
 """
 # These run into the timeout, so they are tested together.
-ENDLESS = ("a stream without end", "complaints without end", "nothing after the header", "a byte a second")
+ENDLESS = ("endless output", "endless errors", "nothing after the header", "a byte a second")
 TELL = "\nsay(json.dumps(answer))"
 ESCAPE = r"\x1b]0;owned\x07\x1b[2J\x9b31m"
 LIES = {
     "fifty megabytes": "probe['hostname'] = 'x' * 50_000_000" + TELL,
-    "a stream without end": "while True: say('x' * 2**20)",
-    "complaints without end": "while True: say('x' * 2**20, sys.stderr)",
+    "endless output": "while True: say('x' * 2**20)",
+    "endless errors": "while True: say('x' * 2**20, sys.stderr)",
     "a hundred thousand brackets": "say('{\"probe\": ' + '[' * 100_000 + ']' * 100_000 + '}')",
     "nothing after the header": "say('{\"probe\": {'); time.sleep(600)",
     "a byte a second": "for char in honest.decode(): say(char); time.sleep(1)",

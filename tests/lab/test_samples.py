@@ -46,12 +46,12 @@ def workers(cluster: Cluster) -> list[str]:
 def injected(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
     """Inject faults into node-2 in order, each as soon as a condition holds on the head."""
 
-    def strike() -> None:
+    def inject() -> None:
         for condition, fault in faults:
             cluster.ssh("node-1", "sh", "-c", f"for i in $(seq 600); do {condition} && break; sleep 0.1; done")
             cluster.farandole("fault", fault, "node-2")
 
-    thread = threading.Thread(target=strike)
+    thread = threading.Thread(target=inject)
     thread.start()
     try:
         yield
@@ -264,8 +264,8 @@ def test_damaged_data_is_reported_and_repaired(cluster: Cluster, damage: str) ->
     code, cause, _ = explain(done)
     assert code == "data-damaged", done["said"]
     assert path in cause and "node-2" in cause
-    mended = cluster.play()
-    assert {host for host, number in mended.count("changed").items() if number} == {"node-2"}, mended.output
+    repaired = cluster.play()
+    assert {host for host, number in repaired.count("changed").items() if number} == {"node-2"}, repaired.output
     assert failure(job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--epochs", "1"))) == ""
 
 

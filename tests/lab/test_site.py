@@ -20,7 +20,7 @@ ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc")
 LOCK = ("--tags", "no-such-tag", "--skip-tags", "stack")
 
 
-def traces(cluster: Cluster, node: str) -> str:
+def snapshot(cluster: Cluster, node: str) -> str:
     """All files below /etc, all accounts and all packages, as one text."""
     script = "cd / && find etc -type f -exec sha256sum {} + | sort -k 2; getent passwd; dpkg --get-selections"
     return cluster.ssh(node, "sh", "-c", script).stdout
@@ -39,10 +39,10 @@ def test_check_mode_changes_nothing_and_predicts_the_changes(cluster: Cluster) -
     # Regression test: with such a folder any account could keep the control machine from sending files.
     block = ("runuser", "-u", "nobody", "--", "mkdir", "/var/tmp/farandole-landing-0")  # noqa: S108
     assert cluster.ssh("node-1", *block).returncode == 0
-    before = traces(cluster, "node-1")
+    before = snapshot(cluster, "node-1")
     predicted = cluster.play("--check", "--diff")
     assert predicted.rc == 0, predicted.output
-    assert traces(cluster, "node-1") == before
+    assert snapshot(cluster, "node-1") == before
     assert not (cluster.state / "ca").exists()
     done = cluster.play()
     assert done.rc == 0, done.output
@@ -97,9 +97,9 @@ def test_state_of_another_inventory_with_the_same_name_is_refused(cluster: Clust
     assert f"belongs to the inventory {cluster.inventory}, and this one is {other}" in flat(refused)
     # The recorded owner is the reason for the refusal.
     owner = (cluster.state / "inventory").rename(tmp_path / "owner")
-    let_in = site(other, *LOCK)
+    admitted = site(other, *LOCK)
     owner.rename(cluster.state / "inventory")
-    assert let_in.rc == 0, let_in.output
+    assert admitted.rc == 0, admitted.output
 
 
 @contextmanager
@@ -131,9 +131,9 @@ def test_a_second_concurrent_run_is_refused(cluster: Cluster, tmp_path: Path) ->
         assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", flat(elsewhere)), elsewhere.output
         # The record on the head is the reason for the refusal.
         cluster.ssh("node-1", "mv", "/var/lib/farandole-run", "/run/kept")
-        let_in = site(cluster.inventory, *LOCK, before=ELSEWHERE)
+        admitted = site(cluster.inventory, *LOCK, before=ELSEWHERE)
         cluster.ssh("node-1", "mv", "/run/kept", "/var/lib/farandole-run")
-        assert let_in.rc == 0, let_in.output
+        assert admitted.rc == 0, admitted.output
         assert site(cluster.inventory, *LOCK, before=ELSEWHERE).rc != 0
     # After the kill, runs from anywhere are admitted at once.
     done = site(cluster.inventory, *LOCK, before=ELSEWHERE)
@@ -172,10 +172,10 @@ def test_no_secret_is_logged_and_the_ca_is_encrypted(cluster: Cluster, tmp_path:
     secrets.write_text(f"ssh_trust_ca_passphrase: {SECRET}\n")
     subprocess.run(["ansible-vault", "encrypt", "--vault-password-file", vault, secrets], check=True)
     unlocked = ("--vault-password-file", str(vault), "--extra-vars", f"@{secrets}")
-    loud = cluster.play("-vvv", "--diff", *unlocked)
-    assert loud.rc == 0, loud.output
-    assert SECRET not in loud.output
-    assert "PRIVATE KEY" not in loud.output
+    verbose = cluster.play("-vvv", "--diff", *unlocked)
+    assert verbose.rc == 0, verbose.output
+    assert SECRET not in verbose.output
+    assert "PRIVATE KEY" not in verbose.output
     opened = subprocess.run(
         ["ssh-keygen", "-y", "-P", "", "-f", cluster.state / "ca" / "user_ca"], capture_output=True, check=False
     )

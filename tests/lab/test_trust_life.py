@@ -33,7 +33,7 @@ def ca(cluster: Cluster) -> str:
 
 
 def console(cluster: Cluster, node: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script on a node as at its console, where no host key has to be trusted: the tests change that very key."""
+    """Run a script on a node without checking its host key, as at its console: the tests change that key."""
     config = cluster.inventory / ".ssh" / "config"
     options = ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no"]
     return subprocess.run(
@@ -55,7 +55,7 @@ def stolen_ssh(cluster: Cluster, node: str, target: str) -> subprocess.Completed
 
 
 def root_ssh(cluster: Cluster, node: str, target: str) -> str:
-    """The error of ssh for a local user other than the job user, who has no key: shows how far it got."""
+    """The error of ssh for a local user who is not the job user and has no key: shows how far the login got."""
     return cluster.ssh(node, "ssh", "-o", "BatchMode=yes", target, "hostname").stderr
 
 
@@ -73,7 +73,7 @@ def ping(cluster: Cluster, node: str, **variables: str) -> str:
 
 @contextmanager
 def unprotected(cluster: Cluster, file: str, lines: str, *nodes: str) -> Iterator[None]:
-    """Remove the lines that refuse, for a while."""
+    """Remove the lines that cause the refusal, for a while."""
     for node in nodes:
         assert cluster.ssh(node, "sed", "-i.kept", f"/{lines}/d", file).returncode == 0
     try:

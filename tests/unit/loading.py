@@ -1,4 +1,4 @@
-"""Plugins are loaded by path, as Ansible does it: they are in no package."""
+"""Load plugins by path, as Ansible does, because they are in no package."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import ansible.module_utils
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "plugins"
-# A module that one role alone uses is in that role.
+# A module that only one role uses is in that role's library.
 MODULES = [PLUGINS / "modules", *ROOT.glob("roles/*/library")]
-# As Ansible does it for those that ansible.cfg names.
+# Ansible does the same for the folders that ansible.cfg names.
 ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
 
 
@@ -26,7 +26,7 @@ def load(kind: str, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{kind}_{name}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    # dataclasses looks its own module up.
+    # dataclasses looks up the module that a class is defined in.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

@@ -127,11 +127,11 @@ class Quiet(SimpleHTTPRequestHandler):
     """Serves files without logging."""
 
     def log_message(self, *_: Any) -> None:
-        """Not into the output of the tests."""
+        """Log nothing."""
 
 
-class BreaksOff(Quiet):
-    """A server that dies halfway."""
+class Truncates(Quiet):
+    """Closes the connection halfway through a file."""
 
     def do_GET(self) -> None:
         content = Path(self.translate_path(self.path)).read_bytes()
@@ -141,8 +141,8 @@ class BreaksOff(Quiet):
         self.wfile.write(content[: len(content) // 2])
 
 
-class Babbles(Quiet):
-    """Another service on that port."""
+class NotHttp(Quiet):
+    """Answers as a service other than HTTP."""
 
     def do_GET(self) -> None:
         self.wfile.write(b"220 mail.example.org ready\r\n")
@@ -155,8 +155,8 @@ class Silent(Quiet):
         time.sleep(2)
 
 
-class Drips(Quiet):
-    """Answers and never finishes."""
+class Stalls(Quiet):
+    """Sends one byte and then nothing."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -204,13 +204,13 @@ def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Ite
 
 
 def dead_url() -> str:
-    """A URL at which nothing listens."""
+    """A URL where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
 def tree(folder: Path) -> dict[str, tuple[int, str]]:
-    """Everything below a folder but its lock, with inodes, which change if a file is rewritten."""
+    """Everything below a folder except its lock, with inodes, which change if a file is rewritten."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     paths = [path for path in paths if path != folder / ".lock"]
     return {

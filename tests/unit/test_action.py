@@ -1,4 +1,4 @@
-"""The base of our action plugins, and what each of them documents."""
+"""The base class of the action plugins, and the documentation of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ActionModule(Action):
 
     def act(self, arguments, variables):
         if "fail" in arguments["many"]:
-            raise FarandoleError("the cable is cut: put it in again")
+            raise FarandoleError("the cable is unplugged: plug it in again")
         return {"told": f"{sorted(arguments.items())} on {variables['inventory_hostname']}"}
 '''
 ACTIONS = sorted(path.stem for path in PLUGINS.glob("action/*.py"))
@@ -47,9 +47,9 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         "size: 5": "value of size must be one of: 3, 4, got: 5",
         "inner: {values: 1}": "inner.values. Supported parameters include: value",
         "size: 4": "size is 4 but all of the following are missing: inner",
-        "many: fail": "the cable is cut: put it in again",
+        "many: fail": "the cable is unplugged: plug it in again",
     }
-    # Most of them are meant to fail, and the one after has to run too; what each says is compared below.
+    # Most of these tasks must fail, and the ones after them must still run; the messages are compared below.
     tasks = ", ".join(f"{{example: {{{arguments}}}, ignore_errors: true}}" for arguments in words)
     (tmp_path / "play.yml").write_text(f"[{{hosts: localhost, gather_facts: false, tasks: [{tasks}]}}]")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
@@ -77,6 +77,6 @@ def test_every_action_is_documented(name: str) -> None:
     assert all({"description", "type", "returned"} <= value.keys() for value in returned.values())
 
 
-def test_the_bars_of_a_report_are_those_of_the_judge() -> None:
+def test_the_thresholds_of_a_report_are_those_of_the_judge() -> None:
     bars = load("action", "validation_report").ActionModule.spec()["bars"]["options"]
     assert bars == {bar.name: {"type": "float"} for bar in fields(Bars)}

@@ -1,4 +1,4 @@
-"""How the module reads keys and sources; the scenario nccl tests on real nodes what apt accepts."""
+"""How apt_source reads keys and sources. The Molecule scenario nccl tests on real nodes what apt accepts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_entry_names_its_signing_key() -> None:
     )
 
 
-def test_the_releases_own_key_is_found_in_both_formats(tmp_path: Path) -> None:
+def test_the_distributions_own_key_is_found_in_both_formats(tmp_path: Path) -> None:
     deb822, lines = tmp_path / "debian.sources", tmp_path / "sources.list"
     deb822.write_text(
         "# a comment\n\nTypes: deb\nURIs: http://a\nSigned-By: /one.gpg\n\n# another\nTypes: deb\nSigned-By: /two.gpg\n"

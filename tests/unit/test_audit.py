@@ -22,7 +22,7 @@ def test_everything_that_comes_from_outside_is_pinned() -> None:
     assert [unpinned for kind in audit.survey() for unpinned in kind.unpinned] == []
 
 
-def test_a_requirement_without_its_hashes_is_named() -> None:
+def test_a_requirement_without_its_hashes_is_reported() -> None:
     name, _, rest = REQUIREMENTS.partition("==")
     version, _, others = rest.partition(" \\\n")
     entries = others[others.index("\nannotated-doc") :]
@@ -31,12 +31,12 @@ def test_a_requirement_without_its_hashes_is_named() -> None:
     assert audit.tools(shorter, PYPROJECT).unpinned == [f"requirements.txt: {name}=={version}"]
 
 
-def test_a_build_backend_that_is_not_pinned_is_named() -> None:
+def test_a_build_backend_that_is_not_pinned_is_reported() -> None:
     other = PYPROJECT.replace('requires = ["setuptools>=77"]', 'requires = ["hatchling"]')
     assert "hatchling" in audit.tools(REQUIREMENTS, other).unpinned[0]
 
 
-def test_rows_without_a_digest_are_named() -> None:
+def test_rows_without_a_sha256_are_reported() -> None:
     rows: dict[str, Any] = {
         "a": {"1": {"files": {"a-1.whl": GOOD, "a-1b.whl": "later"}}},
         "b": {"2": {"sources": [{"url": "https://b/2.tar", "file": "2.tar"}]}, "3": {"file": "3.tar", "sha256": GOOD}},
@@ -46,7 +46,7 @@ def test_rows_without_a_digest_are_named() -> None:
     assert (sources.count, [name.split()[-1] for name in sources.unpinned]) == (2, ["https://b/2.tar"])
 
 
-def test_data_without_digests_and_keys_without_fingerprints_are_named() -> None:
+def test_data_without_a_sha256_and_keys_without_fingerprints_are_reported() -> None:
     digits = {"member": "m", "sha256": GOOD, "wheel": {"file": "w", "sha256": GOOD[1:]}}
     assert len(audit.data({"mnist": {"files": {"f": None}}, "digits": digits}).unpinned) == 2
     assert audit.keys({"__nccl_nvidia_keys": {"debian12": {"fingerprint": "3BF863CC"}}}).unpinned
@@ -65,17 +65,17 @@ def test_data_without_digests_and_keys_without_fingerprints_are_named() -> None:
         ("roles/x/templates/x.sources", "deb [trusted=yes] http://mirror stable main"),
     ],
 )
-def test_unchecked_downloads_are_named(path: str, text: str) -> None:
+def test_unchecked_downloads_are_reported(path: str, text: str) -> None:
     assert audit.tasks({path: text}).unpinned
 
 
-def test_a_downloading_program_must_name_its_check() -> None:
+def test_a_program_that_downloads_must_say_what_it_checks() -> None:
     texts = dict.fromkeys(audit.FETCHERS, "urllib.request.urlopen(url)")
     assert audit.programs(texts).unpinned == []
     assert "src/new.py" in audit.programs({**texts, "src/new.py": "urlopen(url)"}).unpinned[0]
 
 
-def test_a_url_without_a_digest_is_named() -> None:
+def test_a_url_without_a_sha256_is_reported() -> None:
     where = "http" + "s://downloads.example.net/x.tar"
     texts = {
         "src/a.py": f'"{where}"',
@@ -88,14 +88,14 @@ def test_a_url_without_a_digest_is_named() -> None:
 
 
 @pytest.mark.parametrize("path", [".github/workflows/a.yml", "molecule/x/Dockerfile"])
-def test_actions_and_images_are_named(path: str) -> None:
+def test_actions_and_images_are_reported(path: str) -> None:
     assert audit.images({path: ""}).unpinned == [path]
     assert audit.images({"molecule/x/molecule.yml": "platforms:\n  - image: debian\n"}).unpinned
 
 
 @pytest.fixture
 def index() -> Iterator[str]:
-    """An index with a vulnerability of `bad`, a withdrawn one of `good`, and no other releases."""
+    """An index that lists a vulnerability of `bad`, a withdrawn one of `good`, and no other releases."""
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -113,11 +113,11 @@ def index() -> Iterator[str]:
         server.shutdown()
 
 
-def test_vulnerabilities_are_reported_and_no_answer_is_not_taken_as_none(index: str) -> None:
+def test_vulnerabilities_are_reported_and_no_answer_does_not_count_as_none(index: str) -> None:
     good, bad, lost = ("good", "1"), ("bad", "1"), ("lost", "1")
     assert audit.ask([good], index) == ([], [])
-    found, silent = audit.ask([good, lost, bad], index)
+    found, unanswered = audit.ask([good, lost, bad], index)
     assert found == ["bad 1: CVE-1, fixed in 2"]
-    assert [one.split(" (")[0] for one in silent] == ["lost 1"]
+    assert [one.split(" (")[0] for one in unanswered] == ["lost 1"]
     assert len(audit.ask([lost, good, bad], index)[1]) == 3
     assert len(audit.ask([good, bad], "http://127.0.0.1:9")[1]) == 2

@@ -1,4 +1,4 @@
-"""How a step is named and recognised, and how its failure is reported; systemd is tested on a node."""
+"""How a step is named and recognised, and how its failure is reported. Tests on real nodes run it under systemd."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_another_step_is_not_mistaken_for_it(other: dict[str, object]) -> None:
     assert step.digest({**STEP, **other}) != step.digest(STEP)
 
 
-def test_empty_lines_and_foreign_bytes_do_no_harm(tmp_path: Path) -> None:
+def test_empty_lines_and_invalid_utf_8_are_tolerated(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert step.lines_of(log) == []
     log.write_bytes(b"one\n\n  \n\xff two\n")
@@ -64,7 +64,7 @@ def test_a_failure_shows_the_lines_with_the_cause(tmp_path: Path) -> None:
     why = [f"x.c:{number}: error: no such thing" for number in range(7)]
     rest = [f"make: waiting {number}" for number in range(24)]
     log.write_text("\n".join([*why, "checking", *rest, "error: last"]))
-    # Each once, even when the end of the log says it.
+    # Each line appears once, even if it is also at the end of the log.
     assert step.complaint("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
 
 
@@ -73,7 +73,7 @@ def test_a_failure_without_an_exit_code_is_described(tmp_path: Path) -> None:
     assert words == f"OpenMPI failed (oom-kill) after 61 s; its log is {tmp_path / 'log'}:\n"
 
 
-def test_a_running_step_has_run_until_now() -> None:
+def test_a_running_step_is_timed_until_now() -> None:
     unit = {**UNIT, "ExecMainExitTimestampMonotonic": "0"}
     assert step.seconds(unit) > 0
     assert step.seconds(UNIT) == 61.4
@@ -111,7 +111,7 @@ def test_progress_is_the_percentage_if_there_is_one_or_the_last_line() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose parents, unlike those of tests, count as safe."""
+    """A folder whose parents count as safe, although those of a test are world-writable."""
     real = step.fault
     monkeypatch.setattr(step, "fault", lambda path: real(path) if path.is_relative_to(tmp_path) else "")
     made: Path = tmp_path / "opt/build"
@@ -139,7 +139,7 @@ def test_root_does_not_build_where_others_write(folder: Path, mode: int, why: st
     inside.chmod(mode)
     assert step.open_to_others(inside) == why.format(inside, inside)
     inside.chmod(0o755)
-    # Who writes above it can put another in its place.
+    # Whoever can write to its parent can replace it.
     folder.chmod(mode)
     assert step.open_to_others(inside) == why.format(folder, folder)
 
@@ -168,7 +168,7 @@ def test_a_symlink_is_judged_by_its_target(folder: Path) -> None:
     assert step.open_to_others(link) == f"{link} is not a directory: remove it"
 
 
-def test_a_step_in_such_a_directory_is_refused_with_the_reason() -> None:
+def test_a_step_in_an_unsafe_directory_is_refused_with_the_reason() -> None:
     answer = run_module("build_step", {**STEP, "directory": "/var/tmp/farandole-build"})  # noqa: S108
     assert answer["msg"] == (
         "OpenMPI: root builds nothing in /var/tmp/farandole-build, as others could have it run their programs: every "

@@ -110,7 +110,7 @@ def test_a_damaged_file_is_deleted(tmp_path: Path) -> None:
 
 
 def test_an_archive_without_a_contents_list_is_ignored(tmp_path: Path) -> None:
-    """As older versions packed it."""
+    """Older versions packed archives without one."""
     there = Builds(tmp_path)
     built = pack_stack(there, "bbbb00000000")
     assert there.known() == {"stacks/bbbb00000000": ["07"]}
@@ -128,12 +128,12 @@ def test_only_complete_stacks_are_listed(tmp_path: Path) -> None:
     assert there.packed() == [second, first]
 
 
-def test_drafts_of_a_killed_run_are_swept_out_and_those_at_work_are_not(tmp_path: Path) -> None:
-    for name, age in (("killed", 90_000), ("at-work", 80_000)):
+def test_drafts_of_killed_runs_are_removed_but_not_those_in_use(tmp_path: Path) -> None:
+    for name, age in (("killed", 90_000), ("in-use", 80_000)):
         (tmp_path / f".part-{name}").mkdir()
         (tmp_path / f".part-{name}/file").touch()
         then = time.time() - age
         os.utime(tmp_path / f".part-{name}", (then, then))
     with cache.draft_folder(tmp_path) as drafts:
-        assert {path.name for path in tmp_path.iterdir()} == {".part-at-work", drafts.name}
-    assert [path.name for path in tmp_path.iterdir()] == [".part-at-work"]
+        assert {path.name for path in tmp_path.iterdir()} == {".part-in-use", drafts.name}
+    assert [path.name for path in tmp_path.iterdir()] == [".part-in-use"]

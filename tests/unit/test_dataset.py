@@ -25,7 +25,7 @@ from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
 
 from .loading import load
-from .stack import BreaksOff, Drips, Endless, Quiet, Silent, dead_url, run_action, served
+from .stack import Endless, Quiet, Silent, Stalls, Truncates, dead_url, run_action, served
 
 NAMES = [
     "t10k-images-idx3-ubyte.gz",
@@ -113,7 +113,7 @@ def members(data: Data) -> dict[str, bytes]:
 
 
 def as_set(name: str) -> list[str]:
-    """What a set of data leaves in the cache."""
+    """The files of a data set in the cache."""
     return [name, f"{name}.json", *(f"{name}/{file}" for file in ["SOURCE", *NAMES])]
 
 
@@ -187,7 +187,7 @@ def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "limit", "words"),
-    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Drips, "FILE_S", "incomplete after 0.3 seconds")],
+    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Stalls, "FILE_S", "incomplete after 0.3 seconds")],
 )
 def test_a_slow_site_times_out(
     world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: str, words: str
@@ -199,7 +199,7 @@ def test_a_slow_site_times_out(
 
 
 def test_a_truncated_download_leaves_nothing(world: World) -> None:
-    with served(world.site, BreaksOff) as url:
+    with served(world.site, Truncates) as url:
         world.sites(url)
         assert "the transfer stopped 13 bytes before the end" in world.refused("mnist")
     assert world.files() == []
@@ -251,7 +251,7 @@ def test_the_files_are_in_mnist_format(world: World) -> None:
 def test_an_image_keeps_its_shape() -> None:
     image = [[0] * 8 for _ in range(8)]
     image[2][5] = 16
-    # An old pixel is three and a half new ones wide, and fades out over as many.
+    # 28 / 8 = 3.5: an old pixel is 3.5 new ones wide and fades out over 3.5 more.
     down = [max(0, 1 - abs(row - 8.25) / 3.5) for row in range(28)]
     right = [max(0, 1 - abs(column - 18.75) / 3.5) for column in range(28)]
     wanted = [255 * one * other for one in down for other in right]
@@ -285,7 +285,7 @@ def test_a_damaged_table_of_digits_is_fetched_again(world: World) -> None:
     assert sha256(world.folder / "digits.csv.gz") == world.facts["digits"]["sha256"]
 
 
-def test_another_version_makes_other_data(world: World) -> None:
+def test_another_version_is_stored_as_other_data(world: World) -> None:
     world.bring("digits")
     wheel = write_wheel(world.index / "scikit-learn", csv(30))
     world.facts["digits"]["wheel"]["sha256"] = sha256(wheel)

@@ -13,7 +13,7 @@ import pytest
 from farandole import fetching
 
 from .loading import load
-from .stack import BreaksOff, Endless, Trickles, dead_url, run_module, served
+from .stack import Endless, Trickles, Truncates, dead_url, run_module, served
 
 apt_source = load("modules", "apt_source")
 CONTENT = b"what was built" * 1000
@@ -42,7 +42,7 @@ def test_a_folder_is_fetched_once(tmp_path: Path) -> None:
         assert run_module("depot_fetch", request)["changed"]
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
         assert not run_module("depot_fetch", request)["changed"]
-        # A damaged file, a file of a former set, and leftovers of a killed run.
+        # A damaged file, a file of an earlier set, and leftovers of a killed run.
         (folder / "file").write_text("damaged")
         (folder / "former").write_text("former")
         (tmp_path / "node/.files.incoming/new").mkdir(parents=True)
@@ -79,7 +79,7 @@ def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
 
 
 def test_truncated_and_damaged_downloads_have_different_messages(tmp_path: Path) -> None:
-    with served(tmp_path, BreaksOff) as url:
+    with served(tmp_path, Truncates) as url:
         answer = run_module("depot_fetch", asked(tmp_path, url))
     assert f"cannot be fetched: the transfer stopped {len(CONTENT) // 2} bytes before the end" in answer["msg"]
     with served(tmp_path) as url:
@@ -115,7 +115,7 @@ def test_errors_of_the_work_are_passed_on() -> None:
 
 def test_a_large_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class RefusedError(Exception):
-        """Stands for the module's exit."""
+        """Raised where the real module would exit."""
 
     class Module:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How the module reads what others say; what it does to dpkg is tried on real nodes, by the scenario nccl."""
+"""How held_debs reads apt's output. The Molecule scenario nccl tests on real nodes what it does to dpkg."""
 
 from __future__ import annotations
 

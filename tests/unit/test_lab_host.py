@@ -12,7 +12,7 @@ from farandole.lab import host
 
 def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_LOCK", lock)
-    monkeypatch.setattr(host, "ready", lambda: True)  # otherwise the lock is removed with the last lab
+    monkeypatch.setattr(host, "ready", lambda: True)  # otherwise removing the last lab would remove the lock too
     with host.locked(wait=lambda: None):
         pass
 

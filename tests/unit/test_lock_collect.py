@@ -23,7 +23,7 @@ from farandole.errors import FarandoleError
 from farandole.stack.collect import collect
 
 # A port that nothing listens on.
-SILENT = "http://127.0.0.1:9/simple"
+DEAD = "http://127.0.0.1:9/simple"
 SOURCE = "horovod-0.28.1.tar.gz"
 
 
@@ -32,7 +32,7 @@ def digest(path: Path) -> str:
 
 
 def wheel(folder: Path, name: str, version: str = "1.0") -> dict[str, str]:
-    """A real wheel with nothing in it."""
+    """Write a valid, empty wheel."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     files = {
@@ -53,7 +53,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-# As the URL of an index has to have it, and as its user wrote it.
+# The same password, quoted for a URL and as the user knows it.
 QUOTED, SECRET = "s%40cr%2Fet%3A1", "s@cr/et:1"
 
 
@@ -216,7 +216,7 @@ def test_the_password_is_never_sent_to_another_site(world: World, monkeypatch: p
     assert world.files() == [SOURCE]
 
 
-def test_a_password_is_in_no_message(world: World, guarded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_contains_a_password(world: World, guarded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.simple / "horovod" / SOURCE).write_bytes(b"other")
     (world.simple / "alpha" / WHOLE[0]).write_bytes(b"other")
     said = [world.refused()]
@@ -234,10 +234,10 @@ def test_a_password_is_in_no_message(world: World, guarded: int, monkeypatch: py
 
 
 def test_an_unreachable_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", SILENT)
+    monkeypatch.setenv("PIP_INDEX_URL", DEAD)
     assert "the package index cannot be reached from this machine" in world.refused()
     world.lock["wheels"] = []
-    assert f"{SOURCE} cannot be fetched ({SILENT}: [Errno 111] Connection refused)" in world.refused()
+    assert f"{SOURCE} cannot be fetched ({DEAD}: [Errno 111] Connection refused)" in world.refused()
 
 
 def test_a_wheel_that_no_index_has(world: World) -> None:
@@ -278,7 +278,7 @@ def test_a_full_disk(world: World) -> None:
         subprocess.run(["umount", world.cache], check=True)
 
 
-def test_an_interruption_leaves_no_half_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index is slow to send one file, and the user presses Ctrl-C."""
     code = "import sys, json; from pathlib import Path; from farandole.stack.collect import collect; "
     code += "collect(json.loads(sys.argv[1]), Path(sys.argv[2]), lambda line: print(line, flush=True))"

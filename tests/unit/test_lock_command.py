@@ -91,7 +91,7 @@ def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
 
 
-def test_what_the_inventory_leaves_open_is_as_the_roles_specify_it() -> None:
+def test_unset_variables_have_the_roles_defaults() -> None:
     specs = [
         yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()) for role in ("stack", "openmpi")
     ]
@@ -146,7 +146,7 @@ def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     mine.probes = cluster(BOOKWORM, BOOKWORM)
     mine.variables()
     output = mine.lock(fails=True)
-    # No head is in this inventory: that the words come from preflight shows that it was run.
+    # This inventory has no head. Only preflight reports that, so it must have run.
     assert "preflight has not checked these nodes yet" in output
     assert "group head is missing or empty" in output
 

@@ -1,4 +1,4 @@
-"""NCCL versions that fit, and do not fit, the nodes that preflight finds."""
+"""Which NCCL versions fit a node's driver and CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NEW = "2.27.3-1+cuda12.9"
         (NEW, "580.95.05", "12.4"),
         ("2.29.7-1+cuda13.2", "580.65.06", "13.0.1"),
         ("2.7.8-1+cuda10.1", "418.39", "10.1"),
-        # No claim is made about what the catalogue does not know.
+        # A version that the catalogue does not know is not judged.
         ("2.40.0-1+cuda99.0", "580.95.05", ""),
         ("2.6.4-1+cuda10.2", "410.48", ""),
         # Debian's own package does not name a CUDA version.
         ("2.22.3-1-1", "390.157", "11.8"),
     ],
 )
-def test_a_fitting_version_is_accepted(version: str, driver: str, cuda: str) -> None:
+def test_a_compatible_version_is_accepted(version: str, driver: str, cuda: str) -> None:
     assert nccl.nccl_misfit(version, driver, cuda) == ""
 
 
@@ -46,7 +46,7 @@ def test_a_fitting_version_is_accepted(version: str, driver: str, cuda: str) -> 
         ("2.27.3-1 +cuda12.9", "", "", "give the exact version"),
     ],
 )  # fmt: skip
-def test_a_misfit_is_explained(version: str, driver: str, cuda: str, words: str) -> None:
+def test_an_incompatible_version_is_explained(version: str, driver: str, cuda: str, words: str) -> None:
     assert words in nccl.nccl_misfit(version, driver, cuda)
 
 

@@ -1,4 +1,4 @@
-"""How another NCCL is found, in the words of the programs that are asked."""
+"""How nccl_proof finds other copies of NCCL in the output of other programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ proof = load("modules", "nccl_proof")
 @pytest.mark.parametrize(
     ("number", "version"), [(22203, "2.22.3"), (21805, "2.18.5"), (20900, "2.9.0"), (2708, "2.7.8"), (2400, "2.4.0")]
 )
-def test_the_number_of_the_library_is_read_in_both_schemes(number: int, version: str) -> None:
+def test_the_librarys_version_number_is_read_in_both_schemes(number: int, version: str) -> None:
     assert proof.spoken(number) == version
 
 
-def test_the_loader_s_cache_is_read() -> None:
+def test_the_loaders_cache_is_read() -> None:
     cache = (
         "3 libs found in cache `/etc/ld.so.cache'\n"
         "\tlibnccl.so.2 (libc6,x86-64) => /usr/local/lib/libnccl.so.2\n"
@@ -42,11 +42,11 @@ def test_the_loader_s_cache_is_read() -> None:
         ("# LD_LIBRARY_PATH=/a\nMY_LD_LIBRARY_PATH=/b\n", []),
     ],
 )
-def test_the_folders_of_a_file_of_variables_are_read(text: str, folders: list[str]) -> None:
+def test_library_folders_are_read_from_an_environment_file(text: str, folders: list[str]) -> None:
     assert proof.library_paths(text) == [Path(folder) for folder in folders]
 
 
-def test_the_library_of_the_package_is_the_one_behind_its_name(tmp_path: Path) -> None:
+def test_the_packages_library_is_the_file_that_its_symlink_names(tmp_path: Path) -> None:
     library, name = tmp_path / "libnccl.so.2.22.3", tmp_path / "libnccl.so.2"
     library.touch()
     name.symlink_to(library.name)
@@ -60,7 +60,7 @@ def test_a_file_that_is_not_a_library_is_reported(tmp_path: Path) -> None:
     assert "file too short" in reason
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_library_is_not_loaded_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof.sys, "executable", "/usr/bin/python3")
     monkeypatch.setattr(proof, "CALL", "import os, sys; sys.exit(f'{os.getresuid()} {os.getgroups()} {os.getcwd()}')")

@@ -73,7 +73,7 @@ def test_a_valid_answer_is_kept_as_it_is() -> None:
     [[1], {"a": {}}, "x" * 300, "\x1b[2J", "a\nb", -1, 1 << 70, 1e300, "{{ x }}", {"__ansible_type": "Any"}, [None]],
     ids=str,
 )
-def test_a_field_of_another_form_is_refused(field: str, value: Any) -> None:
+def test_a_field_with_an_invalid_value_is_refused(field: str, value: Any) -> None:
     with pytest.raises(UnfitError, match=rf"^probe.{field}[ .\[]"):
         probe.check(answer(**{field: value}))
 

@@ -114,7 +114,7 @@ def test_parts_built_before_are_reused(cache: Builds) -> None:
 
 
 def test_parts_of_another_builder_are_rebuilt(cache: Builds) -> None:
-    """Root on a builder runs them, and the machine that built them may have been revoked."""
+    """Root on the new builder would run them, and the old builder may have been revoked."""
     for part in (cache.openmpi(LOCK), cache.horovod(LOCK)):
         pack(part, builder="node-1")
     assert plan(LOCK, cache, {"node-2": BARE}, "node-2")["parts"] == {"openmpi": None, "horovod": None}

@@ -1,4 +1,4 @@
-"""Our playbooks, started from another folder than their own."""
+"""The playbooks, started from outside the repository."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", "playbooks/preflight.yml", "playbooks/rollback.yml"])
-def test_a_run_without_our_settings_is_refused_with_the_folder_to_go_to(playbook: str, tmp_path: Path) -> None:
+def test_a_run_without_ansible_cfg_is_refused_with_the_folder_to_go_to(playbook: str, tmp_path: Path) -> None:
     done = play(playbook, tmp_path)
     assert done.returncode != 0
     assert f"nothing was changed, as ansible.cfg is not in use: run it again after  cd {ROOT}\n" in done.stderr
 
 
-def test_settings_that_are_named_count_in_any_folder(tmp_path: Path) -> None:
+def test_a_run_from_any_folder_may_name_ansible_cfg(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(ROOT)
     done = play("site.yml", tmp_path, ANSIBLE_CONFIG=str(tmp_path / "link/ansible.cfg"))
     assert done.returncode == 0, done.stderr

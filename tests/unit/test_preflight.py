@@ -120,7 +120,7 @@ def test_groups(named: dict[str, list[str]], words: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["head", "builders"])
-def test_a_revoked_node_neither_serves_nor_builds(group: str) -> None:
+def test_a_revoked_node_can_be_neither_head_nor_builder(group: str) -> None:
     named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
     named[group] = ["b"]
     (line,) = lines(inventory.judge_revoked(named, ["b"]))
@@ -234,7 +234,7 @@ def test_a_misspelt_connection_variable_is_reported_before_the_address(variable:
 
 
 def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
-    """All variables that a host has in a play are tried, facts included."""
+    """Try every variable that a host has in a play, including facts."""
     show = {"debug": {"msg": "{{ q('varnames', '.') + ansible_facts | map('regex_replace', '^', 'ansible_') }}"}}
     plays = [{"hosts": "localhost", "connection": "local", "gather_facts": True, "tasks": [show]}]
     playbook = tmp_path / "play.yml"

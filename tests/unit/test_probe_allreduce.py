@@ -88,7 +88,7 @@ class Numbers(list[int]):
 
 
 class Horovod:
-    """The second of three ranks; the others' arrays are made up, and one of them may be spoiled."""
+    """The second of three ranks. The others' arrays are made up; one element of them may be wrong."""
 
     Sum = "sum"
 
@@ -113,7 +113,7 @@ class Horovod:
         return self.spoil(Numbers(number for number in (1, 2, 3) for _ in range(parts[number - 1])), name)
 
     def broadcast(self, own: Numbers, root: int, name: str) -> Numbers:
-        assert own == [0] * len(own), "not the root, so it has nothing to give"
+        assert own == [0] * len(own), "this rank is not the root and must not fill in values"
         return self.spoil(Numbers([root + 1] * len(own)), name)
 
     def allreduce(self, own: Numbers, op: str, name: str) -> Numbers:
@@ -130,7 +130,7 @@ RANKS = [{"host": host} for host in "abc"]
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes small enough for lists."""
+    """Use sizes that are small enough for Python lists."""
     monkeypatch.setattr(allreduce, "SIZES", (1, 1000))
     monkeypatch.setattr(allreduce, "MEASURED", (4096, 8192))
     monkeypatch.setattr(allreduce, "SECONDS", 0.001)
@@ -201,7 +201,7 @@ def test_bus_bandwidth_does_not_depend_on_the_number_of_ranks() -> None:
 
 
 class Place:
-    """The parts of Horovod with which a rank finds its GPU."""
+    """The parts of Horovod that a rank uses to find its GPU."""
 
     def __init__(self, local: int, *, nccl: bool = True) -> None:
         self.local_rank, self.rank, self.nccl_built = (lambda: local), (lambda: 8 + local), (lambda: nccl)

@@ -61,7 +61,7 @@ def test_an_error_is_reported_with_its_code(ranks: list[dict[str, str]], code: s
 
 
 class Rank:
-    """One of several ranks that are threads; messages go into the receiver's queue."""
+    """One of several ranks, each a thread; a message is put into the receiver's queue."""
 
     def __init__(self, rank: int, queues: list[queue.Queue[int]], lost: int) -> None:
         self.rank, self.size, self.queues, self.lost = rank, len(queues), queues, lost
@@ -81,7 +81,7 @@ def ring(size: int, lost: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize(("size", "worths"), [(1, [1]), (2, [3, 3]), (4, [10, 3, 6, 10])])
-def test_a_token_goes_once_round(size: int, worths: list[int]) -> None:
+def test_a_token_goes_round_once(size: int, worths: list[int]) -> None:
     assert ring(size) == worths
     assert [words for number, worth in enumerate(worths) for words in mpi.misled(worth, number, size)] == []
 
@@ -147,7 +147,7 @@ def test_a_missing_address_is_reported(network: str | None, code: str, seen: str
 
 
 class Meeting:
-    """Two ranks that are threads and exchange what they gather."""
+    """One of two ranks, each a thread, that exchange what they gather."""
 
     def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
         self.rank, self.size, self.boxes = rank, 2, boxes
@@ -183,7 +183,7 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.gettimeout() for one in connections] == [None, None]
     assert [one.getpeername()[0] for one in connections] == ["127.0.0.2", "127.0.0.2"]
     compare = partial(both, lambda one: mpi.compare(one, [mpi.OverTCP(one.rank == 0, connections[one.rank])]))
-    # A way over TCP sleeps, so it always waits a little; here it stands for one that does not.
+    # TCP sleeps while it waits, so no round would count as quiet; the limit is lifted for this test.
     monkeypatch.setattr(mpi, "WAITED", 1000)
     first, second = compare()
     assert [quiet for quiet, _ in first] == [True] * mpi.QUIET == [quiet for quiet, _ in second]
@@ -200,7 +200,7 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = "none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24"
     assert [wrong for _, wrong in met(monkeypatch, "10.95.0.0/24")] == [[{"code": "network-unfit", "seen": seen}], []]
-    # Bound, but nobody listens there.
+    # Bound, but not listening.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         monkeypatch.setattr(mpi, "listen", lambda _: silent)

@@ -1,4 +1,4 @@
-"""The probe of trust, with a stand-in for ssh that gives each of its answers and complaints on demand."""
+"""The trust probe, with a stand-in for ssh that prints what a test needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .loading import ROOT
 
 PROBE = ROOT / "files" / "probes" / "trust.py"
 NODES = {"node-1": "192.0.2.1", "node-2": "192.0.2.2"}
-# What follows `ssh -o BatchMode=yes` is the target: each has a script of its own beside this one.
+# The argument after `ssh -o BatchMode=yes` is the target; each target has its own script beside this one.
 SSH = '#!/bin/sh\n[ "$1 $2" = "-o BatchMode=yes" ] && exec sh "${0%/*}/$3"\n'
 
 
@@ -32,7 +32,7 @@ def complains(*lines: str) -> str:
 
 
 def probe(folder: Path, **other: str) -> tuple[int, list[dict[str, Any]]]:
-    """Exit status and connections, two clean nodes given but for the targets that answer something other."""
+    """Exit status and connections of two nodes that answer correctly, except for the targets in `other`."""
     ssh = folder / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
@@ -47,7 +47,7 @@ def probe(folder: Path, **other: str) -> tuple[int, list[dict[str, Any]]]:
         check=False,
     )
     assert done.stderr == ""
-    # As the control machine takes it.
+    # As the control machine reads it.
     return done.returncode, connections({"stdout": done.stdout}, NODES)
 
 
@@ -76,13 +76,13 @@ UNCLEAN = {
         "'Welcome node-2 id-of-node-2'",
     ),
     "a logout script prints": (says("node-2", "id-of-node-2") + "\necho Bye", STRANGER, "'node-2 id-of-node-2 Bye'"),
-    "nothing said": ("true", STRANGER, "''"),
+    "no answer": ("true", STRANGER, "''"),
     "a login script complains": (
         "echo 'stty: not a tty' >&2\n" + says("node-2", "id-of-node-2"),
         NOISE,
         "stty: not a tty",
     ),
-    "no words": ("exit 3", NOISE, "exit status 3"),
+    "no output": ("exit 3", NOISE, "exit status 3"),
     "unsigned": (
         complains(
             "No ED25519 host key is known for node-2 and you have requested strict checking.",
@@ -99,7 +99,7 @@ UNCLEAN = {
         "peer-host-key-revoked",
         "revoked by file /etc/farandole/ssh/revoked_keys",
     ),
-    "not let in": (
+    "certificate refused": (
         complains("trainer@node-2: Permission denied (publickey)."),
         "peer-certificate-refused",
         "trainer@node-2: Permission denied (publickey)",
@@ -146,7 +146,7 @@ def test_a_connection_that_is_not_clean_is_named_with_its_cause(
     assert "node-2" in check.cure or "site.yml" in check.cure
 
 
-def test_one_machine_under_two_names_is_not_two(tmp_path: Path) -> None:
+def test_one_machine_under_two_names_counts_once(tmp_path: Path) -> None:
     code, tried = probe(tmp_path, **{target: says("node-2", "id-of-node-1") for target in ("node-2", "192.0.2.2")})
     assert code == 1
     assert not any(one["code"] for one in tried)
@@ -155,6 +155,6 @@ def test_one_machine_under_two_names_is_not_two(tmp_path: Path) -> None:
     assert "node-1 and node-2" in check.cause
 
 
-def test_what_ssh_said_without_end_is_cut(tmp_path: Path) -> None:
+def test_endless_output_of_ssh_is_truncated(tmp_path: Path) -> None:
     _, tried = probe(tmp_path, **{"node-2": "yes very long | head -c 300000 >&2; exit 255"})
     assert 0 < len(tried[2]["seen"]) <= 1003

@@ -1,4 +1,4 @@
-"""Which run holds a cluster, and that a dead one holds nothing."""
+"""The lock that a run holds on a cluster; a dead run holds none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELSEWHERE = "another-boot pid:[4026531836]"
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the place of another run's ansible-playbook."""
+    """A process that stands in for another run's ansible-playbook."""
     with subprocess.Popen(["sleep", "100"]) as sleeping:
         yield sleeping
         sleeping.kill()
@@ -53,7 +53,7 @@ def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.Run, m
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dead_run_holds_nothing(
+def test_a_dead_run_holds_no_lock(
     tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, number: signal.Signals
 ) -> None:
     runs.take(tmp_path, other)
@@ -81,7 +81,7 @@ def test_a_reused_process_id_is_another_run(tmp_path: Path, other: runs.Run, min
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_an_invalid_record_holds_nothing(tmp_path: Path, mine: runs.Run, text: str) -> None:
+def test_an_invalid_record_holds_no_lock(tmp_path: Path, mine: runs.Run, text: str) -> None:
     (tmp_path / "run").write_text(text)
     runs.take(tmp_path, mine)
 
@@ -114,7 +114,7 @@ def test_kill_is_suggested_only_for_a_live_run_on_this_machine(other: runs.Run) 
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ask the module as a run does; a local process stands for the one on the head."""
+    """Call the module as a run does; a local process stands in for the one on the head."""
     monkeypatch.setattr(run_lock, "GRACE", 0)
     path = tmp_path / "head"
     path.touch()
@@ -200,16 +200,16 @@ def asking(head: Any) -> Any:
     return ask
 
 
-def test_the_head_is_told_of_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
+def test_the_head_records_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
     assert runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
         runs.tell_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
 
 
-def test_a_run_of_this_machine_that_is_dead_keeps_nobody_out(
+def test_a_dead_run_of_this_machine_blocks_no_other(
     head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
 ) -> None:
-    # Its connection still stands.
+    # Its connection to the head is still open.
     head(other, mine.pid)
     process.kill()
     process.wait()
@@ -217,7 +217,7 @@ def test_a_run_of_this_machine_that_is_dead_keeps_nobody_out(
     assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
 
 
-def test_a_head_that_cannot_be_told_is_a_warning(head: Any, mine: runs.Run) -> None:
+def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.Run) -> None:
     def unconnected() -> runs.Keeper:
         raise FarandoleError("ssh says no")
 
@@ -232,7 +232,7 @@ def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.Run) -> 
         runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
 
 
-def test_the_connection_of_the_keeper_asks_for_nothing() -> None:
+def test_the_keepers_connection_never_prompts() -> None:
     given = ["sshpass", "-d9", "ssh", "-vvv", "-o", "A=b", "node-1", runs.HOLDER]
-    mended = ["ssh", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "A=b", "node-1", runs.HOLDER]
-    assert runs.own_connection(given, "ssh") == mended
+    expected = ["ssh", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "A=b", "node-1", runs.HOLDER]
+    assert runs.own_connection(given, "ssh") == expected

@@ -15,7 +15,7 @@ import pytest
 from farandole import samples
 
 from .loading import ROOT
-from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
+from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree
 
 FILES = {"images.gz": b"images", "SOURCE": b"MNIST\n"}
 
@@ -118,8 +118,8 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     refused({**other, "url": dead_url()}, "Connection refused. Does the depot answer")
     refused({**other, "url": f"{depot}/gone"}, "cannot be fetched")
     for handler, words in (
-        (Babbles, "cannot be fetched"),
-        (BreaksOff, "the transfer stopped"),
+        (NotHttp, "cannot be fetched"),
+        (Truncates, "the transfer stopped"),
         (Endless, "it is longer than"),
     ):
         with served(tmp_path / "depot", handler) as url:

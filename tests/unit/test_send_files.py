@@ -159,7 +159,7 @@ class Node(action.ActionModule):  # type: ignore[misc, name-defined]
     """The action, with this machine as its node."""
 
     def __init__(self) -> None:
-        """Without a task of Ansible's."""
+        """Work without an Ansible task."""
 
     def _shell(self, script: str) -> dict[str, Any]:
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
@@ -167,7 +167,7 @@ class Node(action.ActionModule):  # type: ignore[misc, name-defined]
 
 
 def test_a_transfer_uses_its_own_folder_and_leaves_nothing(landing: Path) -> None:
-    # Whoever takes the name by which an earlier version went is not asked.
+    # Another account may own the name that earlier versions used; that does not matter.
     (landing / f"farandole-landing-{os.getuid()}").touch()
     with Node()._landing("node-1", 1) as one, Node()._landing("node-1", 1) as other:
         assert one != other
@@ -187,7 +187,7 @@ def test_only_leftovers_of_killed_transfers_are_removed(landing: Path, tmp_path:
         (landing / name / "bundle.tar").touch()
         os.utime(landing / name / "bundle.tar", (old, old))
         os.utime(landing / name, (old, old))
-    # One in progress: its folder is old, but the file in it grows.
+    # A transfer in progress: its folder is old, but the file in it still changes.
     os.utime(landing / "farandole-landing.4567/bundle.tar")
     (tmp_path / "victim").mkdir()
     (landing / "farandole-landing.89ab").symlink_to(tmp_path / "victim")

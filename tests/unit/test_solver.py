@@ -1,4 +1,4 @@
-"""What comes out for which nodes, and what is said when nothing can."""
+"""The versions chosen for different nodes and requests, and the refusals when none fit."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from farandole.errors import FarandoleError
 from farandole.stack import sources
 from farandole.stack.cache import sha256
 
-from .stack import Babbles, Endless, dead_url, run_action, served
+from .stack import Endless, NotHttp, dead_url, run_action, served
 
 WRONG = "0" * 64
 
@@ -68,7 +68,7 @@ def test_two_sites_may_have_two_files_of_one_name(tmp_path: Path) -> None:
     assert sources.cached([source(good), {"file": "a.tar", "sha256": WRONG}], tmp_path, print) == good
 
 
-def test_a_download_is_kept_only_if_its_digest_matches(tmp_path: Path) -> None:
+def test_a_download_is_kept_only_if_its_sha256_matches(tmp_path: Path) -> None:
     there = file(tmp_path / "site/a.tar")
     target = file(tmp_path / "cache/a.tar", "older")
     with served(tmp_path / "site") as url:
@@ -98,29 +98,29 @@ def test_a_source_package_needs_a_builder(tmp_path: Path) -> None:
     with pytest.raises(FarandoleError, match="openmpi is a Debian source package, which a builder fetches"):
         bring(tmp_path, place)
 
-    def arrives(_: sources.Source, draft: Path) -> str:
+    def from_builder(_: sources.Source, draft: Path) -> str:
         draft.write_text("source")
         return "the builder"
 
     with pytest.raises(FarandoleError, match=r"a\.tar from the builder is not the file that is wanted"):
-        sources.bring([place], tmp_path, print, apt=arrives)
+        sources.bring([place], tmp_path, print, apt=from_builder)
     good = {**place, "sha256": sha256(file(tmp_path / "elsewhere/a.tar"))}
-    assert sources.bring([good], tmp_path / "cache", print, apt=arrives) == (tmp_path / "cache/a.tar", True)
+    assert sources.bring([good], tmp_path / "cache", print, apt=from_builder) == (tmp_path / "cache/a.tar", True)
 
 
 def test_the_first_site_with_the_file_is_used(tmp_path: Path) -> None:
     good = source(file(tmp_path / "site/b.tar"))
     folder, dead = tmp_path / "cache", dead_url()
-    with served(tmp_path / "site") as url, served(tmp_path, Babbles) as babbling:
+    with served(tmp_path / "site") as url, served(tmp_path, NotHttp) as other:
         places = [
             {"url": f"{dead}/a.tar", "file": "a.tar", "sha256": WRONG},
             {"url": f"{url}/gone.tar", "file": "c.tar", "sha256": WRONG},
-            {"url": f"{babbling}/d.tar", "file": "d.tar", "sha256": WRONG},
+            {"url": f"{other}/d.tar", "file": "d.tar", "sha256": WRONG},
         ]
         asked = {"folder": str(folder), "sources": places, "variable": "openmpi_tarball"}
         words = run_action("source_fetch", asked, tmp_path)["msg"]
         assert f"a.tar cannot be fetched ({dead}/a.tar: [Errno 111] Connection refused; " in words
-        assert f"{url}/gone.tar: File not found; {babbling}/d.tar: 220 mail" in words
+        assert f"{url}/gone.tar: File not found; {other}/d.tar: 220 mail" in words
         assert words.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or set openmpi_tarball to its path")
         places.append({**good, "url": f"{url}/b.tar"})
         assert run_action("source_fetch", asked, tmp_path, check_mode=True)["changed"]

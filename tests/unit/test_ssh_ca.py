@@ -340,7 +340,7 @@ A, B, C = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in
 
 
 def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **changes: Any) -> Any:
-    """The CA's part of a run of site.yml: its result and its warning."""
+    """Do the CA's part of site.yml; returns its result and its warning."""
     arguments = {
         "nodes": nodes or (HEAD, WORKER),
         "launchers": ["node-1"],
@@ -599,7 +599,7 @@ def test_a_lost_ca_does_not_split_the_cluster(tmp_path: Path, lost: list[str], w
     assert notice.endswith("a new CA replaces it, and nothing signed before is valid any longer")
     assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
     assert predicted["host"].keys() == new["host"].keys()
-    # Once is enough.
+    # The next run keeps the new CA.
     assert given(tmp_path) == new
 
 

@@ -22,7 +22,7 @@ import pytest
 from farandole.stack.cache import sha256
 
 from .loading import load
-from .stack import Babbles, BreaksOff, Endless, dead_url, run_module, served, tree
+from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree
 
 install, switch = load("modules", "stack_install"), load("modules", "stack_switch")
 contents, unprivileged = load("module_utils", "contents"), load("module_utils", "unprivileged")
@@ -129,7 +129,7 @@ def test_an_archive_truncated_before_packing_is_refused(tmp_path: Path, depot: s
 
 def test_an_incomplete_download_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
-    with served(tmp_path / "depot", BreaksOff) as broken:
+    with served(tmp_path / "depot", Truncates) as broken:
         assert "bytes before the end" in refused(request(packed, broken, root), root)
     with served(tmp_path / "depot", Endless) as endless:
         assert f"is longer than {packed.stat().st_size} bytes" in refused(request(packed, endless, root), root)
@@ -138,8 +138,8 @@ def test_an_incomplete_download_is_not_unpacked(tmp_path: Path, depot: str, root
 
 def test_an_unreachable_depot_is_reported_with_the_cure(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
-    with served(tmp_path / "depot", Babbles) as babbling:
-        for url, why in ((dead_url(), "Connection refused"), (f"{depot}/no", "File not found"), (babbling, "220 mail")):
+    with served(tmp_path / "depot", NotHttp) as other:
+        for url, why in ((dead_url(), "Connection refused"), (f"{depot}/no", "File not found"), (other, "220 mail")):
             words = refused(request(packed, url, root), root)
             assert f"{url}/stack.tar.zst cannot be fetched: " in words
             assert why in words
@@ -192,7 +192,7 @@ def test_an_existing_openmpi_is_kept_and_gets_its_contents_list(tmp_path: Path, 
 
 
 def test_a_half_removed_openmpi_is_replaced(tmp_path: Path, depot: str, root: Path) -> None:
-    """As after a kill during removal, when mpirun --version still works."""
+    """After a kill during removal, mpirun --version may still work."""
 
     def more(made: Path) -> None:
         program(made / "mpi" / MPI / "bin/orted", GOOD)
@@ -211,7 +211,7 @@ def link(path: str, target: str) -> Callable[[Path], None]:
     return lambda made: (made / path).symlink_to(target)
 
 
-def led_away(made: Path) -> None:
+def stack_elsewhere(made: Path) -> None:
     shutil.rmtree(made / f"stacks/{NEW}")
     (made / f"stacks/{NEW}").symlink_to("/opt")
 
@@ -240,7 +240,7 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
         (lambda made: shutil.rmtree(made / "mpi"), "mpi is not in it"),
         (lambda made: (made / f"stacks/{NEW}/manifest.json").unlink(), "its manifest.json is not in it"),
         (mpi_elsewhere, "its mpi leads elsewhere"),
-        (led_away, f"'stacks/{NEW}' is no folder"),
+        (stack_elsewhere, f"'stacks/{NEW}' is no folder"),
     ],
 )
 def test_an_archive_with_more_than_a_stack_is_refused(

@@ -35,7 +35,7 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def ran(name: str, **changes: Any) -> dict[str, Any]:
-    """The result of a job that succeeded, with changes."""
+    """The result of a successful job, with changes."""
     job = PLANNED[name]
     ranks = [rank(number, size=len(job["nodes"])) for number in range(len(job["nodes"]))]
     good = {"job": job, "code": 0, "seconds": 5.0, "left": {"node-1": [], "node-2": []}, "said": [], "ranks": ranks}
@@ -53,19 +53,19 @@ def judged(*results: dict[str, Any]) -> dict[str, Check]:
     return {check.id: check for check in judge({one["job"]["id"]: one for one in results}, BARS)}
 
 
-def test_quick_is_a_part_of_the_whole() -> None:
+def test_quick_runs_a_subset_of_the_jobs() -> None:
     quick = [job["id"] for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=True)]
     assert quick == ["mpi", "horovod.torch.gloo", "horovod.tensorflow.gloo"]
     assert set(quick) < set(PLANNED)
     assert all(job["nodes"] and job["seconds"] == 120 for job in PLANNED.values())
 
 
-def test_a_framework_that_is_not_there_has_no_jobs() -> None:
+def test_a_framework_that_is_not_installed_has_no_jobs() -> None:
     for name, other in (("tensorflow", "torch"), ("pytorch", "tensorflow")):
         assert not [job["id"] for job in jobs(NODES, [name], 120, quick=False) if f".{other}" in job["id"]]
 
 
-def test_gpus_are_used_where_there_are_some() -> None:
+def test_gpus_are_used_if_there_are_any() -> None:
     found = {job["id"]: job["argv"] for job in jobs(NODES, ["pytorch"], 120, quick=True, gpu=True)}
     assert list(found) == ["mpi", "horovod.torch.gloo", "horovod.torch.nccl"]
     assert [name for name, argv in found.items() if "--gpu" in argv] == ["horovod.torch.nccl"]
@@ -143,7 +143,7 @@ def test_mpi_is_compared_with_tcp() -> None:
 
 
 @pytest.mark.parametrize(("other", "status"), [(0.1009, GREEN), (0.0989, RED), (0.102, RED)])
-def test_parity_has_two_sides(other: float, status: str) -> None:
+def test_parity_allows_a_small_difference_either_way(other: float, status: str) -> None:
     found = judged(ran("parity.pytorch_mnist.one"), ran("parity.pytorch_mnist.all", loss=other))
     assert found["parity.pytorch_mnist"].status == status
 
@@ -155,7 +155,7 @@ def test_parity_has_two_sides(other: float, status: str) -> None:
         "slow": (rounds(0.7, 0.72, 0.75, 0.7, 0.79), SLOW),
         "one good round does not hide it": (rounds(0.7, 0.72, 0.75, 0.7, 1.2), SLOW),
         "one bad round does not matter": (rounds(0.2, 0.8, 0.9, 0.9, 0.9), GREEN),
-        "rounds that do not agree": (rounds(0.7, 0.7, 0.7, 0.9, 1.1), NOT_MEASURED),
+        "rounds that disagree": (rounds(0.7, 0.7, 0.7, 0.9, 1.1), NOT_MEASURED),
         "busy now and then": (rounds(0.5, 0.5, 0.5, 0.5, 0.5, busy=20), SLOW),
         "always busy": (rounds(0.5, 0.5, busy=20), NOT_MEASURED),
         "always busy, and fast at times": (rounds(1.1, 1.1, busy=20), NOT_MEASURED),
@@ -176,14 +176,14 @@ def test_speed_is_compared_with_each_worker_alone_and_with_torch() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 16, 200, 400])
-def test_many_workers_train_as_long_as_two(count: int) -> None:
+def test_many_workers_train_for_about_as_many_steps_as_two(count: int) -> None:
     nodes = [f"node-{number}" for number in range(count)]
     planned = {job["id"]: job["argv"] for job in jobs(nodes, ["pytorch"], 120, quick=False)}
 
     def value(name: str, option: str) -> int:
         return int(planned[name][planned[name].index(option) + 1])
 
-    # As many steps as two workers make.
+    # Two workers take 12 epochs of 1497 // 128 steps.
     step = value("training.pytorch_mnist", "--batch-size") * count
     steps = value("training.pytorch_mnist", "--epochs") * (1497 // step)
     assert steps >= 12 * (1497 // 128) * 0.75
@@ -277,14 +277,14 @@ def test_nothing_measured_is_not_green(checks: list[Check], word: str) -> None:
     assert report.verdict(checks) == word
 
 
-def test_two_reports_stay_and_the_newest_is_the_latest(tmp_path: Path) -> None:
+def test_earlier_reports_are_kept_and_latest_is_the_newest(tmp_path: Path) -> None:
     (tmp_path / "20200101T000000Z").mkdir()
     target = report.write(tmp_path, {}, CHECKS[:1])
     assert (tmp_path / "latest").resolve() == target
     assert len([path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
 
 
-def test_junit_and_json_hold_whatever_a_log_holds(tmp_path: Path) -> None:
+def test_junit_and_json_accept_any_character_of_a_log(tmp_path: Path) -> None:
     nasty = "a\x1b[31m\x00\x0b\ud800\ufffeb <x> & ]]>"
     checks = [Check(nasty, status, nasty, cause=nasty, cure=nasty, log=[nasty]) for status in (RED, NOT_MEASURED)]
     target = report.write(tmp_path, {}, checks)
@@ -403,7 +403,7 @@ def test_the_manifest_of_the_head_is_read() -> None:
             nodes.read_manifest({"content": lie})
 
 
-def test_the_stack_of_each_node_is_a_check_whose_cure_has_no_words_of_the_node() -> None:
+def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -> None:
     evil = "$(reboot)"
     answers: dict[str, Any] = {
         "node-1": {"proven": True, "stack": evil, "wrong": ""},

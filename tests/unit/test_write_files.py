@@ -39,7 +39,7 @@ def run(*files: dict[str, str], check_mode: bool = False, sweep: Sequence[Path] 
 
 
 def state(folder: Path) -> dict[Path, tuple[str, int, int]]:
-    """A file that was written again has another inode, even with the same content."""
+    """Content, mode and inode of every file; a rewritten file has another inode, even with equal content."""
     return {path: (path.read_text(), path.stat().st_mode, path.stat().st_ino) for path in folder.iterdir()}
 
 
@@ -127,7 +127,7 @@ def test_the_default_mode_is_0644(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_gets_its_owner_and_the_owner_s_group(tmp_path: Path) -> None:
+def test_a_file_gets_its_owner_and_the_owners_group(tmp_path: Path) -> None:
     path, nobody = tmp_path / "a", pwd.getpwnam("nobody")
     run(wanted(path, "text"))
     for changed in (True, False):
