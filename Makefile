@@ -37,7 +37,7 @@ demo: setup ## set up and validate two real hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts
+test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts (40 minutes) (40 minutes)
 	farandole lab setup
 	python tests/run.py
 
@@ -58,11 +58,11 @@ test-samples: setup ## run every sample on two nodes, and jobs that crash, hang,
 	farandole lab setup
 	python tests/run.py "lab samples"
 
-bench-stack: setup ## measure time and space of the stack: cold, warm, with another node
+bench-stack: setup ## measure the stack's time and disk space: cold, warm, with added nodes (an hour)
 	farandole lab setup
 	python tests/bench/stack.py
 
-audit: setup ## list everything that comes from outside, how it is pinned, and known vulnerabilities
+audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
 	python tests/audit.py
 
 docs: setup ## regenerate the variable tables in the roles' READMEs

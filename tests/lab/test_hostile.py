@@ -1,4 +1,4 @@
-"""A node whose Python lies: preflight reports one finding about it, in time, and checks the others as usual."""
+"""Nodes whose Python gives false answers: each is one finding, in time, and the other nodes are judged as usual."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ LIES = {
 
 
 def batches() -> list[list[str]]:
-    """The lies in groups, one for each lying node."""
+    """The lies in groups that the lying nodes tell at the same time, one each."""
     quick = [name for name in LIES if name not in ENDLESS]
     return [*(quick[first : first + len(LIARS)] for first in range(0, len(quick), len(LIARS))), list(ENDLESS)]
 

@@ -163,15 +163,15 @@ def test_a_lab_can_grow_and_mix_releases(cluster: Cluster) -> None:
 
 
 def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
-    assert farandole("up", "--nodes", "1", "--name", "test-beside").returncode == 0
+    assert farandole("up", "--nodes", "1", "--name", "test-second").returncode == 0
     try:
         addresses = {
             farandole("ssh", "--name", name, "node-1", "hostname", "-I").stdout
-            for name in (cluster.name, "test-beside")
+            for name in (cluster.name, "test-second")
         }
         assert len(addresses) == 2
     finally:
-        farandole("down", "--name", "test-beside")
+        farandole("down", "--name", "test-second")
     assert cluster.ssh("node-1", "true").returncode == 0
 
 

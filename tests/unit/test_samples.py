@@ -75,7 +75,7 @@ def test_check_mode_predicts_and_fetches_nothing(tmp_path: Path, depot: str) -> 
     assert not run_module("depot_fetch", ahead, check_mode=True)["changed"]
 
 
-@pytest.mark.parametrize("harm", ["damage", "loss", "stranger", "other data"])
+@pytest.mark.parametrize("harm", ["damage", "loss", "extra file", "other data"])
 def test_wrong_files_are_repaired(tmp_path: Path, depot: str, harm: str) -> None:
     asked = request(tmp_path, depot)
     run_module("depot_fetch", asked)
@@ -84,7 +84,7 @@ def test_wrong_files_are_repaired(tmp_path: Path, depot: str, harm: str) -> None
         (folder / "images.gz").write_bytes(b"imagos")
     elif harm == "loss":
         (folder / "SOURCE").unlink()
-    elif harm == "stranger":
+    elif harm == "extra file":
         (folder / "more").mkdir()
         (folder / "more/still").touch()
     else:

@@ -164,10 +164,10 @@ def test_other_files_in_a_swept_folder_are_removed(tmp_path: Path) -> None:
     (folder / "link").symlink_to(tmp_path)
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__/kept.pyc").touch()
-    strangers = [str(folder / name) for name in ("gone/deep/old", "link", "old")]
+    others = [str(folder / name) for name in ("gone/deep/old", "link", "old")]
     for check_mode in (True, False):
         _, result = run(wanted(kept, "1"), check_mode=check_mode, sweep=[folder])
-        assert (result["changed"], result["written"], result["swept"]) == (True, [], strangers)
+        assert (result["changed"], result["written"], result["swept"]) == (True, [], others)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         "b",
         "own",
