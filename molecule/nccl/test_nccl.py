@@ -82,7 +82,7 @@ def test_a_key_with_another_fingerprint_is_refused(role, nodes):
     code, said = role("node-1", nccl_version=OLD, fingerprint="0123456789" * 4)
     assert code != 0
     assert "key.pub is refused, nothing was installed" in said
-    assert "wanted is 0123456789012345678901234567890123456789" in said
+    assert "expected 0123456789012345678901234567890123456789" in said
     assert head.check_output("sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*") == before
     assert is_at(head, NEW)
 
@@ -152,11 +152,11 @@ def test_a_key_file_that_is_too_long_is_refused(role, nodes, addresses):
     assert is_at(head, NEW)
 
 
-@pytest.mark.parametrize(("node", "there"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
-def test_a_missing_version_is_refused_with_the_available_ones(role, node, there):
+@pytest.mark.parametrize(("node", "available"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
+def test_a_missing_version_is_refused_with_the_available_ones(role, node, available):
     code, said = role(node, nccl_version="2.99.1-1+cuda12.9")
     assert code != 0
-    assert f"libnccl2 2.99.1-1+cuda12.9 is not there, there is {there};" in said
+    assert f"libnccl2 2.99.1-1+cuda12.9 is not available (available: {available});" in said
 
 
 def test_a_file_with_another_sha256_is_refused(role, nodes):
@@ -164,7 +164,7 @@ def test_a_file_with_another_sha256_is_refused(role, nodes):
         "node-2", nccl_version=OLD, nccl_files=[plain("libnccl2", OLD), plain("libnccl-dev", OLD, "0" * 64)]
     )
     assert code != 0
-    assert "wanted is " + "0" * 64 in said
+    assert "expected " + "0" * 64 in said
     assert is_at(nodes["node-2"], NEW)
 
 
@@ -228,7 +228,7 @@ def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
     head.check_output("mkdir -p $(dirname %s) $(dirname %s)", pip, other)
     head.check_output("dpkg-deb --fsys-tarfile %s | tar -xO .%s/libnccl.so.2.21.5 >%s", deb, LIBRARIES, pip)
     head.check_output("ln %s %s && echo LD_LIBRARY_PATH=/opt/other >/etc/environment", pip, other)
-    words = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) in place of the installed NCCL 2.22.3"
+    words = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) instead of the installed NCCL 2.22.3"
     try:
         code, said = role("node-1")
         assert code == 0

@@ -1,4 +1,4 @@
-"""Provide the data of the sample scripts."""
+"""Provide the data for the sample scripts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.dataset import bring, lacking
+from farandole.dataset import lacking, provide
 from farandole.stack.cache import default_root
 
 DOCUMENTATION = """
 module: dataset
-short_description: Provide the data of the sample scripts in the control machine's cache
+short_description: Provide the data for the sample scripts in the control machine's cache
 description:
-  - Runs on the control machine, in check mode too, as later tasks need the sha256.
-  - Which nodes lack the data is taken from what M(node_probe) found, registered as C(_preflight_probe).
+  - Runs on the control machine. It also fetches the data in check mode, because later tasks need the sha256.
+  - Determines from the results of M(node_probe), registered as C(_preflight_probe), which nodes lack the data.
 options:
   data:
-    description: MNIST, or the digits of scikit-learn; V(auto) takes what is in the cache, else MNIST if it can be
-      fetched, else the digits.
+    description: MNIST, or scikit-learn's digits. V(auto) uses what is in the cache, else MNIST if it can be fetched,
+      else the digits.
     type: str
     choices: [auto, mnist, digits]
     default: auto
   cache:
-    description: The control machine's cache; empty for C(farandole) in the user's cache folder.
+    description: Cache on the control machine; empty for C(farandole) in the user's cache folder.
     type: path
     default: ""
   nodes:
-    description: Nodes that need the data.
+    description: Names of the nodes that need the data.
     type: list
     elements: str
     default: []
@@ -45,9 +45,9 @@ EXAMPLES = """
 """
 
 RETURN = """
-source: {description: "Where the data comes from, as in its file C(SOURCE).", type: str, returned: always}
-files: {description: "The files of the data, as M(send_files) takes them.", type: list, returned: always}
-lacking: {description: Nodes that do not have exactly these files., type: list, returned: always}
+source: {description: "Origin of the data, as in its file C(SOURCE).", type: str, returned: always}
+files: {description: "The files, as M(send_files) takes them.", type: list, returned: always}
+lacking: {description: Names of the nodes that do not have exactly these files., type: list, returned: always}
 """
 
 
@@ -57,9 +57,9 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Fills the cache and says which nodes lack the data."""
+        """Fills the cache and returns which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
-        data = bring(arguments["data"], cache, Display().display)
+        data = provide(arguments["data"], cache, Display().display)
         without = lacking(data, arguments["nodes"], variables.get("hostvars") or {})
-        # The cache is no part of the cluster.
+        # The cache is not part of the cluster.
         return {"changed": False, "source": data.source, "files": data.describe(), "lacking": without}

@@ -1,4 +1,4 @@
-"""Keep a file of a node on the control machine, checked by its sha256."""
+"""Copy a file from a node to the control machine and check its sha256."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from farandole.stack.cache import Built, draft_folder, keep, recall_whole, recor
 
 DOCUMENTATION = """
 module: keep_file
-short_description: Keep a file of a node on the control machine
+short_description: Copy a file from a node to the control machine
 description:
-  - The file is checked by its sha256 and put in place only when it is whole. The user that logs in has to be able to
-    read it.
+  - The file is put in place only after its sha256 has been checked. The login user must be able to read it.
 options:
-  path: {description: The file on the node., type: path, required: true}
-  sha256: {description: Its sha256., type: str, required: true}
-  to: {description: Where it goes on the control machine., type: path, required: true}
-  about: {description: What is recorded beside it., type: dict, default: {}}
+  path: {description: Path of the file on the node., type: path, required: true}
+  sha256: {description: Expected sha256 of the file., type: str, required: true}
+  to: {description: Path of the copy on the control machine., type: path, required: true}
+  about: {description: Data to record next to the copy., type: dict, default: {}}
 author: Farandole
 """
 
@@ -32,20 +31,20 @@ EXAMPLES = """
 
 RETURN = """
 file:
-  description: The file that arrived, with C(path), C(name), C(sha256), C(size) and all of O(about).
+  description: The copy, with C(path), C(name), C(sha256), C(size) and all of O(about).
   type: dict
   returned: not in check mode
 """
 
 
 class ActionModule(Action):
-    """Straight over the connection: the fetch action would send a large file as base64."""
+    """Uses the connection directly, because the fetch action may send a large file as base64."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Fetches the file if it is not here yet."""
+        """Copies the file unless an identical copy exists."""
         target, wanted = Path(arguments["to"]), arguments["sha256"]
-        if (there := recall_whole(target)) and there.sha256 == wanted:
-            return {"changed": False, "file": there.describe()}
+        if (present := recall_whole(target)) and present.sha256 == wanted:
+            return {"changed": False, "file": present.describe()}
         if self._task.check_mode:
             return {"changed": True}
         host = variables.get("inventory_hostname", "")

@@ -1,4 +1,4 @@
-"""Judge the inventory, then the nodes, before anything is touched."""
+"""Check the inventory, then the nodes, before anything is changed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from farandole.state import claim, write_private
 
 DOCUMENTATION = r"""
 module: preflight
-short_description: Judge the inventory and the nodes
+short_description: Check the inventory and the nodes
 description:
-  - Runs on the control machine. Names host, cause and cure of everything that would make a later step fail, and fails
-    if there is anything. Changes no host and opens no connection; meant for C(run_once).
+  - Runs on the control machine. Reports the host, cause and cure of everything that would make a later step fail, and
+    fails if there is any such finding. It changes no host and opens no connection. Use it with C(run_once).
 options:
   phase:
     description:
-      - V(inventory) judges groups, names, addresses and variables.
-      - V(hosts) judges what M(node_probe) found, registered as C(_preflight_probe) on each host of the play, and writes
-        it with the findings to C(preflight.json) in O(state_dir), in check mode too.
+      - V(inventory) checks groups, names, addresses and variables.
+      - V(hosts) checks the results of M(node_probe), registered as C(_preflight_probe) on each host of the play, and
+        writes them with the findings to C(preflight.json) in O(state_dir), in check mode too.
     type: str
     choices: [inventory, hosts]
     required: true
   roles_dir:
-    description: Folder of the roles, whose argument specs say which variables exist. V(inventory) needs it.
+    description: Folder of the roles, whose argument specs define which variables exist. Required for V(inventory).
     type: path
   state_dir:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
@@ -51,7 +51,7 @@ author: Farandole
 """
 
 EXAMPLES = r"""
-- name: Judge the inventory
+- name: Check the inventory
   preflight:
     phase: inventory
     roles_dir: "{{ role_path | dirname }}"
@@ -61,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: The findings as a numbered text, or one line that there is none.
+  description: The findings as a numbered list, or one line if there are none.
   returned: always
   type: str
   sample: "4 nodes, Debian 12: no finding"
@@ -69,7 +69,7 @@ msg:
 
 
 def connection_variables() -> frozenset[str]:
-    """Ansible's names for how a host is reached, as its plugins for that declare them."""
+    """The variables that configure connections, as Ansible's plugins declare them."""
     names = {"ansible_become", "ansible_become_method", "ansible_connection", "ansible_timeout"}
     for kind, loader, name in (("connection", connection_loader, "ssh"), ("become", become_loader, "sudo")):
         loader.get(name, class_only=True)
@@ -79,7 +79,7 @@ def connection_variables() -> frozenset[str]:
 
 
 def readable(names: Iterable[str], hostvars: Mapping[str, Any]) -> tuple[list[Node], list[Finding]]:
-    """The nodes, and a finding for each whose variables Ansible cannot work out."""
+    """The nodes, and a finding for each whose variables Ansible cannot evaluate."""
     nodes, broken = [], []
     for name in names:
         try:
@@ -96,12 +96,12 @@ class ActionModule(Action):
     required_if = (("phase", "inventory", ("roles_dir",)),)
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Judges one of the two."""
-        judge = self._inventory if arguments["phase"] == "inventory" else self._hosts
-        findings, words = judge(arguments, variables)
-        # The verdict is what this task is for: shown without -v too.
+        """Checks the inventory or the hosts."""
+        check = self._inventory if arguments["phase"] == "inventory" else self._hosts
+        findings, summary_line = check(arguments, variables)
+        # The message is the purpose of this task, so it is shown without -v too.
         result = {"changed": False, "_ansible_verbose_always": True}
-        return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": words}
+        return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": summary_line}
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         self._claim(arguments, variables, write=False)
@@ -129,14 +129,14 @@ class ActionModule(Action):
 
     @staticmethod
     def _fabric(nodes: Iterable[Node], hostvars: Mapping[str, Any]) -> dict[str, Any]:
-        """The network of jobs and each node's interface in it; role fabric refuses where there is none."""
+        """The network for jobs and each node's interface in it; if there is none, role fabric refuses later."""
         addresses = cluster.node_addresses([node.name for node in nodes], hostvars)
         wanted = next((str(hostvars[name].get("fabric_network") or "") for name in addresses), "")
         chosen = fabric.choose(addresses, hostvars, wanted)
         return {} if chosen.findings else {"network": chosen.network, "interfaces": chosen.interfaces}
 
     def _claim(self, arguments: Mapping[str, Any], variables: Mapping[str, Any], *, write: bool) -> None:
-        # Hosts on the command line are in no folder, and in no group cluster either.
+        # Hosts given on the command line have no inventory folder, and no group cluster either.
         if folder := variables.get("inventory_dir"):
             try:
                 claim(Path(arguments["state_dir"]), Path(folder), write=write)

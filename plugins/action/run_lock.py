@@ -19,18 +19,18 @@ DOCUMENTATION = """
 module: run_lock
 short_description: Let one run at a time change a cluster
 description:
-  - Records the run in the state folder on the control machine, and on the head for runs from other control machines.
-    While another run goes on, this one is refused.
-  - The lock needs no release. On the control machine a run is over when its process is gone; on the head, when the
-    connection is closed that the run holds open.
+  - Records the run in the state folder on the control machine, and on the head, where runs from other control machines
+    see it. While another run is active, this one is refused.
+  - The lock need not be released. On the control machine a run is over when its process has ended; on the head, when
+    the connection that the run holds open is closed.
   - Does nothing in check mode.
 options:
-  state_dir: {description: The cluster's state folder on the control machine., type: path, required: true}
+  state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Keep other runs out
+- name: Refuse if another run is changing the cluster
   run_lock:
     state_dir: "{{ base_state_dir }}"
   delegate_to: "{{ groups['head'][0] }}"
@@ -39,17 +39,17 @@ EXAMPLES = """
 
 
 class ActionModule(Action):
-    """Runs where the connection is the head's."""
+    """Needs a connection to the head."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Takes the lock on this machine, then on the head."""
+        """Records the run on this machine, then on the head."""
         if self._task.check_mode:
             return {"changed": False}
         main, state = parent_process(), Path(arguments["state_dir"])
         mine = runs.this_run(main.pid if main and main.pid else 0)
         claim(state, Path(variables["inventory_dir"]))
         runs.take(state, mine)
-        if notice := runs.tell_head(mine, partial(self._connect, mine), partial(self._ask, variables)):
+        if notice := runs.register_on_head(mine, partial(self._connect, mine), partial(self._ask, variables)):
             self._display.warning(notice)
         return {"changed": False}
 
@@ -64,10 +64,10 @@ class ActionModule(Action):
         return answer
 
     def _command(self) -> list[str]:
-        """The ssh of this connection, with a command for the head."""
+        """The ssh command of this connection, with the program to run on the head."""
         connection = self._connection
         if connection.transport != "ssh":
-            raise FarandoleError(f"it is reached by {connection.transport}, not by ssh")
+            raise FarandoleError(f"the connection uses {connection.transport} instead of ssh")
         ssh = connection.get_option("ssh_executable")
         words = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host, runs.HOLDER)]
         return runs.own_connection(words, ssh)

@@ -1,4 +1,4 @@
-"""Run a Python script on a node as another account, straight over the connection."""
+"""Run a Python script on a node as another account, directly over the connection."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DOCUMENTATION = """
 module: run_script
 short_description: Run a Python script on a node as another account
 description:
-  - The script is the program's standard input, and its output goes straight to the connection, without a module in
-    between. So a script that watches its standard output notices when the run that started it is gone.
-  - Its exit status decides nothing; look at C(rc).
+  - Python reads the script from standard input, and its output goes directly to the connection, without a module in
+    between. So a script that watches its standard output notices when the run that started it has died.
+  - The task does not fail if the script does; check C(rc).
 options:
-  script: {description: The text of the script., type: str, required: true}
-  user: {description: The account that it runs as., type: str, required: true}
-  argument: {description: Its only argument., type: str, required: true}
+  script: {description: Text of the script., type: str, required: true}
+  user: {description: Account that runs the script., type: str, required: true}
+  argument: {description: The only argument of the script., type: str, required: true}
 author: Farandole
 """
 
@@ -30,14 +30,14 @@ EXAMPLES = """
 """
 
 RETURN = """
-rc: {description: The exit status., type: int, returned: not in check mode}
-stdout: {description: What it printed., type: str, returned: not in check mode}
-stderr: {description: What it complained., type: str, returned: not in check mode}
+rc: {description: Exit status of the script., type: int, returned: not in check mode}
+stdout: {description: Standard output of the script., type: str, returned: not in check mode}
+stderr: {description: Standard error of the script., type: str, returned: not in check mode}
 """
 
 
 class ActionModule(Action):
-    """Needs no module, as Python and runuser are on every node."""
+    """Needs no module, because every node has Python and runuser."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Runs the script and returns its output."""

@@ -1,4 +1,4 @@
-"""Send files of the control machine to a node, each checked by its sha256, in one transfer."""
+"""Send files from the control machine to a node in one transfer, each checked by its sha256."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from farandole.words import one_line
 
 DOCUMENTATION = """
 module: send_files
-short_description: Send files of the control machine to a node
+short_description: Send files from the control machine to a node
 description:
-  - Sends, in one transfer, the files that the node lacks or has otherwise; each is checked by its sha256 on both ends
-    and appears under its name only when it is whole.
+  - Sends in one transfer the files that are missing or different on the node. Each is checked by its sha256 on both
+    sides and put in place only when it is complete.
 options:
-  directory: {description: Where the files go on the node., type: path, required: true}
+  directory: {description: Target folder on the node., type: path, required: true}
   files:
-    description: Each with C(path) on the control machine, C(name) below O(directory) and C(sha256).
+    description: The files, each with its C(path) on the control machine, C(name) below O(directory) and C(sha256).
     type: list
     elements: dict
     required: true
   keep:
-    description: "When something was sent: how many files may stay in its folder, the youngest ones; 0 for all."
+    description: Number of files to keep in the folder of a file that was sent, the newest ones; 0 for all.
     type: int
     default: 0
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Put the archive on the depot
+- name: Upload the archive to the depot
   send_files:
     directory: /srv/farandole
     files:
@@ -50,13 +50,13 @@ EXAMPLES = """
 """
 
 RETURN = """
-sent: {description: The names of the files that were sent., type: list, returned: always}
+sent: {description: Names of the files that were sent., type: list, returned: always}
 """
 
-# /tmp is a memory disk on many machines, and a stack is large.
-LANDING = "/var/tmp/farandole-landing"  # noqa: S108, no other account can know the name that is made of it
-# What a killed run left behind, and nothing has been written to for an hour; a link is left alone.
-SWEEP = (
+# Not /tmp, which is in memory on many machines: a stack is large.
+LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a random suffix is added
+# Removes folders that killed runs left behind and that nothing was written to for an hour; ignores symlinks.
+CLEAN_UP = (
     f'for old in {LANDING}[-.]*; do [ -d "$old" ] && [ ! -L "$old" ] && [ -O "$old" ] && '
     '[ -z "$(find "$old" -mmin -60)" ] && rm -rf "$old"; done'
 )
@@ -66,16 +66,16 @@ def check(file: dict[str, str]) -> None:
     """Refuse to send a file whose sha256 is not the expected one."""
     path = Path(file["path"])
     if not path.is_file():
-        raise FarandoleError(f"{path} is not there on the control machine")
+        raise FarandoleError(f"{path} does not exist on the control machine")
     if (got := sha256(path)) != file["sha256"]:
         raise FarandoleError(
-            f"{path} on the control machine is damaged: its sha256 is {got}, wanted is {file['sha256']}; "
+            f"{path} on the control machine is damaged: its sha256 is {got}, expected {file['sha256']}; "
             "delete it and run again"
         )
 
 
 def bundle(files: Iterable[dict[str, str]], archive: Path) -> None:
-    """Put all files into one uncompressed tar, as they are compressed already."""
+    """Put all files into one tar, without compression because they are compressed already."""
     with tarfile.open(archive, "w", dereference=True) as tar:
         for file in files:
             tar.add(file["path"], arcname=file["name"])
@@ -97,10 +97,10 @@ class ActionModule(Action):
             return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
         for file in lacking:
             check(file)
-        room = sum(Path(file["path"]).stat().st_size for file in lacking)
+        size = sum(Path(file["path"]).stat().st_size for file in lacking)
         host = self._delegate() or variables.get("inventory_hostname", "the node")
-        with self._landing(host, room) as landing:
-            Display().display(f"sending {len(lacking)} file(s), {room / 1e6:.0f} MB, to {host}")
+        with self._landing(host, size) as landing:
+            Display().display(f"sending {len(lacking)} file(s), {size / 1e6:.0f} MB, to {host}")
             with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
                 bundle(lacking, Path(archive.name))
                 self._connection.put_file(archive.name, f"{landing}/bundle.tar")
@@ -118,30 +118,31 @@ class ActionModule(Action):
         return answer
 
     @contextmanager
-    def _landing(self, host: str, room: int) -> Iterator[str]:
+    def _landing(self, host: str, size: int) -> Iterator[str]:
         """A temporary folder that only the login user can enter, on a disk with enough space."""
         folder = f"{LANDING}.{secrets.token_hex(8)}"
-        answer = self._shell(f"{SWEEP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
+        answer = self._shell(f"{CLEAN_UP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
         free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
         if answer["rc"] or not free:
-            said = one_line(answer["stderr"] or answer["stdout"])[-300:] or f"exit status {answer['rc']}"
+            reason = one_line(answer["stderr"] or answer["stdout"])[-300:] or f"exit status {answer['rc']}"
             raise FarandoleError(
-                f"{host} cannot take files, as {folder} cannot be made there: {said}. The account that logs in has to "
-                "be able to write in /var/tmp: chmod 1777 /var/tmp, and see that its disk is neither full nor read-only"
+                f"no files can be sent to {host}, because {folder} cannot be created there: {reason}. The login user "
+                "must be able to write to /var/tmp: chmod 1777 /var/tmp, and make sure that the disk is not full or "
+                "read-only"
             )
         try:
-            if int(free[0]) < 2 * room:
+            if int(free[0]) < 2 * size:
                 raise FarandoleError(
-                    f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp and {2 * room >> 20} MiB are needed to "
-                    "bring the files there: make room"
+                    f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp, but sending the files needs "
+                    f"{2 * size >> 20} MiB: free some space"
                 )
             yield folder
         finally:
-            # A node that is gone sweeps it out at the next transfer.
+            # If the node is unreachable, the next transfer removes it.
             with suppress(AnsibleError):
                 self._shell(f"rm -rf {folder}")
 
     def _shell(self, script: str) -> dict[str, Any]:
-        """Run a script as the account that logs in, which also copies the files."""
+        """Run a script as the login user, who also copies the files."""
         answer: dict[str, Any] = self._low_level_execute_command(script, sudoable=False)
         return answer

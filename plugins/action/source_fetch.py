@@ -1,4 +1,4 @@
-"""Bring a source archive into the control machine's cache from the first place that has it."""
+"""Provide a source archive in the control machine's cache, from the first source that has it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.form import within, words
 from farandole.stack.cache import sha256
-from farandole.stack.sources import Source, bring, cached, of_user
+from farandole.stack.sources import Source, cached, of_user, provide
 
 DOCUMENTATION = """
 module: source_fetch
 short_description: Provide a source archive in the control machine's cache
 description:
-  - Takes it from a file of the user, from the cache, or from the first of O(sources) that has it; a site, the package
-    index of the control machine's pip, or a Debian release by the node's own package mirror. A file with another sha256
-    is refused.
-  - The node's own package settings stay as they are.
+  - Uses a file that the user names, the cache, or the first of O(sources) that has it. A source is a site, the package
+    index of the control machine's pip, or a Debian release on the node's package mirror. A file with another sha256 is
+    refused.
+  - The node's package settings are not changed.
 options:
   sources:
     description:
-      - Where it may come from, each with C(file), C(sha256) and one of C(url), C(index) (a project's name), and C(apt)
-        (a source package's name) with C(release).
+      - The sources, each with C(file), C(sha256) and either C(url), C(index) (a project's name), or C(apt) (the name of
+        a source package) with C(release).
     type: list
     elements: dict
     required: true
-  folder: {description: Where it goes on the control machine., type: path, required: true}
-  file: {description: A file of the user on the control machine., type: str, default: ""}
-  variable: {description: "The variable by which the user can name one, for the message.", type: str, default: ""}
-  scratch: {description: Where the node may work., type: path, default: ""}
+  folder: {description: Target folder on the control machine., type: path, required: true}
+  file: {description: A file on the control machine to use instead., type: str, default: ""}
+  variable: {description: Name of the variable that sets O(file), for the error message., type: str, default: ""}
+  scratch: {description: Working folder on the node., type: path, default: ""}
 author: Farandole
 """
 
@@ -45,30 +45,30 @@ EXAMPLES = """
 """
 
 RETURN = """
-path: {description: The file on the control machine., type: str, returned: always}
-name: {description: The name of that file., type: str, returned: always}
-sha256: {description: Its sha256., type: str, returned: always}
+path: {description: Path of the archive on the control machine., type: str, returned: always}
+name: {description: Name of the archive., type: str, returned: always}
+sha256: {description: Sha256 of the archive., type: str, returned: always}
 """
 
 
 class ActionModule(Action):
-    """Has the node fetch what only its own package source has."""
+    """Uses the node for what only its package mirror has."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Provides the archive, or says why no place has it."""
+        """Provides the archive, or reports why each source failed."""
         self._variables, self._scratch = variables, arguments["scratch"]
-        path, changed = self._bring(arguments)
+        path, changed = self._provide(arguments)
         about = {"path": str(path), "name": path.name, "sha256": sha256(path)} if path else {}
         return {"changed": changed, **about}
 
-    def _bring(self, arguments: dict[str, Any]) -> tuple[Path | None, bool]:
+    def _provide(self, arguments: dict[str, Any]) -> tuple[Path | None, bool]:
         sources, folder, say = arguments["sources"], Path(arguments["folder"]), Display().display
         if arguments["file"]:
             return of_user(Path(arguments["file"]).expanduser(), sources), False
         if self._task.check_mode:
             path = cached(sources, folder, say)
             return path, path is None
-        return bring(sources, folder, say, apt=self._apt, variable=arguments["variable"])
+        return provide(sources, folder, say, apt=self._apt, variable=arguments["variable"])
 
     def _apt(self, source: Source, draft: Path) -> str:
         call = {"package": source["apt"], "release": source["release"], "file": source["file"]}
@@ -77,12 +77,12 @@ class ActionModule(Action):
         if answer.get("failed"):
             raise ConnectionError(f"{source['apt']}: {answer.get('msg')}")
         self._connection.fetch_file(path_of(answer), str(draft))
-        return f"{source['apt']} of the node's package source"
+        return f"{source['apt']} from the node's package mirror"
 
 
 def path_of(answer: dict[str, Any]) -> str:
-    """The path of the file on the node. It goes into an sftp command, which is one line."""
+    """The validated path of the file on the node; it becomes part of an sftp command, which is one line."""
     try:
         return str(within("path", words(r"/[\w./+~-]{1,400}"), answer.get("path")))
     except FarandoleError as error:
-        raise FarandoleError(f"the builder has no source to fetch: {error}; look at that machine") from error
+        raise FarandoleError(f"the builder did not return a valid path: {error}; inspect that machine") from error

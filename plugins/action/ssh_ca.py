@@ -1,4 +1,4 @@
-"""Sign the keys of the nodes."""
+"""Sign the keys of the nodes with the cluster's certificate authority."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ DOCUMENTATION = """
 module: ssh_ca
 short_description: Sign host and user keys with the cluster's own certificate authority
 description:
-  - Runs on the control machine. The private keys of the authority (ed25519, mode 0600) are made there and stay there.
-  - A certificate is kept while it says what is asked for and more than a third of its lifetime is left.
-  - Every signed key is recorded. When a node has another key than before, the former one is revoked.
-  - A new authority is created if there is none, if half of it is missing, or if it comes from a version that kept no
-    record of signed keys. All nodes have to take part in that run.
+  - Runs on the control machine. The private keys of the authority (ed25519, mode 0600) are generated there and never
+    leave it.
+  - A certificate is kept while it matches the request and has more than a third of its lifetime left.
+  - Every signed key is recorded. When a node's key changes, its former key is revoked.
+  - A new authority is created if there is none, if one of its two keys is missing, or if it comes from a version that
+    kept no record of signed keys. All nodes must take part in that run.
 options:
   folder: {description: The authority's folder on the control machine., type: path, required: true}
   nodes:
     description:
-      - One entry per node with C(name), C(host_key), C(job_key) (empty where no jobs are launched), C(names) for the
+      - One entry per node with C(name), C(host_key), C(job_key) (empty if it launches no jobs), C(names) for the
         host certificate and C(sources), the addresses from which the user certificate is valid.
-      - The keys are a node's words; anything but one ed25519 public key, or another node's key, is refused.
+      - The keys come from the nodes and are not trusted. Anything but a single ed25519 public key, or another node's
+        key, is refused.
     type: list
     elements: dict
     required: true
   launchers:
-    description: Nodes that launch jobs. Only they get a user certificate; those of other nodes are revoked.
+    description: Nodes that launch jobs. Only they get a user certificate; the job keys of other nodes are revoked.
     type: list
     elements: str
     required: true
@@ -39,7 +41,7 @@ options:
   passphrase: {description: Passphrase of the authority's private keys., type: str, default: "", no_log: true}
   revoked: {description: Nodes whose keys are revoked from now on., type: list, elements: str, default: []}
   rotate:
-    description: Create a new authority; everything signed so far becomes invalid. All nodes have to take part.
+    description: Create a new authority; everything signed so far becomes invalid. All nodes must take part.
     type: bool
     default: false
 author: Farandole
@@ -71,7 +73,7 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Signs what has to be signed."""
+        """Signs, renews and revokes as necessary."""
         check_mode, folder = self._task.check_mode, Path(arguments["folder"])
         claim(folder.parent, Path(variables["inventory_dir"]), write=not check_mode)
         authority = Authority(folder, arguments["passphrase"], check_mode=check_mode)

@@ -1,4 +1,4 @@
-"""Settle the versions of a cluster's stack."""
+"""Read or create the lock of a cluster's stack."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from farandole.stack.request import request
 
 DOCUMENTATION = """
 module: stack_lock
-short_description: Settle the versions of the stack
+short_description: Read or create the lock of the stack
 description:
-  - Runs on the control machine. An existing lock is returned unchanged if it fits the nodes and what is wanted, and
-    refused if it does not or was edited. Without one, the versions are resolved for what M(node_probe) found,
-    registered as C(_preflight_probe) on the hosts of group C(cluster), and written to C(stack.lock.yml) beside the
-    inventory; in check mode nothing is written or fetched.
+  - Runs on the control machine. An existing lock is returned unchanged if it fits the nodes and the request, and
+    refused if it does not fit or was edited. Without a lock, the versions are resolved from the results of
+    M(node_probe), registered as C(_preflight_probe) on the hosts of group C(cluster), and written to C(stack.lock.yml)
+    next to the inventory. In check mode nothing is written or fetched.
 options:
   inventory_dir: {description: "Folder of the inventory, where the lock is.", type: path, required: true}
   frameworks:
-    description: What the cluster trains with, V(tensorflow), V(pytorch) or both. Without it, the lock is only read.
+    description: Frameworks that the cluster trains with, V(tensorflow), V(pytorch) or both. Without it, the lock is
+      only read.
     type: list
     elements: str
-  pins: {description: "Versions to insist on, each as C(NAME==VERSION).", type: list, elements: str, default: []}
+  pins: {description: "Versions that the lock must use, as C(NAME==VERSION).", type: list, elements: str, default: []}
   accelerator:
-    description: V(auto) means V(cuda) if all nodes have a driver and the toolkit is found, else V(cpu).
+    description: V(auto) means V(cuda) if every node has an NVIDIA driver and one of them has the toolkit, else V(cpu).
     type: str
     choices: [auto, cpu, cuda]
     default: auto
   configure:
-    description: Options for OpenMPI's configure instead of the catalogue's.
+    description: Options for OpenMPI's C(./configure) that replace the catalogue's.
     type: list
     elements: str
     default: []
   cache:
-    description: The control machine's cache; empty for C(farandole) in the user's cache folder.
+    description: Cache on the control machine; empty for C(farandole) in the user's cache folder.
     type: path
     default: ""
-  collect: {description: Fetch the wheels and sources of the lock into the cache too., type: bool, default: false}
+  collect: {description: Also fetch the wheels of the lock into the cache., type: bool, default: false}
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Settle the versions
+- name: Read or create the lock
   stack_lock:
     inventory_dir: "{{ inventory_dir }}"
     frameworks: [tensorflow, pytorch]
@@ -57,25 +58,25 @@ EXAMPLES = """
 """
 
 RETURN = """
-lock: {description: The lock; in check mode a new one is not written., type: dict, returned: always}
-lock_path: {description: Its file., type: str, returned: always}
-cache: {description: The control machine's cache., type: str, returned: always}
+lock: {description: The lock; in check mode a new one has not been written., type: dict, returned: always}
+lock_path: {description: Path of the lock., type: str, returned: always}
+cache: {description: Path of the cache., type: str, returned: always}
 """
 
 
 def probes(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """What the nodes said that were asked in this run."""
+    """The probes of the nodes that were probed in this run."""
     names = variables["groups"]["cluster"]
     return probes_of({name: variables["hostvars"][name].get("_preflight_probe") or {} for name in names})
 
 
 class ActionModule(Action):
-    """Reads, solves and collects on this machine alone."""
+    """Runs on the control machine alone."""
 
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Settles the lock and fetches its files where that is asked for."""
+        """Reads or creates the lock, and fetches its wheels if requested."""
         path = locks.path_of(Path(arguments["inventory_dir"]))
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
         lock, changed = self._settle(path, arguments, variables)
@@ -94,7 +95,7 @@ class ActionModule(Action):
 
     @staticmethod
     def _collect(lock: Mapping[str, Any], cache: Path) -> bool:
-        # Imported here, as a run that builds nothing has no use for it.
+        # Slow to import, and needed only by runs that build.
         from farandole.stack.collect import collect_wheels
 
         return collect_wheels(lock, cache, Display().display)

@@ -1,4 +1,4 @@
-"""Plan what a run has to do about the stack."""
+"""Plan what a run must build and install."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from farandole.stack.plan import for_run
 
 DOCUMENTATION = """
 module: stack_plan
-short_description: Plan what a run has to do about the stack
+short_description: Plan what a run must build and install
 description:
-  - Runs on the control machine and asks no node, so that a run with nothing to do is over quickly. It looks at the
-    lock, at what has been built, where it deletes what is damaged, and at what M(node_probe) found.
+  - Runs on the control machine and contacts no node, so that a run with nothing to do ends quickly. It uses the lock,
+    the existing builds, of which it deletes damaged ones, and the results of M(node_probe).
 options:
   lock: {description: "The lock, as M(stack_lock) returns it.", type: dict, default: {}}
   back_to:
-    description: "Instead of O(lock): the id of the stack to go back to; empty for the one that was current before."
+    description: "Instead of O(lock), the id of the stack to roll back to; empty for the previous one."
     type: str
-  builds: {description: Folder on the control machine for what the builder made., type: path, required: true}
-  nodes: {description: The nodes of this run., type: list, elements: str, required: true}
-  builder: {description: The node that compiles., type: str, required: true}
+  builds: {description: Folder on the control machine for packed stacks and compiled parts., type: path, required: true}
+  nodes: {description: Names of the nodes of this run., type: list, elements: str, required: true}
+  builder: {description: Name of the node that compiles., type: str, required: true}
 author: Farandole
 """
 
@@ -38,20 +38,20 @@ EXAMPLES = """
 
 RETURN = """
 lock:
-  description: O(lock), or that of the stack to go back to; only its id if no more is known.
+  description: O(lock), or the lock of the stack to roll back to; only its id if nothing else is known.
   type: dict
   returned: always
 plan:
-  description: What has to be done.
+  description: What must be done.
   type: dict
   returned: always
   contains:
-    lacking: {description: Nodes that do not have the stack., type: list}
-    behind: {description: Nodes whose current stack is another., type: list}
-    build: {description: Whether something has to be compiled or assembled., type: bool}
-    pack: {description: Whether the builder has to pack its stack., type: bool}
-    archive: {description: "The packed stack, or null.", type: dict}
-    parts: {description: "OpenMPI and Horovod from earlier builds, null for each that has to be built.", type: dict}
+    lacking: {description: Names of the nodes that do not have the stack., type: list}
+    behind: {description: Names of the nodes whose current stack is another one., type: list}
+    build: {description: Whether the builder must build the stack., type: bool}
+    pack: {description: Whether the builder must pack its stack., type: bool}
+    archive: {description: "The packed stack; null if there is none.", type: dict}
+    parts: {description: "OpenMPI and Horovod from earlier builds; null for each that must be built.", type: dict}
 """
 
 
@@ -61,7 +61,7 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Plans from what is known."""
+        """Plans the run."""
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
         builds = Builds(Path(arguments["builds"]))
         lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"])

@@ -1,4 +1,4 @@
-"""Judge the jobs of a validation and write the report."""
+"""Judge the results of a validation and write the report."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from farandole.validation.report import text, verdict, write
 
 DOCUMENTATION = """
 module: validation_report
-short_description: Judge the jobs of a validation, and write the report
+short_description: Judge the results of a validation and write the report
 description:
   - Runs on the control machine and shows the report as a table. A red verdict does not fail this task.
 options:
   folder:
-    description: Folder for reports; each run gets a folder in it, and C(latest) points to the newest.
+    description: Folder for reports; each run gets a subfolder, and C(latest) points to the newest.
     type: path
     required: true
-  trust: {description: "The output of F(trust.py), by the node it ran on.", type: dict, required: true}
+  trust: {description: "The results of C(trust.py), by the node that ran it.", type: dict, required: true}
   stacks: {description: "The results of M(stack_proof), by node.", type: dict, default: {}}
   inventory: {description: "The inventory, for the commands in the report.", type: path, default: inventory}
-  jobs: {description: Registered results of the loop over the jobs., type: list, elements: dict, required: true}
+  jobs: {description: Registered results of the job loop., type: list, elements: dict, required: true}
   bars:
-    description: Pass thresholds that differ from their defaults; the README of role validation explains them.
+    description: Pass thresholds that differ from their defaults; the README of role validation lists them.
     type: dict
     suboptions:
       accuracy: {description: See the role., type: float}
@@ -38,30 +38,31 @@ options:
       mpi_latency: {description: See the role., type: float}
       efficiency: {description: See the role., type: float}
       yardstick: {description: See the role., type: float}
-  about: {description: What the report says about the run itself., type: dict, required: true}
-  begun: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
+  about: {description: Information about the run to include in the report., type: dict, required: true}
+  started: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
   unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Judge the cluster
+- name: Judge the results and write the report
   validation_report:
     folder: .farandole/mine/reports
     trust: {node-1: "{{ _validation_trust }}"}
     jobs: "{{ _validation_jobs.results }}"
     bars: {efficiency: 0.9}
     about: {cluster: mine, hosts: [node-1, node-2]}
-    begun: 1700000000
+    started: 1700000000
 """
 
 RETURN = """
 verdict:
   description:
-    - C(red) if something failed or nothing was measured; C(slow) if all is correct but too slow; else C(green).
+    - C(red) if something failed or nothing was measured; C(slow) if all is correct but something is too slow; else
+      C(green).
   type: str
   returned: always
-report: {description: The folder of this report., type: str, returned: always}
+report: {description: Folder of the report., type: str, returned: always}
 """
 
 
@@ -71,7 +72,7 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Judges the jobs and writes the report; the play acts on the verdict."""
+        """Judges the results and writes the report; the play acts on the verdict."""
         folder = Path(arguments["folder"])
         claim(folder.parent, Path(variables["inventory_dir"]))
         results = {item["item"]["id"]: job_result(item) for item in arguments["jobs"]}
@@ -81,7 +82,7 @@ class ActionModule(Action):
         checks += judge(results, bars)
         checks += [Check(name, NOT_MEASURED, why) for name, why in arguments["unmeasured"].items()]
         data = sorted({one["data"] for one in results.values() if "data" in one})
-        seconds = round(time.time() - arguments["begun"], 1)
+        seconds = round(time.time() - arguments["started"], 1)
         about = {**arguments["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
         target = write(folder, about, checks)
         answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}

@@ -1,4 +1,4 @@
-"""Show what nodes print without letting it control the terminal."""
+"""Keep the output of nodes from controlling the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farandole.words import on_terminal
 DOCUMENTATION = """
 name: plain_terminal
 type: aggregate
-short_description: Show control characters instead of sending them to the terminal
+short_description: Escape control characters before they reach the terminal
 description:
-  - Ansible shows a module's result, a warning and a difference as the node has said them. An escape code in them could
-    clear the screen or forge a line.
+  - Ansible prints results, warnings and diffs as the node sent them. An escape code in them could clear the screen or
+    fake a line of output.
 """
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """Wraps the one method through which Ansible shows everything, including output of workers and callbacks."""
+    """Wraps the one method through which Ansible prints everything, including output of workers and callbacks."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"

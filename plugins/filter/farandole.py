@@ -1,4 +1,4 @@
-"""The functions of the package that templates call, by the names they have there."""
+"""Jinja filters, which are functions of the package."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function's error that is meant for the user an error of a filter, with the same message."""
+def as_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that its errors for the user become filter errors with the same message."""
 
     @wraps(function)
     def call(*values: Any, **options: Any) -> Any:
@@ -54,8 +54,8 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FilterModule:
-    """Gives Ansible the filters."""
+    """The class that Ansible looks for."""
 
     def filters(self) -> dict[str, Any]:
-        """The filters by name."""
-        return {name: plain(function) for name, function in FILTERS.items()}
+        """Returns the filters by name."""
+        return {name: as_filter(function) for name, function in FILTERS.items()}

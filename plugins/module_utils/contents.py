@@ -1,7 +1,7 @@
-"""What a tree holds, line by line, so that a torn or changed one is told from a whole one.
+"""Lists of the contents of folders, by which an incomplete or modified folder is recognised.
 
-A node's modules use it, and the builder runs it: python3 -c "$CONTENTS" TREE writes the list that is missing, and
-holds the tree against one that is there.
+Modules on a node import this file, and the builder runs it as a program: python3 -c "$CONTENTS" TREE writes the list if
+it is missing, and otherwise verifies the tree by it.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LIST = "contents"
-# What is no part of it: the list itself, and the mark that a stack is whole.
-APART = (LIST, "manifest.json", f"{LIST}.new", "manifest.json.new")
+# Not listed: the list itself, and the file that marks a stack as complete.
+NOT_LISTED = (LIST, "manifest.json", f"{LIST}.new", "manifest.json.new")
 BLOCK = 1 << 20
 Entry = tuple[str, str, str]
 
 
-def walk(tree: Path, apart: Collection[str] = APART) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a folder by its path in it; links are not followed."""
-    left = [(str(tree), "")]
-    while left:
-        folder, prefix = left.pop()
+def walk(tree: Path, skip: Collection[str] = NOT_LISTED) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield everything below a folder with its relative path; symlinks are not followed."""
+    pending = [(str(tree), "")]
+    while pending:
+        folder, prefix = pending.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
                 path = prefix + entry.name
-                if path in apart:
+                if path in skip:
                     continue
                 yield path, entry
                 if entry.is_dir(follow_symlinks=False):
-                    left.append((entry.path, f"{path}/"))
+                    pending.append((entry.path, f"{path}/"))
 
 
 def sha256(path: str) -> str:
-    """Of a file and not of what a link leads to."""
+    """The sha256 of a file; a symlink is an error."""
     digest = hashlib.sha256()
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as file:
         while block := file.read(BLOCK):
@@ -47,7 +47,7 @@ def sha256(path: str) -> str:
 
 
 def entry_of(entry: os.DirEntry[str]) -> Entry:
-    """Kind, mode, and the sha256 of a file or the target of a link."""
+    """The kind and mode of an entry, and the sha256 of a file or the target of a link."""
     mode = entry.stat(follow_symlinks=False).st_mode
     bits = f"{stat.S_IMODE(mode):04o}"
     if stat.S_ISREG(mode):
@@ -57,32 +57,32 @@ def entry_of(entry: os.DirEntry[str]) -> Entry:
     return ("folder" if stat.S_ISDIR(mode) else "device"), bits, ""
 
 
-def found(tree: Path) -> dict[str, Entry]:
-    """What is there; hashing lets other threads run."""
+def scan(tree: Path) -> dict[str, Entry]:
+    """The entries of a tree by path, hashed in threads, because hashing releases the GIL."""
     paths = dict(walk(tree))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # Of Python 3.10 on it has an argument that says so: they are equally long.
+        # Both have the same length; zip can check that only from Python 3.10 on.
         return dict(sorted(zip(paths, pool.map(entry_of, paths.values()))))  # noqa: B905
 
 
 def text(entries: Mapping[str, Entry]) -> str:
-    """The list: a line of JSON each."""
+    """Format the entries as a list with one line of JSON each."""
     return "".join(f"{json.dumps([path, *entry])}\n" for path, entry in entries.items())
 
 
 def digest(listed: str) -> str:
-    """By which a list is known."""
+    """The sha256 that identifies a list."""
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def listed(tree: Path) -> str | None:
-    """The list that a tree brought, None without one."""
+    """The list in a tree; None if it has none."""
     path = tree / LIST
     return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else None
 
 
 def parse(lines: str) -> dict[str, Entry] | None:
-    """A list as entries; None when it is damaged."""
+    """Parse a list into entries; None if it is damaged."""
     try:
         rows = [[str(word) for word in json.loads(line)] for line in lines.splitlines()]
         return {path: (kind, mode, what) for path, kind, mode, what in rows}
@@ -90,53 +90,56 @@ def parse(lines: str) -> dict[str, Entry] | None:
         return None
 
 
-def differences(wanted: Mapping[str, Entry], there: Mapping[str, Entry]) -> list[str]:
-    """Path and what is wrong with it."""
-    words = []
-    for path in sorted({*wanted, *there}):
-        want, have = wanted.get(path), there.get(path)
+def differences(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> list[str]:
+    """Describe every difference, each with its path."""
+    problems = []
+    for path in sorted({*wanted, *present}):
+        want, have = wanted.get(path), present.get(path)
         if want == have:
             continue
         if have is None:
-            words.append(f"{path} is missing")
+            problems.append(f"{path} is missing")
         elif want is None:
-            words.append(f"{path} is none of it")
+            problems.append(f"{path} is unexpected")
         elif want[0] != have[0]:
-            words.append(f"{path} is a {have[0]} and was a {want[0]}")
+            problems.append(f"{path} is a {have[0]} instead of a {want[0]}")
         elif want[2] != have[2]:
-            words.append(f"{path} has other contents")
+            problems.append(f"{path} has different content")
         else:
-            words.append(f"{path} has mode {have[1]} and had {want[1]}")
-    return words
+            problems.append(f"{path} has mode {have[1]} instead of {want[1]}")
+    return problems
 
 
-def proof(tree: Path, known: Collection[str] = ()) -> list[str] | None:
-    """What is wrong with a tree, by what is known elsewhere of its list and by the list that it has; None when it was
-    made without a list, so that nothing tells."""
+def verify(tree: Path, known: Collection[str] = ()) -> list[str] | None:
+    """Verify a tree by its list, whose valid digests are in `known` if they are known; return what is wrong with it.
+
+    None means that it cannot be verified: it has no list, and no digest is known."""
     if not tree.is_dir():
         return [f"{tree.name} is missing"]
-    there, lines = found(tree), listed(tree)
-    if digest(text(there)) in known:
+    present, lines = scan(tree), listed(tree)
+    if digest(text(present)) in known:
         return []
     if lines is None:
-        return ["it is not what was built, and has no list of its contents that tells where"] if known else None
+        return (
+            ["it is not what was built; without a list of its contents, the differences are unknown"] if known else None
+        )
     wanted = parse(lines)
     if wanted is None:
         return [f"{LIST} is damaged"]
-    if words := differences(wanted, there):
-        return words
-    return [f"{LIST} is not the list that was made with it"] if known else []
+    if problems := differences(wanted, present):
+        return problems
+    return [f"{LIST} differs from the list written at build time"] if known else []
 
 
-def short(words: list[str], shown: int = 3) -> str:
-    """The first few, as plain text whatever a file is called."""
-    more = f"; {len(words) - shown} more" if len(words) > shown else ""
-    return ascii("; ".join(words[:shown]))[1:-1] + more
+def short(problems: list[str], shown: int = 3) -> str:
+    """Format the first few problems as printable ASCII, whatever the files are called."""
+    more = f"; {len(problems) - shown} more" if len(problems) > shown else ""
+    return ascii("; ".join(problems[:shown]))[1:-1] + more
 
 
 def write(tree: Path) -> str:
-    """Make the list; its sha256."""
-    lines = text(found(tree))
+    """Write the list of a tree and return its sha256."""
+    lines = text(scan(tree))
     draft = tree / f"{LIST}.new"
     draft.write_text(lines)
     draft.replace(tree / LIST)
@@ -144,13 +147,13 @@ def write(tree: Path) -> str:
 
 
 def main() -> None:
-    """Write the list, or hold the tree against the one that it has; its sha256."""
+    """Write the list of a tree, or verify the tree by its list; print the list's sha256."""
     tree = Path(sys.argv[1])
     lines = listed(tree)
     if lines is None:
         print(write(tree))
-    elif words := proof(tree):
-        sys.exit(f"error: {tree} is not what was built: {short(words)}")
+    elif problems := verify(tree):
+        sys.exit(f"error: {tree} is not what was built: {short(problems)}")
     else:
         print(digest(lines))
 

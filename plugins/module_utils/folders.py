@@ -20,9 +20,9 @@ def checksum(path: Path) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a lock: if a control machine is killed, its module goes on running on the node."""
+    """Hold a lock, because a module continues on the node after its control machine was killed."""
     folder.mkdir(parents=True, exist_ok=True)
-    # A file of root's own: whoever can read a file or a folder can hold its lock for ever.
+    # Only root can open it: whoever can read a file or a folder can lock it forever.
     opened = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -32,7 +32,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def aside(root: Path, path: Path) -> None:
-    """Rename what is to be removed, so that a killed run leaves nothing incomplete under its name."""
+    """Move a path away for removal, so that a killed run leaves nothing incomplete under its name."""
     removing = root / "removing"
     removing.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.exists():
@@ -40,10 +40,10 @@ def aside(root: Path, path: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what was put aside, by this run or by one that was killed."""
+    """Remove what this run, or one that was killed, has moved away."""
     remove(root / "removing")
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with rm, which copes with any depth."""
+    """Remove a folder with rm, which handles any depth."""
     subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=True, stdout=subprocess.DEVNULL)

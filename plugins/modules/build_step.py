@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action build_step: run a script as a systemd unit, or report on the running one."""
+"""The node's part of action build_step: run a script as a systemd unit, or report on the running one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ansible.module_utils.basic import AnsibleModule
 
 UNIT = "farandole-build.service"
 TAIL = 25
-# Lines in which a percentage is looked for: a verbose build writes hundreds between two.
+# Lines searched for a percentage: a verbose build prints hundreds of lines between two of them.
 RECENT = 2000
-# Words in the log that best show why a build failed.
-TELLING = ("error:", "Error:", "ERROR", "No space left", "fatal:", "cannot find", "not found")
-# A step runs as root, so programs and modules are found only where nobody else can write.
+# Lines of the log with one of these usually show why a build failed.
+REASONS = ("error:", "Error:", "ERROR", "No space left", "fatal:", "cannot find", "not found")
+# A step runs as root, so it takes programs and modules only from where nobody else can write.
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONNOUSERSITE": "1"}
 
 
@@ -32,12 +32,12 @@ def slug(name: str) -> str:
 
 def digest(parameters: dict[str, Any]) -> str:
     """Identify a step, to recognize it in a later run."""
-    told = {key: parameters[key] for key in ("name", "script", "directory", "environment")}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    step = {key: parameters[key] for key in ("name", "script", "directory", "environment")}
+    return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def state(module: AnsibleModule) -> dict[str, str]:
-    """What systemd knows of the unit."""
+    """The unit's properties in systemd."""
     names = "ActiveState,SubState,Description,ExecMainStatus,Result,ExecMainStartTimestampMonotonic"
     names += ",ExecMainExitTimestampMonotonic,WorkingDirectory"
     _, out, _ = module.run_command(["systemctl", "show", f"--property={names}", UNIT], check_rc=True)
@@ -45,87 +45,87 @@ def state(module: AnsibleModule) -> dict[str, str]:
 
 
 def seconds(unit: dict[str, str]) -> float:
-    """How long it has run."""
-    begun = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
+    """How long the unit has run."""
+    started = int(unit.get("ExecMainStartTimestampMonotonic") or 0)
     ended = int(unit.get("ExecMainExitTimestampMonotonic") or 0) or time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    return round(max(0, ended - begun) / 1e6, 1)
+    return round(max(0, ended - started) / 1e6, 1)
 
 
-def at_work(unit: dict[str, str]) -> bool:
-    """Whether its script still runs."""
+def is_running(unit: dict[str, str]) -> bool:
+    """Whether the unit's script is still running."""
     return unit["ActiveState"] in ("active", "activating", "deactivating") and unit["SubState"] != "exited"
 
 
-def over(unit: dict[str, str]) -> bool:
-    """Whether its script has ended and its result has not been recorded yet."""
+def has_ended(unit: dict[str, str]) -> bool:
+    """Whether the unit's script has ended without its result being recorded yet."""
     return unit["SubState"] == "exited" or unit["ActiveState"] == "failed"
 
 
-def parts_of(unit: dict[str, str]) -> tuple[str, str]:
-    """The name of the step that it is, and the build of which that is a part."""
+def names_of(unit: dict[str, str]) -> tuple[str, str]:
+    """The names of the unit's step and of the build that it belongs to."""
     found = re.fullmatch(r"(.*) \[(\S*) \w+\]", unit["Description"])
     return (found[1], found[2]) if found else ("", "")
 
 
 def file_of(name: str, directory: Path, kind: str) -> Path:
-    """Its script, its log, or how it ended."""
+    """The file with a step's script, log or result."""
     return directory / f"{slug(name)}.{kind}"
 
 
-def conclude(module: AnsibleModule, unit: dict[str, str]) -> None:
+def record_result(module: AnsibleModule, unit: dict[str, str]) -> None:
     """Record how a step ended, for every run that may ask, and reset the unit."""
-    (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
+    (name, _), directory = names_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
     if name and directory.is_dir():
         log = file_of(name, directory, "log")
         answer = {"changed": True, "running": False, "seconds": seconds(unit), "log": str(log)}
         if unit["SubState"] != "exited":
-            answer |= {"failed": True, "msg": complaint(name, unit, log)}
-        # What it made has to outlast a power cut if this does.
+            answer |= {"failed": True, "msg": failure(name, unit, log)}
+        # If this record survives a power cut, the result of the step must too.
         os.sync()
-        told = json.dumps({"description": unit["Description"], **answer})
-        file_of(name, directory, "ended").write_text(told)
-    forget(module)
+        record = json.dumps({"description": unit["Description"], **answer})
+        file_of(name, directory, "ended").write_text(record)
+    reset(module)
 
 
-def how_it_ended(name: str, directory: Path, description: str) -> dict[str, Any]:
+def recorded_result(name: str, directory: Path, description: str) -> dict[str, Any]:
     """The recorded result of exactly this step; empty if there is none."""
     ended = file_of(name, directory, "ended")
-    told = json.loads(ended.read_text()) if ended.exists() else {}
-    return told if told.pop("description", "") == description else {}
+    record = json.loads(ended.read_text()) if ended.exists() else {}
+    return record if record.pop("description", "") == description else {}
 
 
-def running(unit: dict[str, str], **more: Any) -> dict[str, Any]:
-    """The progress of the running step."""
-    (name, _), directory = parts_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
+def report(unit: dict[str, str], **more: Any) -> dict[str, Any]:
+    """Report the progress of the running step."""
+    (name, _), directory = names_of(unit), Path(unit["WorkingDirectory"].removeprefix("!"))
     last = progress(lines_of(file_of(name, directory, "log")))
     return {"changed": True, "running": True, "step": name, "seconds": seconds(unit), "last": last, **more}
 
 
-def forget(module: AnsibleModule) -> None:
+def reset(module: AnsibleModule) -> None:
     """Stop the unit with all its processes and reset it."""
     module.run_command(["systemctl", "stop", UNIT])
     module.run_command(["systemctl", "reset-failed", UNIT])
 
 
 def fault(folder: Path) -> str:
-    """How an account other than root could change which files are found in a folder, and the cure."""
+    """How an account other than root could change what is in a folder, and the cure; empty if none can."""
     status, shown = folder.lstat(), shlex.quote(str(folder))
     if status.st_uid not in (0, os.geteuid()):
-        return f"{folder} belongs to uid {status.st_uid}: see what lies in it, then run  chown root:root {shown}"
+        return f"{folder} belongs to uid {status.st_uid}: inspect its contents, then run  chown root:root {shown}"
     if folder.is_symlink():
-        return "" if folder.exists() else f"{folder} leads nowhere: remove it"
+        return "" if folder.exists() else f"{folder} is a dangling symlink: remove it"
     if not folder.is_dir():
         return f"{folder} is not a directory: remove it"
     if status.st_mode & stat.S_ISVTX and status.st_mode & stat.S_IWOTH:
-        return f"every account may write in {folder}: choose a directory elsewhere"
+        return f"every account can write to {folder}: choose another directory"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        return f"others may write in {folder} (mode {mode}): see what lies in it, then run  chmod go-w {shown}"
+        return f"other accounts can write to {folder} (mode {mode}): inspect its contents, then run  chmod go-w {shown}"
     return ""
 
 
 def open_to_others(directory: Path) -> str:
-    """The first fault on the way from the root to a directory; what is not there yet will be root's."""
+    """The first such fault of a directory and its parents; folders that do not exist yet will belong to root."""
     for folder in (*reversed(directory.parents), directory):
         if not folder.is_symlink() and not folder.exists():
             return ""
@@ -138,7 +138,7 @@ def open_to_others(directory: Path) -> str:
 
 
 def launch(module: AnsibleModule, description: str, directory: Path) -> None:
-    """Write the script down and start it."""
+    """Write the script to a file and start it."""
     script, log, ended = (file_of(module.params["name"], directory, kind) for kind in ("sh", "log", "ended"))
     directory.mkdir(parents=True, exist_ok=True)
     ended.unlink(missing_ok=True)
@@ -150,35 +150,35 @@ def launch(module: AnsibleModule, description: str, directory: Path) -> None:
         "WorkingDirectory": str(directory),
         "StandardOutput": f"append:{log}",
         "StandardError": f"append:{log}",
-        # What lies in the node's own /tmp is anybody's.
+        # Every account can write to the node's own /tmp.
         "PrivateTmp": "yes",
         "UMask": "0022",
-        # So that its end can be asked for afterwards.
+        # Keeps the unit, so that its result can be read afterwards.
         "RemainAfterExit": "yes",
     }
     command = ["systemd-run", "--quiet", f"--unit={UNIT}", f"--description={description}"]
     command += [f"--property={name}={value}" for name, value in properties.items()]
     code, _, err = module.run_command([*command, *environment, "sh", str(script)])
     if code:
-        module.fail_json(msg=f"systemd did not start {module.params['name']}: {err.strip()}")
+        module.fail_json(msg=f"systemd could not start {module.params['name']}: {err.strip()}")
 
 
 def lines_of(log: Path) -> list[str]:
-    """What the script wrote, without empty lines."""
+    """The lines of a log, without empty ones."""
     return [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
 
 
 def progress(lines: list[str]) -> str:
-    """Where it is: CMake's last percentage when it counts, else the last line."""
+    """The last line with a percentage of CMake's, else the last line."""
     counted = [line for line in lines[-RECENT:] if re.match(r"\s*\[ *\d+%\]", line)]
     return ["", *lines[-1:], *counted[-1:]][-1].strip()[:200]
 
 
-def complaint(name: str, unit: dict[str, str], log: Path) -> str:
-    """Why it failed: the lines that say so, then the end of the log."""
+def failure(name: str, unit: dict[str, str], log: Path) -> str:
+    """Describe a failed step: the lines that show the reason, then the end of the log."""
     lines = lines_of(log)
-    telling = [line for line in lines[:-TAIL] if any(word in line for word in TELLING)][-5:]
-    shown = "\n".join([*telling, *lines[-TAIL:]])
+    reasons = [line for line in lines[:-TAIL] if any(word in line for word in REASONS)][-5:]
+    shown = "\n".join([*reasons, *lines[-TAIL:]])
     how = unit.get("ExecMainStatus") if unit.get("Result") == "exit-code" else unit.get("Result")
     return f"{name} failed ({how}) after {seconds(unit):.0f} s; its log is {log}:\n{shown}"
 
@@ -200,29 +200,29 @@ def main() -> None:
     name, directory = module.params["name"], Path(module.params["directory"])
     if found := open_to_others(directory):
         module.fail_json(
-            msg=f"{name}: root builds nothing in {directory}, as others could have it run their programs: {found}"
+            msg=f"{name}: root does not build in {directory}, where others could make it run their programs: {found}"
         )
     build, creates = module.params["build"], module.params["creates"]
     description = f"{name} [{build} {digest(module.params)}]"
     unit = state(module)
-    ended_now = over(unit) and unit["Description"]
+    ended_now = has_ended(unit) and unit["Description"]
     if ended_now:
-        conclude(module, unit)
-    elif at_work(unit) and unit["Description"] == description:
-        module.exit_json(**running(unit))
-    told = how_it_ended(name, directory, description)
+        record_result(module, unit)
+    elif is_running(unit) and unit["Description"] == description:
+        module.exit_json(**report(unit))
+    result = recorded_result(name, directory, description)
     if ended_now == description or not module.params["start"]:
-        if not told:
-            module.fail_json(msg=f"{name} is gone from the node, which may have been restarted: run again")
-        module.exit_json(**told)
-    if not ended_now and at_work(unit):
-        if build and parts_of(unit)[1] == build:
-            module.exit_json(**running(unit, start=True))
-        forget(module)
-    if told and not told.get("failed") and creates and Path(creates).exists():
-        module.exit_json(**{**told, "changed": False})
+        if not result:
+            module.fail_json(msg=f"{name} no longer runs and left no result; the node may have rebooted: run again")
+        module.exit_json(**result)
+    if not ended_now and is_running(unit):
+        if build and names_of(unit)[1] == build:
+            module.exit_json(**report(unit, start=True))
+        reset(module)
+    if result and not result.get("failed") and creates and Path(creates).exists():
+        module.exit_json(**{**result, "changed": False})
     launch(module, description, directory)
-    module.exit_json(**running(state(module)))
+    module.exit_json(**report(state(module)))
 
 
 if __name__ == "__main__":

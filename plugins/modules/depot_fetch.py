@@ -7,17 +7,17 @@ DOCUMENTATION = """
 module: depot_fetch
 short_description: Fetch a folder of files of known size and sha256 from the depot
 description:
-  - Instead of M(ansible.builtin.get_url), which writes whatever comes before it looks at the sha256, however much that
-    is, and takes a round trip for each file.
-  - The folder holds these files and no others. It gets its name when all of them are whole; what a run that was killed
-    left behind is swept away.
+  - Replaces M(ansible.builtin.get_url), which writes a response of any size before it checks the sha256, and needs a
+    round trip for each file.
+  - The folder contains exactly these files. It is put in place once all of them are complete; leftovers of a killed run
+    are removed.
 options:
   url:
-    description: Where the depot is.
+    description: URL of the depot.
     type: str
     required: true
   files:
-    description: Each with its C(name) below O(url), C(sha256) and C(size) in bytes.
+    description: The files, each with its C(name) below O(url), C(sha256) and C(size) in bytes.
     type: list
     elements: dict
     required: true
@@ -49,13 +49,13 @@ from ansible.module_utils.folders import alone, checksum
 
 
 def sums(folder: Path) -> dict[str, str]:
-    """The sha256 of everything in a folder, empty for what is no file."""
+    """The sha256 of each file in a folder; empty for anything else."""
     plain = folder.is_dir() and not folder.is_symlink()
     return {path.name: checksum(path) for path in folder.iterdir()} if plain else {}
 
 
 def install(module: AnsibleModule, path: Path) -> None:
-    """Beside it first."""
+    """Fetch the files to a folder next to the target, then put that in its place."""
     incoming = path.with_name(f".{path.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
     (incoming / "new").mkdir(parents=True)
@@ -64,7 +64,7 @@ def install(module: AnsibleModule, path: Path) -> None:
             url = f"{module.params['url']}/{file['name']}"
             size = int(file["size"])
             fetch(module, {**file, "url": url, "size": size}, incoming / "new" / Path(file["name"]).name)
-        # It must survive a loss of power once it has its name.
+        # Once it is in place, it must survive a power cut.
         os.sync()
         if path.is_symlink() or path.exists():
             path.rename(incoming / "old")
@@ -74,7 +74,7 @@ def install(module: AnsibleModule, path: Path) -> None:
 
 
 def main() -> None:
-    """Fetch where it is not there."""
+    """Fetch the files unless they are already there."""
     module = AnsibleModule(
         argument_spec={
             "url": {"type": "str", "required": True},
@@ -90,12 +90,12 @@ def main() -> None:
     if changed and not module.check_mode:
         try:
             with alone(path.parent):
-                # Another may have been at it meanwhile.
+                # Another run may have fetched them in the meantime.
                 changed = sums(path) != wanted
                 if changed:
                     install(module, path)
         except OSError as error:
-            module.fail_json(msg=f"{path} cannot take the files: {error}")
+            module.fail_json(msg=f"the files cannot be written to {path}: {error}")
     module.exit_json(changed=changed)
 
 

@@ -1,31 +1,31 @@
 #!/usr/bin/python
-"""Reload a service when a file that it reads is younger than its last start or reload."""
+"""Reload a service if a file that it reads is newer than its last start or reload."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: reload_service
-short_description: Reload a service that has not yet read its files
+short_description: Reload a service that has not read its files since they changed
 description:
-  - Compares the files with what systemd knows of the service, not with what this run changed. A handler is forgotten
-    when a run is killed before it; this is not.
-  - Returns when the service answers again.
+  - Compares the times of the files with the service's last start or reload, not with what this run changed. Unlike a
+    handler, this is not lost if a run is killed first.
+  - Returns once the service accepts connections again.
 options:
   name:
-    description: The service.
+    description: Name of the service.
     type: str
     required: true
   files:
-    description: What it reads when it is started or reloaded.
+    description: Files that it reads when it is started or reloaded.
     type: list
     elements: path
     required: true
   port:
-    description: TCP port on which it has to answer afterwards.
+    description: TCP port on which it must accept connections afterwards.
     type: int
     required: true
   start:
-    description: Whether it also has to run, now and after every boot; its unit is then one of O(files).
+    description: Also enable and start it; its unit must then be one of O(files).
     type: bool
     default: false
 author: Farandole
@@ -39,7 +39,7 @@ EXAMPLES = """
     port: 22
 """
 
-RETURN = """ # """
+RETURN = ""
 
 import socket
 import time
@@ -47,9 +47,9 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-PATIENCE = 15
-# Until a daemon has handled the signal, the old configuration still answers.
-SETTLE = 0.3
+TIMEOUT_S = 15
+# Until a daemon has handled the signal, it still answers with its old configuration.
+SETTLE_S = 0.3
 
 
 def last_read(module: AnsibleModule, name: str) -> float:
@@ -63,7 +63,7 @@ def last_read(module: AnsibleModule, name: str) -> float:
 
 def answers(port: int) -> bool:
     """Whether the port accepts connections before the timeout."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(("localhost", port), timeout=1):
@@ -73,16 +73,16 @@ def answers(port: int) -> bool:
     return False
 
 
-def rests(module: AnsibleModule, name: str) -> bool:
+def is_stopped(module: AnsibleModule, name: str) -> bool:
     """Whether the service is not running or not enabled."""
     return any(module.run_command(["systemctl", "--quiet", verb, name])[0] for verb in ("is-active", "is-enabled"))
 
 
-def wake(module: AnsibleModule, name: str, younger: list[Path]) -> tuple[int, str]:
+def reload(module: AnsibleModule, name: str, newer: list[Path]) -> tuple[int, str]:
     """Make the service read its files; return the exit status and stderr."""
     commands = [["reload-or-restart", name]]
     if module.params["start"]:
-        verb = "restart" if any(file.suffix == ".service" for file in younger) else "reload-or-restart"
+        verb = "restart" if any(file.suffix == ".service" for file in newer) else "reload-or-restart"
         commands = [["daemon-reload"], ["enable", "--quiet", name], [verb, name]]
     for command in commands:
         code, _, err = module.run_command(["systemctl", *command])
@@ -92,7 +92,7 @@ def wake(module: AnsibleModule, name: str, younger: list[Path]) -> tuple[int, st
 
 
 def main() -> None:
-    """Reload where it is due."""
+    """Reload the service if necessary."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
@@ -105,15 +105,15 @@ def main() -> None:
     name, port = module.params["name"], module.params["port"]
     files = [Path(file) for file in module.params["files"]]
     read_at = last_read(module, name)
-    younger = [file for file in files if not file.exists() or file.stat().st_mtime > read_at]
-    due = bool(younger) or (module.params["start"] and rests(module, name))
+    newer = [file for file in files if not file.exists() or file.stat().st_mtime > read_at]
+    due = bool(newer) or (module.params["start"] and is_stopped(module, name))
     if due and not module.check_mode:
-        code, err = wake(module, name, younger)
+        code, err = reload(module, name, newer)
         if code:
-            module.fail_json(msg=f"{name} refused to reload: {err.strip()}; `journalctl --unit {name}` says more")
-        time.sleep(SETTLE)
+            module.fail_json(msg=f"{name} could not be reloaded: {err.strip()}; see `journalctl --unit {name}`")
+        time.sleep(SETTLE_S)
         if not answers(port):
-            module.fail_json(msg=f"{name} does not answer on port {port} {PATIENCE} s after its reload")
+            module.fail_json(msg=f"{name} does not answer on port {port} {TIMEOUT_S} s after it was reloaded")
     module.exit_json(changed=due)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action send_files: say which files are missing, and unpack those that arrived."""
+"""The node's part of action send_files: report which files are missing, and unpack those that arrived."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BLOCK = 1 << 20
 
 
 def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
-    """Put each file of the bundle in its place when it is what was wanted; the first that is not, or nothing."""
-    left = dict(wanted)
+    """Put the files of a bundle in place; return the first that is not as expected, or an empty string."""
+    pending = dict(wanted)
     with tarfile.open(bundle) as tar:
         for member in tar:
-            source = tar.extractfile(member) if member.name in left and member.isfile() else None
+            source = tar.extractfile(member) if member.name in pending and member.isfile() else None
             if source is None:
                 return member.name
             target = directory / member.name
@@ -29,18 +29,18 @@ def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
                 with draft.open("xb") as file:
                     while block := source.read(BLOCK):
                         file.write(block)
-                if checksum(draft) != left.pop(member.name):
+                if checksum(draft) != pending.pop(member.name):
                     return member.name
                 draft.chmod(0o644)
                 draft.replace(target)
             finally:
                 draft.unlink(missing_ok=True)
-    # A tar that ends too early can look whole.
-    return next(iter(left), "")
+    # A tar that was cut between two members is valid.
+    return next(iter(pending), "")
 
 
 def sweep(directory: Path, wanted: dict[str, str], keep: int) -> None:
-    """Of the folders that the files are in, leave these files and the youngest others."""
+    """In the folders of these files, keep the files and the newest others."""
     for folder in {(directory / name).parent for name in wanted}:
         files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in files[keep:]:
@@ -49,7 +49,7 @@ def sweep(directory: Path, wanted: dict[str, str], keep: int) -> None:
 
 
 def main() -> None:
-    """Say what is missing, or take what has arrived."""
+    """Report the missing files, or unpack those that arrived."""
     module = AnsibleModule(
         argument_spec={
             "directory": {"type": "path", "required": True},
@@ -66,14 +66,14 @@ def main() -> None:
         module.exit_json(changed=False, missing=missing)
     bundle = Path(module.params["bundle"])
     try:
-        if spoilt := unpack(bundle, directory, wanted):
-            module.fail_json(msg=f"{spoilt} arrived damaged in {directory}: run again")
+        if damaged := unpack(bundle, directory, wanted):
+            module.fail_json(msg=f"{damaged} arrived damaged in {directory}: run again")
         if module.params["keep"]:
             sweep(directory, wanted, module.params["keep"])
     except tarfile.TarError as error:
         module.fail_json(msg=f"the files arrived damaged in {directory}: run again ({error})")
     except OSError as error:
-        module.fail_json(msg=f"{directory} cannot take the files: {error}")
+        module.fail_json(msg=f"the files cannot be written to {directory}: {error}")
     finally:
         bundle.unlink(missing_ok=True)
     module.exit_json(changed=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action source_fetch: the source of a Debian package."""
+"""The node's part of action source_fetch: download the source of a Debian package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 
 def mirror(module: AnsibleModule) -> str:
-    """The Debian mirror from which this node takes its packages."""
+    """The Debian mirror that this node uses."""
     _, out, _ = module.run_command(
         ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(SITE)|$(REPO_URI)"], check_rc=True
     )
@@ -19,12 +19,12 @@ def mirror(module: AnsibleModule) -> str:
         origin, _, uri = line.split("|", 2)
         if origin == "Debian":
             return str(uri)
-    module.fail_json(msg="this node takes no packages from a Debian mirror")
+    module.fail_json(msg="this node does not use a Debian mirror")
     return ""
 
 
 def main() -> None:
-    """Download the archive with a package source that nothing else sees."""
+    """Download the archive, with a private package source that the node's own apt does not use."""
     module = AnsibleModule(
         argument_spec={
             "package": {"type": "str", "required": True},
@@ -54,11 +54,11 @@ def main() -> None:
             code, out, err = module.run_command(["apt-get", *settings, *command], cwd=str(folder))
             if code:
                 module.fail_json(
-                    msg=f"apt-get {command[0]} of {release}'s sources from {uri}: {(err or out).strip()[-300:]}"
+                    msg=f"apt-get {command[0]} failed for {release}'s sources at {uri}: {(err or out).strip()[-300:]}"
                 )
     if not (folder / file).exists():
         there = sorted(path.name for path in folder.iterdir())
-        module.fail_json(msg=f"{release} at {uri} has {', '.join(there)} and not {file}")
+        module.fail_json(msg=f"{release} at {uri} has {', '.join(there)}, not {file}")
     module.exit_json(changed=True, path=str(folder / file), origin=f"{release}'s source package at {uri}")
 
 

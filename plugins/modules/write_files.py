@@ -1,14 +1,14 @@
 #!/usr/bin/python
-"""Write a group of small files in one go."""
+"""Write a group of small files in one task."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: write_files
-short_description: Write a group of small files in one go
+short_description: Write a group of small files in one task
 description:
-  - Writes files in the given order, each checked first and moved into place at once, so that none is ever half there.
-  - One task instead of one per file, which is what a run costs with many hosts.
+  - Writes files in the given order. Each is validated first and replaced atomically.
+  - One task instead of one per file, because with many hosts the time of a run depends on the number of tasks.
 options:
   files:
     description: The files.
@@ -16,15 +16,15 @@ options:
     elements: dict
     required: true
     suboptions:
-      path: {description: "Where.", type: path, required: true}
-      content: {description: "The whole text.", type: str, required: true}
-      mode: {description: "Permissions.", type: str, default: "0644"}
-      owner: {description: "Owning user; its group goes with it.", type: str, default: root}
-      group: {description: "Another group.", type: str}
-      validate: {description: "Command that must accept the file, with C(%s) for its path.", type: str}
-      own: {description: "Regular expression of the lines that are ours; all others in the file stay.", type: str}
+      path: {description: "Path of the file.", type: path, required: true}
+      content: {description: "Its text.", type: str, required: true}
+      mode: {description: "Its permissions.", type: str, default: "0644"}
+      owner: {description: "Its owner, whose primary group it gets.", type: str, default: root}
+      group: {description: "A group other than that.", type: str}
+      validate: {description: "Command that must accept the file; C(%s) is replaced with its path.", type: str}
+      own: {description: "Regular expression of the lines to replace; all others in the file are kept.", type: str}
   sweep:
-    description: Folders that are this task's own; any other file in them goes, but for C(__pycache__).
+    description: Folders from which all other files are removed, except those in C(__pycache__).
     type: list
     elements: path
     default: []
@@ -45,7 +45,7 @@ written:
   type: list
   returned: always
 swept:
-  description: The files that went.
+  description: The files that were removed.
   type: list
   returned: always
 """
@@ -63,12 +63,12 @@ File = dict[str, Any]
 
 
 def current(path: Path) -> bytes:
-    """What is there now."""
+    """The present content of a file; empty if it does not exist."""
     return path.read_bytes() if path.exists() else b""
 
 
 def ids(module: AnsibleModule, file: File) -> tuple[int, int]:
-    """uid and gid of a file; in check mode of a bare node the job user is not there yet."""
+    """The uid and gid for a file; in check mode a bare node does not have the job user yet."""
     what, name = "user", file["owner"]
     try:
         entry = pwd.getpwnam(name)
@@ -83,7 +83,7 @@ def ids(module: AnsibleModule, file: File) -> tuple[int, int]:
 
 
 def wanted(file: File) -> bytes:
-    """The whole text; where only some lines are ours, in their place among the others."""
+    """The text to write; if only some lines are ours, it replaces them and keeps the others."""
     ours: bytes = file["content"].encode()
     if not file["own"]:
         return ours
@@ -95,7 +95,7 @@ def wanted(file: File) -> bytes:
 
 
 def differs(file: File, owner: tuple[int, int]) -> bool:
-    """Whether anything about it is not as asked."""
+    """Whether the content, mode or owner of a file is not as requested."""
     path = Path(file["path"])
     if not path.exists():
         return True
@@ -108,7 +108,7 @@ def differs(file: File, owner: tuple[int, int]) -> bool:
 
 
 def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
-    """Validate a draft beside the target, then put it in the target's place."""
+    """Write a draft next to the target, validate it, then replace the target with it."""
     path = Path(file["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
@@ -117,7 +117,7 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
         if file["validate"]:
             code, out, err = module.run_command(file["validate"].replace("%s", draft.name))
             if code:
-                module.fail_json(msg=f"{path} was not written, its check refused it: {(err or out).strip()}")
+                module.fail_json(msg=f"{path} was not written, because its validation failed: {(err or out).strip()}")
         Path(draft.name).chmod(int(file["mode"], 8))
         module.set_owner_if_different(draft.name, owner[0], False)
         module.set_group_if_different(draft.name, owner[1], False)
@@ -126,7 +126,7 @@ def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
         Path(draft.name).unlink(missing_ok=True)
 
 
-def strangers(folder: Path, files: list[File]) -> list[Path]:
+def unlisted(folder: Path, files: list[File]) -> list[Path]:
     """The files in a folder that are not among the given ones."""
     ours = {Path(file["path"]) for file in files}
     inside = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
@@ -134,7 +134,7 @@ def strangers(folder: Path, files: list[File]) -> list[Path]:
 
 
 def remove(path: Path, folder: Path) -> None:
-    """A file, and the folders that it leaves empty."""
+    """Remove a file, and the folders that this leaves empty."""
     path.unlink()
     for parent in path.parents:
         if parent == folder or any(parent.iterdir()):
@@ -178,7 +178,7 @@ def main() -> None:
             write(module, file, owner)
     written, swept = [diff["after_header"] for diff in diffs], []
     for folder in map(Path, module.params["sweep"]):
-        for path in strangers(folder, module.params["files"]):
+        for path in unlisted(folder, module.params["files"]):
             swept.append(str(path))
             diffs.append({"before_header": str(path), "after_header": str(path), "before": "there\n", "after": ""})
             if not module.check_mode:

@@ -22,7 +22,7 @@ import yaml
 from farandole import fetching
 from farandole.errors import FarandoleError
 from farandole.stack.cache import digest, draft_folder, no_space, sha256
-from farandole.stack.collect import bring_wheels
+from farandole.stack.collect import download_wheels
 from farandole.stack.web import certificates
 from farandole.words import without_passwords
 
@@ -70,7 +70,7 @@ class Data:
         ]
 
 
-def bring(requested: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
+def provide(requested: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
     """Return the data that `samples_data` requests, from the cache or made now."""
     facts, folder = facts or load(), root / "data"
     with no_space(root):
@@ -209,7 +209,7 @@ def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
     wheel = digits["wheel"]
     with draft_folder(folder) as drafts:
         say(f"collecting {wheel['file']}")
-        bring_wheels([wheel], digits["python"], drafts, say)
+        download_wheels([wheel], digits["python"], drafts, say)
         content = zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"])
     _check(content, f"{digits['member']} of {wheel['file']}", digits["sha256"])
     _write(target, content)

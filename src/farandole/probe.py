@@ -27,7 +27,7 @@ from farandole.form import (
 from farandole.words import one_line
 
 # Not allowed in account names; special in shells, URLs and messages.
-STRANGE = set("\"'`{}<>[]()|;&*?!#%:/,=~")
+FORBIDDEN = set("\"'`{}<>[]()|;&*?!#%:/,=~")
 # A node with a thousand interfaces reports about 100 KB.
 LONGEST = 1 << 20
 # ssh's debug output (ansible -vvv), the frame around its warnings, and notes that are no reason.
@@ -42,7 +42,7 @@ NUMBER = whole((1 << 32) - 1)
 
 def account(value: Any) -> str:
     """An account name; a directory service may have spaces and non-ASCII letters in them."""
-    if not isinstance(value, str) or not value.isprintable() or len(value) not in range(1, 257) or STRANGE & {*value}:
+    if not isinstance(value, str) or not value.isprintable() or len(value) not in range(1, 257) or FORBIDDEN & {*value}:
         raise UnfitError(f"is {shown(value)}")
     return value
 
@@ -104,31 +104,31 @@ def check(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reason(text: str) -> str:
-    """Why there is no answer: the words of ssh or of a module without their frame, as one line."""
+    """Why there is no answer: the message of ssh or of a module as one line, without the text around it."""
     lines = (line.strip() for line in text[-READ:].splitlines())
-    told = " ".join(line for line in lines if line and not NOISE.match(line))
-    return one_line(told.removeprefix("Failed to connect to the host via ssh: "), 2000)
+    message = " ".join(line for line in lines if line and not NOISE.match(line))
+    return one_line(message.removeprefix("Failed to connect to the host via ssh: "), 2000)
 
 
 def answer_of(out: str, err: str, only_json: Callable[[str], str]) -> dict[str, Any]:
-    """The probe in what a connection brought, or why there is none."""
+    """The probe in a connection's output, or why there is none."""
     if len(out) > LONGEST:
-        return {"unfit": f"it is of {len(out) >> 10} KiB"}
+        return {"unfit": f"it has {len(out) >> 10} KiB"}
     try:
-        told = only_json(out)
+        found = only_json(out)
     except ValueError:
-        return {"unreachable_reason": reason(f"{err[-READ:]}\n{out}") or "it says nothing"}
+        return {"unreachable_reason": reason(f"{err[-READ:]}\n{out}") or "it gave no reason"}
     try:
-        answer = read(told)
+        answer = read(found)
         if "probe" in answer:
             return {"probe": check(answer)}
     except FarandoleError as error:
         return {"unfit": str(error)}
-    return {"unreachable_reason": reason(f"{err[-READ:]}\n{answer.get('msg', '')}") or "it says nothing"}
+    return {"unreachable_reason": reason(f"{err[-READ:]}\n{answer.get('msg', '')}") or "it gave no reason"}
 
 
 def ssh_command(login: Mapping[str, Any]) -> str:
-    """The command by which a person makes the same connection."""
+    """The ssh command that makes the same connection."""
     parts = [
         *shlex.split(login["common_args"] or ""),
         *(["-p", str(login["port"])] if login["port"] else []),

@@ -1,7 +1,7 @@
 """The lock that lets one run at a time change a cluster, and the keeper that proves to the head that the run is alive.
 
 `python -m farandole.runs PID STARTED COMMAND…` is the keeper: it holds a connection to the head open while that
-process is alive. The process that the connection started on the head stands for the run there.
+process is alive. On the head, the process that the connection started represents the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Run:
         return self.place == place()
 
     @property
-    def lives(self) -> bool:
+    def alive(self) -> bool:
         """Whether it is still running; only meaningful for a run on this machine."""
         return started(self.pid) == self.started
 
@@ -117,7 +117,7 @@ def take(state: Path, mine: Run) -> None:
         holder = None
         with suppress(ValueError):
             holder = read(json.load(file))
-        if holder and holder.here and holder.lives and not holder.same(mine):
+        if holder and holder.here and holder.alive and not holder.same(mine):
             raise FarandoleError(refusal(holder))
         file.seek(0)
         file.truncate()
@@ -127,7 +127,7 @@ def take(state: Path, mine: Run) -> None:
 def refusal(holder: Run) -> str:
     """Say who is changing the cluster, and what to do."""
     where = "on this machine" if holder.here else f"from {holder.source or 'another machine'}"
-    end = f"end it with  kill {holder.pid}" if holder.here and holder.lives else "end it there"
+    end = f"end it with  kill {holder.pid}" if holder.here and holder.alive else "end it there"
     return (
         f"this cluster is being changed by {holder.who} {where} (process {holder.pid}, since {holder.since}); "
         f"this run has changed nothing. Wait until that one has ended, or {end}"
@@ -140,8 +140,10 @@ def refusal(holder: Run) -> str:
 Keeper = tuple[subprocess.Popen[str], int, str]
 
 
-def tell_head(mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> str:
-    """Record this run on the head, or refuse if another is alive; returns a warning if the head cannot be told."""
+def register_on_head(
+    mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> str:
+    """Record this run on the head, or refuse if another is alive; return a warning if the head cannot record it."""
     notice = ""
     # If the login needs a password, the second attempt can use the connection that asking has left open.
     for _ in range(2):
@@ -176,7 +178,7 @@ def _held_by_another(mine: Run, holder: int, ask: Callable[[dict[str, Any]], Map
     """The run that blocks this one, as recorded on the head."""
     call = {"run": asdict(mine), "holder": holder}
     held = _holder(ask(call))
-    if held and held.here and not held.lives:
+    if held and held.here and not held.alive:
         held = _holder(ask({**call, "over": asdict(held)}))
     return held
 

@@ -10,10 +10,10 @@ from typing import Any
 from farandole.errors import FarandoleError
 from farandole.form import number, text, within
 
-# Each look costs the node processor time: look often at first, then less and less.
+# Each poll costs the node processor time, so the interval grows from the shortest to the longest.
 SHORTEST, LONGEST = 1.0, 10.0
 # Seconds between two lines of progress; shorter steps need none.
-SAY_EVERY = 20.0
+SHOW_EVERY = 20.0
 ANSWER = {"step": text(100), "seconds": number, "last": text(200)}
 
 
@@ -28,7 +28,7 @@ class Progress:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next poll."""
         return min(LONGEST, SHORTEST + self.seconds / 10)
 
     def line(self, width: int) -> str:

@@ -378,7 +378,7 @@ def test_root_does_not_run_files_planted_by_the_job_user(cluster: Cluster, tmp_p
     playbook.write_text(BUILD.format(directory=folder, seconds=0, end="python3 -m venv --help"))
     refused = cluster.play(playbook=str(playbook))
     assert refused.rc != 0
-    assert f"a long build: root builds nothing in {folder}" in refused.output
+    assert f"a long build: root does not build in {folder}" in refused.output
     assert cluster.ssh("node-1", "ls", owned, f"{folder}/begun").stdout == ""
     cluster.ssh("node-1", "rm", "-rf", folder, "/var/tmp/farandole-build")  # noqa: S108
 

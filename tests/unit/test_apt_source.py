@@ -17,7 +17,7 @@ def test_an_incomplete_fingerprint_is_refused(given: str) -> None:
     asked = {"name": "x", "uri": "http://x", "key_url": "http://x/key", "key_fingerprint": given}
     for check_mode in (True, False):
         answer = run_module("apt_source", asked, check_mode=check_mode)
-        assert answer["msg"] == f"the whole fingerprint of a key has 40 hexadecimal digits, not {given!r}"
+        assert answer["msg"] == f"key_fingerprint must be a full fingerprint of 40 hexadecimal digits, not {given!r}"
 
 
 def test_a_key_is_stored_in_the_format_that_apt_reads() -> None:

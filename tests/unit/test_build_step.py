@@ -54,7 +54,7 @@ def test_empty_lines_and_invalid_utf_8_are_tolerated(tmp_path: Path) -> None:
 def test_a_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {number}\n" for number in range(30)))
-    head, *shown = step.complaint("OpenMPI", UNIT, log).splitlines()
+    head, *shown = step.failure("OpenMPI", UNIT, log).splitlines()
     assert head == f"OpenMPI failed (2) after 61 s; its log is {log}:"
     assert shown == [f"line {number}" for number in range(5, 30)]
 
@@ -65,11 +65,11 @@ def test_a_failure_shows_the_lines_with_the_cause(tmp_path: Path) -> None:
     rest = [f"make: waiting {number}" for number in range(24)]
     log.write_text("\n".join([*why, "checking", *rest, "error: last"]))
     # Each line appears once, even if it is also at the end of the log.
-    assert step.complaint("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
+    assert step.failure("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
 
 
 def test_a_failure_without_an_exit_code_is_described(tmp_path: Path) -> None:
-    words = step.complaint("OpenMPI", {**UNIT, "Result": "oom-kill", "ExecMainStatus": "9"}, tmp_path / "log")
+    words = step.failure("OpenMPI", {**UNIT, "Result": "oom-kill", "ExecMainStatus": "9"}, tmp_path / "log")
     assert words == f"OpenMPI failed (oom-kill) after 61 s; its log is {tmp_path / 'log'}:\n"
 
 
@@ -128,9 +128,9 @@ def test_root_builds_where_only_root_writes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        (0o1777, "every account may write in {}: choose a directory elsewhere"),
-        (0o777, "others may write in {} (mode 0777): see what lies in it, then run  chmod go-w {}"),
-        (0o2775, "others may write in {} (mode 2775): see what lies in it, then run  chmod go-w {}"),
+        (0o1777, "every account can write to {}: choose another directory"),
+        (0o777, "other accounts can write to {} (mode 0777): inspect its contents, then run  chmod go-w {}"),
+        (0o2775, "other accounts can write to {} (mode 2775): inspect its contents, then run  chmod go-w {}"),
     ],
 )
 def test_root_does_not_build_where_others_write(folder: Path, mode: int, why: str) -> None:
@@ -150,7 +150,7 @@ def test_root_does_not_build_in_another_accounts_folder(folder: Path) -> None:
     except PermissionError:
         pytest.skip("only root can give a folder away")
     said = step.open_to_others(folder / "openmpi")
-    assert said == f"{folder} belongs to uid 4711: see what lies in it, then run  chown root:root {folder}"
+    assert said == f"{folder} belongs to uid 4711: inspect its contents, then run  chown root:root {folder}"
 
 
 def test_a_symlink_is_judged_by_its_target(folder: Path) -> None:
@@ -158,11 +158,11 @@ def test_a_symlink_is_judged_by_its_target(folder: Path) -> None:
     others.mkdir()
     others.chmod(0o777)
     link.symlink_to("../others")
-    assert f"others may write in {others}" in step.open_to_others(link / "deeper")
-    for target, why in (("nowhere", "leads nowhere"), ("openmpi", "leads nowhere")):
+    assert f"other accounts can write to {others}" in step.open_to_others(link / "deeper")
+    for target in ("nowhere", "openmpi"):
         link.unlink()
         link.symlink_to(target)
-        assert step.open_to_others(link) == f"{link} {why}: remove it"
+        assert step.open_to_others(link) == f"{link} is a dangling symlink: remove it"
     link.unlink()
     link.touch()
     assert step.open_to_others(link) == f"{link} is not a directory: remove it"
@@ -171,6 +171,6 @@ def test_a_symlink_is_judged_by_its_target(folder: Path) -> None:
 def test_a_step_in_an_unsafe_directory_is_refused_with_the_reason() -> None:
     answer = run_module("build_step", {**STEP, "directory": "/var/tmp/farandole-build"})  # noqa: S108
     assert answer["msg"] == (
-        "OpenMPI: root builds nothing in /var/tmp/farandole-build, as others could have it run their programs: every "
-        "account may write in /var/tmp: choose a directory elsewhere"
+        "OpenMPI: root does not build in /var/tmp/farandole-build, where others could make it run their programs: "
+        "every account can write to /var/tmp: choose another directory"
     )

@@ -81,7 +81,7 @@ class World:
         }
 
     def bring(self, requested: str = "auto") -> Data:
-        return dataset.bring(requested, self.cache, self.said.append, self.facts)
+        return dataset.provide(requested, self.cache, self.said.append, self.facts)
 
     def refused(self, requested: str = "auto") -> str:
         with pytest.raises(FarandoleError) as refusal:
@@ -318,8 +318,8 @@ def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest
 
 def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site is slow to send one file, and the user presses Ctrl-C."""
-    code = "import sys, json; from pathlib import Path; from farandole.dataset import bring; "
-    code += "bring('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
+    code = "import sys, json; from pathlib import Path; from farandole.dataset import provide; "
+    code += "provide('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
     asked = threading.Event()
 
     original = Quiet.do_GET

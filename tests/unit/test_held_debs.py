@@ -15,8 +15,8 @@ held_debs = load("modules", "held_debs")
     ("offers", "words"),
     [
         ({"a": ["2", "1"], "b": ["1"]}, ""),
-        ({"a": ["2"], "b": ["1"]}, "a 1 is not there, there is 2"),
-        ({"a": [], "b": ["3", "2"]}, "a 1 is not there, there is no version of it; b 1 is not there, there is 3, 2"),
+        ({"a": ["2"], "b": ["1"]}, "a 1 is not available (available: 2)"),
+        ({"a": [], "b": ["3", "2"]}, "a 1 is not available (available: none); b 1 is not available (available: 3, 2)"),
     ],
 )
 def test_a_missing_version_is_reported_with_the_available_ones(offers: dict[str, list[str]], words: str) -> None:

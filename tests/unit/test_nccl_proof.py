@@ -18,7 +18,7 @@ proof = load("modules", "nccl_proof")
     ("number", "version"), [(22203, "2.22.3"), (21805, "2.18.5"), (20900, "2.9.0"), (2708, "2.7.8"), (2400, "2.4.0")]
 )
 def test_the_librarys_version_number_is_read_in_both_schemes(number: int, version: str) -> None:
-    assert proof.spoken(number) == version
+    assert proof.version_text(number) == version
 
 
 def test_the_loaders_cache_is_read() -> None:
@@ -69,8 +69,8 @@ def test_a_library_is_not_loaded_as_root(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_only_another_version_is_reported() -> None:
-    assert proof.complaint({"/a/libnccl.so.2": "2.22.3"}, "2.22.3") == ""
-    words = proof.complaint({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
+    assert proof.conflict({"/a/libnccl.so.2": "2.22.3"}, "2.22.3") == ""
+    words = proof.conflict({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
     assert words.startswith(
-        "a job may load /a.so (NCCL 2.21.5), /c.so (NCCL unknown) in place of the installed NCCL 2.22.3"
+        "a job may load /a.so (NCCL 2.21.5), /c.so (NCCL unknown) instead of the installed NCCL 2.22.3"
     )

@@ -108,14 +108,14 @@ def test_the_error_names_the_field_and_the_value(changes: dict[str, Any], words:
     {
         "a login script prints": (f"hello\n{json.dumps(answer())}\nbye", "", {"probe": GOOD}),
         "deep": ('{"probe": ' + "[" * 200_000 + "]" * 200_000 + "}", "", {"unfit": "it is not JSON: maximum"}),
-        "long": (json.dumps(answer(hostname="x" * 2_000_000)), "", {"unfit": "it is of 19"}),
+        "long": (json.dumps(answer(hostname="x" * 2_000_000)), "", {"unfit": "it has 19"}),
         "a number too long": ('{"probe": ' + "9" * 5000 + "}", "", {"unfit": "it is not JSON: "}),
         "not a number": (json.dumps(answer(time=float("nan"))), "", {"unfit": "it is not JSON: NaN is not a number"}),
         "a list": ("[1]", "", {"unreachable_reason": "[1]"}),
-        "no probe": ('{"add_host": 1, "failed": 1}', "", {"unreachable_reason": "it says nothing"}),
+        "no probe": ('{"add_host": 1, "failed": 1}', "", {"unreachable_reason": "it gave no reason"}),
         "a probe of another kind": ('{"probe": []}', "", {"unfit": "probe is a list"}),
         "a complaint": ('{"failed": true, "msg": "no\\u001b[2J"}', "", {"unreachable_reason": r"no\x1b[2J"}),
-        "nothing": ("", "", {"unreachable_reason": "it says nothing"}),
+        "nothing": ("", "", {"unreachable_reason": "it gave no reason"}),
         "another complaint": ("", "a\x00\nb", {"unreachable_reason": r"a\x00 b"}),
     }.values(),
 )

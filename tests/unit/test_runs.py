@@ -60,7 +60,7 @@ def test_a_dead_run_holds_no_lock(
     process.send_signal(number)
     deadline = time.monotonic() + 5
     # It is a zombie, so its number is still in use.
-    while other.lives and time.monotonic() < deadline:
+    while other.alive and time.monotonic() < deadline:
         time.sleep(0.01)
     runs.take(tmp_path, mine)
     assert runs.read(json.loads((tmp_path / "run").read_text())) == mine
@@ -201,9 +201,9 @@ def asking(head: Any) -> Any:
 
 
 def test_the_head_records_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
-    assert runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
+    assert runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
-        runs.tell_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
+        runs.register_on_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
 
 
 def test_a_dead_run_of_this_machine_blocks_no_other(
@@ -213,7 +213,7 @@ def test_a_dead_run_of_this_machine_blocks_no_other(
     head(other, mine.pid)
     process.kill()
     process.wait()
-    assert runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
+    assert runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
 
 
@@ -222,14 +222,14 @@ def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.R
         raise FarandoleError("ssh says no")
 
     words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). Make sure"
-    assert words in runs.tell_head(mine, unconnected, asking(head))
+    assert words in runs.register_on_head(mine, unconnected, asking(head))
     words = "are not kept out of this cluster: the head does not answer (gone?). Make sure"
-    assert words in runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"msg": "gone\n"})
+    assert words in runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"msg": "gone\n"})
 
 
 def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.Run) -> None:
     with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
-        runs.tell_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
+        runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
 
 
 def test_the_keepers_connection_never_prompts() -> None:

@@ -114,8 +114,8 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     run_module("depot_fetch", request(tmp_path, depot))
     other = request(tmp_path, depot, {"other.gz": b"other"})
     got = hashlib.sha256(b"other").hexdigest()
-    refused(with_sum(other, "0" * 64), f"its sha256 is {got}, wanted is {'0' * 64}")
-    refused({**other, "url": dead_url()}, "Connection refused. Does the depot answer")
+    refused(with_sum(other, "0" * 64), f"its sha256 is {got}, expected {'0' * 64}")
+    refused({**other, "url": dead_url()}, "Connection refused. Check that the depot is running")
     refused({**other, "url": f"{depot}/gone"}, "cannot be fetched")
     for handler, words in (
         (NotHttp, "cannot be fetched"),
@@ -129,7 +129,7 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, depot: str) -> None:
     asked = request(tmp_path, depot)
     (tmp_path / "opt").write_text("in the way")
-    assert f"{asked['path']} cannot take the files" in run_module("depot_fetch", asked)["msg"]
+    assert f"the files cannot be written to {asked['path']}" in run_module("depot_fetch", asked)["msg"]
 
 
 def test_concurrent_installations_are_serialised(tmp_path: Path, depot: str) -> None:

@@ -119,7 +119,7 @@ def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "depot").write_text("a file")
     answer = call(tmp_path, wanted(tmp_path, a="one"), bundle=str(bundle(tmp_path, **{"stacks/a": "one"})))
-    assert answer["msg"].startswith(f"{tmp_path / 'depot'} cannot take the files: ")
+    assert answer["msg"].startswith(f"the files cannot be written to {tmp_path / 'depot'}: ")
 
 
 def test_damaged_or_missing_local_files_are_not_sent(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_damaged_or_missing_local_files_are_not_sent(tmp_path: Path) -> None:
     ):
         action.check({**file, "sha256": "0" * 64})
     Path(file["path"]).unlink()
-    with pytest.raises(FarandoleError, match=f"{file['path']} is not there on the control machine"):
+    with pytest.raises(FarandoleError, match=f"{file['path']} does not exist on the control machine"):
         action.check(file)
 
 
@@ -150,7 +150,7 @@ def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A landing folder separate from this machine's own, which may be a node too."""
     place = tmp_path / "tmp"
     place.mkdir()
-    monkeypatch.setattr(action, "SWEEP", action.SWEEP.replace(action.LANDING, f"{place}/farandole-landing"))
+    monkeypatch.setattr(action, "CLEAN_UP", action.CLEAN_UP.replace(action.LANDING, f"{place}/farandole-landing"))
     monkeypatch.setattr(action, "LANDING", f"{place}/farandole-landing")
     return place
 
@@ -200,13 +200,13 @@ def test_only_leftovers_of_killed_transfers_are_removed(landing: Path, tmp_path:
 
 
 def test_a_node_that_cannot_receive_files_is_reported_with_a_cure(landing: Path) -> None:
-    with pytest.raises(FarandoleError, match=r"node-1 has \d+ MiB free in /var/tmp and \d+ MiB are needed .*make room"):
+    with pytest.raises(FarandoleError, match=r"node-1 has \d+ MiB free in /var/tmp, but .* needs \d+ MiB: free some"):
         Node()._landing("node-1", 1 << 60).__enter__()
     landing.rmdir()
     with pytest.raises(
         FarandoleError,
-        match=r"node-1 cannot take files, as .* cannot be made there: mkdir: .*No such file or directory. The account "
-        r"that logs in has to be able to write in /var/tmp: chmod 1777 /var/tmp",
+        match=r"no files can be sent to node-1, because .* cannot be created there: mkdir: .*No such file or "
+        r"directory. The login user must be able to write to /var/tmp: chmod 1777 /var/tmp",
     ):
         Node()._landing("node-1", 1).__enter__()
 

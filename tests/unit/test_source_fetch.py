@@ -32,7 +32,7 @@ def source(path: Path, **more: str) -> dict[str, str]:
 
 
 def bring(folder: Path, *places: dict[str, str]) -> Path:
-    path, fetched = sources.bring(places, folder, print)
+    path, fetched = sources.provide(places, folder, print)
     assert fetched
     return path
 
@@ -103,9 +103,9 @@ def test_a_source_package_needs_a_builder(tmp_path: Path) -> None:
         return "the builder"
 
     with pytest.raises(FarandoleError, match=r"a\.tar from the builder is not the file that is wanted"):
-        sources.bring([place], tmp_path, print, apt=from_builder)
+        sources.provide([place], tmp_path, print, apt=from_builder)
     good = {**place, "sha256": sha256(file(tmp_path / "elsewhere/a.tar"))}
-    assert sources.bring([good], tmp_path / "cache", print, apt=from_builder) == (tmp_path / "cache/a.tar", True)
+    assert sources.provide([good], tmp_path / "cache", print, apt=from_builder) == (tmp_path / "cache/a.tar", True)
 
 
 def test_the_first_site_with_the_file_is_used(tmp_path: Path) -> None:

@@ -118,13 +118,13 @@ def test_an_archive_with_another_sha256_is_not_unpacked(tmp_path: Path, depot: s
     packed = archive(tmp_path)
     wanted = "0" * 64
     words = refused(request(packed, depot, root, sha256=wanted), root)
-    assert f"{depot}/stack.tar.zst is damaged: its sha256 is {sha256(packed)}, wanted is {wanted}" in words
+    assert f"{depot}/stack.tar.zst is damaged: its sha256 is {sha256(packed)}, expected {wanted}" in words
 
 
 def test_an_archive_truncated_before_packing_is_refused(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     os.truncate(packed, packed.stat().st_size // 2)
-    assert "the stack does not unpack below" in refused(request(packed, depot, root), root)
+    assert "the stack cannot be unpacked to" in refused(request(packed, depot, root), root)
 
 
 def test_an_incomplete_download_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_stack_that_does_not_run_is_refused(
     (root / "current").symlink_to(f"stacks/{OLD}")
     packed = archive(tmp_path, mpirun, python)
     answer = run_module("stack_install", request(packed, depot, root, modules=["json", module]))
-    assert "the stack was unpacked and does not run here, so it is not used: " in answer["msg"]
+    assert "the stack was unpacked but does not run here, so it is not used: " in answer["msg"]
     assert words in answer["msg"]
     assert not (root / "stacks" / NEW / "manifest.json").exists()
     assert (root / "current").readlink() == Path("stacks") / OLD
@@ -227,10 +227,10 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (mode(PYTHON_FILE, 0o4755), f"'{PYTHON_FILE}' has mode 4755, with which it would run as somebody else"),
+        (mode(PYTHON_FILE, 0o4755), f"'{PYTHON_FILE}' has mode 4755, which would run it as another account"),
         (mode(f"mpi/{MPI}/bin", 0o2755), f"'mpi/{MPI}/bin' has mode 2755"),
-        (mode(PYTHON_FILE, 0o757), f"'{PYTHON_FILE}' has mode 0757, with which everybody could change it"),
-        (lambda made: os.mkfifo(made / f"stacks/{NEW}/pipe"), f"'stacks/{NEW}/pipe' is neither file nor folder nor"),
+        (mode(PYTHON_FILE, 0o757), f"'{PYTHON_FILE}' has mode 0757, which lets every account change it"),
+        (lambda made: os.mkfifo(made / f"stacks/{NEW}/pipe"), f"'stacks/{NEW}/pipe' is not a file, folder or link"),
         (lambda made: program(made / "incoming/x", GOOD), "'incoming' does not belong in it"),
         (lambda made: (made / "contents").touch(), "'contents' does not belong in it"),
         (link("current", f"stacks/{NEW}"), "'current' does not belong in it"),
@@ -239,8 +239,8 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
         (lambda made: (made / f"mpi/{MPI}").rename(made / "mpi/another"), "'mpi/another' does not belong in it"),
         (lambda made: shutil.rmtree(made / "mpi"), "mpi is not in it"),
         (lambda made: (made / f"stacks/{NEW}/manifest.json").unlink(), "its manifest.json is not in it"),
-        (mpi_elsewhere, "its mpi leads elsewhere"),
-        (stack_elsewhere, f"'stacks/{NEW}' is no folder"),
+        (mpi_elsewhere, "its mpi points elsewhere"),
+        (stack_elsewhere, f"'stacks/{NEW}' is not a folder"),
     ],
 )
 def test_an_archive_with_more_than_a_stack_is_refused(
@@ -248,7 +248,7 @@ def test_an_archive_with_more_than_a_stack_is_refused(
 ) -> None:
     said = refused(request(archive(tmp_path, spoil=spoil), depot, root), root)
     assert f"the archive of stack {NEW} is refused: {words}" in said
-    assert "Nothing of it was used" in said
+    assert "Nothing in it was used" in said
 
 
 def members(*made: tuple[str, str, bytes, str]) -> bytes:
@@ -291,7 +291,7 @@ def test_nothing_outside_is_written_or_read(
     subprocess.run(["zstd", "-q", "-o", packed], input=members(*filled), check=True)
     answer = run_module("stack_install", request(packed, depot, root))
     assert answer["failed"]
-    assert "does not unpack" in answer["msg"] or "is refused" in answer["msg"]
+    assert "cannot be unpacked" in answer["msg"] or "is refused" in answer["msg"]
     assert list(tmp_path.rglob("planted")) == []
     assert names(outside) == ["secret"]
     assert (outside / "secret").stat().st_nlink == 1
@@ -321,7 +321,7 @@ def test_a_hanging_program_is_killed(tmp_path: Path) -> None:
     begun = time.monotonic()
     assert unprivileged.run(["sh", "-c", "sleep 60 & wait"], getpass.getuser(), tmp_path, seconds=1) == (
         1,
-        "no end after 1 s",
+        "it did not end within 1 s",
     )
     assert time.monotonic() - begun < 10
 
@@ -331,13 +331,13 @@ def test_nothing_is_fetched_without_enough_space(tmp_path: Path, root: Path) -> 
     packed = archive(tmp_path)
     words = refused(request(packed, dead_url(), root, unpacked=1 << 60), root)
     assert words.startswith(f"{root} has ")
-    assert f"and the stack needs {(1 << 40) + 256} MiB while it is installed: make room there" in words
+    assert f"and the stack needs {(1 << 40) + 256} MiB while it is installed: free some space there" in words
 
 
 def test_a_target_that_is_not_a_folder_is_reported(tmp_path: Path, depot: str, root: Path) -> None:
     root.write_text("")
     answer = run_module("stack_install", request(archive(tmp_path), depot, root))
-    assert f"{root} cannot take the stack: " in answer["msg"]
+    assert f"the stack cannot be written to {root}: " in answer["msg"]
 
 
 def installed(root: Path, stack: str, mpi: str = MPI, age: int = 0) -> Path:
@@ -429,7 +429,7 @@ def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
     (root / "mpi/m2/bin/mpirun").unlink()
     program(root / "mpi/m2/bin/mine", GOOD)
     said = to(root, NEW)["msg"]
-    assert f"stack {NEW} is not whole, so nothing was switched: in {root}/mpi/m2, bin/mine is none of it; bin/m" in said
+    assert f"stack {NEW} is damaged, so nothing was switched: in {root}/mpi/m2, bin/mine is unexpected; bin/m" in said
     assert links(root) == {"current": f"stacks/{OLD}"}
     assert not (root / "stacks" / NEW / "manifest.json").exists()
     assert f"stack {NEW} is not installed here" in to(root, NEW)["msg"]
@@ -438,13 +438,13 @@ def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda file: file.write_text("changed"), "venv/python has other contents"),
-        (lambda file: file.chmod(0o777), "venv/python has mode 0777 and had 0755"),
-        (lambda file: [file.unlink(), file.symlink_to("/bin/sh")], "venv/python is a link and was a file"),
-        (lambda file: [file.unlink(), file.mkdir()], "venv/python is a folder and was a file"),
-        (lambda file: file.rename(file.with_name("a\nb")), "venv/a\\nb is none of it; venv/python is missing"),
+        (lambda file: file.write_text("changed"), "venv/python has different content"),
+        (lambda file: file.chmod(0o777), "venv/python has mode 0777 instead of 0755"),
+        (lambda file: [file.unlink(), file.symlink_to("/bin/sh")], "venv/python is a link instead of a file"),
+        (lambda file: [file.unlink(), file.mkdir()], "venv/python is a folder instead of a file"),
+        (lambda file: file.rename(file.with_name("a\nb")), "venv/a\\nb is unexpected; venv/python is missing"),
         (lambda file: (file.parents[1] / "contents").write_text("[]"), "contents is damaged"),
-        (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is none of it"),
+        (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is unexpected"),
     ],
 )
 def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object], words: str) -> None:
@@ -471,7 +471,7 @@ def test_the_contents_list_itself_is_verified(root: Path) -> None:
 
     assert proof(lists) == (True, "")
     assert proof({f"mpi/{MPI}": ["of an earlier build", *lists[f"mpi/{MPI}"]]}) == (True, "")
-    other = f"in stacks/{NEW}, contents is not the list that was made with it"
+    other = f"in stacks/{NEW}, contents differs from the list written at build time"
     assert proof({**lists, f"stacks/{NEW}": ["0"]}) == (False, other)
     for path in lists:
         (root / path / "contents").unlink()
@@ -481,7 +481,7 @@ def test_the_contents_list_itself_is_verified(root: Path) -> None:
     assert proof({f"stacks/{NEW}": ["0"]})[0] is False
     assert to(root, NEW)["proven"] is False
     (root / "stacks" / NEW / "manifest.json").unlink()
-    assert proof(lists) == (False, "no stack is current there")
+    assert proof(lists) == (False, "the node has no current stack")
 
 
 def test_trees_moved_aside_by_a_killed_run_are_removed(root: Path) -> None:
@@ -492,7 +492,7 @@ def test_trees_moved_aside_by_a_killed_run_are_removed(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "words"), [((OLD, NEW), f"there are: {NEW}, {OLD}"), ((), "there are: none")], ids=["two", "none"]
+    ("there", "words"), [((OLD, NEW), f"installed: {NEW}, {OLD}"), ((), "installed: none")], ids=["two", "none"]
 )
 def test_a_missing_stack_is_refused(root: Path, there: tuple[str, ...], words: str) -> None:
     for stack in there:

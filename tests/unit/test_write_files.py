@@ -89,7 +89,7 @@ def test_an_invalid_file_is_never_written(tmp_path: Path) -> None:
     before = state(tmp_path)
     code, result = run(wanted(path, "Colour blue\n", validate=CHECK))
     assert (code, result["failed"]) == (1, True)
-    assert result["msg"].startswith(f"{path} was not written, its check refused it: ")
+    assert result["msg"].startswith(f"{path} was not written, because its validation failed: ")
     assert "Bad configuration option: colour" in result["msg"]
     assert state(tmp_path) == before
 

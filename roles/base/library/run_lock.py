@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action run_lock: record on the head which run changes the cluster, unless another one does."""
+"""The head's part of action run_lock: record which run is changing the cluster, unless another one is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from ansible.module_utils.basic import AnsibleModule
 
-# Only root can write there; in a container /run may be open to all.
+# Only root can write there; in a container every account may be able to write to /run.
 FILE = Path("/var/lib/farandole-run")
-# A run that has just ended elsewhere is noticed within a second.
+# The head notices within a second that a run from elsewhere has ended; wait a little longer.
 GRACE = 3.0
 
 
@@ -28,8 +28,8 @@ def started(pid: int) -> str | None:
     return None if state in "ZX" else f"{boot} {rest[18]}"
 
 
-def holding(file: TextIO) -> Any:
-    """The recorded run, as long as its process on this node is alive."""
+def active_run(file: TextIO) -> Any:
+    """The recorded run, if its process on this node is still alive."""
     file.seek(0)
     try:
         record = json.load(file)
@@ -40,15 +40,15 @@ def holding(file: TextIO) -> Any:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both are one run."""
+    """Whether both are the same run."""
     return all(one.get(name) == other.get(name) for name in ("place", "pid", "started"))
 
 
 def held_by_another(file: TextIO, run: dict[str, Any], over: Any) -> Any:
-    """The run that keeps this one out."""
+    """The active run that blocks this one; None if there is none. `over` is a run known to have ended."""
     deadline = time.monotonic() + GRACE
-    while (found := holding(file)) and not same(found, run) and not (over and same(found, over)):
-        # Of its own machine the control machine knows at once who is dead.
+    while (found := active_run(file)) and not same(found, run) and not (over and same(found, over)):
+        # A control machine knows which of its own runs are dead, so waiting would not help.
         if found.get("place") == run["place"] or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
@@ -56,7 +56,7 @@ def held_by_another(file: TextIO, run: dict[str, Any], over: Any) -> Any:
 
 
 def write(file: TextIO, run: dict[str, Any], holder: int) -> None:
-    """Put the run in the place of whatever is there."""
+    """Replace the recorded run."""
     file.seek(0)
     file.truncate()
     json.dump({"run": run, "holder": holder, "started": started(holder)}, file)
@@ -64,7 +64,7 @@ def write(file: TextIO, run: dict[str, Any], holder: int) -> None:
 
 
 def main() -> None:
-    """Refuse, or record the run."""
+    """Record the run, or return the one that blocks it."""
     module = AnsibleModule(
         argument_spec={
             "run": {"type": "dict", "required": True},

@@ -1,44 +1,44 @@
 #!/usr/bin/python
-"""Add a source of Debian packages whose key is known by its fingerprint."""
+"""Add an apt source whose signing key is identified by its fingerprint."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: apt_source
-short_description: Add a source of Debian packages whose key is known by its fingerprint
+short_description: Add an apt source whose signing key is identified by its fingerprint
 description:
-  - Writes an entry below /etc/apt/sources.list.d that apt accepts for signatures of one key alone, whatever else the
-    key's file holds.
-  - The key is fetched where the one that is installed does not do. Before anything is installed, apt reads the
-    repository with it, so that one which apt refuses leaves nothing configured.
-  - M(ansible.builtin.deb822_repository) needs python3-debian on the node, fetches a key of any length, and configures
-    before apt has judged.
-  - Without O(uri), adds components of the release itself from where it has its C(main), with the key that it has there.
+  - Writes an entry to /etc/apt/sources.list.d for which apt accepts signatures of this key only, even if the key's file
+    contains others.
+  - Fetches the key unless an installed one works. apt reads the repository with it before anything is installed, so a
+    repository that apt refuses leaves no changes.
+  - Replaces M(ansible.builtin.deb822_repository), which needs python3-debian on the node, fetches a key of any size,
+    and writes the entry before apt has checked it.
+  - Without O(uri), adds components of the release itself, from the repository and with the key of its C(main).
 options:
   name:
-    description: Name of the entry, and of the key's file.
+    description: Name of the entry and of the key's file.
     type: str
     required: true
   uri:
-    description: Where the repository is.
+    description: URI of the repository.
     type: str
     default: ""
   suites:
-    description: Its suites; C(/) for a flat repository.
+    description: Suites of the repository; C(/) for a flat repository.
     type: list
     elements: str
     default: ["/"]
   components:
-    description: Its components; none for a flat repository.
+    description: Components of the repository; none for a flat repository.
     type: list
     elements: str
     default: []
   key_url:
-    description: Where its public key is.
+    description: URL of its public key.
     type: str
     default: ""
   key_fingerprint:
-    description: The key's whole fingerprint, 40 hexadecimal digits, blanks allowed.
+    description: Full fingerprint of the key, 40 hexadecimal digits; blanks are allowed.
     type: str
     default: ""
 author: Farandole
@@ -77,9 +77,9 @@ from ansible.module_utils.urls import fetch_url
 
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")
-# apt reads one as text and the other as packets.
+# By the suffix, apt decides whether a keyring is ASCII-armoured or binary.
 ARMOURED, BINARY = ".asc", ".gpg"
-# A key is a few KiB; so long it may take.
+# The limits on the size of a key, which is a few KiB, and on the time to fetch it.
 KEY_SIZE, KEY_S = 64 << 10, 60
 ORIGINS = ("Debian", "Ubuntu")
 FINGERPRINT = re.compile(r"[0-9A-F]{40}")
@@ -94,7 +94,7 @@ class Source(NamedTuple):
     signed_by: str
 
     def text(self) -> str:
-        """As deb822."""
+        """Format the entry as deb822."""
         fields = {
             "Types": "deb",
             "URIs": self.uri,
@@ -106,7 +106,7 @@ class Source(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One of apt's own lists."""
+    """A package list that apt knows, from `apt-get indextargets`."""
 
     origin: str
     codename: str
@@ -117,16 +117,16 @@ class Row(NamedTuple):
 
 
 def fingerprint(module: AnsibleModule) -> str:
-    """The fingerprint asked for, whole or not at all: a short one can be forged."""
+    """The requested fingerprint, which must be complete, because a short one can be forged."""
     given = module.params["key_fingerprint"]
     wanted = re.sub(r"[\s:]", "", given).upper()
     if not FINGERPRINT.fullmatch(wanted):
-        module.fail_json(msg=f"the whole fingerprint of a key has 40 hexadecimal digits, not {given!r}")
+        module.fail_json(msg=f"key_fingerprint must be a full fingerprint of 40 hexadecimal digits, not {given!r}")
     return wanted
 
 
 def load(module: AnsibleModule, url: str) -> bytes:
-    """What is there, which is small if it is a key."""
+    """Download a key, up to the maximum size."""
     answer, info = fetch_url(module, url, timeout=30)
     if info["status"] != 200:
         raise OSError(info["msg"])
@@ -135,7 +135,7 @@ def load(module: AnsibleModule, url: str) -> bytes:
 
 
 def fetch(module: AnsibleModule) -> bytes:
-    """The key; apt judges what it is worth."""
+    """Fetch the key; apt checks it later."""
     url = module.params["key_url"]
     try:
         key: bytes = within(KEY_S, lambda: load(module, url))
@@ -145,12 +145,12 @@ def fetch(module: AnsibleModule) -> bytes:
 
 
 def suffix(key: bytes) -> str:
-    """That of a keyring's file."""
+    """The suffix for a keyring's file."""
     return ARMOURED if b"-----BEGIN PGP" in key else BINARY
 
 
 def repository(module: AnsibleModule) -> tuple[Source, bool]:
-    """The entry of a repository that apt accepts, and whether its key was (or would be) installed."""
+    """Return an entry that apt accepts, and whether its key was (or would be) installed."""
     wanted, name = fingerprint(module), module.params["name"]
     source = Source(module.params["uri"], module.params["suites"], module.params["components"], "")
     paths = [KEYRINGS / f"{name}{kind}" for kind in (ARMOURED, BINARY)]
@@ -164,7 +164,7 @@ def repository(module: AnsibleModule) -> tuple[Source, bool]:
         if reason := refusal(module, source, key, wanted):
             module.fail_json(
                 msg=f"{source.uri} with the key {module.params['key_url']} is refused, nothing was installed: "
-                f"{reason}; wanted is {wanted}"
+                f"{reason}; expected {wanted}"
             )
         path = path.with_suffix(suffix(key))
         put(path, key)
@@ -172,8 +172,8 @@ def repository(module: AnsibleModule) -> tuple[Source, bool]:
 
 
 def refusal(module: AnsibleModule, source: Source, key: bytes = b"", wanted: str = "") -> str:
-    """Why apt refuses an entry that nothing else sees yet; empty where it has read the packages."""
-    # apt checks signatures as an account of its own, which has to get here.
+    """Why apt refuses an entry that is not installed yet; empty if apt can read its packages."""
+    # apt checks signatures with another account, which needs access to this folder.
     with tempfile.TemporaryDirectory(dir="/var/lib/apt") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -189,11 +189,11 @@ def refusal(module: AnsibleModule, source: Source, key: bytes = b"", wanted: str
         )
         command = ["apt-get", "update", "--quiet=2", "--error-on=any", *(f"--option={one}" for one in settings)]
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
-    return " ".join((err or out).split()) or f"apt-get update ended with {code}" if code else ""
+    return " ".join((err or out).split()) or f"apt-get update failed with status {code}" if code else ""
 
 
 def put(path: Path, content: bytes) -> None:
-    """In place at once."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
     draft.write_bytes(content)
@@ -202,17 +202,17 @@ def put(path: Path, content: bytes) -> None:
 
 
 def release(module: AnsibleModule, own: Path) -> Source | None:
-    """The components asked for, from where the release has its main; nothing when they are there by another entry."""
+    """An entry for the requested components, from the repository of the release's main; None if others provide them."""
     form = "$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
     _, out, _ = module.run_command(["apt-get", "indextargets", "--format", form, "Identifier: Packages"], check_rc=True)
     codename = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
     rows = [Row(*line.split("|")) for line in out.splitlines() if line.count("|") == 5]
-    mine = [row for row in rows if row.origin in ORIGINS and codename and row.codename == codename[1]]
-    mains = [row for row in mine if row.component == "main"]
+    own_release = [row for row in rows if row.origin in ORIGINS and codename and row.codename == codename[1]]
+    mains = [row for row in own_release if row.component == "main"]
     if not mains:
-        module.fail_json(msg="apt knows no source of the release's own main: run apt-get update, or set uri")
-    there = {row.component for row in mine if not row.entry.startswith(f"{own}:")}
-    components = [component for component in module.params["components"] if component not in there]
+        module.fail_json(msg="apt has no source for main of this release: run apt-get update, or set uri")
+    present = {row.component for row in own_release if not row.entry.startswith(f"{own}:")}
+    components = [component for component in module.params["components"] if component not in present]
     if not components:
         return None
     file, _, number = mains[0].entry.rpartition(":")
@@ -220,7 +220,7 @@ def release(module: AnsibleModule, own: Path) -> Source | None:
 
 
 def signed_by(file: Path, number: int) -> str:
-    """By which key an entry is believed; apt refuses two entries of one repository that differ in it."""
+    """The signing key of an existing entry; apt refuses two entries for one repository with different keys."""
     if file.suffix == ".sources":
         stanzas = [part for part in re.split(r"\n\s*\n", file.read_text()) if re.search(r"(?im)^types:", part)]
         found = re.search(r"(?im)^signed-by:\s*(\S+)", stanzas[number - 1])
@@ -230,7 +230,7 @@ def signed_by(file: Path, number: int) -> str:
 
 
 def main() -> None:
-    """Key first, then the entry that needs it."""
+    """Install the key, then the entry that refers to it."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},

@@ -7,26 +7,26 @@ DOCUMENTATION = """
 module: held_debs
 short_description: Install Debian packages at exactly one version and hold them there
 description:
-  - Installs, upgrades or downgrades all packages in one go, also when they are held at another version, and holds them.
-  - What a killed run left half installed is mended first.
-  - A version that is not to be had is refused with the versions that are.
-  - In one round trip, where M(ansible.builtin.apt) and M(ansible.builtin.dpkg_selections) take one for the versions and
-    one for each hold. M(ansible.builtin.apt) also installs files one by one, so that of two debs that need each other's
-    exact version neither goes first; it does not mend what a killed dpkg left, and knows no deb with a repository.
+  - Installs, upgrades or downgrades all packages together, even if they are held at another version, and holds them.
+  - Repairs packages that a killed run left half installed.
+  - If the version is not available, the error lists the versions that are.
+  - Replaces M(ansible.builtin.apt) and M(ansible.builtin.dpkg_selections), which need a round trip for the versions and
+    one for each hold. M(ansible.builtin.apt) also installs files one by one, which fails for two debs that depend on
+    each other's exact version; it repairs nothing, and does not support a deb that contains a repository.
 options:
   names:
-    description: The packages.
+    description: Names of the packages.
     type: list
     elements: str
     required: true
   version:
-    description: The version that all of them get.
+    description: The version of all of them.
     type: str
     required: true
   files:
     description:
-      - Debs on the node to install from, one per package; or one deb that brings a local repository, as NVIDIA's do.
-      - Empty to install from the sources of apt.
+      - Debs on the node, one per package, or a single deb that contains a local repository, as NVIDIA offers.
+      - Empty to install from apt's sources.
     type: list
     elements: path
     default: []
@@ -42,11 +42,11 @@ EXAMPLES = """
 
 RETURN = """
 due:
-  description: Whether anything was not as asked, also in check mode.
+  description: Whether anything differed from the request, in check mode too.
   type: bool
   returned: always
 former:
-  description: State and version of each package as it was, in dpkg's words.
+  description: State and version of each package before, as dpkg prints them.
   type: dict
   returned: always
   sample: {libnccl2: "hi  2.22.3-1+cuda12.5"}
@@ -60,7 +60,7 @@ from typing import NamedTuple
 from ansible.module_utils.basic import AnsibleModule
 
 HELD = "hi "  # wanted: hold, is: installed, no error
-WHOLE = ("i ", "n ", "c ")  # is: installed, not installed, only its settings
+INTACT = ("i ", "n ", "c ")  # is: installed, not installed, only its settings
 KEYRINGS = ("*.gpg", "*.asc")
 APT = [
     "apt-get",
@@ -74,7 +74,7 @@ APT = [
 
 
 class Deb(NamedTuple):
-    """What a deb says of itself."""
+    """A deb, with its package name and version."""
 
     path: str
     name: str
@@ -82,13 +82,13 @@ class Deb(NamedTuple):
 
 
 def states(module: AnsibleModule, names: list[str]) -> dict[str, str]:
-    """State and version of each package, empty for one that dpkg never saw."""
+    """State and version of each package; empty for one that dpkg does not know."""
     form = "--showformat=${db:Status-Abbrev} ${Version}"
     return {name: module.run_command(["dpkg-query", "--show", form, name])[1].rstrip() for name in names}
 
 
 def run(module: AnsibleModule, what: str, command: list[str]) -> str:
-    """Run a command that has to succeed."""
+    """Run a command; fail if it fails."""
     code, out, err = module.run_command(command, environ_update={"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"})
     if code:
         reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
@@ -96,17 +96,17 @@ def run(module: AnsibleModule, what: str, command: list[str]) -> str:
     return str(out)
 
 
-def mend(module: AnsibleModule, names: list[str]) -> list[str]:
-    """End what dpkg has pending, else apt refuses to work; what to tell apt when a package stays half installed."""
-    # It fails when a package can only be mended by installing it anew.
+def repair(module: AnsibleModule, names: list[str]) -> list[str]:
+    """Complete pending work of dpkg, without which apt refuses to run; return the options apt then needs."""
+    # It fails if a package has to be reinstalled to repair it.
     module.run_command(["dpkg", "--configure", "--pending"], environ_update={"DEBIAN_FRONTEND": "noninteractive"})
-    broken = any(state and state[1:3] not in WHOLE for state in states(module, names).values())
-    # apt believes a half installed package to be there when its version is the wanted one.
+    broken = any(state and state[1:3] not in INTACT for state in states(module, names).values())
+    # apt takes a half-installed package of the requested version for an installed one.
     return ["--reinstall"] if broken else []
 
 
 def describe(module: AnsibleModule, path: str) -> Deb:
-    """Name and version of a deb."""
+    """Read the name and version of a deb."""
     form = "--showformat=${Package} ${Version}"
     words = run(module, f"reading the deb {path}", ["dpkg-deb", "--show", form, path])
     name, _, version = words.partition(" ")
@@ -120,30 +120,33 @@ def versions(module: AnsibleModule, name: str) -> list[str]:
 
 
 def lacking(offers: dict[str, list[str]], version: str) -> str:
-    """What to say of packages that are not to be had at this version; empty when all are."""
+    """Describe the packages that are not available at this version; empty if all are."""
     return "; ".join(
-        f"{name} {version} is not there, there is {', '.join(there) or 'no version of it'}"
-        for name, there in offers.items()
-        if version not in there
+        f"{name} {version} is not available (available: {', '.join(present) or 'none'})"
+        for name, present in offers.items()
+        if version not in present
     )
 
 
 def choose(module: AnsibleModule, debs: list[Deb], names: list[str], version: str) -> list[str]:
-    """The plain debs to install."""
+    """The plain debs to install, one per package."""
     offers = {name: [deb.version for deb in debs if deb.name == name] for name in names}
-    if complaint := lacking(offers, version):
-        module.fail_json(msg=f"the files do not fit: {complaint}")
+    if problem := lacking(offers, version):
+        module.fail_json(msg=f"the files do not match the request: {problem}")
     return [deb.path for deb in debs if deb.name in names and deb.version == version]
 
 
 def local_repository(module: AnsibleModule, deb: Deb) -> str:
-    """Install the deb that brings a repository, put its key where its entry wants it, and return the entry's path."""
-    # Again also when it is there already: a killed run may have left a part of it.
+    """Install the deb that contains a repository and the key for it; return the path of its apt entry."""
+    # Even if it is installed already: a killed run may have left it incomplete.
     run(module, f"installing {deb.path}", ["dpkg", "--install", deb.path])
-    files = [Path(line) for line in run(module, "asking dpkg", ["dpkg", "--listfiles", deb.name]).splitlines()]
+    files = [
+        Path(line)
+        for line in run(module, "listing the files of the deb", ["dpkg", "--listfiles", deb.name]).splitlines()
+    ]
     entries = [file for file in files if file.match("/etc/apt/sources.list.d/*.*")]
     if len(entries) != 1:
-        module.fail_json(msg=f"{deb.path} is neither one of the wanted packages nor a local repository of them")
+        module.fail_json(msg=f"{deb.path} is neither one of the requested packages nor a local repository with them")
     for target in signed_by(entries[0].read_text()):
         for key in files:
             if key.name == target.name and key != target and any(key.match(form) for form in KEYRINGS):
@@ -157,27 +160,27 @@ def signed_by(entry: str) -> list[Path]:
 
 
 def refresh(module: AnsibleModule, source: str) -> None:
-    """Read one source anew, and no other."""
+    """Update the package lists of one source only."""
     settings = (f"Dir::Etc::sourcelist={source}", "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
     options = [f"--option={setting}" for setting in settings]
     run(module, f"reading the packages of {source}", ["apt-get", "update", "--quiet", "--error-on=any", *options])
 
 
-def wishes(module: AnsibleModule) -> list[str]:
-    """The words for apt-get install."""
+def requested(module: AnsibleModule) -> list[str]:
+    """The packages to install, as arguments of apt-get install."""
     names, version = module.params["names"], module.params["version"]
     debs = [describe(module, path) for path in module.params["files"]]
     if len(debs) == 1 and debs[0].name not in names:
         refresh(module, local_repository(module, debs[0]))
     elif debs:
         return choose(module, debs, names, version)
-    if complaint := lacking({name: versions(module, name) for name in names}, version):
-        module.fail_json(msg=f"{complaint} (in the sources of apt)")
+    if problem := lacking({name: versions(module, name) for name in names}, version):
+        module.fail_json(msg=f"{problem} in apt's sources")
     return [f"{name}={version}" for name in names]
 
 
 def main() -> None:
-    """Compare, mend, install, hold."""
+    """Compare the packages with the request, then repair, install and hold them."""
     module = AnsibleModule(
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
@@ -191,10 +194,10 @@ def main() -> None:
     former = states(module, names)
     if former == goal or module.check_mode:
         module.exit_json(changed=former != goal, due=former != goal, former=former)
-    run(module, "apt-get", [*APT, *mend(module, names), "install", *wishes(module)])
+    run(module, "apt-get", [*APT, *repair(module, names), "install", *requested(module)])
     run(module, "apt-mark", ["apt-mark", "hold", *names])
     if (now := states(module, names)) != goal:
-        module.fail_json(msg=f"apt-get ended well and yet dpkg says {now}, wanted is {goal}")
+        module.fail_json(msg=f"apt-get succeeded, but dpkg reports {now}, expected {goal}")
     module.exit_json(changed=True, due=True, former=former)
 
 

@@ -1,24 +1,24 @@
 #!/usr/bin/python
-"""Call the NCCL that is installed, and find every other one that a job may load in its place."""
+"""Call the installed NCCL, and find other copies that a job might load instead."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: nccl_proof
-short_description: Call the installed NCCL, and find others that shadow it
+short_description: Call the installed NCCL, and find other copies that shadow it
 description:
-  - Loads the library of the package libnccl2 and calls ncclGetVersion and ncclGetUniqueId, which need no GPU. Fails
-    when a call fails or the answer is not the version of the package. Root loads none of
-    them, as a stack may have brought it.
-  - Looks for other libraries of that name in a virtual environment (pip brings them with PyTorch), on the loader's path
-    and in LD_LIBRARY_PATH. One of another version is warned of; with O(gpu) it is a failure.
+  - Loads the library of package libnccl2 and calls ncclGetVersion and ncclGetUniqueId, which need no GPU. Fails if a
+    call fails or reports another version than the package's. No library is loaded as root, because it may come from a
+    stack.
+  - Looks for other libraries of that name in a virtual environment (PyTorch's wheels depend on one), on the loader's
+    path and in LD_LIBRARY_PATH. One of another version causes a warning, or with O(gpu) a failure.
 options:
   version:
-    description: The version of the packages.
+    description: Version of the packages.
     type: str
     required: true
   venv:
-    description: Virtual environment of the jobs; it need not be there.
+    description: Virtual environment of the jobs; it does not have to exist.
     type: path
     required: true
   gpu:
@@ -27,7 +27,7 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Changes nothing, in check mode or out of it.
+    description: Never changes anything.
     support: full
 author: Farandole
 """
@@ -41,17 +41,17 @@ EXAMPLES = """
 
 RETURN = """
 library:
-  description: The library of the package.
+  description: Path of the package's library.
   type: str
   returned: always
   sample: /usr/lib/x86_64-linux-gnu/libnccl.so.2.27.3
 answered:
-  description: What ncclGetVersion said.
+  description: The version that ncclGetVersion reported.
   type: str
   returned: always
   sample: 2.27.3
 shadows:
-  description: The version of every other library of that name, by its path; empty where it cannot be loaded.
+  description: The version of each other library of that name, by path; empty if it cannot be loaded.
   type: dict
   returned: always
 """
@@ -65,20 +65,20 @@ from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
 
 NAME = "libnccl.so.2"
-# A process of its own for each: two libraries of one name do not meet, and a crash is an answer too.
+# Each in a separate process, as one process cannot load two libraries of the same name, and either may crash.
 CALL = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 number = ctypes.c_int()
 code = library.ncclGetVersion(ctypes.byref(number)) or library.ncclGetUniqueId(ctypes.create_string_buffer(128))
-sys.exit(f"NCCL answers with error {code}") if code else print(number.value)
+sys.exit(f"NCCL returned error {code}") if code else print(number.value)
 """
-# Where a login or a job of this product gets its variables from.
+# The files from which logins and Farandole's jobs get environment variables.
 ENVIRONMENTS = (Path("/etc/environment"), Path("/etc/farandole/environment"))
 
 
-def spoken(number: int) -> str:
-    """The version that a number of ncclGetVersion means; the scheme changed with 2.9."""
+def version_text(number: int) -> str:
+    """Format a version number from ncclGetVersion, whose scheme changed with 2.9."""
     major, rest = divmod(number, 10000 if number >= 10000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
@@ -87,29 +87,29 @@ def call(path: Path, user: str = "nobody") -> tuple[str, str]:
     """The version that a library reports, or why it reports none."""
     command = [sys.executable, "-I", "-c", CALL, str(path)]
     with tempfile.TemporaryDirectory() as folder:
-        code, words = unprivileged.run(command, user, Path(folder), seconds=60)
-    last = (words.splitlines() or [f"it ended by signal {-code}"])[-1]
-    return (spoken(int(last)), "") if code == 0 and last.isdigit() else ("", last)
+        code, output = unprivileged.run(command, user, Path(folder), seconds=60)
+    last = (output.splitlines() or [f"it was killed by signal {-code}"])[-1]
+    return (version_text(int(last)), "") if code == 0 and last.isdigit() else ("", last)
 
 
 def packaged(listing: str) -> list[Path]:
-    """The library among the files of the package."""
+    """The library, from a list of the package's files."""
     return [Path(line).resolve() for line in listing.splitlines() if Path(line).name == NAME]
 
 
 def on_loader_path(cache: str) -> list[Path]:
-    """Among what `ldconfig -p` prints."""
+    """The libraries in the output of `ldconfig -p`."""
     return [Path(found) for found in re.findall(rf"^\s*{re.escape(NAME)} .*=> (\S+)$", cache, re.MULTILINE)]
 
 
 def library_paths(environment: str) -> list[Path]:
-    """The folders of LD_LIBRARY_PATH in a file of variables."""
+    """The folders of LD_LIBRARY_PATH in a file that sets variables."""
     values = re.findall(r"""^\s*(?:export\s+)?LD_LIBRARY_PATH=["']?([^"'\n]*)""", environment, re.MULTILINE)
     return [Path(folder) for value in values for folder in value.split(":") if folder.startswith("/")]
 
 
 def candidates(module: AnsibleModule, venv: Path) -> list[Path]:
-    """Every library of that name that a job may come by."""
+    """Every library of that name that a job might load."""
     ldconfig = module.get_bin_path("ldconfig", required=True, opt_dirs=["/sbin", "/usr/sbin"])
     texts = [file.read_text(errors="replace") for file in ENVIRONMENTS if file.exists()]
     return [
@@ -119,19 +119,19 @@ def candidates(module: AnsibleModule, venv: Path) -> list[Path]:
     ]
 
 
-def complaint(shadows: dict[str, str], own: str) -> str:
-    """What to say of libraries of another version."""
+def conflict(shadows: dict[str, str], own: str) -> str:
+    """Describe the libraries of another version, and the cure; empty if there are none."""
     others = [f"{path} (NCCL {version or 'unknown'})" for path, version in shadows.items() if version != own]
     return (
-        f"a job may load {', '.join(others)} in place of the installed NCCL {own}: bring them to one version by "
-        "nccl_version or by a pin of the pip package nvidia-nccl-cu…, or remove the other"
+        f"a job may load {', '.join(others)} instead of the installed NCCL {own}: make the versions equal, with "
+        "nccl_version or a pin of the pip package nvidia-nccl-cu…, or remove the other library"
         if others
         else ""
     )
 
 
 def main() -> None:
-    """Call the package's own, then look for others."""
+    """Call the package's library, then look for others."""
     module = AnsibleModule(
         argument_spec={
             "version": {"type": "str", "required": True},
@@ -142,20 +142,20 @@ def main() -> None:
     )
     libraries = packaged(module.run_command(["dpkg", "--listfiles", "libnccl2"])[1])
     if not libraries:
-        module.fail_json(msg=f"the package libnccl2 has no {NAME}, or is not installed")
+        module.fail_json(msg=f"package libnccl2 does not contain {NAME}, or is not installed")
     own = libraries[0]
     answered, reason = call(own)
     wanted = module.params["version"].partition("-")[0]
     if answered != wanted:
-        said = f"says that it is NCCL {answered}" if answered else f"does not work: {reason}"
-        module.fail_json(msg=f"{own} {said}, and the package is {module.params['version']}")
+        problem = f"reports version {answered}" if answered else f"does not work: {reason}"
+        module.fail_json(msg=f"{own} {problem}; the package is {module.params['version']}")
     others = {path.resolve() for path in candidates(module, Path(module.params["venv"])) if path.exists()} - {own}
     shadows = {str(path): call(path)[0] for path in sorted(others)}
-    words = complaint(shadows, answered)
-    if words and module.params["gpu"]:
-        module.fail_json(msg=words, shadows=shadows)
-    if words:
-        module.warn(words)
+    problem = conflict(shadows, answered)
+    if problem and module.params["gpu"]:
+        module.fail_json(msg=problem, shadows=shadows)
+    if problem:
+        module.warn(problem)
     module.exit_json(changed=False, library=str(own), answered=answered, shadows=shadows)
 
 

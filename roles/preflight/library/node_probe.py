@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's half of the action node_probe: say in one answer what a node is; change nothing."""
+"""The node's part of action node_probe: report what the node is, without changing anything."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def interfaces(ip_json: str) -> list[dict[str, Any]]:
 
 
 def system_python(path: Path) -> str:
-    """The one that makes virtual environments, whatever runs this module: Debian names it by its version."""
+    """The version of the Python that creates virtual environments, which may not be the one that runs this module."""
     return path.resolve().name[len("python") :]
 
 
-def driver_version(told: str) -> str:
-    """From /proc/driver/nvidia/version, of the proprietary and of the open module."""
-    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", told)
+def driver_version(text: str) -> str:
+    """The version in /proc/driver/nvidia/version, of the proprietary or the open kernel module."""
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
     return match[1] if match else ""
 
 
-def toolkit_version(told: str) -> str:
-    """From nvcc --version."""
-    match = re.search(r"release (\d+\.\d+)", told)
+def toolkit_version(text: str) -> str:
+    """The version in the output of nvcc --version."""
+    match = re.search(r"release (\d+\.\d+)", text)
     return match[1] if match else ""
 
 
@@ -73,7 +73,7 @@ def cuda(module: AnsibleModule) -> str:
 def includes_drop_ins(config: str) -> bool:
     for line in config.splitlines():
         keyword, *values = line.replace("=", " ").split() or [""]
-        # What follows a Match line counts for some connections only.
+        # What follows a Match line applies to some connections only.
         if keyword.lower() == "match":
             return False
         if keyword.lower() == "include" and DROP_INS & {value.strip('"') for value in values}:
@@ -105,7 +105,7 @@ def sums(folder: Path) -> dict[str, str]:
 
 
 def checksum(path: Path) -> str:
-    """Empty for what is no file of ours: those are small."""
+    """The sha256 of a file; empty for anything else, and for files larger than ours."""
     ours = path.is_file() and path.stat().st_size < 1 << 26
     return hashlib.sha256(path.read_bytes()).hexdigest() if ours else ""
 

@@ -1,36 +1,36 @@
 #!/usr/bin/python
-"""The keys by which a node is known."""
+"""Ensure that a node has its ssh keys, and return the public ones."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: ssh_identity
-short_description: The keys by which a node is known
+short_description: Ensure that a node has its ssh keys, and return the public ones
 description:
-  - Makes sure that the node has an ed25519 host key and, where jobs are launched, a key of the job user.
-  - Returns the public halves; the private ones never leave the node.
+  - Generates an ed25519 host key and, on nodes that launch jobs, a key for the job user, if they are missing.
+  - Private keys never leave the node.
 options:
   user:
-    description: The job user, who owns the job key.
+    description: The job user, the owner of the job key.
     type: str
     required: true
   job_key:
-    description: Path of the job user's private key, outside of its home, which may be shared between nodes.
+    description: Path of the job user's private key, outside its home, which nodes may share.
     type: path
     required: true
   launcher:
-    description: Whether jobs are launched here; elsewhere a job key and its certificate are removed.
+    description: Whether the node launches jobs; otherwise a job key and its certificate are removed.
     type: bool
     required: true
   revoked:
-    description: The revoked keys; a job key among them is replaced by a new one.
+    description: List of revoked keys; a job key among them is replaced.
     type: str
     default: ""
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Find out by which keys the node is known
+- name: Read the node's public keys
   ssh_identity:
     user: trainer
     job_key: /etc/farandole/ssh/id_job
@@ -39,15 +39,15 @@ EXAMPLES = """
 
 RETURN = """
 host_key:
-  description: The public host key; empty before the first run in check mode.
+  description: The public host key; empty in check mode if there is none yet.
   type: str
   returned: always
 job_key:
-  description: The public job key; empty where no jobs are launched.
+  description: The public job key; empty on nodes that launch no jobs.
   type: str
   returned: always
 openssh:
-  description: Version of OpenSSH, as a number to compare.
+  description: Version of OpenSSH, as a number.
   type: float
   returned: always
 """
@@ -63,23 +63,23 @@ HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
 
 
 def public(key: Path) -> Path:
-    """Where ssh-keygen puts the public half."""
+    """The path of the public half of a key."""
     return key.with_name(f"{key.name}.pub")
 
 
 def certificate(key: Path) -> Path:
-    """Where ssh looks for the certificate of a key."""
+    """The path at which ssh looks for a key's certificate."""
     return key.with_name(f"{key.name}-cert.pub")
 
 
 def generate(module: AnsibleModule, key: Path, user: str) -> None:
-    """Make a key under another name first: a half-written one must never count as there."""
+    """Generate a key under another name first, so that an incomplete one is never used."""
     key.parent.mkdir(parents=True, exist_ok=True)
     draft = key.with_name(f".{key.name}.new")
     for leftover in (draft, public(draft)):
         leftover.unlink(missing_ok=True)
     module.run_command(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key.name, "-f", str(draft)], check_rc=True)
-    # Private before public: what is there of a pair is never of two.
+    # The old private key goes first: after an interruption, a new public key never has an old private one.
     key.unlink(missing_ok=True)
     shutil.chown(draft, user, pwd.getpwnam(user).pw_gid)
     public(draft).replace(public(key))
@@ -87,25 +87,25 @@ def generate(module: AnsibleModule, key: Path, user: str) -> None:
 
 
 def read(key: Path) -> str:
-    """The public half, without its comment."""
+    """The public half of a key, without its comment."""
     return " ".join(public(key).read_text().split()[:2]) if key.exists() else ""
 
 
 def is_revoked(key: Path, revoked: str) -> bool:
-    """Whether a key stands in the list of revoked ones."""
+    """Whether a key is in the list of revoked ones."""
     public_key = read(key)
     return bool(public_key) and public_key in {" ".join(line.split()[:2]) for line in revoked.splitlines()}
 
 
 def openssh(module: AnsibleModule) -> float:
-    """9.2 of `OpenSSH_9.2p1 Debian-2`."""
+    """The version of OpenSSH: 9.2 for `OpenSSH_9.2p1 Debian-2`."""
     _, _, version = module.run_command(["ssh", "-V"], check_rc=True)
     found = re.match(r"OpenSSH_(\d+\.\d+)", version)
     return float(found[1]) if found else 0.0
 
 
 def main() -> None:
-    """Make what is missing, remove what must not be there, report."""
+    """Generate the missing keys, remove unwanted ones, and return the public keys."""
     module = AnsibleModule(
         argument_spec={
             "user": {"type": "str", "required": True},
@@ -132,7 +132,7 @@ def main() -> None:
     module.exit_json(
         changed=bool(missing or unwanted),
         host_key=read(HOST_KEY),
-        # In check mode what is to go, or to be replaced, is still there.
+        # In check mode, a key that would be removed or replaced still exists.
         job_key=read(job_key) if job_key in wanted and not (module.check_mode and job_key in missing) else "",
         openssh=openssh(module),
     )

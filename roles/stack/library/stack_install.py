@@ -1,54 +1,54 @@
 #!/usr/bin/python
-"""Fetch a packed stack, check it, unpack it beside the others, prove that it starts."""
+"""Fetch a packed stack, check it, unpack it next to the others, and test that it starts."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: stack_install
-short_description: Install a packed stack beside those that are there
+short_description: Install a packed stack next to the existing ones
 description:
-  - Fetches the archive, checks its sha256 before anything is unpacked, unpacks it in a folder of its own, looks at what
-    came, and moves it into place. It counts as installed when its C(manifest.json) is there; that comes last, after its
-    programs have run, as O(user) and never as root.
-  - An archive brings O(id) and O(mpi) and nothing else, as plain files, folders and links that only root can change.
-  - An OpenMPI that is there already and has other contents is replaced.
-  - Whatever a run that was killed left behind is swept away first.
+  - Fetches the archive, checks its sha256, unpacks it to a separate folder, checks its contents, and moves it into
+    place. A stack counts as installed once it has its C(manifest.json), which is added last, after its programs have
+    run as O(user), never as root.
+  - An archive may contain only O(id) and O(mpi), as plain files, folders and links that only root can change.
+  - An existing OpenMPI with different contents is replaced.
+  - Leftovers of a killed run are removed first.
 options:
   id:
-    description: The stack.
+    description: Id of the stack.
     type: str
     required: true
   mpi:
-    description: The key of its OpenMPI.
+    description: Key of its OpenMPI.
     type: str
     required: true
   user:
-    description: The account that tries it.
+    description: Account that tests the stack.
     type: str
     required: true
   url:
-    description: Where the archive is.
+    description: URL of the archive.
     type: str
     required: true
   sha256:
-    description: What it must be.
+    description: Expected sha256 of the archive.
     type: str
     required: true
   size:
-    description: Its bytes.
+    description: Size of the archive in bytes.
     type: int
     required: true
   unpacked:
-    description: Its bytes when it is unpacked.
+    description: Size in bytes once unpacked.
     type: int
     required: true
   modules:
-    description: The Python modules that have to load.
+    description: Python modules that must load.
     type: list
     elements: str
     default: []
   root:
-    description: Below which stacks live.
+    description: Folder that contains the stacks.
     type: path
     default: /opt/farandole
 author: Farandole
@@ -69,7 +69,7 @@ EXAMPLES = """
 
 RETURN = """
 seconds:
-  description: How long fetching, unpacking and proving took.
+  description: How long fetching, unpacking and testing took.
   type: dict
   returned: when something was installed
 """
@@ -84,96 +84,97 @@ from typing import Any
 
 from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import LIST, digest, found, text, walk
+from ansible.module_utils.contents import LIST, digest, scan, text, walk
 from ansible.module_utils.depot import FILE, fetch
 from ansible.module_utils.folders import alone, aside, remove, sweep
 
-# Room that the rest of the machine keeps.
+# Disk space left for the rest of the machine.
 RESERVE = 256 << 20
-OLDER = "make room there, or lower stack_keep so that older stacks go"
+FREE_SPACE = "free some space there, or lower stack_keep to keep fewer stacks"
 
 
-def refuse_without_room(module: AnsibleModule, root: Path) -> None:
-    """Before the first byte is fetched."""
+def refuse_without_space(module: AnsibleModule, root: Path) -> None:
+    """Refuse before anything is fetched."""
     need = module.params["size"] + module.params["unpacked"] + RESERVE
     free = shutil.disk_usage(root).free
     if free < need:
         module.fail_json(
-            msg=f"{root} has {free >> 20} MiB free, and the stack needs {need >> 20} MiB while it is installed: {OLDER}"
+            msg=f"{root} has {free >> 20} MiB free, and the stack needs {need >> 20} MiB while it is installed: "
+            f"{FREE_SPACE}"
         )
 
 
 def unpack(module: AnsibleModule, archive: Path, folder: Path) -> None:
-    """Into a folder of its own, which nobody else may enter yet."""
+    """Unpack an archive to a folder that other accounts cannot enter yet, and check its contents."""
     folder.mkdir()
     code, _, err = module.run_command(
         ["tar", "--extract", "--zstd", "--no-same-owner", "--file", str(archive), "--directory", str(folder)]
     )
     if code:
-        module.fail_json(msg=f"the stack does not unpack below {folder}: {err.strip()[-500:]}")
+        module.fail_json(msg=f"the stack cannot be unpacked to {folder}: {err.strip()[-500:]}")
     if wrong := misfit(folder, module.params["id"], module.params["mpi"]):
         module.fail_json(
-            msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing of it was used; whoever is "
-            "root on the builder decides what is in it: look at that node before you build again"
+            msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing in it was used. Root on the "
+            "builder decides what is in it: inspect that node before you build again"
         )
 
 
 def misfit(folder: Path, stack: str, mpi: str) -> str:
     """The first thing in an archive that does not belong in a stack; empty if there is none."""
-    due = {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
+    allowed = {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
     hard: Counter[int] = Counter()
     links: dict[int, tuple[str, int]] = {}
     for path, entry in walk(folder, ()):
         about = entry.stat(follow_symlinks=False)
-        if wrong := out_of_place(path, about, due) or unsafe(about):
+        if wrong := out_of_place(path, about, allowed) or unsafe(about):
             return f"{path!a} {wrong}"
         if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
             hard[about.st_ino] += 1
             links[about.st_ino] = path, about.st_nlink
     for inode, (path, count) in links.items():
         if hard[inode] != count:
-            return f"{path!a} is a link to something outside"
+            return f"{path!a} is a hard link to something outside"
     manifest = folder / "stacks" / stack / "manifest.json"
-    missing = [path for path in sorted(due) if not (folder / path).is_dir()]
+    missing = [path for path in sorted(allowed) if not (folder / path).is_dir()]
     if missing or manifest.is_symlink() or not manifest.is_file():
         return f"{(missing or ['its manifest.json'])[0]} is not in it"
     link = manifest.with_name("mpi")
-    return "" if link.is_symlink() and str(link.readlink()) == f"../../mpi/{mpi}" else "its mpi leads elsewhere"
+    return "" if link.is_symlink() and str(link.readlink()) == f"../../mpi/{mpi}" else "its mpi points elsewhere"
 
 
-def out_of_place(path: str, about: os.stat_result, due: set[str]) -> str:
-    """Two trees are due, and the folders that lead to them."""
-    if path in due:
-        return "" if stat.S_ISDIR(about.st_mode) else "is no folder"
-    return "" if path.count("/") > 1 and "/".join(path.split("/")[:2]) in due else "does not belong in it"
+def out_of_place(path: str, about: os.stat_result, allowed: set[str]) -> str:
+    """Why a path does not belong in an archive, which has two trees and the folders that contain them."""
+    if path in allowed:
+        return "" if stat.S_ISDIR(about.st_mode) else "is not a folder"
+    return "" if path.count("/") > 1 and "/".join(path.split("/")[:2]) in allowed else "does not belong in it"
 
 
 def unsafe(about: os.stat_result) -> str:
-    """What nothing in a stack may be."""
+    """Why an entry is not allowed in any stack; empty if it is."""
     mode = about.st_mode
     if stat.S_ISLNK(mode):
         return ""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        return "is neither file nor folder nor link"
+        return "is not a file, folder or link"
     if mode & (stat.S_ISUID | stat.S_ISGID):
-        return f"has mode {stat.S_IMODE(mode):04o}, with which it would run as somebody else"
+        return f"has mode {stat.S_IMODE(mode):04o}, which would run it as another account"
     if mode & stat.S_IWOTH:
-        return f"has mode {stat.S_IMODE(mode):04o}, with which everybody could change it"
+        return f"has mode {stat.S_IMODE(mode):04o}, which lets every account change it"
     return "" if about.st_uid == os.geteuid() else f"belongs to user {about.st_uid}"
 
 
 def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
-    """Move what came into its place, all but the manifest."""
+    """Move the unpacked trees into place, without the manifest."""
     source, target = incoming / "mpi" / mpi, root / "mpi" / mpi
     if same(source, target):
-        # What was made before there were lists gets its own.
+        # An OpenMPI from a version without lists gets one.
         if (source / LIST).is_file():
             (source / LIST).replace(target / LIST)
     else:
         aside(root, target)
         source.rename(target)
     target = root / "stacks" / stack
-    # A build that was not finished, or a stack whose manifest is gone.
+    # An unfinished build, or a stack that has lost its manifest.
     aside(root, target)
     (incoming / "stacks" / stack).rename(target)
     sweep(root)
@@ -181,11 +182,11 @@ def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
 
 def same(one: Path, other: Path) -> bool:
     """Whether two trees have the same contents."""
-    return other.is_dir() and not other.is_symlink() and digest(text(found(one))) == digest(text(found(other)))
+    return other.is_dir() and not other.is_symlink() and digest(text(scan(one))) == digest(text(scan(other)))
 
 
-def prove(module: AnsibleModule, target: Path, incoming: Path) -> None:
-    """Check that the unpacked programs start on this machine, as the job user: root never runs them."""
+def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
+    """Test as the job user that the unpacked programs start on this machine; root never runs them."""
     imports = "; ".join(f"import {name}" for name in module.params["modules"])
     commands = [
         [str(target / "mpi/bin/mpirun"), "--version"],
@@ -194,39 +195,39 @@ def prove(module: AnsibleModule, target: Path, incoming: Path) -> None:
     environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     for command in commands:
         try:
-            code, words = unprivileged.run(command, module.params["user"], incoming, environment=environment)
+            code, output = unprivileged.run(command, module.params["user"], incoming, environment=environment)
         except OSError as error:
-            # Such as a Python to which the environment leads and which is not on this machine.
-            code, words = 1, str(error)
+            # For example, the environment links to a Python that this machine does not have.
+            code, output = 1, str(error)
         if code:
             module.fail_json(
-                msg=f"the stack was unpacked and does not run here, so it is not used: {' '.join(command)}: {words}"
+                msg=f"the stack was unpacked but does not run here, so it is not used: {' '.join(command)}: {output}"
             )
 
 
 def install(module: AnsibleModule, root: Path) -> dict[str, float]:
-    """All of it; how long each part took."""
+    """Install the stack and return how long each part took."""
     stack, incoming = module.params["id"], root / "incoming"
     for folder in (root / "stacks", root / "mpi"):
         folder.mkdir(parents=True, exist_ok=True)
     remove(incoming)
     sweep(root)
-    refuse_without_room(module, root)
+    refuse_without_space(module, root)
     incoming.mkdir(mode=0o700)
     marks = [time.monotonic()]
     archive, folder, target = incoming / "archive", incoming / "tree", root / "stacks" / stack
     try:
-        fetch(module, module.params, archive, full=OLDER)
+        fetch(module, module.params, archive, full=FREE_SPACE)
         marks.append(time.monotonic())
         unpack(module, archive, folder)
         archive.unlink()
         manifest = folder / "stacks" / stack / "manifest.json"
         manifest.rename(incoming / "manifest.json")
         place(folder, root, stack, module.params["mpi"])
-        # What counts as installed must survive a loss of power.
+        # What counts as installed must survive a power cut.
         os.sync()
         marks.append(time.monotonic())
-        prove(module, target, incoming)
+        test(module, target, incoming)
         (incoming / "manifest.json").rename(target / "manifest.json")
         marks.append(time.monotonic())
     finally:
@@ -236,7 +237,7 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Install where it is not installed."""
+    """Install the stack unless it is installed."""
     options: dict[str, Any] = {
         "id": {"type": "str", "required": True},
         "mpi": {"type": "str", "required": True},
@@ -258,9 +259,9 @@ def main() -> None:
                 module.exit_json(changed=False)
             seconds = install(module, root)
     except KeyError:
-        module.fail_json(msg=f"there is no account {module.params['user']} here that could try the stack: run site.yml")
+        module.fail_json(msg=f"there is no account {module.params['user']} here to test the stack with: run site.yml")
     except OSError as error:
-        module.fail_json(msg=f"{root} cannot take the stack: {error}")
+        module.fail_json(msg=f"the stack cannot be written to {root}: {error}")
     module.exit_json(changed=True, seconds=seconds)
 
 

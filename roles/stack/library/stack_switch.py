@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Make an installed stack the current one, and sweep out those that are too many."""
+"""Make an installed stack the current one, and remove surplus stacks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ DOCUMENTATION = """
 module: stack_switch
 short_description: Make an installed stack the current one
 description:
-  - C(current) goes from one stack to the other at once; the one before becomes C(former).
-  - Before that, the stack and its OpenMPI are held against their lists of contents. One that is not whole does not
-    count as installed any more, so that the next run installs it anew. One that was made without lists is taken as it
-    is.
-  - Of all others the youngest are kept; a stack that was not finished, and an OpenMPI that no stack uses, go.
+  - Switches C(current) atomically; the previous stack becomes C(former).
+  - Before that, verifies the stack and its OpenMPI by their lists of contents. A damaged stack no longer counts as
+    installed, so that the next run reinstalls it. A stack built without lists is not verified.
+  - Of the other stacks, keeps the newest. Removes unfinished stacks and every OpenMPI that no stack uses.
 options:
   id:
-    description: The stack.
+    description: Id of the stack.
     type: str
     required: true
   keep:
-    description: How many stacks may stay, the current and the former one among them.
+    description: Number of stacks to keep, including the current and the former one.
     type: int
     default: 3
   root:
-    description: Below which stacks live.
+    description: Folder that contains the stacks.
     type: path
     default: /opt/farandole
 author: Farandole
@@ -37,15 +36,15 @@ EXAMPLES = """
 
 RETURN = """
 proven:
-  description: Whether the stack had lists of its contents to be held against.
+  description: Whether the stack could be verified by lists of its contents.
   type: bool
   returned: when it switched
 former:
-  description: The stack that was current before.
+  description: Id of the stack that was current before.
   type: str
   returned: always
 pruned:
-  description: What was removed.
+  description: Names of the folders that were removed.
   type: list
   returned: always
 """
@@ -53,17 +52,17 @@ pruned:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import proof, short
+from ansible.module_utils.contents import short, verify
 from ansible.module_utils.folders import alone, aside, sweep
 
 
 def target_of(link: Path) -> str:
-    """The stack to which a link leads, empty without one."""
+    """The stack that a link points to; empty if there is no link."""
     return link.readlink().name if link.is_symlink() else ""
 
 
 def point(link: Path, stack: str) -> None:
-    """Point a link elsewhere atomically."""
+    """Point a link to a stack atomically."""
     draft = link.with_name(f".{link.name}.new")
     draft.unlink(missing_ok=True)
     draft.symlink_to(f"stacks/{stack}")
@@ -80,34 +79,34 @@ def switch(root: Path, stack: str) -> str:
 
 
 def surplus(root: Path, keep: int) -> list[Path]:
-    """Stacks beyond `keep` and unfinished ones, then every OpenMPI that nothing left over uses."""
+    """Stacks beyond `keep`, unfinished stacks, and every OpenMPI that no remaining stack uses."""
     linked = {target_of(root / "current"), target_of(root / "former")}
     stacks = list((root / "stacks").iterdir())
-    whole = [path for path in stacks if (path / "manifest.json").exists()]
-    others = sorted((path for path in whole if path.name not in linked), key=lambda path: -path.stat().st_mtime)
-    room = max(0, keep - sum(path.name in linked for path in whole))
-    kept = {path for path in whole if path.name in linked} | set(others[:room])
+    complete = [path for path in stacks if (path / "manifest.json").exists()]
+    others = sorted((path for path in complete if path.name not in linked), key=lambda path: -path.stat().st_mtime)
+    spare = max(0, keep - sum(path.name in linked for path in complete))
+    kept = {path for path in complete if path.name in linked} | set(others[:spare])
     used = {(path / "mpi").resolve() for path in kept}
-    idle = [path for path in (root / "mpi").iterdir() if path.resolve() not in used]
-    return [path for path in stacks if path not in kept] + idle
+    unused = [path for path in (root / "mpi").iterdir() if path.resolve() not in used]
+    return [path for path in stacks if path not in kept] + unused
 
 
-def refuse_torn(module: AnsibleModule, root: Path, stack: str) -> bool:
-    """Whether it could be proven that the stack is whole; one that is not loses its mark."""
+def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
+    """Refuse a damaged stack and remove its manifest; return whether the stack could be verified."""
     folder = root / "stacks" / stack
-    parts = {folder: proof(folder), (folder / "mpi").resolve(): proof((folder / "mpi").resolve())}
+    parts = {folder: verify(folder), (folder / "mpi").resolve(): verify((folder / "mpi").resolve())}
     for part, wrong in parts.items():
         if wrong:
             (folder / "manifest.json").unlink()
             module.fail_json(
-                msg=f"stack {stack} is not whole, so nothing was switched: in {part}, {short(wrong)}. It does not "
-                "count as installed any more: run site.yml (or rollback.yml) again, which installs it anew"
+                msg=f"stack {stack} is damaged, so nothing was switched: in {part}, {short(wrong)}. It no longer "
+                "counts as installed: run site.yml (or rollback.yml) again, which reinstalls it"
             )
     return None not in parts.values()
 
 
 def main() -> None:
-    """Prove, switch, then prune."""
+    """Verify the stack, switch to it, then remove surplus ones."""
     module = AnsibleModule(
         argument_spec={
             "id": {"type": "str", "required": True},
@@ -122,9 +121,9 @@ def main() -> None:
         module.exit_json(changed=before != stack, former=before, pruned=[])
     if not (root / "stacks" / stack / "manifest.json").exists():
         there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
-        module.fail_json(msg=f"stack {stack} is not installed here; there are: {', '.join(there) or 'none'}")
+        module.fail_json(msg=f"stack {stack} is not installed here; installed: {', '.join(there) or 'none'}")
     with alone(root):
-        proven = refuse_torn(module, root, stack)
+        proven = refuse_damaged(module, root, stack)
         switch(root, stack)
         pruned = surplus(root, module.params["keep"])
         for path in pruned:

@@ -1,47 +1,47 @@
 #!/usr/bin/python
-"""Hold the current stack of a node against what was built."""
+"""Compare the current stack of a node with what was built."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: stack_proof
-short_description: Hold the current stack against what was built
+short_description: Compare the current stack with what was built
 description:
-  - Compares every file of the stack and of its OpenMPI with the list of contents that each brought, and this list with
-    what the control machine knows of it. Says what differs, and does not fail for it.
+  - Compares every file of the stack and of its OpenMPI with their lists of contents, and these lists with the control
+    machine's records. Reports differences without failing.
 options:
   known:
-    description: The sha256 of the lists that belong to a tree, by its path below O(root), C(stacks/ID) and C(mpi/KEY).
+    description: Valid sha256 of the list of each tree, by its path below O(root), C(stacks/ID) or C(mpi/KEY).
     type: dict
     default: {}
   root:
-    description: Below which stacks live.
+    description: Folder that contains the stacks.
     type: path
     default: /opt/farandole
 attributes:
   check_mode:
-    description: Changes nothing, in check mode or out of it.
+    description: Never changes anything.
     support: full
 author: Farandole
 """
 
 EXAMPLES = """
-- name: Hold the stack against what was built
+- name: Compare the stack with what was built
   stack_proof:
     known: {stacks/0123456789ab: [3b1f...]}
 """
 
 RETURN = """
 stack:
-  description: The id of the current stack, empty without one.
+  description: Id of the current stack; empty if there is none.
   type: str
   returned: always
 proven:
-  description: Whether it is what was built; null where nothing tells, as it was made before there were lists.
+  description: Whether it is what was built; null if that cannot be verified, because it was built without lists.
   type: bool
   returned: always
 wrong:
-  description: The first things that differ, in a line.
+  description: The first differences, in one line.
   type: str
   returned: always
 """
@@ -49,11 +49,11 @@ wrong:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import proof, short
+from ansible.module_utils.contents import short, verify
 
 
 def main() -> None:
-    """The stack, then its OpenMPI."""
+    """Verify the stack and its OpenMPI."""
     module = AnsibleModule(
         argument_spec={
             "known": {"type": "dict", "default": {}},
@@ -64,10 +64,10 @@ def main() -> None:
     root, known = Path(module.params["root"]).resolve(), module.params["known"]
     stack = (root / "current").resolve()
     if stack.parent != root / "stacks" or not (stack / "manifest.json").exists():
-        module.exit_json(changed=False, stack="", proven=False, wrong="no stack is current there")
+        module.exit_json(changed=False, stack="", proven=False, wrong="the node has no current stack")
     trees = {tree.name: (tree, f"{tree.parent.name}/{tree.name}") for tree in (stack, (stack / "mpi").resolve())}
-    found = {where: proof(tree, known.get(where, ())) for tree, where in trees.values()}
-    wrong = "; ".join(f"in {where}, {short(words)}" for where, words in found.items() if words)
+    found = {where: verify(tree, known.get(where, ())) for tree, where in trees.values()}
+    wrong = "; ".join(f"in {where}, {short(problems)}" for where, problems in found.items() if problems)
     proven = False if wrong else None if None in found.values() else True
     module.exit_json(changed=False, stack=stack.name, proven=proven, wrong=wrong)
 

@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 def collect(lock: Lock, cache: Path, say: Say) -> bool:
     """Fetch all wheels and Horovod's source into the cache; return whether anything was missing."""
     wheels = collect_wheels(lock, cache, say)
-    _, source = sources.bring([sources.horovod_source(lock)], cache / "sources", say)
+    _, source = sources.provide([sources.horovod_source(lock)], cache / "sources", say)
     return wheels or source
 
 
@@ -36,7 +36,7 @@ def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
     if wheels:
         with no_space(cache):
             say(f"collecting {len(wheels)} of {len(lock['wheels'])} wheels into {cache / 'wheels'}")
-            bring_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
+            download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
     return bool(wheels)
 
 
@@ -53,7 +53,8 @@ def _have(path: Path, wanted: str, say: Say) -> bool:
 # Wheels
 
 
-def bring_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path, say: Say) -> None:
+def download_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Path, say: Say) -> None:
+    """Download wheels with pip to a folder, and check the sha256 of each."""
     with draft_folder(folder) as drafts:
         wanted = drafts / "requirements.txt"
         # === compares versions literally, so that 2.13.0 does not match 2.13.0+cpu.

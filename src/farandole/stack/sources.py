@@ -45,7 +45,7 @@ def horovod_source(lock: Mapping[str, Any]) -> Source:
     return {"index": "horovod", "file": lock["horovod"]["file"], "sha256": lock["horovod"]["sha256"]}
 
 
-def bring(
+def provide(
     sources: Sequence[Source], folder: Path, say: Say, *, apt: Fetch | None = None, variable: str = ""
 ) -> tuple[Path, bool]:
     """Return the file in the cache, and whether it had to be fetched.
