@@ -209,7 +209,7 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
         ("node-1", {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}}, "set nccl_repository"),
         ("node-1", {"nccl_version": "2.21.5"}, "give the exact version of the debs"),
         ("node-1", {"nccl_source": "somewhere"}, "must be one of: repository, files, distribution"),
-        ("node-2", {"nccl_files": []}, "nccl_files is empty: name the debs there"),
+        ("node-2", {"nccl_files": []}, "nccl_files is empty: list the debs there"),
     ],
     ids=["an old driver", "no fingerprint", "an incomplete version", "an unknown source", "no files"],
 )

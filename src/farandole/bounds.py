@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LOOK_S = 0.05
+INTERVAL_S = 0.05
 MIB = 1 << 20
 
 
@@ -18,12 +18,12 @@ MIB = 1 << 20
 def bounded(seconds: float, mib: int) -> Iterator[list[str]]:
     """Kill this process's children when a limit is exceeded; the yielded list says which one."""
     exceeded: list[str] = []
-    over = threading.Event()
+    ended = threading.Event()
     until, most = time.monotonic() + seconds, resident() + mib * MIB
 
     def watch() -> None:
         # Repeatedly, because the caller may start a killed program again.
-        while not over.wait(LOOK_S):
+        while not ended.wait(INTERVAL_S):
             if not exceeded and time.monotonic() > until:
                 exceeded.append(f"no complete answer in {seconds:.0f} s")
             elif not exceeded and resident() > most:
@@ -36,12 +36,12 @@ def bounded(seconds: float, mib: int) -> Iterator[list[str]]:
     try:
         yield exceeded
     finally:
-        over.set()
+        ended.set()
         watcher.join()
 
 
 def resident() -> int:
-    """This process's resident memory in bytes; 0 if the system does not tell."""
+    """This process's resident memory in bytes; 0 if it is unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

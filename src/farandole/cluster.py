@@ -1,4 +1,4 @@
-"""Names and addresses of the nodes, as the inventory has them."""
+"""Names and addresses of the nodes, from the inventory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def node_address(variables: Mapping[str, Any]) -> str:
 
 
 def node_addresses(names: list[str], hostvars: HostVars) -> dict[str, str]:
-    """The addresses of these nodes by name."""
+    """The addresses of nodes, by name."""
     return {name: node_address(hostvars[name]) for name in names}
 
 
 def host_table(names: list[str], hostvars: HostVars) -> str:
-    """The cluster's lines of /etc/hosts."""
+    """The cluster's lines in /etc/hosts."""
     return "\n".join(f"{address} {name}" for name, address in node_addresses(names, hostvars).items())
 
 
 def node_names(name: str, hostvars: HostVars) -> list[str]:
-    """Every name and address by which a node may be called, for its host certificate."""
+    """Every name and address of a node, for its host certificate."""
     return list(dict.fromkeys([name, *_called(hostvars[name]), "localhost"]))
 
 
 def node_sources(name: str, hostvars: HostVars) -> list[str]:
-    """The addresses from which a node's own job user comes, for its user certificate."""
+    """The addresses from which a node's job user connects, for its user certificate."""
     return list(dict.fromkeys([*filter(_is_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
 
 
@@ -40,11 +40,11 @@ def _called(variables: Mapping[str, Any]) -> list[str]:
 
 
 def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
-    """What the certificate authority has to know about each node."""
+    """What the certificate authority needs to know about each node."""
     return [
         {
             "name": name,
-            # What a node says, or does not say, is judged where it is signed.
+            # The certificate authority validates what the nodes answered.
             "host_key": hostvars[name]["_ssh_trust_identity"].get("host_key"),
             "job_key": hostvars[name]["_ssh_trust_identity"].get("job_key"),
             "names": node_names(name, hostvars),

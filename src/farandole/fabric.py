@@ -40,7 +40,7 @@ def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -
 
 
 def choice(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
-    """What was chosen, and the refusal for a person where something stands against it."""
+    """The choice as a dictionary, and the message of the refusal if there are findings."""
     chosen = choose(addresses, hostvars, wanted)
     return {**asdict(chosen), "refusal": report(chosen.findings) if chosen.findings else ""}
 
@@ -78,11 +78,11 @@ def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[
     """The smallest of the nodes' own networks that contains every node's address."""
     # OpenMPI's network settings and Horovod's launcher are limited to IPv4.
     cure = "set cluster_ip to the IPv4 address at which other nodes reach it"
-    strange = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
-    if strange:
+    unusable = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
+    if unusable:
         return None, [
             Finding(name, "address-not-ipv4", f"its address is {own}, and jobs need IPv4", cure)
-            for name, own in strange.items()
+            for name, own in unusable.items()
         ]
     homes = {name: _home(addresses[name], links) for name, links in probed.items()}
     if lost := [name for name, home in homes.items() if home is None]:
@@ -95,10 +95,10 @@ def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[
     networks = {home for home in homes.values() if home}
     if fitting := [network for network in networks if all(place in network for place in places)]:
         return max(fitting, key=lambda network: network.prefixlen), []
-    return None, [_apart(addresses, homes)]
+    return None, [_not_shared(addresses, homes)]
 
 
-def _apart(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]) -> Finding:
+def _not_shared(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]) -> Finding:
     members: dict[str, list[str]] = {}
     for name, address in addresses.items():
         # A node that was not probed is in another node's network, or in an unknown one.

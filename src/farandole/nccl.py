@@ -47,12 +47,12 @@ def nccl_misfit(version: str, driver: str, cuda: str) -> str:
     if driver and numbers(driver) < numbers(floor):
         return (
             f"NCCL {version} is built with CUDA {built}, which needs the NVIDIA driver {floor} or newer, and the node "
-            f"has {driver}: upgrade the driver, or set nccl_version to one that is built with an older CUDA"
+            f"has {driver}: upgrade the driver, or set nccl_version to one that was built with an older CUDA"
         )
     if cuda and numbers(cuda)[:1] != [int(major)]:
         return (
             f"NCCL {version} is built with CUDA {built}, and the node has the CUDA toolkit {cuda}: set nccl_version to "
-            f"one that is built with that, or install CUDA {major}"
+            f"one that was built with that version, or install CUDA {major}"
         )
     return ""
 
@@ -63,5 +63,5 @@ def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:
 
 
 def _size(path: Path) -> int:
-    # The task that sends a missing file says so.
+    # The task that sends the file reports that it is missing.
     return path.stat().st_size if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Run one of the playbooks as a user would."""
+"""Run a playbook as a user would."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import typer
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "ansible.cfg"
-# How long an interrupted playbook may take to end by itself.
-PATIENCE = 10
+# Seconds that an interrupted playbook has to end by itself.
+GRACE_S = 10
 PR_SET_CHILD_SUBREAPER = 36
 
-# The same options as those of ansible-playbook, under the same names.
+# The options have the same names as in ansible-playbook.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
@@ -29,7 +29,7 @@ AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="As
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to the nodes, as far as the inventory does not say so."""
+    """How to log in to the nodes, where the inventory does not define it."""
 
     user: str = ""
     private_key: Path | None = None
@@ -47,26 +47,26 @@ class Login:
 
 
 def play(playbook: str, inventory: Path, login: Login, *arguments: str) -> int:
-    """Its exit status; it writes to the terminal itself. An interrupt leaves no process of it behind."""
+    """Run a playbook on this terminal and return its exit status; an interrupt ends all its processes."""
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", str(inventory.absolute()), playbook, *login.arguments(), *arguments]
     environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
-    # Its workers have sessions of their own, and an interrupt can leave them behind: they then become ours.
+    # Its workers have their own sessions, so an interrupt can leave them behind; they then become our children.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
             return process.wait()
         except BaseException:
-            # Ctrl-C in a terminal has reached it too; a second one does no harm.
+            # Ctrl-C in a terminal has reached it already; a second one does no harm.
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
+                process.wait(GRACE_S)
             end_children()
             raise
 
 
 def end_children() -> None:
-    """Kill all processes that this one has started, and what they leave behind."""
+    """Kill all children of this process, including those that it inherits from them."""
     while children := [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]:
         for pid in children:
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A folder of scripts, in the shape that write_files takes."""
+"""List a folder of scripts in the form that write_files takes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ PROGRAMS = (".py", ".sh")
 
 
 def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
-    """Every file below a folder of the control machine, but for what editors and Python leave there."""
+    """Every file below a folder of the control machine, except what editors and Python leave there."""
     root = Path(source)
     inside = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    ours = (path for path in inside if not any(part.startswith((".", "__pycache__")) for part in path.parts))
+    listed = (path for path in inside if not any(part.startswith((".", "__pycache__")) for part in path.parts))
     return [
         {
             "path": f"{target}/{path}",
@@ -19,5 +19,5 @@ def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
             "mode": "0755" if path.suffix in PROGRAMS else "0644",
             "group": group,
         }
-        for path in ours
+        for path in listed
     ]

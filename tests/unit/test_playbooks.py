@@ -22,7 +22,7 @@ def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedP
 def test_a_run_without_ansible_cfg_is_refused_with_the_folder_to_go_to(playbook: str, tmp_path: Path) -> None:
     done = play(playbook, tmp_path)
     assert done.returncode != 0
-    assert f"nothing was changed, as ansible.cfg is not in use: run it again after  cd {ROOT}\n" in done.stderr
+    assert f"nothing was changed, because ansible.cfg is not in use: run it again after  cd {ROOT}\n" in done.stderr
 
 
 def test_a_run_from_any_folder_may_name_ansible_cfg(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[F
         return [
             (
                 "value-wrong",
-                f"{variable} is a string and has to be a list",
+                f"{variable} is a string but must be a list",
                 f"write it as a list, on the command line as -e {shlex.quote(example)}",
             )
         ]
@@ -288,7 +288,7 @@ def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[F
     cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
     # The validator would search any other value for the names of suboptions.
     if option.get("type") == "dict" and not isinstance(value, Mapping):
-        return [("value-wrong", f"{variable} is {value!r} and has to be a mapping of names to values", cure)]
+        return [("value-wrong", f"{variable} is {value!r} but must be a mapping of names to values", cure)]
     judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
     return [("value-wrong", f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
 

@@ -160,7 +160,7 @@ def summary(probes: Mapping[str, Probe]) -> str:
 
 
 def record(findings: Sequence[Finding], probes: Mapping[str, Probe], network: Mapping[str, Any]) -> str:
-    """What preflight.json says: facts, the network of jobs, findings."""
+    """The content of preflight.json: facts, the network for jobs, and findings."""
     known = [asdict(finding) for finding in findings]
     content = {"schema": SCHEMA, "findings": known, "fabric": network, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"

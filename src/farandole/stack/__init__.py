@@ -1,1 +1,1 @@
-"""Which versions go together: the catalogue, the solver, the lock and the collecting of what it names."""
+"""Choose versions that work together: the catalogue, the solver, the lock, and fetching what the lock names."""

@@ -24,7 +24,7 @@ from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
-WISHES = ("stack_frameworks", "stack_pins", "stack_accelerator", "openmpi_configure")
+REQUEST = ("stack_frameworks", "stack_pins", "stack_accelerator", "openmpi_configure")
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -68,9 +68,9 @@ def lock(
         _explain(new, inventory)
     if collect:
         # Slow to import, and most runs do not need it.
-        from farandole.stack.collect import collect as bring
+        from farandole.stack.collect import collect as fetch
 
-        bring(new, default_root(), lambda line: progress.print(line, markup=False))
+        fetch(new, default_root(), lambda line: progress.print(line, markup=False))
     if not explain:
         locks.write(path, new)
         _report(path, old, new, inventory)
@@ -78,7 +78,7 @@ def lock(
 
 
 def former(path: Path) -> dict[str, Any] | None:
-    """The present lock, if it is a valid one, which a new one is about to replace."""
+    """The existing lock, which a new one is about to replace; None if there is no valid one."""
     try:
         return locks.read(path)
     except (FileNotFoundError, FarandoleError):
@@ -86,7 +86,7 @@ def former(path: Path) -> dict[str, Any] | None:
 
 
 def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
-    """What site.yml, which knows only the inventory, will object to in this lock."""
+    """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
     pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
     wanted = request(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
     if against := locks.differences(new, found, wanted, configure):
@@ -97,7 +97,9 @@ def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> 
 def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:
     lines = locks.changes(old, new)
     if old and (lost := sorted({*old["wanted"]["pins"]} - {*new["wanted"]["pins"]})):
-        lines.append(f"the old lock was made with {', '.join(lost)}, this one is not: add it to stack_pins to keep it")
+        lines.append(
+            f"the old lock was made with {', '.join(lost)}, this one is not: add that to stack_pins to keep it"
+        )
     if old and old["id"] == new["id"]:
         console.print(f"{path}: stack {new['id']}, unchanged")
         return
@@ -135,7 +137,7 @@ def _list(variables: Mapping[str, Any], name: str) -> list[str]:
     value = variables[name]
     if not isinstance(value, list) or any("{{" in str(one) for one in value):
         raise FarandoleError(
-            f"{name} has to be a plain list here, but is {value!r}; only site.yml can evaluate a template"
+            f"{name} must be a plain list here, but is {value!r}; only site.yml can evaluate a template"
         )
     return [str(one) for one in value]
 
@@ -144,7 +146,7 @@ def defaults() -> dict[str, Any]:
     """The roles' defaults for what the inventory leaves unset."""
     files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
     known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
-    return {name: known[name] for name in WISHES}
+    return {name: known[name] for name in REQUEST}
 
 
 def inventory_variables(inventory: Path) -> dict[str, Any]:
@@ -215,8 +217,8 @@ def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
         known: dict[str, Any] = json.loads(file.read_text())["hosts"]
     except (FileNotFoundError, ValueError, KeyError):
         return None
-    whole = set(known) == set(hosts) and all(fact in probe for probe in known.values() for fact in FACTS)
-    return {host: known[host] for host in hosts} if whole else None
+    complete = set(known) == set(hosts) and all(fact in probe for probe in known.values() for fact in FACTS)
+    return {host: known[host] for host in hosts} if complete else None
 
 
 def _preflight(inventory: Path, login: Login) -> None:

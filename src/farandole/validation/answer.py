@@ -1,4 +1,4 @@
-"""The form of what a node may answer about a job, its connections and its stack."""
+"""Validate what nodes report about jobs, connections and stacks."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def explain(result: Result) -> Explanation:
     hangs, the first worker that failed, a cascade in the log.
     """
     nodes = result["job"]["nodes"]
-    for one in complaints(result):
+    for one in reported_faults(result):
         if (cause := causes().get(one["code"])) and cause.seen == "probe":
             return _explanation(cause, nodes, seen=one["seen"])
     return (
@@ -134,7 +134,7 @@ def _first_failure(result: Result) -> Explanation | None:
     return _explanation(causes()["worker-failed"], nodes, rank=str(failed), host=host, seen=last_lines[failed])
 
 
-def complaints(result: Result) -> list[Mapping[str, str]]:
+def reported_faults(result: Result) -> list[Mapping[str, str]]:
     """What the ranks of a job found wrong themselves."""
     return [one for rank in result["ranks"] for one in rank.get("wrong", ())]
 
@@ -150,7 +150,7 @@ def _fault(result: Result) -> tuple[str, str]:
     ranks, wanted = result["ranks"], len(job["nodes"])
     if result["code"] is None:
         return "job-hangs", f"was killed after {job['seconds']} s"
-    if wrong := complaints(result):
+    if wrong := reported_faults(result):
         return "job-failed", "; ".join(dict.fromkeys(one["seen"] for one in wrong))
     if result["code"]:
         return "job-failed", f"ended with status {result['code']}"
@@ -272,11 +272,11 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
     for name in sorted({name.split(".")[1] for name in results if name.startswith("parity.")}):
         if pair := _pair(results, f"parity.{name}.one", f"parity.{name}.all"):
             one, other = (float(result["loss"]) for result in pair)
-            apart = abs(one - other) / max(abs(one), 1e-9)
+            difference = abs(one - other) / max(abs(one), 1e-9)
             words = f"{name}: loss with 1 worker {one:.4f}, with {len(pair[1]['ranks'])} {other:.4f}, difference"
             nodes = list(pair[1]["job"]["nodes"])
-            check = Check(f"parity.{name}", GREEN, words, round(apart, 6), bars.parity, nodes)
-            if apart > bars.parity:
+            check = Check(f"parity.{name}", GREEN, words, round(difference, 6), bars.parity, nodes)
+            if difference > bars.parity:
                 check.status = RED
                 check.code, check.cause, check.cure = _explanation(causes()["parity-missed"], nodes)
             yield check

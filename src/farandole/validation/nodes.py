@@ -77,7 +77,7 @@ def trust_checks(trust: Mapping[str, Answer], hosts: Collection[str]) -> list[Ch
 def _trust_check(name: str, answer: Answer, hosts: Collection[str]) -> Check:
     check = Check(f"trust.{name}", RED, f"from {name}", hosts=[name])
     output = lines(answer.get("stderr") or answer.get("msg"))
-    last = output[-1] if output else "it gives no reason"
+    last = output[-1] if output else "it gave no reason"
     if answer.get("unreachable"):
         return _explained(check, "node-unreachable", last, name)
     if "rc" not in answer or not answer.get("stdout"):
