@@ -86,8 +86,10 @@ WAYS = {
 @pytest.mark.usefixtures("stack")
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_stack_is_found_however_a_job_is_started(head, network, way):
-    told = dict(line.split("=", 1) for line in head.check_output("cd / && " + way.format("horovodrun")).splitlines())
-    assert told["PATH"].startswith(f"{STACK}/venv/bin:{STACK}/mpi/bin:")
+    settings = dict(
+        line.split("=", 1) for line in head.check_output("cd / && " + way.format("horovodrun")).splitlines()
+    )
+    assert settings["PATH"].startswith(f"{STACK}/venv/bin:{STACK}/mpi/bin:")
     wanted = {
         "HOROVOD_NETWORK": network,
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -96,7 +98,7 @@ def test_the_stack_is_found_however_a_job_is_started(head, network, way):
         "TF_USE_LEGACY_KERAS": "1",
         "MALLOC_MMAP_THRESHOLD_": "33554432",
     }
-    assert {name: told.get(name) for name in wanted} == wanted
+    assert {name: settings.get(name) for name in wanted} == wanted
 
 
 OTHERS = """
@@ -143,8 +145,8 @@ def test_the_commands_take_precedence_over_the_job_users_shell_files(head, way):
 @pytest.mark.usefixtures("stack")
 def test_a_jobs_own_settings_take_precedence(head):
     own = ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=7", "HOROVOD_NETWORK=", "NCCL_SOCKET_IFNAME=ib0"]
-    told = as_job(head, "env", *own, "horovodrun").stdout.splitlines()
-    assert [one for one in own if one not in told] == []
+    settings = as_job(head, "env", *own, "horovodrun").stdout.splitlines()
+    assert [one for one in own if one not in settings] == []
 
 
 def test_no_other_users_path_is_changed(host):
@@ -164,13 +166,13 @@ def test_a_job_uses_the_network_and_not_the_decoy(head, network):
 
 @pytest.mark.usefixtures("stack")
 def test_the_launcher_listens_only_on_the_network(head, addresses):
-    def told(*settings):
+    def output(*settings):
         done = as_job(head, "mpirun", *settings, "--mca", "plm_base_verbose", "5", "-H", "node-2:1", "hostname")
         return done.stderr + done.stdout
 
-    assert f"tcp://{addresses['node-1']}:" in told()
-    assert DECOY not in told()
-    assert DECOY in told("--mca", "oob_tcp_if_include", "eth0,docker0")
+    assert f"tcp://{addresses['node-1']}:" in output()
+    assert DECOY not in output()
+    assert DECOY in output("--mca", "oob_tcp_if_include", "eth0,docker0")
 
 
 # Jobs of three ssh sessions, identified by how long they sleep. The last launcher is not bound to its session.
@@ -221,10 +223,10 @@ def test_only_jobs_bound_to_an_ended_ssh_session_end(nodes, head):
 def play(inventory_path, tmp_path):
     """Run the role on an inventory with a mistake in it."""
 
-    def run(spoil):
+    def run(change):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
-        spoil(inventory["cluster"])
-        folder = tmp_path / "molecule-spoilt-fabric"
+        change(inventory["cluster"])
+        folder = tmp_path / "molecule-broken-fabric"
         folder.mkdir()
         (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         done = subprocess.run(
@@ -235,7 +237,7 @@ def play(inventory_path, tmp_path):
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     yield run
-    shutil.rmtree(ROOT / ".farandole" / "molecule-spoilt-fabric", ignore_errors=True)
+    shutil.rmtree(ROOT / ".farandole" / "molecule-broken-fabric", ignore_errors=True)
 
 
 def test_nodes_without_a_common_network_are_refused_before_anything_changes(play, nodes):

@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 def site(inventory_path, tmp_path):
     """Run site.yml on an inventory with a mistake in it."""
 
-    def run(spoil=None):
+    def run(change=None):
         inventory = yaml.safe_load((inventory_path / "hosts.yml").read_text())
-        if spoil:
-            spoil(inventory)
-        folder = tmp_path / "molecule-spoilt"
+        if change:
+            change(inventory)
+        folder = tmp_path / "molecule-broken"
         folder.mkdir(exist_ok=True)
         (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         return subprocess.run(
@@ -30,7 +30,7 @@ def site(inventory_path, tmp_path):
         )  # fmt: skip
 
     yield run
-    shutil.rmtree(ROOT / ".farandole" / "molecule-spoilt", ignore_errors=True)
+    shutil.rmtree(ROOT / ".farandole" / "molecule-broken", ignore_errors=True)
 
 
 def node(inventory, name):
@@ -86,9 +86,9 @@ FINDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "cause", "cure"), FINDINGS, ids=[spoil.__name__ for spoil, _, _ in FINDINGS])
-def test_bad_input_is_reported_and_changes_nothing(site, nodes, spoil, cause, cure):
-    done = site(spoil)
+@pytest.mark.parametrize(("change", "cause", "cure"), FINDINGS, ids=[change.__name__ for change, _, _ in FINDINGS])
+def test_bad_input_is_reported_and_changes_nothing(site, nodes, change, cause, cure):
+    done = site(change)
     said = done.stdout + done.stderr
     assert done.returncode != 0, said
     assert "nothing was changed" in said
