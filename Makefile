@@ -37,7 +37,7 @@ demo: setup ## set up and validate two real hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts (40 minutes) (40 minutes)
+test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts (about an hour)
 	farandole lab setup
 	python tests/run.py
 

@@ -217,8 +217,8 @@ def test_a_copied_file_is_recorded_once_it_is_complete(tmp_path: Path) -> None:
     asked = {"path": str(made), "sha256": sha256(made), "to": str(target), "about": {"unpacked": 7}}
     assert run_action("keep_file", asked, tmp_path, check_mode=True)["changed"]
     wrong = run_action("keep_file", {**asked, "sha256": "0" * 64}, tmp_path)
-    assert f"from {made} of localhost is not the file that is wanted: its sha256 is {asked['sha256']}" in wrong["msg"]
-    assert f"wanted is {'0' * 64}. Nothing was kept of it: check that source and run again" in wrong["msg"]
+    assert f"from {made} of localhost is not the expected file: its sha256 is {asked['sha256']}" in wrong["msg"]
+    assert f"expected {'0' * 64}. It was not kept: check that source and run again" in wrong["msg"]
     assert list(target.parent.iterdir()) == []
     answer = run_action("keep_file", asked, tmp_path)
     built = recall_whole(target)

@@ -73,7 +73,7 @@ def test_a_download_is_kept_only_if_its_sha256_matches(tmp_path: Path) -> None:
     target = file(tmp_path / "cache/a.tar", "older")
     with served(tmp_path / "site") as url:
         place = {"url": f"{url}/a.tar", "file": "a.tar", "sha256": WRONG}
-        with pytest.raises(FarandoleError, match=f"{url}/a.tar is not the file that is wanted: its sha256 is"):
+        with pytest.raises(FarandoleError, match=f"{url}/a.tar is not the expected file: its sha256 is"):
             bring(target.parent, place)
         assert [(path.name, path.read_text()) for path in target.parent.iterdir()] == [("a.tar", "older")]
         assert bring(target.parent, {**place, "sha256": sha256(there)}) == target
@@ -102,7 +102,7 @@ def test_a_source_package_needs_a_builder(tmp_path: Path) -> None:
         draft.write_text("source")
         return "the builder"
 
-    with pytest.raises(FarandoleError, match=r"a\.tar from the builder is not the file that is wanted"):
+    with pytest.raises(FarandoleError, match=r"a\.tar from the builder is not the expected file"):
         sources.provide([place], tmp_path, print, apt=from_builder)
     good = {**place, "sha256": sha256(file(tmp_path / "elsewhere/a.tar"))}
     assert sources.provide([good], tmp_path / "cache", print, apt=from_builder) == (tmp_path / "cache/a.tar", True)

@@ -150,8 +150,8 @@ def keep(draft: Path, target: Path, wanted: str, source: str) -> None:
     """Move a downloaded file into place if its sha256 is right."""
     if (got := sha256(draft)) != wanted:
         raise FarandoleError(
-            f"{target.name} from {source} is not the file that is wanted: its sha256 is {got}, wanted is {wanted}. "
-            "Nothing was kept of it: check that source and run again"
+            f"{target.name} from {source} is not the expected file: its sha256 is {got}, expected {wanted}. "
+            "It was not kept: check that source and run again"
         )
     draft.chmod(0o644)
     draft.replace(target)
