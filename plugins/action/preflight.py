@@ -13,6 +13,7 @@ from ansible.plugins.loader import become_loader, connection_loader
 from farandole import cluster, fabric
 from farandole.action import Action
 from farandole.errors import FarandoleError
+from farandole.files import write_private
 from farandole.findings import Finding, count, report
 from farandole.preflight.inventory import (
     Node,
@@ -23,7 +24,7 @@ from farandole.preflight.inventory import (
     unreadable,
 )
 from farandole.preflight.nodes import judge_hosts, probes_of, record, summary
-from farandole.state import claim, write_private
+from farandole.state import claim
 
 DOCUMENTATION = r"""
 module: preflight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import ssh
 
 from farandole import trust
 from farandole.errors import FarandoleError
+from farandole.files import write_private
 from farandole.trust import Signed
 
 DAY = 86400
@@ -54,20 +54,21 @@ def public_text(key: Ed25519PublicKey) -> str:
 
 def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
     """Load the private key of a CA, or say why it cannot be opened."""
+    secret = b""
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), passphrase.encode() or None)
+        if not is_unencrypted(path):
+            secret = passphrase.encode()
+            if not secret:
+                raise FarandoleError(
+                    f"the CA key {path} has a passphrase: set ssh_trust_ca_passphrase from Ansible Vault"
+                )
+        key = serialization.load_ssh_private_key(path.read_bytes(), secret or None)
     except ValueError as error:
-        protected = "passphrase" in str(error).lower() or "password" in str(error).lower()
-        known = "ssh_trust_ca_passphrase is not its passphrase" if passphrase or protected else str(error)
+        why, cure = str(error), "restore it from your backup"
+        if secret:
+            why, cure = "ssh_trust_ca_passphrase is not its passphrase", "set ssh_trust_ca_passphrase"
         raise FarandoleError(
-            f"the CA key {path} cannot be opened: {known}; set ssh_trust_ca_passphrase, "
-            "or make a new CA with -e ssh_trust_rotate=true"
-        ) from error
-    except TypeError as error:  # What cryptography raises for a passphrase that is missing or not needed.
-        if passphrase:
-            return load_ca(path, "")
-        raise FarandoleError(
-            f"the CA key {path} has a passphrase: set ssh_trust_ca_passphrase from Ansible Vault"
+            f"the CA key {path} cannot be opened: {why}; {cure}, or make a new CA with -e ssh_trust_rotate=true"
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise FarandoleError(f"the CA key {path} is not an ed25519 key: move it away and run again")
@@ -89,33 +90,7 @@ def save_ca(path: Path, key: Ed25519PrivateKey, passphrase: str) -> None:
         serialization.BestAvailableEncryption(passphrase.encode()) if passphrase else serialization.NoEncryption()
     )
     text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, encryption)
-    write_private(path, text)
-
-
-def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file of mode 0600 in a directory of mode 0700 atomically, so that it survives a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    draft = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    draft.replace(path)
-    if durable:
-        # The folder itself may be new.
-        for folder in (path.parent, path.parent.parent):
-            sync_folder(folder)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush what was created or renamed in a folder to disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_private(path, text, durable=True)
 
 
 def parse(text: str) -> ssh.SSHCertificate | None:
@@ -205,7 +180,7 @@ class Authority:
     def _write(self, name: str, text: str) -> None:
         self.changed = True
         if not self.check_mode:
-            write_private(self.folder / name, text.encode())
+            write_private(self.folder / name, text, durable=True)
 
     def _read_ledger(self) -> list[Signed]:
         """The CA of an older version has no ledger; only its latest certificates are known."""
@@ -281,7 +256,7 @@ class Authority:
         revoked = [f"@revoked * {trust.key_of(line)}\n" for line in self.revoked]
         text = "".join([f"@cert-authority * {host_ca}\n", *revoked])
         if not self.check_mode and not (path.exists() and path.read_text() == text):
-            write_private(path, text.encode())
+            write_private(path, text, durable=True)
 
     def issued(self, name: str, kind: str) -> Path:
         """The path of a node's certificate."""
@@ -302,7 +277,7 @@ class Authority:
             self.changed = True
             text = sign(request, ca, now) + "\n"
             if not self.check_mode:
-                write_private(path, text.encode(), durable=False)
+                write_private(path, text)
         return text
 
     def revoke(self, gone: list[Signed]) -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from farandole.errors import FarandoleError
+from farandole.files import sync_folder
 
 OWNER = "inventory"
 
@@ -63,16 +64,4 @@ def _sign(state: Path, mine: Path) -> None:
             os.link(draft, state / OWNER)
     finally:
         Path(draft).unlink()
-    folder = os.open(state, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
-def write_private(path: Path, content: str) -> None:
-    """Replace a file as a whole; it and its folder are its owner's alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        file.write(content)
-    Path(draft).replace(path)
+    sync_folder(state)

@@ -124,7 +124,7 @@ def test_only_complete_stacks_are_listed(tmp_path: Path) -> None:
     assert there.packed() == []
     first, second, gone = (pack_stack(there, stack) for stack in ("bbbb00000000", "aaaa00000000", "cccc00000000"))
     gone.path.unlink()
-    (there.stacks / ".dddd.tar.zst.json.part").write_text("{")
+    (there.stacks / ".dddd.tar.zst.json.0a1b2c3d").write_text("{")
     assert there.packed() == [second, first]
 
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from farandole import probe as answers
+from farandole.files import write_private
 from farandole.findings import Finding, report
 from farandole.preflight import inventory, nodes, unreachable
-from farandole.state import write_private
 
 from .loading import ROOT, load
 

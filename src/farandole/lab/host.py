@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from farandole import files
 from farandole.errors import FarandoleError
 from farandole.lab import firewall
 from farandole.lab.shell import run
@@ -303,9 +304,7 @@ def _load() -> Record | None:
 
 def _save(record: Record) -> None:
     RUN.mkdir(exist_ok=True)
-    draft = _RECORD.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(record), indent=2))
-    draft.replace(_RECORD)
+    files.write(_RECORD, json.dumps(asdict(record), indent=2))
 
 
 def _sysctl_file(name: str) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farandole import files
 from farandole.errors import FarandoleError
 
 Lock = dict[str, Any]
@@ -74,9 +75,7 @@ def record_path(path: Path) -> Path:
 
 def record(built: Built) -> None:
     """Write the record of a new file; without it the file is ignored."""
-    draft = built.path.with_name(f".{built.path.name}.json.part")
-    draft.write_text(json.dumps({**built.about, "sha256": built.sha256}, indent=1))
-    draft.replace(record_path(built.path))
+    files.write(record_path(built.path), json.dumps({**built.about, "sha256": built.sha256}, indent=1))
 
 
 def recall(path: Path) -> Built | None:

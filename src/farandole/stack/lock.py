@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import yaml
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from farandole import files
 from farandole.errors import FarandoleError
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load
@@ -144,16 +144,8 @@ def text(lock: Lock) -> str:
 
 
 def write(path: Path, lock: Lock) -> None:
-    """Write the lock file atomically."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text(lock))
-        Path(draft).chmod(0o644)
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    """Write the lock file."""
+    files.write(path, text(lock))
 
 
 def _dump(key: str, value: Any) -> str:
