@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from pip._internal.models.index import PyPI
-
 TIMEOUT_S = 60
+# pip's default, which its settings do not list.
+PYPI = "https://pypi.org/simple"
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
 PIP = (sys.executable, "-P", "-m", "pip")
 
@@ -85,8 +85,7 @@ def indexes() -> list[str]:
     """The indexes that pip uses on this machine."""
     settings = _pip_settings()
     found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
-    # The default is not listed in pip's settings, only in its code.
-    return found if "index-url" in settings else [*found, PyPI.simple_url]
+    return found if "index-url" in settings else [*found, PYPI]
 
 
 def _pip_settings() -> dict[str, str]:
