@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -13,7 +12,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ import yaml
 
 from farandole import fetching
 from farandole.errors import FarandoleError
-from farandole.stack.cache import digest, draft_folder, no_space, sha256
+from farandole.files import write
+from farandole.stack.cache import digest, draft_folder, keep, no_space, sha256
 from farandole.stack.collect import download_wheels
+from farandole.stack.sources import UNREACHED, cached
 from farandole.stack.web import certificates
 from farandole.words import without_passwords
 
@@ -34,10 +35,8 @@ Digit = tuple[Image, int]
 FILE = Path(__file__).with_name("dataset.yml")
 # Time for a site to start sending; a site that does not answer must not hold up a run.
 ANSWER_S = 10
-# Time for the file after that.
-FILE_S = 300
-# More than four times the size of MNIST's largest file.
-LARGEST = 64 << 20
+# More than MNIST's largest file has.
+LARGEST = 12 << 20
 # Increase it when the same source is turned into different files.
 RECIPE = 1
 OLD, NEW, INK = 8, 28, 16
@@ -156,30 +155,23 @@ def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
 def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, say: Say) -> str:
     for name in _missing(facts["mnist"]["files"], folder):
         try:
-            content = _read(f"{site}{name}", trust)
-            _check(content, name, facts["mnist"]["files"][name])
-        except (OSError, HTTPException, FarandoleError) as error:
+            with draft_folder(folder) as drafts:
+                fetching.download(partial(_open, f"{site}{name}", trust), drafts / name, LARGEST)
+                keep(drafts / name, folder / name, facts["mnist"]["files"][name], site)
+        except (*UNREACHED, FarandoleError) as error:
             return without_passwords(str(getattr(error, "reason", error)))
-        _write(folder / name, content)
         say(f"{name} from {site}")
     return ""
 
 
-def _check(content: bytes, name: str, wanted: str) -> None:
-    if (got := hashlib.sha256(content).hexdigest()) != wanted:
-        raise FarandoleError(f"{name} has sha256 {got}, expected {wanted}")
-
-
-def _read(url: str, trust: ssl.SSLContext) -> bytes:
-    """Download with limits of our own, because no timeout covers name resolution or a server that trickles."""
+def _open(url: str, trust: ssl.SSLContext) -> Any:
+    """Open a URL within a time limit, because no timeout of urllib covers name resolution."""
     timeout = 2 * ANSWER_S  # for a connection that dies halfway
-    opened = fetching.within(
+    return fetching.within(
         ANSWER_S,
         lambda: urllib.request.urlopen(url, timeout=timeout, context=trust),  # noqa: S310
         "no answer",
     )
-    with contextlib.closing(opened) as answer:
-        return fetching.within(FILE_S, lambda: fetching.read(answer, LARGEST))
 
 
 def _mnist(facts: Facts, folder: Path) -> Data:
@@ -204,16 +196,15 @@ def _digits(facts: Facts, folder: Path, say: Say) -> Data:
 def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
     """Return the CSV from the cache, or from the wheel, which pip downloads with this machine's configuration."""
     target = folder / Path(digits["member"]).name
-    if target.is_file() and sha256(target) == digits["sha256"]:
-        return target.read_bytes()
-    wheel = digits["wheel"]
-    with draft_folder(folder) as drafts:
-        say(f"collecting {wheel['file']}")
-        download_wheels([wheel], digits["python"], drafts, say)
-        content = zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"])
-    _check(content, f"{digits['member']} of {wheel['file']}", digits["sha256"])
-    _write(target, content)
-    return content
+    if not cached([{"file": target.name, "sha256": digits["sha256"]}], folder, say):
+        wheel = digits["wheel"]
+        with draft_folder(folder) as drafts:
+            say(f"collecting {wheel['file']}")
+            download_wheels([wheel], digits["python"], drafts, say)
+            draft = drafts / target.name
+            draft.write_bytes(zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"]))
+            keep(draft, target, digits["sha256"], wheel["file"])
+    return target.read_bytes()
 
 
 def _parse(csv: bytes) -> list[Digit]:
@@ -257,23 +248,16 @@ def _gzip(content: bytes) -> bytes:
 # Files
 
 
-def _pack(folder: Path, files: Mapping[str, bytes], source: str, key: str) -> Data:
+def _pack(folder: Path, made: Mapping[str, bytes], source: str, key: str) -> Data:
     """Write the files and a line that says what they are to a folder; it is valid only with the record beside it."""
-    members = {**dict(sorted(files.items())), "SOURCE": f"{source}\n".encode()}
+    members = {**dict(sorted(made.items())), "SOURCE": f"{source}\n".encode()}
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in members.items():
-        _write(folder / name, content)
+        write(folder / name, content)
     data = Data(folder, source, {name: hashlib.sha256(content).hexdigest() for name, content in members.items()})
     about = {"source": data.source, "files": data.files, "key": key}
-    _write(_record(folder), json.dumps(about, indent=1).encode())
+    write(_record(folder), json.dumps(about, indent=1))
     return data
-
-
-def _write(target: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    with draft_folder(target.parent) as drafts:
-        draft = drafts / target.name
-        draft.write_bytes(content)
-        draft.replace(target)
 
 
 # Nodes

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from farandole import dataset
+from farandole import dataset, fetching
 from farandole.dataset import Data
 from farandole.errors import FarandoleError
 from farandole.stack.cache import sha256
@@ -144,7 +144,8 @@ def test_the_second_site_is_used_when_the_first_is_down(world: World) -> None:
 def test_a_file_with_another_sha256_is_not_kept(world: World) -> None:
     (world.site / NAMES[2]).write_text("a page that wants a password")
     said = world.refused("mnist")
-    assert f"{NAMES[2]} has sha256 {sha256(world.site / NAMES[2])}" in said
+    assert f"{NAMES[2]} from {world.facts['mnist']['sites'][0]} is not the expected file" in said
+    assert f"its sha256 is {sha256(world.site / NAMES[2])}" in said
     assert f"expected {world.facts['mnist']['files'][NAMES[2]]}" in said
     assert world.files() == NAMES[:2]
 
@@ -187,12 +188,16 @@ def test_without_mnist_there_is_a_cause_and_a_cure(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "limit", "words"),
-    [(Silent, "ANSWER_S", "no answer after 0.3 seconds"), (Stalls, "FILE_S", "incomplete after 0.3 seconds")],
+    [
+        (Silent, (dataset, "ANSWER_S"), "no answer after 0.3 seconds"),
+        (Stalls, (fetching, "BASE_S"), "incomplete after 0.3 seconds"),
+    ],
 )
 def test_a_slow_site_times_out(
-    world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: str, words: str
+    world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: tuple[Any, str], words: str
 ) -> None:
-    monkeypatch.setattr(dataset, limit, 0.3)
+    monkeypatch.setattr(*limit, 0.3)
+    monkeypatch.setattr(dataset, "LARGEST", 1)
     with served(world.root, handler) as url:
         world.sites(url)
         assert words in world.refused("mnist")
@@ -303,7 +308,7 @@ def test_another_wheel_is_refused(world: World) -> None:
 
 def test_another_table_in_the_wheel_is_refused(world: World) -> None:
     world.facts["digits"]["sha256"] = "0" * 64
-    assert f"{MEMBER} of {WHEEL} has sha256 " in world.refused("digits")
+    assert f"digits.csv.gz from {WHEEL} is not the expected file" in world.refused("digits")
     assert world.files() == []
 
 

@@ -14,7 +14,7 @@ from packaging.utils import parse_wheel_filename
 
 from farandole.errors import FarandoleError
 from farandole.stack import sources
-from farandole.stack.cache import draft_folder, full, keep, no_space, sha256
+from farandole.stack.cache import draft_folder, full, keep, no_space
 from farandole.stack.catalogue import load
 from farandole.stack.web import PIP
 from farandole.words import without_passwords
@@ -32,22 +32,12 @@ def collect(lock: Lock, cache: Path, say: Say) -> bool:
 
 def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
     """Fetch all wheels into the cache; return whether any was missing."""
-    wheels = [wheel for wheel in lock["wheels"] if not _have(cache / "wheels" / wheel["file"], wheel["sha256"], say)]
+    wheels = [wheel for wheel in lock["wheels"] if not sources.cached([wheel], cache / "wheels", say)]
     if wheels:
         with no_space(cache):
             say(f"collecting {len(wheels)} of {len(lock['wheels'])} wheels into {cache / 'wheels'}")
             download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
     return bool(wheels)
-
-
-def _have(path: Path, wanted: str, say: Say) -> bool:
-    if not path.exists():
-        return False
-    if sha256(path) == wanted:
-        return True
-    say(f"{path} is damaged (its sha256 is not {wanted}) and is fetched again")
-    path.unlink()
-    return False
 
 
 # Wheels
