@@ -32,10 +32,10 @@ Texts = Mapping[str, str]
 # Our programs that download, and what each checks before it uses a file.
 FETCHERS = {
     "molecule/nccl/make_debs.py": "sha256 in the program itself",
+    "plugins/module_utils/depot.py": "sha256 from the control machine",
     "roles/nccl/library/apt_source.py": "apt's signatures, by the key with the given fingerprint",
     "plugins/modules/source_fetch.py": "apt's signatures, then the catalogue's sha256",
     "src/farandole/dataset.py": "sha256 in dataset.yml",
-    "src/farandole/fetching.py": "on nodes, sha256 from the control machine; elsewhere, its callers check",
     "src/farandole/lab/image.py": "apt's signatures",
     "src/farandole/stack/collect.py": "sha256 in the lock",
     "src/farandole/stack/sources.py": "sha256 in the lock",

@@ -1,14 +1,16 @@
-"""Compare files, and handle folders that a killed run may leave incomplete."""
+"""Compare and replace files, and handle folders that a killed run may leave incomplete."""
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from ansible.module_utils.contents import sha256
 
@@ -16,6 +18,30 @@ from ansible.module_utils.contents import sha256
 def checksum(path: Path) -> str:
     """The sha256 of a file; empty for anything else, such as a link."""
     return sha256(str(path)) if path.is_file() and not path.is_symlink() else ""
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """The sha256 of each file in a folder; empty for what is no file."""
+    plain = folder.is_dir() and not folder.is_symlink()
+    return {path.name: checksum(path) for path in folder.iterdir()} if plain else {}
+
+
+@contextmanager
+def replacing(target: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Write a file that replaces the target as a whole; an error leaves the target as it is."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Drafts of killed runs; a module of theirs that is still writing fails, and the newer content stays.
+    for old in target.parent.glob(f".{glob.escape(target.name)}.*.new"):
+        old.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False) as file:
+        draft = Path(file.name)
+        try:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 @contextmanager

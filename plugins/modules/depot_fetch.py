@@ -45,13 +45,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.depot import fetch
-from ansible.module_utils.folders import alone, checksum
-
-
-def sums(folder: Path) -> dict[str, str]:
-    """The sha256 of each file in a folder; empty for anything else."""
-    plain = folder.is_dir() and not folder.is_symlink()
-    return {path.name: checksum(path) for path in folder.iterdir()} if plain else {}
+from ansible.module_utils.folders import alone, checksums
 
 
 def install(module: AnsibleModule, path: Path) -> None:
@@ -86,12 +80,12 @@ def main() -> None:
     os.umask(0o022)
     path = Path(module.params["path"])
     wanted = {Path(file["name"]).name: file["sha256"] for file in module.params["files"]}
-    changed = sums(path) != wanted
+    changed = checksums(path) != wanted
     if changed and not module.check_mode:
         try:
             with alone(path.parent):
                 # Another run may have fetched them in the meantime.
-                changed = sums(path) != wanted
+                changed = checksums(path) != wanted
                 if changed:
                     install(module, path)
         except OSError as error:

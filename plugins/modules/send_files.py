@@ -4,39 +4,36 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import checksum
+from ansible.module_utils.folders import checksum, replacing
 
 BLOCK = 1 << 20
 
 
-def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> str:
-    """Put the files of a bundle in place; return the first that is not as expected, or an empty string."""
+class DamagedError(Exception):
+    """Names a file that is not as it was sent."""
+
+
+def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> None:
+    """Put the files of a bundle in place; refuse the first that is not as expected."""
     pending = dict(wanted)
     with tarfile.open(bundle) as tar:
         for member in tar:
             source = tar.extractfile(member) if member.name in pending and member.isfile() else None
             if source is None:
-                return member.name
-            target = directory / member.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_name(f".{target.name}.part")
-            try:
-                draft.unlink(missing_ok=True)
-                with draft.open("xb") as file:
-                    while block := source.read(BLOCK):
-                        file.write(block)
-                if checksum(draft) != pending.pop(member.name):
-                    return member.name
-                draft.chmod(0o644)
-                draft.replace(target)
-            finally:
-                draft.unlink(missing_ok=True)
+                raise DamagedError(member.name)
+            with replacing(directory / member.name) as file:
+                shutil.copyfileobj(source, file, BLOCK)
+                file.flush()
+                if checksum(Path(file.name)) != pending.pop(member.name):
+                    raise DamagedError(member.name)
     # A tar that was cut between two members is valid.
-    return next(iter(pending), "")
+    if pending:
+        raise DamagedError(next(iter(pending)))
 
 
 def sweep(directory: Path, wanted: dict[str, str], keep: int) -> None:
@@ -66,10 +63,11 @@ def main() -> None:
         module.exit_json(changed=False, missing=missing)
     bundle = Path(module.params["bundle"])
     try:
-        if damaged := unpack(bundle, directory, wanted):
-            module.fail_json(msg=f"{damaged} arrived damaged in {directory}: run again")
+        unpack(bundle, directory, wanted)
         if module.params["keep"]:
             sweep(directory, wanted, module.params["keep"])
+    except DamagedError as error:
+        module.fail_json(msg=f"{error} arrived damaged in {directory}: run again")
     except tarfile.TarError as error:
         module.fail_json(msg=f"the files arrived damaged in {directory}: run again ({error})")
     except OSError as error:

@@ -51,13 +51,14 @@ swept:
 """
 
 import grp
+import os
 import pwd
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.folders import replacing
 
 File = dict[str, Any]
 
@@ -110,20 +111,14 @@ def differs(file: File, owner: tuple[int, int]) -> bool:
 def write(module: AnsibleModule, file: File, owner: tuple[int, int]) -> None:
     """Write a draft next to the target, validate it, then replace the target with it."""
     path = Path(file["path"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
+    with replacing(path, int(file["mode"], 8)) as draft:
         draft.write(wanted(file))
-    try:
+        draft.flush()
         if file["validate"]:
             code, out, err = module.run_command(file["validate"].replace("%s", draft.name))
             if code:
                 module.fail_json(msg=f"{path} was not written, because its validation failed: {(err or out).strip()}")
-        Path(draft.name).chmod(int(file["mode"], 8))
-        module.set_owner_if_different(draft.name, owner[0], False)
-        module.set_group_if_different(draft.name, owner[1], False)
-        Path(draft.name).replace(path)
-    finally:
-        Path(draft.name).unlink(missing_ok=True)
+        os.fchown(draft.fileno(), *owner)
 
 
 def unlisted(folder: Path, files: list[File]) -> list[Path]:

@@ -6,14 +6,11 @@ import contextlib
 import hashlib
 import queue
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 BLOCK = 1 << 20
-# The longest pause in a transfer.
-IDLE_S = 60
 # A file may take this long, plus its size at this rate in bytes per second, slower than any network fit for training.
 BASE_S = 120
 SLOWEST_RATE = 1 << 16
@@ -85,9 +82,3 @@ def download(opened: Callable[[], Any], target: Path, limit: int) -> str:
 def time_limit(size: int) -> float:
     """The seconds that a file of this size may take."""
     return BASE_S + size / SLOWEST_RATE
-
-
-def from_depot(url: str, target: Path, size: int) -> str:
-    """Download from the cluster's depot, without the proxy, which may not reach it."""
-    depot = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return download(lambda: depot.open(url, timeout=IDLE_S), target, size)

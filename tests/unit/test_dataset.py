@@ -402,9 +402,9 @@ def test_nodes_lack_what_their_probe_did_not_report(tmp_path: Path) -> None:
 
 def test_a_node_reports_the_files_that_were_packed(tmp_path: Path) -> None:
     built = in_cache(tmp_path / "cache")
-    for module in ("node_probe", "depot_fetch"):
-        assert load("modules", module).sums(built.folder) == built.files
-        assert load("modules", module).sums(tmp_path / "none") == {}
+    for sums in (load("modules", "node_probe").sums, load("module_utils", "folders").checksums):
+        assert sums(built.folder) == built.files
+        assert sums(tmp_path / "none") == {}
 
 
 # dataset.yml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from farandole import fetching
 from .loading import load
 from .stack import Endless, Trickles, Truncates, dead_url, run_module, served
 
-apt_source = load("modules", "apt_source")
+apt_source, depot = load("modules", "apt_source"), load("module_utils", "depot")
 CONTENT = b"what was built" * 1000
 
 
@@ -70,8 +71,8 @@ def test_the_target_of_a_symlink_is_not_changed(tmp_path: Path) -> None:
 
 def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
     with served(tmp_path, Endless) as url:
-        with pytest.raises(fetching.TooMuchError, match="more than 3000000 bytes were sent"):
-            fetching.from_depot(f"{url}/file", tmp_path / "draft", 3_000_000)
+        with pytest.raises(depot.TooMuchError, match="more than 3000000 bytes were sent"):
+            depot.from_depot(f"{url}/file", tmp_path / "draft", 3_000_000)
         assert (tmp_path / "draft").stat().st_size <= 3_000_000
         answer = run_module("depot_fetch", asked(tmp_path, url))
     assert f"/file is damaged: it is longer than {len(CONTENT)} bytes" in answer["msg"]
@@ -94,10 +95,10 @@ def nothing_is_left(tmp_path: Path) -> bool:
 
 
 def test_single_bytes_do_not_count_as_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "BASE_S", 0.5)
+    monkeypatch.setattr(sys.modules[depot.download.__module__], "BASE_S", 0.5)
     begun = time.monotonic()
     with served(tmp_path, Trickles) as url, pytest.raises(TimeoutError, match="incomplete after 1 seconds"):
-        fetching.from_depot(f"{url}/file", tmp_path / "draft", 30_000)
+        depot.from_depot(f"{url}/file", tmp_path / "draft", 30_000)
     assert time.monotonic() - begun < 5
 
 
@@ -108,7 +109,7 @@ def test_a_network_of_64_kib_a_second_is_fast_enough() -> None:
 
 def test_errors_of_the_work_are_passed_on() -> None:
     with pytest.raises(OSError, match="refused"):
-        fetching.from_depot(f"{dead_url()}/file", Path("/nowhere"), 1)
+        depot.from_depot(f"{dead_url()}/file", Path("/nowhere"), 1)
     with pytest.raises(FileNotFoundError):
         fetching.within(5, lambda: Path("/nowhere/at/all").read_bytes())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_an_unrequested_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "depot").mkdir()
     path = bundle(tmp_path, **{name: "x"})
     before = sorted(tmp_path.rglob("*"))
-    assert module.unpack(path, tmp_path / "depot", {"stacks/a": "01"}) == name
+    with pytest.raises(module.DamagedError, match=f"^{re.escape(name)}$"):
+        module.unpack(path, tmp_path / "depot", {"stacks/a": "01"})
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -112,7 +114,8 @@ def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with tarfile.open(path, "w") as tar:
         tar.addfile(link)
-    assert module.unpack(path, tmp_path / "depot", {"stacks/a": "01"}) == "stacks/a"
+    with pytest.raises(module.DamagedError, match=r"^stacks/a$"):
+        module.unpack(path, tmp_path / "depot", {"stacks/a": "01"})
     assert not (tmp_path / "depot").exists()
 
 
@@ -138,10 +141,13 @@ def test_files_are_not_written_through_symlinks(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one")
     (tmp_path / "depot/stacks").mkdir(parents=True)
     (tmp_path / "victim").write_text("whole")
-    (tmp_path / "depot/stacks/.a.part").symlink_to(tmp_path / "victim")
+    for name in ("a", ".a.0a1b2c3d.new"):
+        (tmp_path / "depot/stacks" / name).symlink_to(tmp_path / "victim")
     action.bundle(files, tmp_path / "bundle.tar")
     assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
     assert (tmp_path / "victim").read_text() == "whole"
+    assert [path.name for path in (tmp_path / "depot/stacks").iterdir()] == ["a"]
+    assert not (tmp_path / "depot/stacks/a").is_symlink()
     assert (tmp_path / "depot/stacks/a").read_text() == "one"
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import grp
-import json
 import os
 import pwd
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .loading import PLUGINS
+from .loading import load
+from .stack import run_module
 
-MODULE = PLUGINS / "modules" / "write_files.py"
+folders = load("module_utils", "folders")
 ME = pwd.getpwuid(os.geteuid()).pw_name
 # The validation that role ssh_trust uses.
 CHECK = "ssh -G -F %s localhost"
@@ -27,15 +25,9 @@ def wanted(path: Path, content: str, **more: str) -> dict[str, str]:
 
 
 def run(*files: dict[str, str], check_mode: bool = False, sweep: Sequence[Path] = ()) -> tuple[int, dict[str, Any]]:
-    arguments = {"files": files, "sweep": [str(path) for path in sweep], "_ansible_check_mode": check_mode}
-    done = subprocess.run(
-        [sys.executable, MODULE],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, json.loads(done.stdout)
+    arguments = {"files": files, "sweep": [str(path) for path in sweep]}
+    answer = run_module("write_files", arguments, check_mode=check_mode)
+    return int(answer.get("failed", False)), answer
 
 
 def state(folder: Path) -> dict[Path, tuple[str, int, int]]:
@@ -99,6 +91,27 @@ def test_a_valid_file_is_written(tmp_path: Path) -> None:
     code, _ = run(wanted(path, "User new\n", validate=CHECK))
     assert code == 0
     assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "User new\n")]
+
+
+def test_a_file_is_private_until_it_is_in_place(tmp_path: Path) -> None:
+    run(wanted(tmp_path / "a", "secret", mode="0640", validate=f"cp --preserve=mode %s {tmp_path}/seen"))
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"a": 0o640, "seen": 0o600}
+
+
+def test_nothing_is_written_through_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("whole")
+    for name in ("a", ".a.0a1b2c3d.new"):
+        (tmp_path / name).symlink_to("victim")
+    run(wanted(tmp_path / "a", "text"))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "text", "victim": "whole"}
+
+
+def test_the_newer_of_two_concurrent_writers_wins(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), folders.replacing(tmp_path / "a[b]") as older:
+        older.write(b"old")
+        with folders.replacing(tmp_path / "a[b]") as newer:
+            newer.write(b"new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a[b]": "new"}
 
 
 def test_the_order_is_kept(tmp_path: Path) -> None:

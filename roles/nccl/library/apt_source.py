@@ -73,6 +73,7 @@ from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fetching import read, within
+from ansible.module_utils.folders import replacing
 from ansible.module_utils.urls import fetch_url
 
 SOURCES = Path("/etc/apt/sources.list.d")
@@ -167,7 +168,8 @@ def repository(module: AnsibleModule) -> tuple[Source, bool]:
                 f"{reason}; expected {wanted}"
             )
         path = path.with_suffix(suffix(key))
-        put(path, key)
+        with replacing(path) as file:
+            file.write(key)
     return source._replace(signed_by=f"{path} {wanted}"), True
 
 
@@ -190,15 +192,6 @@ def refusal(module: AnsibleModule, source: Source, key: bytes = b"", wanted: str
         command = ["apt-get", "update", "--quiet=2", "--error-on=any", *(f"--option={one}" for one in settings)]
         code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
     return " ".join((err or out).split()) or f"apt-get update failed with status {code}" if code else ""
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_bytes(content)
-    draft.chmod(0o644)
-    draft.replace(path)
 
 
 def release(module: AnsibleModule, own: Path) -> Source | None:
@@ -252,7 +245,8 @@ def main() -> None:
     if source and (not path.exists() or path.read_text() != source.text()):
         changed = True
         if not module.check_mode:
-            put(path, source.text().encode())
+            with replacing(path) as file:
+                file.write(source.text().encode())
     module.exit_json(changed=changed, path=str(path) if source else "")
 
 
