@@ -97,10 +97,6 @@ login:
   type: dict
 """
 
-# The limits on the time to answer, in addition to the time to connect, and on the memory that the answer takes here.
-# Half of the time may pass until a shared connection is known to be dead.
-WORK_S, MEMORY_MIB = 30, 32
-
 
 def only_json(out: str) -> str:
     """Extract the JSON object from a module's output, as login scripts may print text around it."""
@@ -123,15 +119,13 @@ class ActionModule(Action):
 
     def _ask(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Only what `_parse_returned_data` has validated, never anything that Ansible itself takes from the answer."""
-        seconds = WORK_S + int(self._option("timeout") or 10) * (1 + int(self._option("reconnection_retries") or 0))
+        seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
         try:
-            with bounded(seconds, MEMORY_MIB) as broken:
+            with bounded(seconds, probe.MEMORY_MIB):
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
         # Any error, because no node may end the run for the others.
         except Exception as error:
-            answer = {"unreachable_reason": probe.reason(str(error)) or "it gave no reason"}
-        if broken:
-            return {"unreachable_reason" if broken[0].startswith("no ") else "unfit": broken[0]}
+            return probe.failure(error)
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
 
     def _forget_connection(self) -> None:

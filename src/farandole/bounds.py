@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from farandole.fetching import TooMuchError
+
 INTERVAL_S = 0.05
 MIB = 1 << 20
 
 
 @contextmanager
-def bounded(seconds: float, mib: int) -> Iterator[list[str]]:
-    """Kill this process's children when a limit is exceeded; the yielded list says which one."""
-    exceeded: list[str] = []
+def bounded(seconds: float, mib: int) -> Iterator[None]:
+    """Kill this process's children when a limit is exceeded; then raise a TimeoutError or a TooMuchError."""
+    exceeded: list[Exception] = []
     ended = threading.Event()
     until, most = time.monotonic() + seconds, resident() + mib * MIB
 
@@ -25,19 +27,25 @@ def bounded(seconds: float, mib: int) -> Iterator[list[str]]:
         # Repeatedly, because the caller may start a killed program again.
         while not ended.wait(INTERVAL_S):
             if not exceeded and time.monotonic() > until:
-                exceeded.append(f"no complete answer in {seconds:.0f} s")
+                exceeded.append(TimeoutError(f"no complete answer in {seconds:.0f} s"))
             elif not exceeded and resident() > most:
-                exceeded.append(f"an answer of more than {mib} MiB")
+                exceeded.append(TooMuchError(f"an answer of more than {mib} MiB"))
             if exceeded:
                 end(descendants(os.getpid()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield exceeded
+        yield
+    except Exception:
+        # An error caused by the kill says less than the limit does.
+        if not exceeded:
+            raise
     finally:
         ended.set()
         watcher.join()
+    if exceeded:
+        raise exceeded[0]
 
 
 def resident() -> int:

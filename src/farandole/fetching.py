@@ -19,7 +19,7 @@ Outcome = TypeVar("Outcome")
 
 
 class TooMuchError(OSError):
-    """The server sent more than announced; nothing of it is kept."""
+    """More was sent than allowed; nothing of it is kept."""
 
 
 def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "incomplete") -> Outcome:

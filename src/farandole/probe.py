@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from farandole.errors import FarandoleError
+from farandole.fetching import TooMuchError
 from farandole.form import (
     UnfitError,
     address,
@@ -32,6 +33,9 @@ FORBIDDEN = set("\"'`{}<>[]()|;&*?!#%:/,=~")
 LONGEST = 1 << 20
 # ssh's debug output (ansible -vvv), the frame around its warnings, and notes that are no reason.
 NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
+# The limits on the time to answer, in addition to the time to connect, and on the memory that the answer takes here.
+# Half of the time may pass until a shared connection is known to be dead.
+ANSWER_S, MEMORY_MIB = 30, 32
 # Characters of a reason that are looked at.
 READ = 1 << 16
 STACK = "[0-9a-f]{12}"
@@ -108,6 +112,18 @@ def reason(text: str) -> str:
     lines = (line.strip() for line in text[-READ:].splitlines())
     message = " ".join(line for line in lines if line and not NOISE.match(line))
     return one_line(message.removeprefix("Failed to connect to the host via ssh: "), 2000)
+
+
+def time_limit(timeout: int | str | None, retries: int | str | None) -> int:
+    """The seconds that a probe may take, given the connection's timeout and retries."""
+    return ANSWER_S + int(timeout or 10) * (1 + int(retries or 0))
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """The answer of a node that sent too much, or of one that gave no complete answer."""
+    if isinstance(error, TooMuchError):
+        return {"unfit": str(error)}
+    return {"unreachable_reason": reason(str(error)) or "it gave no reason"}
 
 
 def answer_of(out: str, err: str, only_json: Callable[[str], str]) -> dict[str, Any]:
