@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import secrets
-import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,7 @@ from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.stack.cache import sha256
-from farandole.words import one_line
+from farandole.sending import Landing, bundle, check
 
 DOCUMENTATION = """
 module: send_files
@@ -52,33 +47,6 @@ EXAMPLES = """
 RETURN = """
 sent: {description: Names of the files that were sent., type: list, returned: always}
 """
-
-# Not /tmp, which is in memory on many machines: a stack is large.
-LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a random suffix is added
-# Removes folders that killed runs left behind and that nothing was written to for an hour; ignores symlinks.
-CLEAN_UP = (
-    f'for old in {LANDING}[-.]*; do [ -d "$old" ] && [ ! -L "$old" ] && [ -O "$old" ] && '
-    '[ -z "$(find "$old" -mmin -60)" ] && rm -rf "$old"; done'
-)
-
-
-def check(file: dict[str, str]) -> None:
-    """Refuse to send a file whose sha256 is not the expected one."""
-    path = Path(file["path"])
-    if not path.is_file():
-        raise FarandoleError(f"{path} does not exist on the control machine")
-    if (got := sha256(path)) != file["sha256"]:
-        raise FarandoleError(
-            f"{path} on the control machine is damaged: its sha256 is {got}, expected {file['sha256']}; "
-            "delete it and run again"
-        )
-
-
-def bundle(files: Iterable[dict[str, str]], archive: Path) -> None:
-    """Put all files into one tar, without compression because they are compressed already."""
-    with tarfile.open(archive, "w", dereference=True) as tar:
-        for file in files:
-            tar.add(file["path"], arcname=file["name"])
 
 
 class ActionModule(Action):
@@ -119,28 +87,16 @@ class ActionModule(Action):
 
     @contextmanager
     def _landing(self, host: str, size: int) -> Iterator[str]:
-        """A temporary folder that only the login user can enter, on a disk with enough space."""
-        folder = f"{LANDING}.{secrets.token_hex(8)}"
-        answer = self._shell(f"{CLEAN_UP}; mkdir -m 0700 {folder} && df --output=avail -B1 {folder}")
-        free = re.findall(r"\d{1,18}$", answer["stdout"].strip())
-        if answer["rc"] or not free:
-            reason = one_line(answer["stderr"] or answer["stdout"])[-300:] or f"exit status {answer['rc']}"
-            raise FarandoleError(
-                f"no files can be sent to {host}, because {folder} cannot be created there: {reason}. The login user "
-                "must be able to write to /var/tmp: chmod 1777 /var/tmp, and make sure that the disk is not full or "
-                "read-only"
-            )
+        """A folder on the node for the bundle."""
+        landing = Landing(host)
+        answer = self._shell(landing.create)
         try:
-            if int(free[0]) < 2 * size:
-                raise FarandoleError(
-                    f"{host} has {int(free[0]) >> 20} MiB free in /var/tmp, but sending the files needs "
-                    f"{2 * size >> 20} MiB: free some space"
-                )
-            yield folder
+            landing.check(answer, size)
+            yield landing.folder
         finally:
             # If the node is unreachable, the next transfer removes it.
             with suppress(AnsibleError):
-                self._shell(f"rm -rf {folder}")
+                self._shell(f"rm -rf {landing.folder}")
 
     def _shell(self, script: str) -> dict[str, Any]:
         """Run a script as the login user, who also copies the files."""

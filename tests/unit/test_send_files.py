@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from farandole import sending
 from farandole.errors import FarandoleError
 from farandole.stack.cache import recall_whole, sha256
 
@@ -51,7 +52,7 @@ def bundle(tmp_path: Path, **contents: str) -> Path:
 def test_files_are_sent_once(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one", b="two")
     assert call(tmp_path, files)["missing"] == ["stacks/a", "stacks/b"]
-    action.bundle(files, tmp_path / "bundle.tar")
+    sending.bundle(files, tmp_path / "bundle.tar")
     assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
     assert {name: content for name, (_, content) in tree(tmp_path / "depot").items()} == {
         "stacks/a": "one",
@@ -69,7 +70,7 @@ def test_a_users_symlink_is_followed(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one")
     path = Path(files[0]["path"])
     path.symlink_to(path.rename(tmp_path / "elsewhere"))
-    action.bundle(files, tmp_path / "bundle.tar")
+    sending.bundle(files, tmp_path / "bundle.tar")
     assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
     assert (tmp_path / "depot/stacks/a").read_text() == "one"
 
@@ -127,14 +128,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_damaged_or_missing_local_files_are_not_sent(tmp_path: Path) -> None:
     (file,) = wanted(tmp_path, a="one")
-    action.check(file)
+    sending.check(file)
     with pytest.raises(
         FarandoleError, match=f"{file['path']} on the control machine is damaged: .*delete it and run again"
     ):
-        action.check({**file, "sha256": "0" * 64})
+        sending.check({**file, "sha256": "0" * 64})
     Path(file["path"]).unlink()
     with pytest.raises(FarandoleError, match=f"{file['path']} does not exist on the control machine"):
-        action.check(file)
+        sending.check(file)
 
 
 def test_files_are_not_written_through_symlinks(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_files_are_not_written_through_symlinks(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("whole")
     for name in ("a", ".a.0a1b2c3d.new"):
         (tmp_path / "depot/stacks" / name).symlink_to(tmp_path / "victim")
-    action.bundle(files, tmp_path / "bundle.tar")
+    sending.bundle(files, tmp_path / "bundle.tar")
     assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
     assert (tmp_path / "victim").read_text() == "whole"
     assert [path.name for path in (tmp_path / "depot/stacks").iterdir()] == ["a"]
@@ -156,8 +157,8 @@ def landing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A landing folder separate from this machine's own, which may be a node too."""
     place = tmp_path / "tmp"
     place.mkdir()
-    monkeypatch.setattr(action, "CLEAN_UP", action.CLEAN_UP.replace(action.LANDING, f"{place}/farandole-landing"))
-    monkeypatch.setattr(action, "LANDING", f"{place}/farandole-landing")
+    monkeypatch.setattr(sending, "CLEAN_UP", sending.CLEAN_UP.replace(sending.LANDING, f"{place}/farandole-landing"))
+    monkeypatch.setattr(sending, "LANDING", f"{place}/farandole-landing")
     return place
 
 
