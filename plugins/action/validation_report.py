@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from farandole.action import Action
 from farandole.state import claim
-from farandole.validation.answer import job_result
-from farandole.validation.judge import NOT_MEASURED, Bars, Check, judge
-from farandole.validation.nodes import stack_checks, trust_checks
-from farandole.validation.report import text, verdict, write
+from farandole.validation.report import make
 
 DOCUMENTATION = """
 module: validation_report
@@ -75,15 +70,4 @@ class ActionModule(Action):
         """Judges the results and writes the report; the play acts on the verdict."""
         folder = Path(arguments["folder"])
         claim(folder.parent, Path(variables["inventory_dir"]))
-        results = {item["item"]["id"]: job_result(item) for item in arguments["jobs"]}
-        bars = Bars(**{name: value for name, value in (arguments["bars"] or {}).items() if value is not None})
-        checks = trust_checks(arguments["trust"], arguments["about"]["hosts"])
-        checks += stack_checks(arguments["stacks"], arguments["inventory"])
-        checks += judge(results, bars)
-        checks += [Check(name, NOT_MEASURED, why) for name, why in arguments["unmeasured"].items()]
-        data = sorted({one["data"] for one in results.values() if "data" in one})
-        seconds = round(time.time() - arguments["started"], 1)
-        about = {**arguments["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
-        target = write(folder, about, checks)
-        answer = {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
-        return {"changed": False, "_ansible_verbose_always": True, **answer}
+        return {"changed": False, "_ansible_verbose_always": True, **make(folder, arguments)}

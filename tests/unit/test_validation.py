@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,30 @@ def test_the_report(tmp_path: Path) -> None:
     shown = report.text(CHECKS, target, 3)
     assert "b is red: bad\n  cause: the cause [disk-full]\n  cure: the cure\n  | last words" in shown
     assert shown.splitlines()[-1] == f"red: 1 green, 1 slow, 1 red, 1 not measured; 3 s; report: {target}"
+
+
+def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
+    said = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
+    measured = {
+        "trust": {"node-1": {"unreachable": True, "msg": "no route to host"}},
+        "stacks": {"node-1": {"proven": True}},
+        "inventory": "inventory/mine",
+        "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": said}],
+        "bars": {"accuracy": 0.6, "parity": None},
+        "about": {"cluster": "mine", "hosts": list(NODES)},
+        "started": time.time() - 60,
+        "unmeasured": {"gpu": "no node has one"},
+    }
+    made = report.make(tmp_path, measured)
+    result = json.loads((tmp_path / "latest" / "result.json").read_text())
+    assert made["report"] == str((tmp_path / "latest").resolve())
+    assert made["verdict"] == result["verdict"] == RED
+    assert "trust.node-1 is red" in made["msg"]
+    status = {check["id"]: check["status"] for check in result["checks"]}
+    assert (status["trust.node-1"], status["stack.node-1"], status["gpu"]) == (RED, GREEN, NOT_MEASURED)
+    assert {check["id"]: check["bar"] for check in result["checks"]}["training.pytorch_mnist.accuracy"] == 0.6
+    assert (result["cluster"], result["data"], result["bars"]["parity"]) == ("mine", ["MNIST"], Bars.parity)
+    assert 60 <= result["seconds"] < 120
 
 
 @pytest.mark.parametrize(

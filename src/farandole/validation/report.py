@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,13 +12,31 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from farandole.table import table
-from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Check
+from farandole.validation.answer import job_result
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
+from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.words import in_xml, on_terminal
 
 FORMAT = 2
 # A check with one of these has a cause and a cure.
 BAD = (RED, SLOW)
 SHOWN = 8
+
+
+def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Judge what a validation measured, write the report, and return its text, its verdict and where it is."""
+    results = {item["item"]["id"]: job_result(item) for item in measured["jobs"]}
+    bars = Bars(**{name: value for name, value in (measured["bars"] or {}).items() if value is not None})
+    checks = [
+        *trust_checks(measured["trust"], measured["about"]["hosts"]),
+        *stack_checks(measured["stacks"], measured["inventory"]),
+        *judge(results, bars),
+        *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
+    ]
+    data = sorted({one["data"] for one in results.values() if "data" in one})
+    seconds = round(time.time() - measured["started"], 1)
+    target = write(folder, {**measured["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}, checks)
+    return {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
 
 
 def verdict(checks: Sequence[Check]) -> str:
