@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.json_utils import _filter_non_json_lines
 
 from farandole import probe
 from farandole.action import Action
 from farandole.bounds import bounded
+from farandole.errors import FarandoleError
 
 DOCUMENTATION = r"""
 module: node_probe
@@ -123,10 +124,21 @@ class ActionModule(Action):
         try:
             with bounded(seconds, probe.MEMORY_MIB):
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
-        # Any error, because no node may end the run for the others.
+        except FarandoleError:
+            raise
+        # Any other error, because no node may end the run for the others.
         except Exception as error:
             return probe.failure(error)
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
+
+    def _configure_module(self, *arguments: Any, **options: Any) -> Any:
+        """Prepare the module on this machine, where an error is not the node's fault."""
+        try:
+            return super()._configure_module(*arguments, **options)
+        except AnsibleConnectionFailure:
+            raise
+        except AnsibleError as error:
+            raise FarandoleError(str(error)) from error
 
     def _forget_connection(self) -> None:
         """Close a kept connection, which would still have the account's old groups after they were corrected."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -99,7 +99,9 @@ def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False
     return answer
 
 
-def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False) -> dict[str, Any]:
+def run_action(
+    name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False, modules: Sequence[Path] = MODULES
+) -> dict[str, Any]:
     """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()
     command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-c", "local", "-m", name]
@@ -109,7 +111,7 @@ def run_action(name: str, arguments: dict[str, Any], folder: Path, *, check_mode
             **os.environ,
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
             "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
-            "ANSIBLE_LIBRARY": os.pathsep.join(map(str, MODULES)),
+            "ANSIBLE_LIBRARY": os.pathsep.join(map(str, modules)),
             "ANSIBLE_MODULE_UTILS": str(PLUGINS / "module_utils"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",

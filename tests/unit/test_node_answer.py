@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from farandole.fetching import TooMuchError
 from farandole.form import UnfitError
 
 from .loading import load
+from .stack import run_action
 
 asking = load("action", "node_probe")
 GOOD: dict[str, Any] = {
@@ -125,6 +127,14 @@ def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> No
     ((wanted, begin),) = answer.items()
     assert kind == wanted
     assert value == begin if isinstance(begin, dict) else value.startswith(begin)
+
+
+def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    arguments = {"user": "nobody", "id": 65534}
+    assert "probe" in run_action("node_probe", arguments, tmp_path)
+    answer = run_action("node_probe", arguments, tmp_path, modules=[tmp_path])
+    assert "node_probe was not found" in answer.get("msg", "")
+    assert "unreachable_reason" not in answer
 
 
 def test_a_program_that_takes_too_long_is_killed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,10 @@ def test_an_unreachable_node_is_listed_with_its_reason() -> None:
         ["node-1", "aaaa", "-", "aaaa", "bbbb"],
         ["node-2", "?", "?", "No", "route"],
     ]
+
+
+def test_the_nodes_are_really_asked(tmp_path: Path) -> None:
+    here = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"cluster": {"hosts": {"node-1": here}}}))
+    assert show.nodes_of(inventory)["node-1"]["probe"]["user"] == "nobody"
