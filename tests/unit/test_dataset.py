@@ -323,7 +323,9 @@ def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest
 
 def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site is slow to send one file, and the user presses Ctrl-C."""
-    code = "import sys, json; from pathlib import Path; from farandole.dataset import provide; "
+    # A shell ignores SIGINT for what it starts in the background.
+    code = "import sys, json, signal; from pathlib import Path; from farandole.dataset import provide; "
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "provide('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
     asked = threading.Event()
 

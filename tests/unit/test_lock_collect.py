@@ -280,7 +280,9 @@ def test_a_full_disk(world: World) -> None:
 
 def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index is slow to send one file, and the user presses Ctrl-C."""
-    code = "import sys, json; from pathlib import Path; from farandole.stack.collect import collect; "
+    # A shell ignores SIGINT for what it starts in the background.
+    code = "import sys, json, signal; from pathlib import Path; from farandole.stack.collect import collect; "
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "collect(json.loads(sys.argv[1]), Path(sys.argv[2]), lambda line: print(line, flush=True))"
     slow = threading.Event()
     original = Quiet.do_GET
