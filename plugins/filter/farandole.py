@@ -16,6 +16,7 @@ from farandole.stack.cache import Builds
 from farandole.validation import nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    "builders": cluster.builders,
     "depot_debs": nccl.depot_debs,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,

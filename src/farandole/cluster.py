@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 HostVars = Mapping[str, Mapping[str, Any]]
+
+
+def builders(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The nodes that may build; the first one does."""
+    return list(groups.get("builders") or groups["head"])
 
 
 def node_address(variables: Mapping[str, Any]) -> str:

@@ -82,3 +82,12 @@ def test_the_ca_gets_only_the_requested_nodes_keys() -> None:
     assert [(one["name"], one["host_key"], one["job_key"]) for one in found] == [
         (name, "ssh-ed25519 host", "ssh-ed25519 job") for name in ("node-3", "node-1")
     ]
+
+
+@pytest.mark.parametrize("groups", [{}, {"builders": []}], ids=["missing", "empty"])
+def test_the_head_builds_without_builders(groups: dict[str, list[str]]) -> None:
+    assert cluster.builders({**groups, "head": ["node-1"]}) == ["node-1"]
+
+
+def test_builders_are_in_the_order_of_the_inventory() -> None:
+    assert cluster.builders({"builders": ["node-3", "node-2"], "head": ["node-1"]}) == ["node-3", "node-2"]

@@ -7,15 +7,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .loading import ROOT
 
 
-def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def ansible_playbook(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment = {**known, "HOME": str(folder), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "500", **variables}
-    command = ["ansible-playbook", "-i", str(ROOT / "inventory/example"), "--syntax-check", str(ROOT / playbook)]
+    environment = {**known, "ANSIBLE_NOCOLOR": "1", "COLUMNS": "500", **variables}
+    command = ["ansible-playbook", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    arguments = ("-i", ROOT / "inventory/example", "--syntax-check", ROOT / playbook)
+    return ansible_playbook(folder, *arguments, HOME=str(folder), **variables)
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", "playbooks/preflight.yml", "playbooks/rollback.yml"])
@@ -29,3 +35,11 @@ def test_a_run_from_any_folder_may_name_ansible_cfg(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(ROOT)
     done = play("site.yml", tmp_path, ANSIBLE_CONFIG=str(tmp_path / "link/ansible.cfg"))
     assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_group_of_builders_leaves_building_to_the_head(tmp_path: Path) -> None:
+    groups = {"cluster": {"hosts": {"node-1": None}}, "head": {"hosts": {"node-1": None}}, "builders": {"hosts": {}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    done = ansible_playbook(ROOT, "-i", tmp_path, "--list-hosts", "playbooks/build.yml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["(1):", "node-1"]
