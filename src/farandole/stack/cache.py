@@ -23,10 +23,14 @@ Lock = dict[str, Any]
 COMPILED_AGAINST = ("tensorflow", "tensorflow-cpu", "torch")
 
 
+def cache_root(home: str | None) -> Path:
+    """The default download cache, given the value of XDG_CACHE_HOME."""
+    return Path(home or Path.home() / ".cache") / "farandole"
+
+
 def default_root() -> Path:
     """The download cache, shared by all clusters of this control machine; every file is checked by its sha256."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "farandole"
+    return cache_root(os.environ.get("XDG_CACHE_HOME"))
 
 
 def sha256(path: Path) -> str:

@@ -70,7 +70,7 @@ def lock(
         # Slow to import, and most runs do not need it.
         from farandole.stack.collect import collect as fetch
 
-        fetch(new, default_root(), lambda line: progress.print(line, markup=False))
+        fetch(new, _cache(inventory_variables(inventory)), lambda line: progress.print(line, markup=False))
     if not explain:
         locks.write(path, new)
         _report(path, old, new, inventory)
@@ -136,10 +136,20 @@ def _proof(new: locks.Lock, inventory: Path) -> str:
 def _list(variables: Mapping[str, Any], name: str) -> list[str]:
     value = variables[name]
     if not isinstance(value, list) or any("{{" in str(one) for one in value):
-        raise FarandoleError(
-            f"{name} must be a plain list here, but is {value!r}; only site.yml can evaluate a template"
-        )
+        raise _not_plain("list", name, value)
     return [str(one) for one in value]
+
+
+def _cache(variables: Mapping[str, Any]) -> Path:
+    if "{{" in (value := variables["stack_cache"]):
+        raise _not_plain("path", "stack_cache", value)
+    return Path(value).expanduser()
+
+
+def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:
+    return FarandoleError(
+        f"{name} must be a plain {kind} here, but is {value!r}; only site.yml can evaluate a template"
+    )
 
 
 def defaults() -> dict[str, Any]:
@@ -167,6 +177,7 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
     found["folder"] = folder
     found["state"] = Path(state) if state else locks.PROJECT / ".farandole" / folder.name
+    found["stack_cache"] = str(own.get("stack_cache") or default_root())
     found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
     return found
 

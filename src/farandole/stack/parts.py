@@ -10,7 +10,7 @@ Wheel = dict[str, str]
 
 def stack_wheels(wheels: list[Wheel], cache: str) -> list[dict[str, str]]:
     """The wheels, as the action send_files takes them."""
-    folder = Path(cache) / "wheels"
+    folder = Path(cache).expanduser() / "wheels"
     return [{"path": str(folder / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in wheels]
 
 
