@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole import cluster, fabric, nccl, samples
 from farandole.errors import FarandoleError
-from farandole.stack import cache, parts, sources
+from farandole.stack import cache, parts, plan, sources
 from farandole.validation import nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -28,8 +28,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "node_addresses": cluster.node_addresses,
     "ssh_nodes": cluster.ssh_nodes,
     "stack_modules": parts.stack_modules,
+    "stack_packed": parts.stack_packed,
     "stack_patches": parts.stack_patches,
     "stack_requirements": parts.stack_requirements,
+    "stack_unavailable": plan.unavailable,
     "stack_wheels": parts.stack_wheels,
     "validation_jobs": nodes.jobs,
     "validation_known": lambda folder: cache.Builds(Path(folder)).known(),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from pathlib import Path
 
+import pytest
+
+from farandole.errors import FarandoleError
 from farandole.stack import parts
 
 from .stack import LOCK, changed
@@ -35,3 +40,37 @@ def test_the_modules_of_a_stack_follow_its_frameworks() -> None:
     assert parts.stack_modules(changed("wanted", "frameworks", to=["pytorch"])) == ["horovod.torch"]
     # As after a rollback to a stack whose lock is unknown.
     assert parts.stack_modules({"id": LOCK["id"]}) == []
+
+
+PACKED = {"sha256": "ab" * 32, "unpacked": 2 << 30, "stack": "cd" * 32, "mpi": "ef" * 32}
+
+
+def packed(**changes: object) -> str:
+    return b64encode(json.dumps({**PACKED, **changes}).encode()).decode()
+
+
+def test_a_packed_stack_is_recorded_with_the_contents_of_both_trees() -> None:
+    assert parts.stack_packed(packed(), "aaaa", "bbbb") == {
+        "sha256": "ab" * 32,
+        "about": {"unpacked": 2 << 30, "contents": {"stacks/aaaa": "cd" * 32, "mpi/bbbb": "ef" * 32}},
+    }
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        packed(unpacked=1 << 41),
+        packed(unpacked="1"),
+        packed(stack="{{ x }}"),
+        packed(sha256=["ab" * 32]),
+        packed(more=1),
+        "e30=",
+        "/w==",
+        "x",
+        "",
+    ],
+    ids=["large", "text", "template", "list", "more", "empty", "no text", "no base64", "nothing"],
+)
+def test_another_description_of_a_packed_stack_is_refused(answer: str) -> None:
+    with pytest.raises(FarandoleError, match="no valid description of the stack that it packed: "):
+        parts.stack_packed(answer, "aaaa", "bbbb")

@@ -20,6 +20,7 @@ from farandole.stack.plan import (
     refuse_without_room,
     stacks_of,
     system_of,
+    unavailable,
 )
 
 from .stack import LOCK, changed, pack, pack_stack
@@ -86,6 +87,16 @@ def test_a_damaged_archive_is_built_again(cache: Builds) -> None:
     pack_stack(cache, THIS).path.write_text("damaged")
     made = plan(LOCK, cache, {"node-1": BARE}, "node-1")
     assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
+
+
+def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:
+    nodes = {"node-1": RUNS, "node-2": BARE, "node-3": BARE}
+    made = plan(LOCK, cache, nodes, "node-1")
+    refusal = unavailable(made, THIS, "/builds", "node-1")
+    assert refusal.startswith(f"node-2, node-3 have no stack {THIS}, and no archive of it is in /builds; node-1")
+    assert unavailable(plan(LOCK, cache, {"node-1": RUNS}, "node-1"), THIS, "/builds", "node-1") == ""
+    pack_stack(cache, THIS)
+    assert unavailable(plan(LOCK, cache, nodes, "node-1"), THIS, "/builds", "node-1") == ""
 
 
 def test_builds_of_another_cluster_are_not_used(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ listed() {
 }
 of_stack=$(listed "$stack")
 of_mpi=$(listed "/opt/farandole/mpi/$MPI")
-unpacked=$(du --summarize --block-size=1 "$stack" "/opt/farandole/mpi/$MPI" | awk '{ sum += $1 } END { print sum }')
+unpacked=$(du --summarize --total --block-size=1 "$stack" "/opt/farandole/mpi/$MPI" | tail -n 1 | cut -f 1)
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
 tar --create --use-compress-program="zstd -T0 -${LEVEL:-9}" --file stack.tar.zst.part --sort=name \

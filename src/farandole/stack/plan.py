@@ -68,6 +68,16 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
     }
 
 
+def unavailable(made: Mapping[str, Any], stack: str, builds: str, builder: str) -> str:
+    """Why nodes that lack the stack cannot get it; empty if they can, or if none lacks it."""
+    if made["archive"] or not made["lacking"]:
+        return ""
+    return (
+        f"{', '.join(made['lacking'])} have no stack {stack}, and no archive of it is in {builds}; {builder}, which "
+        "builds and packs, is not part of this run: run site.yml with the lock of this stack and without --limit"
+    )
+
+
 def own(part: Built | None, builder: str) -> Built | None:
     """Return a part only if this builder made it."""
     return part if part and part.about.get("builder") == builder else None
