@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, fabric, nccl, samples
+from farandole import cluster, fabric, nccl, samples, state
 from farandole.errors import FarandoleError
 from farandole.stack import cache, parts, plan, sources
 from farandole.validation import nodes
@@ -33,6 +33,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_requirements": parts.stack_requirements,
     "stack_unavailable": plan.unavailable,
     "stack_wheels": parts.stack_wheels,
+    "state_folder": lambda folder: str(state.state_folder(folder)),
     "validation_jobs": nodes.jobs,
     "validation_known": lambda folder: cache.Builds(Path(folder)).known(),
     "validation_manifest": nodes.read_manifest,

@@ -21,6 +21,7 @@ import yaml
 from farandole import fetching
 from farandole.errors import FarandoleError
 from farandole.files import write
+from farandole.probe import probe_of
 from farandole.stack.cache import digest, draft_folder, keep, no_space, sha256
 from farandole.stack.collect import download_wheels
 from farandole.stack.sources import UNREACHED, cached
@@ -265,9 +266,4 @@ def _pack(folder: Path, made: Mapping[str, bytes], source: str, key: str) -> Dat
 
 def lacking(data: Data, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The nodes whose probe did not report exactly these files."""
-    return [name for name in nodes if _data_of(known[name]) != data.files]
-
-
-def _data_of(variables: Mapping[str, Any]) -> Any:
-    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
-    return probe.get("data")
+    return [name for name in nodes if probe_of(known[name]).get("data") != data.files]

@@ -12,6 +12,12 @@ from farandole.errors import FarandoleError
 from farandole.files import sync_folder
 
 OWNER = "inventory"
+STATES = Path(__file__).resolve().parents[2] / ".farandole"
+
+
+def state_folder(inventory: str | Path) -> Path:
+    """The state folder of an inventory that does not set another; a list of hosts has no folder and no name."""
+    return STATES / Path(inventory or "inventory").name
 
 
 def owner(state: Path) -> Path | None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from farandole import state
 from farandole.errors import FarandoleError
-from farandole.stack import lock as locks
 from farandole.stack import show
 from farandole.stack.cache import Builds, Lock, lab_builds
 from farandole.stack.commands import builds_of
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # So that output is not truncated.
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(locks, "PROJECT", tmp_path)
+    monkeypatch.setattr(state, "STATES", tmp_path / ".farandole")
     return Builds(lab_builds())
 
 

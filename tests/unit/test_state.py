@@ -13,6 +13,8 @@ from farandole import state
 from farandole.errors import FarandoleError
 from farandole.lab import inventory
 
+from .loading import ROOT
+
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
@@ -199,3 +201,8 @@ def test_a_symlink_made_by_a_node_is_not_followed(checkout: Path, tmp_path: Path
         inventory.write("prod", {"node-1": ("192.0.2.1", disk)})
     assert (here / "root/.ssh/authorized_keys").read_text() == ""
     assert not (checkout / "inventory/prod/.ssh/known_hosts").exists()
+
+
+def test_the_default_state_is_in_the_checkout_under_the_inventorys_name() -> None:
+    assert state.state_folder("/inventories/mine") == ROOT / ".farandole/mine"
+    assert state.state_folder("") == ROOT / ".farandole/inventory"

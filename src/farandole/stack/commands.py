@@ -12,6 +12,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from farandole import state as states
 from farandole.errors import FarandoleError
 from farandole.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
@@ -19,7 +20,6 @@ from farandole.stack import nodes
 from farandole.stack.cache import Builds, default_root, lab_builds
 from farandole.stack.catalogue import load
 from farandole.stack.request import request
-from farandole.state import claim
 from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
@@ -50,7 +50,7 @@ def lock(
         new = locks.read(path)
     else:
         variables = inventory_variables(inventory)
-        claim(variables["state"], variables["folder"], write=not explain)
+        states.claim(variables["state"], variables["folder"], write=not explain)
         chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
         wanted = request(
             [name.strip() for name in chosen],
@@ -176,7 +176,7 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     state = own.get("preflight_state_dir") or own.get("base_state_dir")
     folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
     found["folder"] = folder
-    found["state"] = Path(state) if state else locks.PROJECT / ".farandole" / folder.name
+    found["state"] = Path(state) if state else states.state_folder(folder)
     found["stack_cache"] = str(own.get("stack_cache") or default_root())
     found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
     return found
@@ -186,7 +186,7 @@ def builds_of(inventory: Path | None) -> list[Builds]:
     """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
     if inventory:
         return [Builds(inventory_variables(inventory)["builds"])]
-    return [*map(Builds, sorted((locks.PROJECT / ".farandole").glob("*/builds"))), Builds(lab_builds())]
+    return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
 
 
 def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from farandole.errors import FarandoleError
+from farandole.probe import probe_of
 from farandole.stack.cache import Builds, Built, Lock, horovod_key, listed, openmpi_key, recall_whole
 
 Stacks = Mapping[str, Any]
@@ -31,14 +32,12 @@ def for_run(
 
 def stacks_of(variables: Mapping[str, Any]) -> Stacks:
     """The stacks that a node's probe reported."""
-    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
-    return probe.get("stacks") or NONE
+    return probe_of(variables).get("stacks") or NONE
 
 
 def free_of(variables: Mapping[str, Any]) -> int | None:
     """The MiB that a node has free; None if it was not probed."""
-    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
-    return probe.get("disk_free_mb")
+    return probe_of(variables).get("disk_free_mb")
 
 
 def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def refuse_elsewhere(lock: Lock, systems: Mapping[str, str]) -> None:
 
 def system_of(variables: Mapping[str, Any]) -> str:
     """A node's release, as written in locks; empty if it was not probed."""
-    probe = (variables.get("_preflight_probe") or {}).get("probe") or {}
+    probe = probe_of(variables)
     return f"{probe['os_id']}-{probe['os_version']}" if "os_id" in probe else ""
 
 
