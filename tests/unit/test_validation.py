@@ -524,8 +524,8 @@ def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) ->
 def test_skipped_nodes_have_no_check() -> None:
     result = {"proven": True, "changed": False}
     hostvars: dict[str, Any] = {
-        "node-1": {"_validation_stack": result},
-        "node-2": {"_validation_stack": {"skipped": True}},
+        "node-1": {"stack_proven": result},
+        "node-2": {"stack_proven": {"skipped": True}},
         "node-3": {},
     }
     assert nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": result}

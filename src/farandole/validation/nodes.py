@@ -61,7 +61,7 @@ def trust_answers(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, Any]:
 
 def stack_answers(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, Any]:
     """What the nodes reported about their stacks."""
-    return _answers(hostvars, hosts, "_validation_stack")
+    return _answers(hostvars, hosts, "stack_proven")
 
 
 def _answers(hostvars: HostVars, hosts: Iterable[str], name: str) -> dict[str, Any]:
