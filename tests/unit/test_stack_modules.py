@@ -21,7 +21,7 @@ import pytest
 
 from farandole.stack.cache import sha256
 
-from .loading import load
+from .loading import ROOT, load
 from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree
 
 install, switch = load("modules", "stack_install"), load("modules", "stack_switch")
@@ -523,3 +523,15 @@ def test_an_installation_waits_for_one_still_running(tmp_path: Path) -> None:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(holder)
+
+
+def test_a_folder_is_replaced_or_removed_as_a_whole(tmp_path: Path) -> None:
+    script = (ROOT / "roles/stack/files/replace.sh").read_text()
+    old, new, removing = tmp_path / "mpi" / "old", tmp_path / "new", tmp_path / "removing"
+    for text in ("first", "second"):
+        new.mkdir()
+        (new / "file").write_text(text)
+        subprocess.run(["sh", "-euc", script, "-", old, new], env={"REMOVING": str(removing), **os.environ}, check=True)
+        assert [(path.name, path.read_text()) for path in old.iterdir()] == [("file", text)]
+    subprocess.run(["sh", "-euc", script, "-", old], env={"REMOVING": str(removing), **os.environ}, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mpi"]

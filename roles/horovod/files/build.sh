@@ -1,5 +1,5 @@
-# Patches and compiles Horovod into a wheel; SOURCE, PATCHES, STACK, MPI, GXX and the HOROVOD_ settings come from the role.
-venv=/opt/farandole/stacks/$STACK/venv
+# Patches and compiles Horovod into a wheel. SOURCE, PATCHES, GXX and the HOROVOD_ settings come from this role; VENV and MPI
+# from role stack.
 rm -rf source wheel
 mkdir source wheel
 tar --extract --file "$SOURCE" --directory source --strip-components 1
@@ -10,9 +10,9 @@ for patch in $PATCHES; do
 done
 cd ..
 # The libraries are linked without debugging symbols, which are nine tenths of their size.
-export PATH="$venv/bin:/opt/farandole/mpi/$MPI/bin:$PATH:/usr/local/cuda/bin" CC="gcc-$GXX" CXX="g++-$GXX" LDFLAGS=-Wl,--strip-debug
+export PATH="$VENV/bin:$MPI/bin:$PATH:/usr/local/cuda/bin" CC="gcc-$GXX" CXX="g++-$GXX" LDFLAGS=-Wl,--strip-debug
 export MAKEFLAGS="-j$(nproc)" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" HOROVOD_CMAKE="$(command -v cmake)"
-PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" wheel --disable-pip-version-check --no-cache-dir --no-index --no-deps \
+PIP_CONFIG_FILE=/dev/null "$VENV/bin/pip" wheel --disable-pip-version-check --no-cache-dir --no-index --no-deps \
     --no-build-isolation --verbose --wheel-dir wheel ./source
 tar --create --use-compress-program='zstd -T0 -10' --file horovod.tar.zst.part --sort=name --owner=0 --group=0 \
     --numeric-owner wheel

@@ -1,5 +1,7 @@
-# Packs an installed stack with its OpenMPI; STACK, MPI, MODULES, JOB_USER, MANIFEST and CONTENTS come from the role.
-stack=/opt/farandole/stacks/$STACK
+# Packs an installed stack with its OpenMPI; ROOT, STACK, MPI, MODULES, JOB_USER, MANIFEST and CONTENTS come from the role.
+stack=$ROOT/stacks/$STACK
+mpi=$ROOT/mpi/$MPI
+[ -e "$stack/manifest.json" ] || ln --symbolic --force --no-dereference "../../mpi/$MPI" "$stack/mpi"
 # What does not load here loads nowhere. Not as root: another builder may have made what is installed.
 (
     cd /
@@ -16,21 +18,22 @@ import compileall, py_compile, sys
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir(sys.argv[1], quiet=2, workers=0, force=True, invalidation_mode=mode)
 ' "$(echo "$stack"/venv/lib/python3.*/site-packages)"
-# What is not what was built is not packed: without its mark, and with no step known to be done, it is built anew.
+# What is not what was built is not packed: without its mark, and without the folders of the steps, it is built anew.
 listed() {
     python3 -I -c "$CONTENTS" "$1" || {
-        rm -f "$stack/manifest.json" ../*/*.ended
+        find .. -mindepth 1 -maxdepth 1 ! -name "${PWD##*/}" -exec rm -rf '{}' +
+        rm -f "$stack/manifest.json"
         echo "error: run site.yml again, which builds the stack anew" >&2
         exit 1
     }
 }
 of_stack=$(listed "$stack")
-of_mpi=$(listed "/opt/farandole/mpi/$MPI")
-unpacked=$(du --summarize --total --block-size=1 "$stack" "/opt/farandole/mpi/$MPI" | tail -n 1 | cut -f 1)
+of_mpi=$(listed "$mpi")
+unpacked=$(du --summarize --total --block-size=1 "$stack" "$mpi" | tail -n 1 | cut -f 1)
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
 tar --create --use-compress-program="zstd -T0 -${LEVEL:-9}" --file stack.tar.zst.part --sort=name \
-    --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory /opt/farandole "stacks/$STACK" "mpi/$MPI"
+    --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory "$ROOT" "stacks/$STACK" "mpi/$MPI"
 mv stack.tar.zst.part stack.tar.zst
 printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s"}\n' \
     "$(sha256sum stack.tar.zst | cut -d ' ' -f 1)" "$unpacked" "$of_stack" "$of_mpi" >packed.json
