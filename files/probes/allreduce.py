@@ -8,17 +8,12 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import sys
-import time
 from pathlib import Path
 
 SIZES = (1, 1000, 1_000_000)
 TYPES = ("float32", "float64", "int64")
 MOVED = ("float32", "float64", "int32", "int64", "uint8")
-# Sizes in bytes for the bandwidth, and the seconds to measure each.
-MEASURED = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
-SECONDS = 0.35
 CURRENT = Path("/opt/farandole/current")
 
 
@@ -29,7 +24,6 @@ def arguments():
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
     parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless it runs on M machines; default: N")
     parser.add_argument("--gpu", action="store_true", help="use tensors on each rank's GPU, summed by NCCL")
-    parser.add_argument("--bandwidth", action="store_true", help="measure the speed of sums of several sizes")
     options = parser.parse_args()
     if options.expect_hosts is None:
         options.expect_hosts = options.expect
@@ -166,34 +160,6 @@ def mistaken(received, size, kind, root, ranks):
         )
 
 
-def bandwidth(hvd, tensor):
-    """Measure the speed of float32 sums by size; all ranks take part."""
-    for size in MEASURED:
-        job = (hvd, tensor(size // 4, 1, "float32"), f"bandwidth.{size}")
-        fastest = min(duration(*job) for _ in range(4))
-        # All ranks must repeat it equally often.
-        count = hvd.broadcast_object(repetitions(fastest), root_rank=0, name=f"repetitions.{size}")
-        yield bus_bandwidth(size, statistics.median(duration(*job) for _ in range(count)), hvd.size())
-
-
-def duration(hvd, own, name):
-    """The duration of a sum in seconds."""
-    begun = time.perf_counter()
-    hvd.allreduce(own, op=hvd.Sum, name=name).cpu().numpy()
-    return time.perf_counter() - begun
-
-
-def repetitions(seconds):
-    """How often to repeat a sum of this duration."""
-    return max(3, min(200, round(SECONDS / seconds)))
-
-
-def bus_bandwidth(size, seconds, ranks):
-    """The bus bandwidth, which does not depend on the number of ranks."""
-    moved = 2 * (ranks - 1) / ranks * size
-    return {"bytes": size, "seconds": round(seconds, 6), "busbw_mbs": round(moved / seconds / 1e6, 1)}
-
-
 def judge(ranks, options):
     """Check the job as a whole; every rank comes to the same result."""
     if options.expect not in (None, len(ranks)):
@@ -242,8 +208,6 @@ def main():
     mine += [one for kinds in moved.values() for complaints in kinds.values() for one in complaints]
     wrong = common + mine
     results = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
-    if options.bandwidth and (found := list(bandwidth(hvd, tensor))) and own["rank"] == 0:
-        results["bandwidth"] = found
     print(json.dumps({**own, "wanted": wanted, "sums": sums, **results, "wrong": wrong}), flush=True)
     # Errors that all ranks see are printed by one.
     for one in wrong if own["rank"] == 0 else mine:

@@ -78,7 +78,7 @@ def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, q
     for framework in sorted(frameworks):
         module = MODULES[framework]
         for way, controller in ways.items():
-            probe = ["-c", "{probe}", module, "--expect", str(len(nodes)), "--bandwidth", *["--gpu"] * (way == "nccl")]
+            probe = ["-c", "{probe}", module, "--expect", str(len(nodes)), *["--gpu"] * (way == "nccl")]
             argv = (*horovodrun(controller, nodes), *probe)
             title = f"{module} over {way}"
             yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
