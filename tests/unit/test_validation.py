@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from base64 import b64encode
@@ -253,6 +254,7 @@ CHECKS = [
     Check("c", NOT_MEASURED, "no GPU"),
     Check("d", SLOW, "not fast", code="too-slow", cause="the loss", cure="the network"),
 ]
+UNLISTED = Check("e", NOT_MEASURED, "old", code="stack-unlisted", cause="no list", cure="make one")
 
 
 def test_the_report(tmp_path: Path) -> None:
@@ -265,6 +267,8 @@ def test_the_report(tmp_path: Path) -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
     assert [failure.get("type") for failure in suite.iter("failure")] == ["red.disk-full", "slow.too-slow"]
     assert "the cure" in str(suite[1][0].text)
+    assert "make one" in report.junit([UNLISTED]).decode()
+    assert "e is not measured: old\n  cause: no list [stack-unlisted]" in report.text([UNLISTED], target, 3)
     shown = report.text(CHECKS, target, 3)
     assert "b is red: bad\n  cause: the cause [disk-full]\n  cure: the cure\n  | last words" in shown
     assert shown.splitlines()[-1] == f"red: 1 green, 1 slow, 1 red, 1 not measured; 3 s; report: {target}"
@@ -274,7 +278,7 @@ def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
     said = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
     measured = {
         "trust": {"node-1": {"unreachable": True, "msg": "no route to host"}},
-        "stacks": {"node-1": {"proven": True}},
+        "stacks": {"node-1": {"stack": "0123456789ab", "proven": True, "wrong": ""}},
         "inventory": "inventory/mine",
         "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": said}],
         "bars": {"accuracy": 0.6, "parity": None},
@@ -429,27 +433,29 @@ def test_the_manifest_of_the_head_is_read() -> None:
 
 
 def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -> None:
-    evil = "$(reboot)"
-    answers: dict[str, Any] = {
-        "node-1": {"proven": True, "stack": evil, "wrong": ""},
-        "node-2": {"proven": None, "stack": evil, "wrong": ""},
-        "node-3": {"proven": False, "stack": evil, "wrong": f"in mpi/a, bin/orted is missing {evil}"},
-        "node-4": {"unreachable": True, "msg": "No route to host"},
-        "node-5": {"failed": True, "module_stdout": "MemoryError"},
+    evil, stack = "$(reboot)", "0123456789ab"
+    answers: dict[str, tuple[dict[str, Any], str, str]] = {
+        "whole": ({"proven": True, "stack": stack, "wrong": "", "changed": False}, GREEN, ""),
+        "old": ({"proven": None, "stack": stack, "wrong": ""}, NOT_MEASURED, "stack-unlisted"),
+        "altered": ({"proven": False, "stack": stack, "wrong": f"bin/orted is missing {evil}"}, RED, "stack-altered"),
+        "bare": ({"proven": False, "stack": "", "wrong": evil}, RED, "stack-missing"),
+        "off": ({"unreachable": True, "msg": f"No route to host {evil}"}, RED, "node-unreachable"),
+        "crashed": ({"failed": True, "msg": "no JSON", "module_stdout": f"{evil} died\n"}, RED, "node-unusable"),
+        "silent": ({"failed": True}, RED, "node-unusable"),
+        "no stack's name": ({"proven": True, "stack": evil, "wrong": ""}, RED, "answer-malformed"),
+        "no answer": ({"proven": "yes", "stack": stack, "wrong": ""}, RED, "answer-malformed"),
+        "wrong and right": ({"proven": True, "stack": stack, "wrong": evil}, RED, "answer-malformed"),
+        "neither": ({"proven": False, "stack": stack, "wrong": ""}, RED, "answer-malformed"),
     }
-    checks = {check.id: check for check in stack_checks(answers, "/my clusters/mine")}
-    assert [check.status for check in checks.values()] == [GREEN, NOT_MEASURED, RED, RED, RED]
-    assert checks["stack.node-3"].cause == answers["node-3"]["wrong"]
-    assert checks["stack.node-3"].cure == (
-        "ansible node-3 -i '/my clusters/mine' --become -m file -a "
-        "'path=/opt/farandole/current/manifest.json state=absent', then "
-        "ansible-playbook -i '/my clusters/mine' site.yml"
-    )
-    codes = [check.code for check in checks.values()]
-    assert codes == ["", "", "stack-altered", "node-unreachable", "stack-altered"]
-    assert "No route to host" in checks["stack.node-4"].cause
-    assert "node-4" in checks["stack.node-4"].cure
-    assert checks["stack.node-5"].cause == "it gave no answer"
+    checks = stack_checks({name: answer for name, (answer, _, _) in answers.items()}, "/my clusters/mine")
+    assert [(check.status, check.code) for check in checks] == [(status, code) for _, status, code in answers.values()]
+    causes_of = {check.code: check.cause for check in checks}
+    assert "bin/orted" in causes_of["stack-altered"] and "No route to host" in causes_of["node-unreachable"]
+    assert any("died" in check.cause for check in checks)
+    assert not any("reboot" in check.cure for check in checks)
+    commands = {check.code: shlex.split(check.cure) for check in checks if check.code.startswith("stack-")}
+    assert all("/my clusters/mine" in words for words in commands.values())
+    assert "altered" in commands["stack-altered"] and "old" in commands["stack-unlisted"]
 
 
 def test_a_head_that_can_run_nothing_is_red_with_the_reason() -> None:
@@ -461,7 +467,6 @@ def test_a_head_that_can_run_nothing_is_red_with_the_reason() -> None:
     first, second = trust_checks(trust_answers(hostvars, list(hostvars)), NODES)
     assert (first.id, first.status, first.code) == ("trust.node-1", RED, "node-unusable")
     assert "Missing sudo password" in first.cause
-    assert "--ask-become-pass" in first.cure
     assert (second.status, second.code) == (RED, "node-unreachable")
 
 

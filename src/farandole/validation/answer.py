@@ -50,6 +50,7 @@ CONNECTIONS = fields(
         )
     }
 )
+STACK = fields({"stack": words("|[0-9a-f]{12}"), "proven": optional(yes_or_no), "wrong": LINE}, {})
 MANIFEST = fields(
     {
         "id": words("[0-9a-f]{12}"),
@@ -85,6 +86,14 @@ def connections(result: Mapping[str, Any], hosts: Collection[str]) -> list[dict[
     found: list[dict[str, Any]] = CONNECTIONS(load(str(result.get("stdout") or ""), LONGEST))["connections"]
     if sorted(one["host"] for one in found) != sorted([*hosts, *hosts]):
         raise UnfitError("its connections are not two to each node")
+    return found
+
+
+def stack(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the answer of module stack_proof."""
+    found: dict[str, Any] = STACK(result)
+    if (found["proven"] is False) != bool(found["wrong"]):
+        raise UnfitError("it contradicts itself")
     return found
 
 

@@ -11,7 +11,7 @@ from farandole.causes import Cause, causes, recognize
 from farandole.errors import FarandoleError
 from farandole.form import UnfitError
 from farandole.validation import plan
-from farandole.validation.answer import connections, lines, manifest
+from farandole.validation.answer import connections, lines, manifest, stack
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
 from farandole.words import one_line
 
@@ -76,19 +76,15 @@ def trust_checks(trust: Mapping[str, Answer], hosts: Collection[str]) -> list[Ch
 
 def _trust_check(name: str, answer: Answer, hosts: Collection[str]) -> Check:
     check = Check(f"trust.{name}", RED, f"from {name}", hosts=[name])
-    output = lines(answer.get("stderr") or answer.get("msg"))
-    last = output[-1] if output else "it gave no reason"
-    if answer.get("unreachable"):
-        return _explained(check, "node-unreachable", last, name)
-    if "rc" not in answer or not answer.get("stdout"):
-        return _explained(check, "node-unusable", last, name)
+    if not answer.get("stdout") or "rc" not in answer:
+        return _unanswered(check, answer, name)
     try:
         tried = connections(answer, hosts)
         failed = _failed(tried)
         if (answer["rc"] == 0) != (not failed):
             raise UnfitError("its exit status contradicts it")
     except UnfitError as error:
-        check.log = output
+        check.log = lines(answer.get("stderr"))
         return _explained(check, "answer-malformed", str(error), name)
     if failed:
         check.code, check.cause, check.cure = failed[0]
@@ -122,6 +118,15 @@ def _cause(code: str, seen: str) -> tuple[Cause, str]:
     return (match.cause, match.words["seen"]) if match else (causes()[code], one_line(seen))
 
 
+def _unanswered(check: Check, answer: Answer, host: str) -> Check:
+    """Why a program on a node gave no answer: the last line that there is."""
+    output = [
+        line for source in ("msg", "module_stdout", "stderr", "module_stderr") for line in lines(answer.get(source))
+    ]
+    code = "node-unreachable" if answer.get("unreachable") else "node-unusable"
+    return _explained(check, code, output[-1] if output else "it gave no reason", host)
+
+
 def _explained(check: Check, code: str, seen: str, host: str, inventory: str = "") -> Check:
     cause, fields = causes()[code], {"host": shlex.quote(host), "inventory": shlex.quote(inventory)}
     check.code, check.cause, check.cure = code, cause.description({"seen": seen}), cause.remedy(fields)
@@ -135,14 +140,16 @@ def stack_checks(stacks: Mapping[str, Answer], inventory: str) -> list[Check]:
 
 def _stack_check(name: str, answer: Answer, inventory: str) -> Check:
     check = Check(f"stack.{name}", RED, "the stack could not be verified", hosts=[name])
-    proven = answer.get("proven", False)
-    if proven is True:
+    if "proven" not in answer:
+        return _unanswered(check, answer, name)
+    try:
+        found = stack(answer)
+    except UnfitError as error:
+        return _explained(check, "answer-malformed", str(error), name)
+    if found["proven"]:
         check.status, check.words = GREEN, "every file is as it was built"
-    elif proven is None:
-        check.status = NOT_MEASURED
-        check.words = "it has no list of contents, being of an older version; remove manifest.json and run site.yml"
-    else:
-        code = "node-unreachable" if answer.get("unreachable") else "stack-altered"
-        seen = one_line(answer.get("wrong") or answer.get("msg") or "it gave no answer")
-        return _explained(check, code, seen, name, inventory)
-    return check
+        return check
+    if found["proven"] is None:
+        check.status, check.words = NOT_MEASURED, "the stack has no list of contents"
+        return _explained(check, "stack-unlisted", "", name, inventory)
+    return _explained(check, "stack-altered" if found["stack"] else "stack-missing", found["wrong"], name, inventory)

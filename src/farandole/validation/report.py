@@ -71,24 +71,24 @@ def junit(checks: Sequence[Check]) -> bytes:
     suite = ET.Element("testsuite", name="farandole", tests=str(len(checks)), failures=failures, skipped=skipped)
     for check in checks:
         case = ET.SubElement(suite, "testcase", classname="farandole", name=in_xml(check.id), time=str(check.seconds))
+        details = in_xml("\n".join(filter(None, [check.cause, check.cure, *check.log])))
         if check.status in BAD:
-            details = in_xml("\n".join([check.cause, check.cure, *check.log]))
             kind = f"{check.status}.{check.code}"
             ET.SubElement(case, "failure", type=kind, message=in_xml(check.words)).text = details
         elif check.status == NOT_MEASURED:
-            ET.SubElement(case, "skipped", message=in_xml(check.words))
+            ET.SubElement(case, "skipped", message=in_xml(check.words)).text = details
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
-    """Format the report for the terminal: a table of all checks, then the red and slow ones in full."""
+    """Format the report for the terminal: a table of all checks, then those with a cause in full."""
     rows = [["check", "result", "value", "bar", "seconds", "what was seen"]]
     for check in checks:
         numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
     for check in checks:
-        if check.status in BAD:
+        if check.cause:
             lines.append(f"{check.id} is {check.status}: {check.words}")
             lines += [f"  cause: {check.cause} [{check.code}]", f"  cure: {check.cure}"]
             lines += [f"  | {line}" for line in check.log[-SHOWN:]]
