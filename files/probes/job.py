@@ -1,6 +1,6 @@
 """Run one job on the cluster as its job user, within a time limit, and print its result as a line of JSON.
 
-python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120}'
+python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120, "patterns": ["No space left"]}'
 """
 
 import json
@@ -15,12 +15,10 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
-# Lines of a launcher's log that do not help to explain a failure.
+# Lines that jobs print in any case; they show no cause.
 NOISE = re.compile(r"^\s*$|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow")
-TELLING = re.compile(
-    r"No space left|cannot be written|is damaged|is not there|ssh not successful|Could not resolve|going on"
-)
 SHOWN = 25
 PATIENCE = 10
 # Seconds that a process may take to exit after its job has ended.
@@ -113,6 +111,19 @@ def records(output):
                 continue
 
 
+def excerpt(output, patterns):
+    """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
+    lines = [line[:300] for line in output.splitlines() if not NOISE.search(line)]
+    earlier = lines[:-SHOWN]
+    telling = {at for one in patterns for at in islice(matching(one, earlier), SHOWN)}
+    return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]
+
+
+def matching(pattern, lines):
+    """The places of the lines that match a pattern."""
+    return (at for at, line in enumerate(lines) if re.search(pattern, line))
+
+
 def main():
     """One job."""
     task = json.loads(sys.argv[1])
@@ -132,9 +143,7 @@ def main():
             told["ranks"] += record.pop("ranks")
             told.update(record)
     told["ranks"].sort(key=lambda rank: rank["rank"])
-    lines = [line[:300] for line in output.splitlines() if not NOISE.search(line)]
-    # What a rank said in one sentence must not drown in the others' tracebacks.
-    told["said"] = [line for line in lines[:-SHOWN] if TELLING.search(line)][-SHOWN:] + lines[-SHOWN:]
+    told["said"] = excerpt(output, task["patterns"])
     print(json.dumps(told))
     return 0
 

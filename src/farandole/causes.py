@@ -33,6 +33,8 @@ class Cause:
     cure: str
     pattern: str = ""
     cascade: bool = False
+    # What such a line rules out when the worker that failed first is searched: the worker, or only the line.
+    excuses: Literal["", "worker", "line"] = ""
     # The GitHub issue in which upstream discusses the message, as owner/name#number.
     upstream: str = ""
     # Why tests/unit/logs has no real log of it.
@@ -74,6 +76,16 @@ def parse(text: str) -> dict[str, Cause]:
 def causes() -> Mapping[str, Cause]:
     """All known causes, read once."""
     return parse(Path(__file__).with_name("causes.yml").read_text())
+
+
+def excused(what: Literal["worker", "line"], line: str) -> bool:
+    """Whether a worker's line shows that not it failed first, or is no reason for its failure."""
+    return any(cause.excuses == what and re.search(cause.pattern, line) for cause in causes().values())
+
+
+def patterns(place: Place) -> list[str]:
+    """All patterns for one place."""
+    return [cause.pattern for cause in causes().values() if cause.seen == place]
 
 
 def recognize(place: Place, lines: Sequence[str], *, cascade: bool = False) -> Match | None:

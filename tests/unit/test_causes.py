@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from farandole.causes import CURE_FIELDS, READ, Cause, causes, parse, recognize
 from farandole.preflight.unreachable import judge_unreachable, login_fields
 from farandole.validation.judge import explain
+from farandole.validation.nodes import task
 
 from .loading import ROOT
 
@@ -34,10 +40,21 @@ def fields(template: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
 
 
+def logs(cause: Cause) -> list[list[str]]:
+    """The logs of a cause as the code gets them: a job's line by line, ssh's output as one line."""
+    texts = [path.read_text() for path in sorted(LOGS.glob(f"{cause.code}.*"))]
+    return [text.splitlines() if cause.seen == "job" else [" ".join(text.split())] for text in texts]
+
+
 def lines(cause: Cause) -> list[str]:
-    """A log as the code gets it: a job's line by line, ssh's output as one line."""
-    text = (LOGS / f"{cause.code}.txt").read_text()
-    return text.splitlines() if cause.seen == "job" else [" ".join(text.split())]
+    return [line for log in logs(cause) for line in log]
+
+
+def explained(log: list[str]) -> tuple[str, str, str]:
+    """How a job with this log is explained."""
+    job = {"nodes": NODES, "seconds": 60, "size": 2, "group": "mpi"}
+    left = {node: list[str]() for node in NODES}
+    return explain({"job": job, "code": 1, "said": log, "ranks": [], "wrong": [], "left": left, "seconds": 1.0})
 
 
 @by_code(CAUSES)
@@ -45,6 +62,7 @@ def test_an_entry_is_complete(cause: Cause) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cause.code)
     assert cause.what.strip() and cause.cure.strip()
     assert not cause.cascade or cause.seen == "job"
+    assert not cause.excuses or cause.cascade
     assert not cause.unprovoked or cause.pattern
     assert re.fullmatch(r"((open-mpi/ompi|horovod/horovod)#\d+)?", cause.upstream)
 
@@ -78,18 +96,52 @@ def test_what_a_node_says_is_never_part_of_a_cure() -> None:
 
 @by_code(LOGGED)
 def test_a_real_log_is_recognized_as_its_cause(cause: Cause) -> None:
-    log = lines(cause)
-    assert len(log) <= 40
-    match = recognize(cause.seen, log) or recognize(cause.seen, log, cascade=True)
-    assert match
-    assert match.cause.code == cause.code
-    if cause.seen == "job":
-        job = {"nodes": NODES, "seconds": 60, "size": 2, "group": "mpi"}
-        left = {node: list[str]() for node in NODES}
-        code, what, _ = explain({"job": job, "code": 1, "said": log, "ranks": [], "left": left, "seconds": 1.0})
-        assert (code, "{" in what) == (cause.code, False)
-    if cause.seen == "login":
-        assert judge_unreachable("node-2", {"unreachable_reason": log[0], "login": LOGIN}).code == cause.code
+    for log in logs(cause):
+        assert len(log) <= 40
+        match = recognize(cause.seen, log) or recognize(cause.seen, log, cascade=True)
+        assert match
+        assert match.cause.code == cause.code
+        if cause.seen == "job":
+            code, what, _ = explained(log)
+            assert (code, "{" in what) == (cause.code, False)
+        if cause.seen == "login":
+            assert judge_unreachable("node-2", {"unreachable_reason": log[0], "login": LOGIN}).code == cause.code
+
+
+def alternatives(pattern: str) -> list[str]:
+    """A pattern once for each alternative in it."""
+    parts = re.findall(r"\\.|\[[^]]*\]|.", pattern)
+    groups = [[-1]]
+    for at, part in enumerate([*parts, ")"]):
+        if part == "(":
+            groups.append([at])
+        elif part == "|":
+            groups[-1].append(at)
+        elif part == ")" and len(edges := [*groups.pop(), at]) > 2:
+            ways = (
+                "".join([*parts[: edges[0] + 1], *parts[one + 1 : end], *parts[at:]]) for one, end in pairwise(edges)
+            )
+            return [found for way in ways for found in alternatives(way)]
+    return [pattern]
+
+
+@by_code([cause for cause in LOGGED if cause.seen == "job"])
+def test_each_alternative_of_a_pattern_is_in_a_real_log(cause: Cause) -> None:
+    real = [line for other in LOGGED if other.seen == "job" for line in lines(other)]
+    for pattern in alternatives(cause.pattern):
+        assert any(re.search(pattern, line) for line in real), pattern
+
+
+@by_code([cause for cause in LOGGED if cause.seen == "job"])
+def test_a_cause_is_found_before_a_long_end(cause: Cause, tmp_path: Path) -> None:
+    """As job.py sends a log, with sixty lines after it that say nothing."""
+    for log in logs(cause):
+        (tmp_path / "log").write_text("\n".join([*log, *(f"harmless line {number}" for number in range(60))]))
+        planned = {"argv": ["cat", str(tmp_path / "log")], "probe": "", "nodes": [], "seconds": 10}
+        command = [sys.executable, str(ROOT / "files/probes/job.py"), json.dumps(task(planned, ""))]
+        report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        assert report["said"][-1] == "harmless line 59"
+        assert explained(report["said"])[0] == cause.code
 
 
 @by_code([cause for cause in LOGGED if not cause.cascade])
@@ -117,7 +169,7 @@ def test_a_root_cause_takes_precedence_over_every_cascade() -> None:
 
 
 def test_patterns_and_logs_belong_together() -> None:
-    assert {path.stem for path in LOGS.iterdir()} == {cause.code for cause in LOGGED}
+    assert {path.name.split(".")[0] for path in LOGS.iterdir()} == {cause.code for cause in LOGGED}
     assert all(cause.pattern for cause in CAUSES if cause.seen in READ)
 
 

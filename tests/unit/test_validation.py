@@ -221,6 +221,10 @@ def test_the_cause_is_found_in_the_log(line: str, code: str, names: list[str]) -
 
 
 LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection reset by peer"
+LOOP = (
+    "[0]<stderr>:[2026: E operations.cc:697] [0]: Horovod background loop uncaught exception: Connection closed by peer"
+)
+BROKEN = "[1,0]<stderr>:[a][[1,1],0][btl_tcp_frag.c:135:mca_btl_tcp_frag_send] writev failed: Broken pipe (32)"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +235,9 @@ LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection r
         ({"code": 1, "said": [LOST, "[1]<stderr>:out of luck"]}, "worker-failed", ["worker 1", "node-2", "luck"]),
         ({"code": 1, "said": ["[1,1]<stderr>:KeyError: 'x'"]}, "worker-failed", ["worker 1", "node-2", "KeyError"]),
         ({"code": 1, "said": [LOST]}, "connection-lost", []),
+        ({"code": 1, "said": [LOOP, "[1]<stderr>:Killed"]}, "worker-failed", ["worker 1"]),
+        ({"code": 1, "said": [BROKEN, "[1,1]<stderr>:KeyError: 'x'"]}, "worker-failed", ["worker 1"]),
+        ({"code": 1, "said": ["[1,0]<stderr>:KeyError: 'x'", BROKEN]}, "worker-failed", ["worker 0", "KeyError"]),
         ({"code": 0, "ranks": [rank(0)]}, "ranks-missing", ["1 of 2"]),
         ({"code": 0, "ranks": [rank(0), rank(1, machine="m0")]}, "machines-missing", ["1 of 2"]),
         ({"code": 0, "ranks": [rank(0), rank(1, stack="b")]}, "nodes-differ", ["stack", "node-1", "node-2"]),
@@ -238,7 +245,8 @@ LOST = "[0]<stderr>:horovod.common.exceptions.HorovodInternalError: Connection r
         ({"code": 0, "left": {"node-2": ["python"]}}, "processes-left", ["python", "node-2"]),
     ],
     ids=[
-        "silent", "hang", "crash over Gloo", "crash over MPI", "lost", "one worker", "one machine", "two stacks",
+        "silent", "hang", "crash over Gloo", "crash over MPI", "lost", "killed",
+        "broken by the other", "broken later", "one worker", "one machine", "two stacks",
         "other weights", "left behind",
     ],
 )  # fmt: skip

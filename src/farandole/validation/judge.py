@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.causes import Cause, causes, recognize
+from farandole.causes import Cause, causes, excused, recognize
 
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
 Result = Mapping[str, Any]
@@ -123,9 +123,9 @@ def _first_failure(result: Result) -> Explanation | None:
     for line in result["said"]:
         if found := WORKER.match(line):
             rank = int(found[1])
-            if re.search(r"HorovodInternalError|Horovod has been shut down", line):
+            if excused("worker", line):
                 victims.add(rank)
-            elif "btl_tcp" not in line:
+            elif not excused("line", line):
                 last_lines[rank] = found[2][:200]
     failed = next((rank for rank in sorted(last_lines) if rank not in victims), None)
     if failed is None:

@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from farandole.causes import Cause, causes, recognize
+from farandole.causes import Cause, causes, patterns, recognize
 from farandole.errors import FarandoleError
 from farandole.form import UnfitError
 from farandole.validation import plan
@@ -43,7 +43,7 @@ def jobs(nodes: list[str], manifest: Mapping[str, Any], seconds: int, *, quick: 
 def task(job: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A job in the form that files/probes/job.py takes."""
     argv = [source if word == "{probe}" else word for word in job["argv"]]
-    return {"argv": argv, "nodes": job["nodes"], "seconds": job["seconds"]}
+    return {"argv": argv, "nodes": job["nodes"], "seconds": job["seconds"], "patterns": patterns("job")}
 
 
 def unmeasured(manifest: Mapping[str, Any]) -> dict[str, str]:
