@@ -87,7 +87,7 @@ def end(job):
 
 
 def reap(node, mark):
-    """Kill the processes that a job left on a node, and return their names."""
+    """Kill the processes that a job left on a node, and return their names; None if the node does not answer."""
     script = f"MARK = {f'{MARK}={mark}'.encode()!r}; GRACE = {GRACE}{REAP}"
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, "python3", "-"]
     if node == socket.gethostname():
@@ -96,8 +96,8 @@ def reap(node, mark):
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        return ["no answer"]
-    return done.stdout.split() if done.returncode == 0 else ["no answer"]
+        return None
+    return done.stdout.split() if done.returncode == 0 else None
 
 
 def records(output):
@@ -109,6 +109,23 @@ def records(output):
                 yield json.loads(line[start:])
             except ValueError:
                 continue
+
+
+def results(output):
+    """Collect what ranks printed: their descriptions and results, and the errors they found."""
+    found = {"ranks": [], "wrong": []}
+    for record in records(output):
+        if "rank" in record:
+            found["ranks"].append(record)
+        elif "round" in record:
+            found.setdefault("rounds", []).append(record["round"])
+        elif "ranks" in record:
+            found["ranks"] += record.pop("ranks")
+            found.update(record)
+        elif "code" in record and len(found["wrong"]) < SHOWN:
+            found["wrong"].append(record)
+    found["ranks"].sort(key=lambda rank: rank["rank"])
+    return found
 
 
 def excerpt(output, patterns):
@@ -125,26 +142,16 @@ def matching(pattern, lines):
 
 
 def main():
-    """One job."""
+    """Run a job and print its result."""
     task = json.loads(sys.argv[1])
     mark = uuid.uuid4().hex
     begun = time.monotonic()
     code, output = run(task, mark)
-    seconds = time.monotonic() - begun
+    seconds = round(time.monotonic() - begun, 1)
     with ThreadPoolExecutor(max_workers=32) as pool:
         left = dict(zip(task["nodes"], pool.map(lambda node: reap(node, mark), task["nodes"]), strict=True))
-    told = {"code": code, "seconds": round(seconds, 1), "left": left, "ranks": []}
-    for record in records(output):
-        if "rank" in record:
-            told["ranks"].append(record)
-        elif "round" in record:
-            told.setdefault("rounds", []).append(record["round"])
-        elif "ranks" in record:
-            told["ranks"] += record.pop("ranks")
-            told.update(record)
-    told["ranks"].sort(key=lambda rank: rank["rank"])
-    told["said"] = excerpt(output, task["patterns"])
-    print(json.dumps(told))
+    said = excerpt(output, task["patterns"])
+    print(json.dumps({**results(output), "code": code, "seconds": seconds, "left": left, "said": said}))
     return 0
 
 

@@ -2,8 +2,8 @@
 
 mpirun -np 2 -H node-1:1,node-2:1 --bind-to none python mpi.py --expect 2
 
-Every rank prints what it is and what it found as a line of JSON, rank 0 also how fast MPI and plain TCP are between it
-and rank 1. A rank that finds something wrong says what and where, and the job ends with a status other than 0.
+Every rank prints its description and results as a line of JSON, rank 0 also how fast MPI and plain TCP are between it
+and rank 1. A rank that finds an error reports it as another line, and the job exits with a status other than 0.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import traceback
 from array import array
 from pathlib import Path
 
-CURRENT = Path("/opt/farandole/current")
-LIBRARY = CURRENT / "mpi" / "lib" / "libmpi.so"
+import ranks
+
+LIBRARY = ranks.CURRENT / "mpi" / "lib" / "libmpi.so"
 SIZES = (1, 1000, 1_000_000)
 # Python's letter and Open MPI's name for each.
 TYPES = {"float32": ("f", "float"), "float64": ("d", "double"), "int64": ("q", "int64_t")}
@@ -223,60 +224,6 @@ class OverTCP(Way):
             left -= came
 
 
-def arguments():
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
-    parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless they are on M machines; default: N")
-    options = parser.parse_args()
-    if options.expect_hosts is None:
-        options.expect_hosts = options.expect
-    return options
-
-
-def describe(mpi):
-    """Describe this rank."""
-    return {
-        "rank": mpi.rank,
-        "size": mpi.size,
-        "host": socket.gethostname(),
-        "machine": Path("/etc/machine-id").read_text().strip(),
-        "python": sys.executable,
-        "stack": CURRENT.resolve().name if CURRENT.is_symlink() else "",
-        "version": mpi.version(),
-    }
-
-
-def judge(ranks, options):
-    """Yield what is wrong with the job as a whole; every rank comes to the same result."""
-    if options.expect not in (None, len(ranks)):
-        alone = ", a job of its own" if len(ranks) == 1 else ""
-        yield complaint("ranks-missing", f"{len(ranks)} of {options.expect} ranks are in this job{alone}")
-    machines = by(ranks, "machine")
-    if options.expect_hosts not in (None, len(machines)):
-        where = " and ".join(machines.values())
-        yield complaint(
-            "machines-missing", f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {where}"
-        )
-    for what in ("stack", "python", "version"):
-        if len(found := by(ranks, what)) > 1:
-            where = "; ".join(f"{value or 'none'} on {hosts}" for value, hosts in found.items())
-            yield complaint("nodes-differ", f"not the same {what} on all ranks: {where}")
-
-
-def complaint(code, seen):
-    """A problem: a code, by which the control machine finds the cure, and what was seen."""
-    return {"code": code, "seen": seen}
-
-
-def by(ranks, what):
-    """Group the names of hosts by a value that their ranks report."""
-    hosts = {}
-    for one in ranks:
-        hosts.setdefault(one[what], []).append(one["host"])
-    return {value: ", ".join(dict.fromkeys(names)) for value, names in hosts.items()}
-
-
 def ring(mpi):
     """Pass a token round the ranks, each adding its number, and return its value when this rank last has it."""
     token = array("q", [0])
@@ -295,7 +242,7 @@ def misled(worth, rank, size):
     # Rank 0 has it again at the end, the others pass it on.
     added = rank + 1 if rank else size
     if worth != (wanted := added * (added + 1) // 2):
-        yield complaint(
+        yield ranks.error(
             "wrong-values", f"the token that goes round the ranks is {worth} after {added} of {size}, not {wanted}"
         )
 
@@ -316,7 +263,8 @@ def missed(results, size):
     wanted = size * (size + 1) // 2
     for one in results:
         if not one["exact"]:
-            yield complaint("wrong-values", f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}")
+            seen = f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}"
+            yield ranks.error("wrong-values", seen)
 
 
 def addresses():
@@ -361,12 +309,12 @@ def meet(mpi, network):
     try:
         mine = listen(network) if mpi.rank == 0 else None
     except WayError as error:
-        wrong = [complaint(*error.args)]
+        wrong = [ranks.error(*error.args)]
     offer = mpi.gather(mine.getsockname() if mine else None)[0]
     try:
         mine = dial(network, offer) if offer and mpi.rank == 1 else mine
     except WayError as error:
-        wrong = [complaint(*error.args)]
+        wrong = [ranks.error(*error.args)]
     if not mpi.gather(mine is not None)[1]:
         return None, wrong
     if mpi.rank == 0:
@@ -473,29 +421,26 @@ def sleep_until_told(mpi):
 
 def prove(mpi, options):
     """Compute, compare, measure and print the results."""
-    own = describe(mpi)
-    common = list(judge(mpi.gather(own), options))
+    own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
+    every = mpi.gather(own)
     worth, results = ring(mpi), list(sums(mpi))
     measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
     mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
-    wrong = common + mine
     speed = measured if mpi.rank == 0 else {}
-    print(json.dumps({**own, "ring": worth, "sums": results, **speed, "wrong": wrong}), flush=True)
-    # Rank 0 alone prints what all of them see.
-    for one in wrong if mpi.rank == 0 else mine:
-        print(f"{own['host']}, rank {mpi.rank}: {one['seen']}", file=sys.stderr, flush=True)
+    ranks.show({**own, "ring": worth, "sums": results, **speed})
+    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), mine)
     # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
     mpi.call("Barrier", mpi.world)
-    return int(bool(wrong))
+    return status
 
 
 def main():
     """Join the job, test it, leave it."""
-    options = arguments()
+    options = ranks.expectations(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
     try:
         mpi = MPI(LIBRARY)
     except OSError as error:
-        sys.exit(f"{socket.gethostname()}: no MPI in the stack: {error}; run site.yml")
+        ranks.fail("mpi-missing", str(error))
     try:
         code = prove(mpi, options)
     except Exception:

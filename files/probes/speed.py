@@ -25,6 +25,7 @@ sys.path.insert(0, "/opt/farandole/samples")
 
 import horovod.torch as hvd
 import proof
+import ranks
 import torch
 import torch.distributed as dist
 from pytorch_mnist import LeNet5, datasets
@@ -58,7 +59,7 @@ class Worker:
             return self.pipe.recv()
         except EOFError:
             self.process.join()
-            sys.exit(f"{socket.gethostname()}: {self.way} exited with status {self.process.exitcode}, see above")
+            end_like(self.process.exitcode)
 
     def stop(self):
         """Stop the worker until its next turn."""
@@ -79,6 +80,13 @@ class Worker:
         last = self.answer()
         self.process.join()
         return last
+
+
+def end_like(status):
+    """Exit as a worker did, which has printed the reason; after a signal, the launcher prints it."""
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    sys.exit(status or 1)
 
 
 def learn(way, options, data, pipe):
@@ -143,7 +151,7 @@ def meet(options, *, is_master):
         return dist.TCPStore(options.master, port, None, is_master, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        sys.exit(f"{options.size} ranks did not meet at {options.master}, port {port}: {reason}")
+        ranks.fail("ddp-not-met", f"{options.size} ranks, port {port}: {reason}", options.master)
 
 
 class Conductor:
@@ -215,22 +223,10 @@ def measure(conductor, seconds):
             worst, where = max((worst, where), disturbance(answers))
         rounds.append({**found, "quiet": not worst, "others": round(worst, 2), "where": where})
         # One line per round, as launchers split long lines.
-        print(json.dumps({"round": rounds[-1]}), flush=True)
+        ranks.show({"round": rounds[-1]})
         quiet = [one for one in rounds if one["quiet"]]
         if len(quiet) >= ENOUGH and all(agree(quiet, way) for way in ("alone", "ddp")):
             return
-
-
-def describe(options):
-    """Describe this rank."""
-    return {
-        "rank": options.rank,
-        "size": options.size,
-        "host": socket.gethostname(),
-        "machine": Path("/etc/machine-id").read_text().strip(),
-        "python": sys.executable,
-        "stack": Path("/opt/farandole/current").resolve().name,
-    }
 
 
 def main():
@@ -257,7 +253,7 @@ def main():
     while conductor.follow():
         pass
     weights = {way: worker.end() for way, worker in workers.items()}
-    print(json.dumps({**describe(options), "weights": weights["horovod"]}), flush=True)
+    ranks.show({**ranks.describe(options.rank, options.size), "weights": weights["horovod"]})
     return 0
 
 

@@ -12,9 +12,10 @@ from typing import Literal, get_args
 import yaml
 
 # Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
-# in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of a probe
-# (probe), or in a check that this package makes itself (check).
-Place = Literal["login", "peer", "job", "probe", "check"]
+# in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of the probe of
+# connections between nodes (trust), in that of a job's probe (probe), or in a check that this package makes itself
+# (check).
+Place = Literal["login", "peer", "job", "trust", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
 # All that a cure may contain. The caller takes the values from the inventory and quotes them for a shell: what a node
 # says never becomes part of a command.

@@ -28,7 +28,7 @@ LONG = (TRAIN, "--epochs", "100000", "--log-interval", "1000000")
 def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, seconds: int = 60) -> dict[str, Any]:
     """Run a job as the validation play does, as the job user on the head."""
     planned = {"argv": argv, "probe": "", "nodes": nodes, "seconds": seconds, "group": "samples"}
-    argument = json.dumps(task(planned, ""))
+    argument = json.dumps(task(planned, str(PROBES)))
     runner = (PROBES / "job.py").read_text()
     done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", runner, argument)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ import yaml
 from clusters import ENVIRONMENT, ROOT, Cluster
 
 from farandole.stack.cache import lab_builds, sha256
+from farandole.validation.nodes import program
 
 NODES = 2
 CURRENT = "/opt/farandole/current"
@@ -38,7 +39,7 @@ def locked(cluster: Cluster) -> str:
 
 def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
     """Run the allreduce probe on these nodes as the job user on the head; returns each rank's result."""
-    probe = (ROOT / "files/probes/allreduce.py").read_text()
+    probe = program(ROOT / "files/probes", "allreduce.py")
     count = str(len(nodes))
     done = cluster.ssh(
         "node-1", "runuser", "-u", "trainer", "--", "timeout", "120", "horovodrun", f"--{controller}", "-np", count,

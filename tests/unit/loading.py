@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -19,6 +20,13 @@ ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
 
 def module_path(name: str) -> Path:
     return next(path for folder in MODULES if (path := folder / f"{name}.py").exists())
+
+
+def load_probe(name: str) -> ModuleType:
+    folder = str(ROOT / "files/probes")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def load(kind: str, name: str) -> ModuleType:

@@ -70,7 +70,7 @@ def test_an_entry_is_complete(cause: Cause) -> None:
 @by_code(CAUSES)
 def test_a_text_has_only_known_fields(cause: Cause) -> None:
     known = {"seen", *re.compile(cause.pattern).groupindex} | WORDS.get(cause.code, set())
-    known |= {"login": {"user"}, "job": {"host"}}.get(cause.seen, set())
+    known |= {"login": {"user"}, "job": {"host"}, "probe": {"host"}}.get(cause.seen, set())
     assert fields(cause.what) <= known
 
 
@@ -79,6 +79,7 @@ def test_a_cure_uses_only_the_inventory(cause: Cause) -> None:
     mine = {
         "login": set(login_fields(LOGIN)),
         "peer": {"host"},
+        "trust": {"host"},
         "probe": {"host"},
         "job": {"host"},
         "check": CURE_FIELDS,
@@ -138,7 +139,11 @@ def test_a_cause_is_found_before_a_long_end(cause: Cause, tmp_path: Path) -> Non
     for log in logs(cause):
         (tmp_path / "log").write_text("\n".join([*log, *(f"harmless line {number}" for number in range(60))]))
         planned = {"argv": ["cat", str(tmp_path / "log")], "probe": "", "nodes": [], "seconds": 10}
-        command = [sys.executable, str(ROOT / "files/probes/job.py"), json.dumps(task(planned, ""))]
+        command = [
+            sys.executable,
+            str(ROOT / "files/probes/job.py"),
+            json.dumps(task(planned, str(ROOT / "files/probes"))),
+        ]
         report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         assert report["said"][-1] == "harmless line 59"
         assert explained(report["said"])[0] == cause.code
@@ -174,11 +179,15 @@ def test_patterns_and_logs_belong_together() -> None:
 
 
 def test_probes_print_the_codes_in_the_file() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "files/probes").glob("*.py"))
-    codes = set(re.findall(r'(?:complaint|WayError)\(\s*"([a-z-]+)"', source)) | set(
-        re.findall(r'"(peer-[a-z-]+)"', source)
-    )
-    assert codes == {cause.code for cause in CAUSES if cause.seen == "probe"}
+    """And those of a job nothing but lines of JSON."""
+    sources = {path.name: path.read_text() for path in (ROOT / "files/probes").glob("*.py")}
+    printed = {"trust": set(re.findall(r'"(peer-[a-z-]+)"', sources.pop("trust.py")))}
+    del sources["job.py"]
+    calls = r'\b(?:error|fail|WayError)\(\s*"([a-z-]+)"'
+    printed["probe"] = {code for source in sources.values() for code in re.findall(calls, source)}
+    for place, codes in printed.items():
+        assert codes == {cause.code for cause in CAUSES if cause.seen == place}
+    assert not any(re.search(r"\bprint\(|sys\.exit\(f?\"", source) for source in sources.values())
 
 
 def test_every_other_code_is_used() -> None:

@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import queue
 import socket
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from farandole.causes import causes
 
-from .loading import ROOT
+from .loading import load_probe
 
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mpi", ROOT / "files" / "probes" / "mpi.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mpi = load()
-
-
-def rank(host: str, **other: str) -> dict[str, str]:
-    return {"host": host, "machine": f"id-of-{host}", "stack": "0a", "python": "/p", "version": "4", **other}
-
-
-def judged(*ranks: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[dict[str, str]]:
-    return list(mpi.judge(ranks, argparse.Namespace(expect=expect, expect_hosts=hosts)))
-
-
-def test_a_correct_job() -> None:
-    assert judged(rank("a"), rank("b")) == []
-    assert judged(rank("a"), rank("a"), hosts=1) == []
-    assert judged(rank("a"), rank("a"), rank("b"), expect=None, hosts=None) == []
-
-
-@pytest.mark.parametrize(
-    ("ranks", "code", "seen"),
-    [
-        ([rank("a")], "ranks-missing", "1 of 2 ranks are in this job, a job of its own"),
-        ([rank("a"), rank("b"), rank("b")], "ranks-missing", "3 of 2 ranks are in this job"),
-        ([rank("a"), rank("b", machine="id-of-a")], "machines-missing", "the ranks are on 1 of 2 machines: a, b"),
-        ([rank("a"), rank("b", stack="")], "nodes-differ", "not the same stack on all ranks: 0a on a; none on b"),
-        ([rank("a"), rank("b", python="/q")], "nodes-differ", "not the same python on all ranks: /p on a; /q on b"),
-        ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 4 on a; 3 on b"),
-    ],
-)
-def test_an_error_is_reported_with_its_code(ranks: list[dict[str, str]], code: str, seen: str) -> None:
-    assert judged(*ranks)[0] == {"code": code, "seen": seen}
-    assert causes()[code].seen == "probe"
+mpi = load_probe("mpi")
+HERE = socket.gethostname()
 
 
 class Rank:
@@ -90,7 +49,7 @@ def test_a_wrong_token_is_reported() -> None:
     worth, *_ = ring(3, lost=1)
     for found, number, seen in ((worth, 0, "5 after 3 of 3, not 6"), (2, 1, "2 after 2 of 3, not 3")):
         assert list(mpi.misled(found, number, 3)) == [
-            {"code": "wrong-values", "seen": f"the token that goes round the ranks is {seen}"}
+            {"code": "wrong-values", "host": HERE, "seen": f"the token that goes round the ranks is {seen}"}
         ]
 
 
@@ -115,7 +74,7 @@ def test_inexact_sums_are_reported() -> None:
     assert len(list(mpi.sums(Summing(1)))) == 9
     assert list(mpi.missed(mpi.sums(Summing(1)), 3)) == []
     assert list(mpi.missed(mpi.sums(Summing(1, 0.5)), 3)) == [
-        {"code": "wrong-values", "seen": "the sum of 1000 float64 is 6.5, not 6"}
+        {"code": "wrong-values", "host": HERE, "seen": "the sum of 1000 float64 is 6.5, not 6"}
     ]
     assert [one["exact"] for one in mpi.sums(Summing(1, -0.5))].count(False) == 1
 
@@ -199,7 +158,8 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = "none of 127.0.0.2 is in HOROVOD_NETWORK, which is 10.95.0.0/24"
-    assert [wrong for _, wrong in met(monkeypatch, "10.95.0.0/24")] == [[{"code": "network-unfit", "seen": seen}], []]
+    error = {"code": "network-unfit", "host": HERE, "seen": seen}
+    assert [wrong for _, wrong in met(monkeypatch, "10.95.0.0/24")] == [[error], []]
     # Bound, but not listening.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -208,7 +168,7 @@ def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         number = silent.getsockname()[1]
     assert (none, nothing, quiet) == (None, None, [])
     seen = f"127.0.0.2 cannot reach 127.0.0.1, port {number}: [Errno 111] Connection refused"
-    assert wrong == [{"code": "port-unreachable", "seen": seen}]
+    assert wrong == [{"code": "port-unreachable", "host": HERE, "seen": seen}]
     assert causes()["port-unreachable"].seen == "probe"
 
 

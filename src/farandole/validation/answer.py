@@ -5,19 +5,47 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from farandole.form import UnfitError, fields, load, many, named, number, optional, text, whole, words, yes_or_no
+from farandole.causes import Place, causes
+from farandole.form import (
+    Check,
+    UnfitError,
+    fields,
+    load,
+    many,
+    named,
+    number,
+    optional,
+    shown,
+    text,
+    whole,
+    words,
+    yes_or_no,
+)
 from farandole.validation.plan import MODULES
 from farandole.words import one_line
 
 LONGEST = 1 << 24
 LINE = text(400)
 NAME = text(100)
+
+
+def code(place: Place, *others: str) -> Check:
+    """The code of a cause that is seen at a place."""
+
+    def check(value: Any) -> str:
+        cause = causes().get(value) if isinstance(value, str) else None
+        if value not in others and (cause is None or cause.seen != place):
+            raise UnfitError(f"is {shown(value)}")
+        return str(value)
+
+    return check
+
+
 RANK = fields(
     {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
     {
-        "wrong": many(fields({"code": words("[a-z-]{1,40}"), "seen": LINE}, {})),
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
-        **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), number),
+        **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), optional(number)),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
     },
 )
@@ -28,8 +56,9 @@ JOB = fields(
     {
         "code": optional(whole(255, -255)),
         "seconds": number,
-        "left": named(NAME, many(NAME)),
+        "left": named(NAME, optional(many(NAME))),
         "ranks": many(RANK),
+        "wrong": many(fields({"code": code("probe"), "host": NAME, "seen": LINE}, {})),
         "said": many(LINE),
     },
     {"accuracy": number, "loss": number, "data": NAME, "rounds": many(ROUND)},
@@ -43,7 +72,7 @@ CONNECTIONS = fields(
                     "target": NAME,
                     "seconds": number,
                     "machine": NAME,
-                    "code": words("|peer-failed|peer-silent|peer-stranger"),
+                    "code": code("trust", ""),
                     "seen": text(1000),
                 }
             )
@@ -66,12 +95,8 @@ def job(result: Mapping[str, Any]) -> dict[str, Any]:
     try:
         report: dict[str, Any] = JOB(load(str(result.get("stdout") or ""), LONGEST))
     except UnfitError as error:
-        output = [
-            *lines(result.get("stderr")),
-            *lines(result.get("msg")),
-            f"the head gave no report of the job: {error}",
-        ]
-        return {"code": 1, "seconds": 0.0, "left": {}, "ranks": [], "said": output}
+        output = [*lines(result.get("stderr")), *lines(result.get("msg"))]
+        return {"code": 1, "seconds": 0.0, "left": {}, "ranks": [], "wrong": [], "said": output, "unusable": str(error)}
     nodes = result["item"]["nodes"]
     return {**report, "left": {node: names for node, names in report["left"].items() if node in nodes}}
 

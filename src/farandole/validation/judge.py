@@ -66,9 +66,11 @@ def explain(result: Result) -> Explanation:
     hangs, the first worker that failed, a cascade in the log.
     """
     nodes = result["job"]["nodes"]
-    for one in reported_faults(result):
-        if (cause := causes().get(one["code"])) and cause.seen == "probe":
-            return _explanation(cause, nodes, seen=one["seen"])
+    if why := result.get("unusable"):
+        return _explanation(causes()["report-unusable"], nodes, seen=why)
+    if result["wrong"]:
+        first = result["wrong"][0]
+        return _explanation(causes()[first["code"]], nodes, host=first["host"], seen=first["seen"])
     return (
         _recognized(result, cascade=False)
         or _unresponsive(result)
@@ -98,11 +100,16 @@ def _recognized(result: Result, *, cascade: bool) -> Explanation | None:
 
 def _unresponsive(result: Result) -> Explanation | None:
     nodes = result["job"]["nodes"]
-    silent = [host for host, names in result["left"].items() if names == ["no answer"] and host in nodes]
+    silent = [host for host in _silent(result) if host in nodes]
     if not silent:
         return None
     cause, names = causes()["node-silent"], ", ".join(silent)
     return cause.code, cause.description({"seen": names}), cause.remedy({"host": ", ".join(map(shlex.quote, silent))})
+
+
+def _silent(result: Result) -> list[str]:
+    """The nodes that no longer answered after the job."""
+    return [host for host, names in result["left"].items() if names is None]
 
 
 def _hanging(result: Result) -> Explanation | None:
@@ -134,11 +141,6 @@ def _first_failure(result: Result) -> Explanation | None:
     return _explanation(causes()["worker-failed"], nodes, rank=str(failed), host=host, seen=last_lines[failed])
 
 
-def reported_faults(result: Result) -> list[Mapping[str, str]]:
-    """What the ranks of a job found wrong themselves."""
-    return [one for rank in result["ranks"] for one in rank.get("wrong", ())]
-
-
 def failure(result: Result) -> str:
     """Why a job counts as failed; empty if it does not."""
     return _fault(result)[1]
@@ -148,10 +150,12 @@ def _fault(result: Result) -> tuple[str, str]:
     """Why a job counts as failed, as a code and in words; both empty if it does not."""
     job = result["job"]
     ranks, wanted = result["ranks"], len(job["nodes"])
+    if "unusable" in result:
+        return "report-unusable", "gave no usable report"
     if result["code"] is None:
         return "job-hangs", f"was killed after {job['seconds']} s"
-    if wrong := reported_faults(result):
-        return "job-failed", "; ".join(dict.fromkeys(one["seen"] for one in wrong))
+    if result["wrong"]:
+        return "job-failed", "; ".join(dict.fromkeys(one["seen"] for one in result["wrong"]))
     if result["code"]:
         return "job-failed", f"ended with status {result['code']}"
     if len(ranks) != wanted:
@@ -174,7 +178,9 @@ def _difference(result: Result) -> tuple[str, str] | None:
 
 
 def _incomplete(result: Result) -> tuple[str, str] | None:
-    """Processes that an otherwise successful job left behind, or results that it did not report."""
+    """Processes that an otherwise successful job left or may have left behind, or results that it did not report."""
+    if silent := _silent(result):
+        return "node-silent", f"could not be checked for processes that it left behind on {' and '.join(silent)}"
     if left := {host: names for host, names in result["left"].items() if names}:
         return "processes-left", f"left processes behind: {left}"
     missing = [what for what in REQUIRED.get(result["job"]["group"], ()) if what not in result]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from farandole.causes import Cause, causes, patterns, recognize
@@ -17,6 +18,12 @@ from farandole.words import one_line
 
 Answer = Mapping[str, Any]
 HostVars = Mapping[str, Mapping[str, Any]]
+PROGRAM = """\
+import sys, types
+sys.modules["ranks"] = types.ModuleType("ranks")
+exec({shared!r}, vars(sys.modules["ranks"]))
+exec(compile({source!r}, {name!r}, "exec"))
+"""
 
 
 def read_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,10 +47,15 @@ def jobs(nodes: list[str], manifest: Mapping[str, Any], seconds: int, *, quick: 
     return plan.jobs(nodes, wanted["frameworks"], int(seconds), quick=quick, gpu=wanted["accelerator"] != "cpu")
 
 
-def task(job: Mapping[str, Any], source: str) -> dict[str, Any]:
+def task(job: Mapping[str, Any], probes: str) -> dict[str, Any]:
     """A job in the form that files/probes/job.py takes."""
-    argv = [source if word == "{probe}" else word for word in job["argv"]]
+    argv = [program(Path(probes), job["probe"]) if word == "{probe}" else word for word in job["argv"]]
     return {"argv": argv, "nodes": job["nodes"], "seconds": job["seconds"], "patterns": patterns("job")}
+
+
+def program(probes: Path, name: str) -> str:
+    """The text of a probe together with the module that it imports, for `python -c`."""
+    return PROGRAM.format(shared=(probes / "ranks.py").read_text(), source=(probes / name).read_text(), name=name)
 
 
 def unmeasured(manifest: Mapping[str, Any]) -> dict[str, str]:
