@@ -249,9 +249,10 @@ def test_nodes_without_a_common_network_are_refused_before_anything_changes(play
     finally:
         worker.check_output("ip address del 192.0.2.2/24 dev eth0")
     assert code != 0
-    assert "the nodes share no network: node-1 in 10.94." in said
+    assert "preflight found 1 problem; nothing was changed." in said
+    assert "node-1 in 10.94." in said
     assert "node-2 in 192.0.2.0/24" in said
-    assert "set cluster_ip of each" in said
+    assert "[network-not-shared]" in said
     assert "changed=0" in said
     assert "changed=1" not in said
     after = [host.check_output("cat /etc/farandole/hostfile /etc/farandole/environment") for host in nodes.values()]
@@ -261,4 +262,6 @@ def test_nodes_without_a_common_network_are_refused_before_anything_changes(play
 def test_the_decoys_network_is_refused(play):
     code, said = play(lambda cluster: cluster["vars"].update(fabric_network="172.17.0.0/16"))
     assert code != 0
+    assert "preflight found 1 problem" in said
     assert "1. node-1, node-2: it shares its address 172.17.0.1 in 172.17.0.0/16" in said
+    assert "[address-shared]" in said

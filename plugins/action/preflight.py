@@ -10,7 +10,7 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
-from farandole import cluster, fabric
+from farandole import fabric
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.files import write_private
@@ -23,7 +23,7 @@ from farandole.preflight.inventory import (
     read_node,
     unreadable,
 )
-from farandole.preflight.nodes import judge_hosts, probes_of, record, summary
+from farandole.preflight.nodes import about, judge_hosts, probes_of, record
 from farandole.state import claim
 
 DOCUMENTATION = r"""
@@ -99,10 +99,10 @@ class ActionModule(Action):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
         check = self._inventory if arguments["phase"] == "inventory" else self._hosts
-        findings, summary_line = check(arguments, variables)
+        findings, checked = check(arguments, variables)
         # The message is the purpose of this task, so it is shown without -v too.
-        result = {"changed": False, "_ansible_verbose_always": True}
-        return {**result, "failed": True, "msg": report(findings)} if findings else {**result, "msg": summary_line}
+        result = {"changed": False, "failed": bool(findings), "_ansible_verbose_always": True}
+        return {**result, "msg": report(findings) if findings else f"{checked}: no finding"}
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         self._claim(arguments, variables, write=False)
@@ -115,26 +115,20 @@ class ActionModule(Action):
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)
-        return findings, f"{count(len(nodes), 'node')} in the inventory: no finding"
+        return findings, f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         hostvars = variables["hostvars"]
         revoked = variables.get("ssh_trust_revoked") or ()
         nodes, broken = readable([n for n in variables["ansible_play_hosts_all"] if n not in revoked], hostvars)
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
-        findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
         probes = probes_of(answers)
-        network = {} if findings else self._fabric(nodes, hostvars)
+        members = [node.name for node in nodes]
+        findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
+        wanted = next((str(hostvars[name].get("fabric_network") or "") for name in members), "")
+        network = fabric.Fabric() if findings else fabric.choose(members, hostvars, wanted)
         write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes, network))
-        return findings, summary(probes)
-
-    @staticmethod
-    def _fabric(nodes: Iterable[Node], hostvars: Mapping[str, Any]) -> dict[str, Any]:
-        """The network for jobs and each node's interface in it; if there is none, role fabric refuses later."""
-        addresses = cluster.node_addresses([node.name for node in nodes], hostvars)
-        wanted = next((str(hostvars[name].get("fabric_network") or "") for name in addresses), "")
-        chosen = fabric.choose(addresses, hostvars, wanted)
-        return {} if chosen.findings else {"network": chosen.network, "interfaces": chosen.interfaces}
+        return findings, about(probes)
 
     def _claim(self, arguments: Mapping[str, Any], variables: Mapping[str, Any], *, write: bool) -> None:
         # Hosts given on the command line have no inventory folder, and no group cluster either.

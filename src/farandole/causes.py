@@ -17,10 +17,11 @@ import yaml
 # (check).
 Place = Literal["login", "peer", "job", "trust", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
-# All that a cure may contain. The caller takes the values from the inventory and quotes them for a shell: what a node
-# says never becomes part of a command.
+# All that a cure may contain. The caller takes the values from the inventory or from this package, and quotes them
+# for a shell where the cure is a command: what a node says never becomes part of it.
 CURE_FIELDS = frozenset(
     {"host", "inventory", "file", "fingerprint", "forget", "port_option", "ssh", "target", "user", "verbose_ssh"}
+    | {"description", "example", "group", "known", "label", "subnet", "supported"}
 )
 
 
@@ -46,11 +47,11 @@ class Cause:
             raise ValueError(f"cause {self.code}: it needs a pattern if it is seen in {', '.join(READ)}, and only then")
         re.compile(self.pattern)
 
-    def description(self, words: Mapping[str, str]) -> str:
+    def description(self, words: Mapping[str, object]) -> str:
         """What happened, as a message to the user."""
         return self.what.format_map(words)
 
-    def remedy(self, inventory: Mapping[str, str]) -> str:
+    def remedy(self, inventory: Mapping[str, object]) -> str:
         """The command or action that fixes it."""
         return self.cure.format_map({name: text for name, text in inventory.items() if name in CURE_FIELDS})
 

@@ -19,7 +19,7 @@ def node_address(variables: Mapping[str, Any]) -> str:
     return str(variables.get("cluster_ip") or variables.get("ansible_host") or "")
 
 
-def node_addresses(names: list[str], hostvars: HostVars) -> dict[str, str]:
+def node_addresses(names: Sequence[str], hostvars: HostVars) -> dict[str, str]:
     """The addresses of nodes, by name."""
     return {name: node_address(hostvars[name]) for name in names}
 

@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
-from farandole.findings import Finding, report, some
+from farandole.cluster import HostVars, node_addresses
+from farandole.findings import Finding, finding, report, some
 
-HostVars = Mapping[str, Mapping[str, Any]]
 Links = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The chosen network, each node's interface in it, and the problems found."""
+    """The chosen network and each node's interface in it, or the problems found."""
 
     network: str = ""
     interfaces: Mapping[str, str] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
 
 
-def choose(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> Fabric:
+def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric:
     """Choose a network that contains every node's address; only probed nodes have interfaces to check."""
-    probed = {name: links for name in addresses if (links := _links(hostvars[name]))}
+    addresses = node_addresses(names, hostvars)
+    probed = {name: links for name in names if (links := _links(hostvars[name]))}
     if not probed:
-        finding = Finding(
-            "all", "nodes-unknown", "nothing is known about the nodes", "run role preflight in an earlier play"
-        )
-        return Fabric(findings=[finding])
+        return Fabric()
     network, findings = _given(wanted) if wanted else _shared(addresses, probed)
     if network is None:
         return Fabric(findings=findings)
     chosen = {name: _within(network, links, addresses[name]) for name, links in probed.items()}
     findings = [*_outside(network, chosen), *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]
-    interfaces = {name: inside[0]["name"] for name, inside in chosen.items() if inside}
-    return Fabric(str(network), interfaces, findings)
+    if findings:
+        return Fabric(findings=findings)
+    return Fabric(str(network), {name: inside[0]["name"] for name, inside in chosen.items()})
 
 
-def choice(addresses: Mapping[str, str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
-    """The choice as a dictionary, and the message of the refusal if there are findings."""
-    chosen = choose(addresses, hostvars, wanted)
-    return {**asdict(chosen), "refusal": report(chosen.findings) if chosen.findings else ""}
+def choice(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
+    """The network and interfaces for a role's templates, or the refusal for the user."""
+    chosen = choose(names, hostvars, wanted)
+    findings = chosen.findings or ([] if chosen.network else [finding("nodes-unknown", "all")])
+    refusal = report(findings) if findings else ""
+    return {"network": chosen.network, "interfaces": chosen.interfaces, "refusal": refusal}
+
+
+def address_absent(name: str, address: str, own: Iterable[str]) -> Finding:
+    """The finding about a node that does not have its own cluster address."""
+    usable = [text for text in own if not (ip_address(text).is_loopback or ip_address(text).is_link_local)]
+    return finding("address-absent", name, address=address, seen=", ".join(usable) or "none")
 
 
 def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
@@ -70,26 +77,19 @@ def _given(wanted: str) -> tuple[IPv4Network | None, list[Finding]]:
     try:
         return IPv4Network(wanted, strict=False), []
     except ValueError:
-        cure = "write it as 192.0.2.0/24, or leave it empty"
-        return None, [Finding("all", "network-malformed", f"fabric_network {wanted} is not an IPv4 network", cure)]
+        return None, [finding("network-malformed", "all", network=wanted)]
 
 
 def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[IPv4Network | None, list[Finding]]:
     """The smallest of the nodes' own networks that contains every node's address."""
     # OpenMPI's network settings and Horovod's launcher are limited to IPv4.
-    cure = "set cluster_ip to the IPv4 address at which other nodes reach it"
     unusable = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
     if unusable:
-        return None, [
-            Finding(name, "address-not-ipv4", f"its address is {own}, and jobs need IPv4", cure)
-            for name, own in unusable.items()
-        ]
+        return None, [finding("address-not-ipv4", name, address=own) for name, own in unusable.items()]
     homes = {name: _home(addresses[name], links) for name, links in probed.items()}
     if lost := [name for name, home in homes.items() if home is None]:
-        cure = "set cluster_ip to an address that it has"
         return None, [
-            Finding(name, "address-absent", f"its cluster address {addresses[name]} is on none of its interfaces", cure)
-            for name in lost
+            address_absent(name, addresses[name], [link["address"] for link in probed[name]]) for name in lost
         ]
     places = {IPv4Address(address) for address in addresses.values()}
     networks = {home for home in homes.values() if home}
@@ -105,13 +105,7 @@ def _not_shared(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | 
         near = (home for home in homes.values() if home and IPv4Address(address) in home)
         members.setdefault(str(homes.get(name) or next(near, address)), []).append(name)
     where = "; ".join(f"{some(names)} in {network}" for network, names in members.items())
-    return Finding(
-        "all",
-        "network-not-shared",
-        f"the nodes share no network: {where}",
-        "set cluster_ip of each to its address in the network that connects them; if that is routed, "
-        "set fabric_network to a CIDR that contains them all",
-    )
+    return finding("network-not-shared", "all", seen=where)
 
 
 def _within(network: IPv4Network, links: Links, address: str) -> Links:
@@ -121,21 +115,16 @@ def _within(network: IPv4Network, links: Links, address: str) -> Links:
 
 
 def _outside(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
-    cause = f"none of its interfaces has an address in {network}"
-    cure = "correct fabric_network, or give it an address there"
-    return [Finding(name, "network-not-on-node", cause, cure) for name, inside in chosen.items() if not inside]
+    return [finding("network-not-on-node", name, network=network) for name, inside in chosen.items() if not inside]
 
 
 def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Mapping[str, str]) -> list[Finding]:
     """OpenMPI would use every interface in the network, including a docker0."""
-    cure = f"set fabric_network to a smaller one that contains only the nodes, for example {_hull(addresses)}"
     findings = []
     for name, inside in chosen.items():
         if others := {link["name"] for link in inside[1:]} - {link["name"] for link in inside[:1]}:
             links = " and ".join([inside[0]["name"], *sorted(others)])
-            findings.append(
-                Finding(name, "interfaces-ambiguous", f"its interfaces {links} are both in {network}", cure)
-            )
+            findings.append(finding("interfaces-ambiguous", name, seen=links, network=network, subnet=_hull(addresses)))
     return findings
 
 
@@ -145,14 +134,8 @@ def _repeated(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding
     for name, inside in chosen.items():
         for link in inside[:1]:
             owners.setdefault(link["address"], []).append(name)
-    cure = "set fabric_network to the network between the nodes, or leave it empty"
     return [
-        Finding(
-            name,
-            "address-shared",
-            f"it shares its address {address} in {network} with others, so it does not connect them",
-            cure,
-        )
+        finding("address-shared", name, address=address, network=network)
         for address, names in owners.items()
         if len(names) > 1
         for name in names

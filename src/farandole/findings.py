@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from farandole.causes import causes
 from farandole.errors import FarandoleError
 
 SHOWN_HOSTS = 5
-Fault = tuple[str, str, str]  # code, cause, cure
 Severity = Literal["stop", "warn", "note"]
 
 
@@ -32,14 +32,20 @@ class FindingsError(FarandoleError):
         self.findings = tuple(findings)
 
 
-def report(findings: Sequence[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
+def finding(code: str, host: str, /, **fields: object) -> Finding:
+    """Make a finding from its cause in the catalogue; of these fields, the cure contains only those of CURE_FIELDS."""
+    cause = causes()[code]
+    return Finding(host, code, cause.description(fields), cause.remedy(fields))
+
+
+def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
     """Format findings for the user, with one numbered item for all hosts that share cause and cure."""
-    hosts: dict[tuple[str, str], list[str]] = {}
-    for finding in findings:
-        hosts.setdefault((finding.cause, finding.cure), []).append(finding.host)
+    hosts: dict[Finding, list[str]] = {}
+    for one in findings:
+        hosts.setdefault(replace(one, host=""), []).append(one.host)
     items = [
-        f"{number}. {some(names)}: {cause}\n   cure: {cure}"
-        for number, ((cause, cure), names) in enumerate(hosts.items(), 1)
+        f"{number}. {some(names)}: {one.cause} [{one.code}]\n   cure: {one.cure}"
+        for number, (one, names) in enumerate(hosts.items(), 1)
     ]
     return "\n\n".join([heading.format(problems=count(len(hosts), "problem")), *items])
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
-from farandole.causes import causes
 from farandole.errors import FarandoleError
-from farandole.findings import Finding, FindingsError
+from farandole.findings import Finding, FindingsError, finding
 
 # Exactly one ed25519 key: no options before it, no comment or second line after it.
 _KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
@@ -73,8 +72,7 @@ def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mo
 
 
 def _finding(code: str, name: str, kind: str = "host", **words: str) -> Finding:
-    cause = causes()[code]
-    return Finding(name, code, cause.description({"kind": kind, **words}), cause.remedy({"file": _FILES[kind]}))
+    return finding(code, name, kind=kind, file=_FILES[kind], **words)
 
 
 def _shown(answer: object) -> str:

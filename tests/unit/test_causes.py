@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import string
@@ -30,6 +31,14 @@ WORDS = {
     "key-shared": {"kind", "owner", "owner_kind"},
     "worker-failed": {"host", "rank", "seen"},
 }
+# The same for calls of finding() with a literal code, read from the source.
+PASSED = [
+    (node.args[0].value, {str(keyword.arg) for keyword in node.keywords})
+    for path in (ROOT / "src/farandole").rglob("*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "finding"
+    if isinstance(node.args[0], ast.Constant)
+]
 
 
 def by_code(causes: list[Cause]) -> pytest.MarkDecorator:
@@ -59,7 +68,7 @@ def explained(log: list[str]) -> tuple[str, str, str]:
 
 @by_code(CAUSES)
 def test_an_entry_is_complete(cause: Cause) -> None:
-    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cause.code)
+    assert re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", cause.code)
     assert cause.what.strip() and cause.cure.strip()
     assert not cause.cascade or cause.seen == "job"
     assert not cause.excuses or cause.cascade
@@ -70,8 +79,14 @@ def test_an_entry_is_complete(cause: Cause) -> None:
 @by_code(CAUSES)
 def test_a_text_has_only_known_fields(cause: Cause) -> None:
     known = {"seen", *re.compile(cause.pattern).groupindex} | WORDS.get(cause.code, set())
+    known |= dict(PASSED).get(cause.code, set())
     known |= {"login": {"user"}, "job": {"host"}, "probe": {"host"}}.get(cause.seen, set())
     assert fields(cause.what) <= known
+
+
+@pytest.mark.parametrize(("code", "passed"), PASSED)
+def test_a_finding_gets_the_fields_of_its_texts(code: str, passed: set[str]) -> None:
+    assert fields(causes()[code].what) | fields(causes()[code].cure) == passed
 
 
 @by_code(CAUSES)
@@ -208,7 +223,14 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
         (ENTRY.replace("what", "waht"), "waht"),
         (ENTRY.replace("pattern: x", "pattern: ("), "unterminated"),
     ],
-    ids=["same code twice", "unknown place", "missing pattern", "extra pattern", "misspelt", "invalid pattern"],
+    ids=[
+        "same code twice",
+        "unknown place",
+        "missing pattern",
+        "extra pattern",
+        "misspelt",
+        "invalid pattern",
+    ],
 )
 def test_a_broken_file_is_not_loaded(text: str, words: str) -> None:
     assert list(parse(ENTRY)) == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,29 +26,27 @@ def node(*links: dict[str, Any], gpus: int = 0, **variables: Any) -> dict[str, A
     return {"_preflight_probe": {"probe": {"interfaces": [LOOPBACK, DOCKER, *links], "gpus": gpus}}, **variables}
 
 
-def choose(wanted: str = "", **nodes: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Choose a network for nodes given by address and probe."""
-    addresses = {name: address for name, (address, _) in nodes.items()}
-    hostvars = {name: variables for name, (_, variables) in nodes.items()}
-    return fabric.choice(addresses, hostvars, wanted)
+def arguments(wanted: str, nodes: Mapping[str, tuple[str, dict[str, Any]]]) -> tuple[list[str], dict[str, Any], str]:
+    """The nodes, given by address and probe, as a role gives them."""
+    return [*nodes], {name: {"cluster_ip": address, **own} for name, (address, own) in nodes.items()}, wanted
 
 
-def chosen(network: str, **interfaces: str) -> dict[str, Any]:
-    return {"network": network, "interfaces": interfaces, "findings": [], "refusal": ""}
+def choose(wanted: str = "", **nodes: tuple[str, dict[str, Any]]) -> fabric.Fabric:
+    return fabric.choose(*arguments(wanted, nodes))
 
 
 def test_the_network_depends_on_addresses_not_on_interface_names() -> None:
     assert choose(
         a=("10.0.0.1", node(link("192.0.2.1/24"), link("10.0.0.1/16", "ens3"))),
         b=("10.0.7.2", node(link("192.0.2.2/24"), link("10.0.7.2/16", "ib0"))),
-    ) == chosen("10.0.0.0/16", a="ens3", b="ib0")
+    ) == fabric.Fabric("10.0.0.0/16", {"a": "ens3", "b": "ib0"})
 
 
 def test_the_smallest_common_network_is_chosen() -> None:
     found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.0.0.2", node(link("10.0.0.2/24"))))
-    assert found["network"] == "10.0.0.0/24"
+    assert found.network == "10.0.0.0/24"
     found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.9.0.2", node(link("10.9.0.2/24"))))
-    assert found["network"] == "10.0.0.0/8"
+    assert found.network == "10.0.0.0/8"
 
 
 def test_a_configured_network_takes_precedence() -> None:
@@ -55,21 +54,26 @@ def test_a_configured_network_takes_precedence() -> None:
         "a": ("10.0.0.1", node(link("10.0.0.1/32"), link("198.51.100.1/24", "ib0"))),
         "b": ("10.0.1.2", node(link("10.0.1.2/32"), link("198.51.100.2/24", "ib0"))),
     }
-    assert choose("10.0.0.0/23", **routed)["interfaces"] == {"a": "eth0", "b": "eth0"}
-    assert choose("198.51.100.7/24", **routed) == chosen("198.51.100.0/24", a="ib0", b="ib0")
+    assert choose("10.0.0.0/23", **routed).interfaces == {"a": "eth0", "b": "eth0"}
+    assert choose("198.51.100.7/24", **routed) == fabric.Fabric("198.51.100.0/24", {"a": "ib0", "b": "ib0"})
 
 
-def test_the_interface_with_the_cluster_address_is_preferred() -> None:
+def test_the_interface_with_the_cluster_address_comes_first() -> None:
     two = node(link("10.0.0.9/24", "eth1"), link("10.0.0.1/24"))
-    assert choose("10.0.0.0/24", a=("10.0.0.1", two))["interfaces"] == {"a": "eth0"}
+    (finding,) = choose("10.0.0.0/24", a=("10.0.0.1", two)).findings
+    assert finding.code == "interfaces-ambiguous"
+    assert "eth0 and eth1" in finding.cause
 
 
 def test_the_network_contains_nodes_outside_limit() -> None:
     near = ("10.0.0.1", node(link("10.0.0.1/24")))
-    assert choose(a=near, b=("10.0.0.2", {}))["interfaces"] == {"a": "eth0"}
-    assert "a in 10.0.0.0/24; b in 10.0.9.2" in choose(a=near, b=("10.0.9.2", {}))["refusal"]
+    assert choose(a=near, b=("10.0.0.2", {})).interfaces == {"a": "eth0"}
+    (finding,) = choose(a=near, b=("10.0.9.2", {})).findings
+    assert (finding.host, finding.code) == ("all", "network-not-shared")
+    assert finding.cause.endswith(": a in 10.0.0.0/24; b in 10.0.9.2")
     far = ("192.0.2.3", node(link("192.0.2.3/24")))
-    assert "a, b in 10.0.0.0/24; c in 192.0.2.0/24" in choose(a=near, b=("10.0.0.2", {}), c=far)["refusal"]
+    (finding,) = choose(a=near, b=("10.0.0.2", {}), c=far).findings
+    assert finding.cause.endswith(": a, b in 10.0.0.0/24; c in 192.0.2.0/24")
 
 
 REFUSED = {
@@ -80,54 +84,62 @@ REFUSED = {
             "b": ("10.0.0.2", node(link("10.0.0.2/24"))),
             "c": ("192.0.2.3", node(link("192.0.2.3/24"))),
         },
-        ["share no network: a, b in 10.0.0.0/24; c in 192.0.2.0/24", "set cluster_ip", "fabric_network"],
+        {"all": "network-not-shared"},
     ),
     "an address that the node does not have": (
         "",
         {"a": ("203.0.113.1", node(link("10.0.0.1/24")))},
-        ["1. a: its cluster address 203.0.113.1 is on none", "set cluster_ip"],
+        {"a": "address-absent"},
     ),
-    "IPv6": (
-        "",
-        {"a": ("2001:db8::1", node(link("2001:db8::1/64")))},
-        ["1. a: its address is 2001:db8::1", "IPv4", "set cluster_ip"],
-    ),
-    "no address": ("", {"a": ("", node(link("10.0.0.1/24")))}, ["1. a: its address is none", "set cluster_ip"]),
+    "IPv6": ("", {"a": ("2001:db8::1", node(link("2001:db8::1/64")))}, {"a": "address-not-ipv4"}),
+    "no address": ("", {"a": ("", node(link("10.0.0.1/24")))}, {"a": "address-not-ipv4"}),
     "a bridge in the network": (
         "",
         {name: (f"172.16.5.{n}", node(link(f"172.16.5.{n}/12"))) for n, name in enumerate("abc", 1)},
-        ["1. a, b, c: its interfaces eth0 and docker0 are both in 172.16.0.0/12", "for example 172.16.5.0/30"],
+        dict.fromkeys("abc", "interfaces-ambiguous"),
     ),
     "the decoy by hand": (
         "172.17.0.0/16",
         {name: (f"10.0.0.{n}", node(link(f"10.0.0.{n}/24"))) for n, name in enumerate("ab", 1)},
-        ["1. a, b: it shares its address 172.17.0.1 in 172.17.0.0/16", "leave it empty"],
+        dict.fromkeys("ab", "address-shared"),
     ),
-    "a network that is none": (
-        "ib0",
-        {"a": ("10.0.0.1", node(link("10.0.0.1/24")))},
-        ["fabric_network ib0", "192.0.2.0/24"],
-    ),
+    "a network that is none": ("ib0", {"a": ("10.0.0.1", node(link("10.0.0.1/24")))}, {"all": "network-malformed"}),
     "a network where a node is not": (
         "10.0.0.0/24",
         {"a": ("10.0.0.1", node(link("10.0.0.1/24"))), "b": ("10.0.9.2", node(link("10.0.9.2/24")))},
-        ["1. b: none of its interfaces has an address in 10.0.0.0/24", "correct fabric_network"],
+        {"b": "network-not-on-node"},
     ),
-    "nodes that nobody asked": ("", {"a": ("10.0.0.1", {})}, ["nothing is known", "preflight"]),
 }
 
 
-@pytest.mark.parametrize(("wanted", "nodes", "words"), REFUSED.values(), ids=REFUSED)
-def test_problems_are_reported_with_their_cure(wanted: str, nodes: Any, words: list[str]) -> None:
-    refusal = choose(wanted, **nodes)["refusal"]
-    assert refusal.startswith("preflight found 1 problem")
-    assert "\n   cure: " in refusal
-    assert [word for word in words if word not in refusal] == []
+@pytest.mark.parametrize(("wanted", "nodes", "codes"), REFUSED.values(), ids=REFUSED)
+def test_a_problem_is_a_finding(wanted: str, nodes: Any, codes: dict[str, str]) -> None:
+    found = choose(wanted, **nodes)
+    assert [(one.host, one.code) for one in found.findings] == [*codes.items()]
+    assert (found.network, found.interfaces) == ("", {})
 
 
-def test_many_hosts_are_abbreviated() -> None:
-    nodes = {f"n{n}": (f"10.0.{n}.1", node(link(f"10.0.{n}.1/24"))) for n in range(9)}
-    assert "n0, n1, n2, n3, n4 and 4 more" in choose("10.9.0.0/16", **nodes)["refusal"]
+def test_a_bridge_is_excluded_by_the_smallest_network_of_the_nodes() -> None:
+    _, nodes, _ = REFUSED["a bridge in the network"]
+    (cure,) = {one.cure for one in choose("", **nodes).findings}
+    assert cure.endswith("172.16.5.0/30")
+
+
+def test_nodes_that_nobody_asked_are_reported_only_to_a_role() -> None:
+    nodes = {"a": ("10.0.0.1", dict[str, Any]())}
+    assert choose("", **nodes) == fabric.Fabric()
+    assert "[nodes-unknown]" in fabric.choice(*arguments("", nodes))["refusal"]
+
+
+def test_a_role_gets_the_choice_or_a_refusal() -> None:
+    nodes = {"a": ("10.0.0.1", node(link("10.0.0.1/24")))}
+    choice = {"network": "10.0.0.0/24", "interfaces": {"a": "eth0"}, "refusal": ""}
+    assert fabric.choice(*arguments("", nodes)) == choice
+    assert fabric.choice(*arguments("10.9.0.0/16", nodes))["refusal"] == (
+        "preflight found 1 problem; nothing was changed.\n\n"
+        "1. a: none of its interfaces has an address in 10.9.0.0/16 [network-not-on-node]\n"
+        "   cure: correct fabric_network, or give it an address there"
+    )
 
 
 def test_the_hostfile_has_a_line_per_node_in_inventory_order() -> None:

@@ -154,7 +154,7 @@ def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     output = mine.lock(fails=True)
     # This inventory has no head. Only preflight reports that, so it must have run.
     assert "preflight has not checked these nodes yet" in output
-    assert "group head is missing or empty" in output
+    assert "[head-not-one]" in output
 
 
 def test_an_inventory_without_a_cluster(mine: Inventory) -> None:

@@ -1,4 +1,4 @@
-"""Bad inventories and bad nodes, and what the operator is told about each."""
+"""Bad inventories and bad nodes, and the findings about each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from farandole import probe as answers
+from farandole.fabric import Fabric
 from farandole.files import write_private
 from farandole.findings import Finding, report
 from farandole.preflight import inventory, nodes, unreachable
@@ -40,8 +42,8 @@ def groups(**named: list[str]) -> dict[str, list[str]]:
     return {"all": sorted({host for hosts in named.values() for host in hosts}), "ungrouped": [], **named}
 
 
-def lines(findings: list[Any]) -> list[str]:
-    return [f"{one.host}: {one.cause} | {one.cure}" for one in findings]
+def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(one.host, one.code) for one in findings]
 
 
 def probe(**changes: Any) -> dict[str, Any]:
@@ -79,8 +81,8 @@ def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
     return {"probe": probe(**changes), "skew": skew, "login": login()}
 
 
-def judged(reply: dict[str, Any], check_mode: bool = False) -> list[str]:
-    return lines(nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
+def judged(reply: dict[str, Any], check_mode: bool = False) -> list[tuple[str, str]]:
+    return codes(nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
 
 
 def found(reply: dict[str, Any]) -> Finding:
@@ -103,28 +105,34 @@ def test_a_good_inventory_has_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "words"),
+    ("named", "host", "code"),
     [
-        (groups(), "inventory: it has no hosts | name the right one with -i"),
-        (groups(web=["a"]), "inventory: group cluster is missing or empty | put the nodes into group"),
-        (groups(clusters=["a"]), "inventory: group cluster is missing or empty | rename group clusters to"),
-        (groups(cluster=["a"]), "inventory: group head is missing or empty | put one host of group cluster"),
-        (groups(cluster=["a", "b"], head=["a", "b"]), "inventory: group head has 2 hosts: a, b | put one"),
-        (groups(cluster=["a"], head=["x"]), "x: it is in group head but not in group cluster | add it to"),
-        (groups(cluster=["a"], head=["a"], builders=["x"]), "x: it is in group builders but not in group"),
+        (groups(), "inventory", "inventory-empty"),
+        (groups(web=["a"]), "inventory", "cluster-missing"),
+        (groups(clusters=["a"]), "inventory", "cluster-misspelt"),
+        (groups(cluster=["a"]), "inventory", "head-not-one"),
+        (groups(cluster=["a", "b"], head=["a", "b"]), "inventory", "head-not-one"),
+        (groups(cluster=["a"], head=["x"]), "x", "not-in-cluster"),
+        (groups(cluster=["a"], head=["a"], builders=["x"]), "x", "not-in-cluster"),
     ],
 )
-def test_groups(named: dict[str, list[str]], words: str) -> None:
-    (line,) = lines(inventory.judge_groups(named))
-    assert line.startswith(words)
+def test_groups(named: dict[str, list[str]], host: str, code: str) -> None:
+    assert codes(inventory.judge_groups(named)) == [(host, code)]
+
+
+def test_a_finding_names_what_it_saw_and_an_example() -> None:
+    (found,) = inventory.judge_groups(groups(cluster=["a", "b"], head=["a", "b"]))
+    assert found.cause == "group head has 2 hosts: a, b"
+    assert found.cure == "put one host of group cluster into group head, for example a"
 
 
 @pytest.mark.parametrize("group", ["head", "builders"])
 def test_a_revoked_node_can_be_neither_head_nor_builder(group: str) -> None:
     named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
     named[group] = ["b"]
-    (line,) = lines(inventory.judge_revoked(named, ["b"]))
-    assert line.startswith(f"b: it is revoked and first in group {group} | put another node into group {group}")
+    (found,) = inventory.judge_revoked(named, ["b"])
+    assert (found.host, found.code) == ("b", "server-revoked")
+    assert f"group {group}" in found.cause
     assert inventory.judge_revoked(named, []) == []
 
 
@@ -148,37 +156,32 @@ def test_good_names(name: str) -> None:
 )
 def test_bad_names(name: str, better: str) -> None:
     (finding,) = inventory.judge_names([name])
-    assert finding.host == name
-    assert finding.cure == f"rename it in the inventory, for example to {better}"
+    assert (finding.host, finding.code) == (name, "name-localhost" if name == "localhost" else "name-malformed")
+    assert finding.cure.endswith(f" {better}")
 
 
 def test_names_that_differ_in_case_only() -> None:
-    (finding,) = inventory.judge_names(["gpu", "GPU"])
-    assert (finding.host, finding.code) == ("GPU", "name-repeated")
-    assert "from gpu only in case" in finding.cause
+    assert codes(inventory.judge_names(["gpu", "GPU"])) == [("GPU", "name-repeated")]
 
 
 @pytest.mark.parametrize(
-    ("bad", "cause"),
+    ("bad", "code"),
     [
-        (node("a", "gpu1"), "it has no cluster_ip, and ansible_host gpu1 is not an IP address"),
-        (node("a", cluster_ip="192.0.2.300"), "cluster_ip 192.0.2.300 is not an IP address"),
-        (node("a", cluster_ip="192.0.2.3/24"), "cluster_ip 192.0.2.3/24 is not an IP address"),
-        (node("a", "127.0.0.1"), "no other node can reach it at its cluster address 127.0.0.1"),
-        (node("a", cluster_ip="::1"), "no other node can reach it at its cluster address ::1"),
-        (node("a", "2001:db8::1"), "its cluster address 2001:db8::1 is IPv6, and jobs need IPv4"),
-        (node("a", "0.0.0.0"), "no other node can reach it at its cluster address 0.0.0.0"),  # noqa: S104
+        (node("a", "gpu1"), "address-missing"),
+        (node("a", cluster_ip="192.0.2.300"), "address-malformed"),
+        (node("a", cluster_ip="192.0.2.3/24"), "address-malformed"),
+        (node("a", "127.0.0.1"), "address-local"),
+        (node("a", cluster_ip="::1"), "address-local"),
+        (node("a", "2001:db8::1"), "address-not-ipv4"),
+        (node("a", "0.0.0.0"), "address-local"),  # noqa: S104
     ],
 )
-def test_bad_addresses(bad: Any, cause: str) -> None:
-    (finding,) = inventory.judge_addresses([bad])
-    assert finding.cause == cause
-    assert finding.cure == "set cluster_ip: <the address by which other nodes reach it>"
+def test_bad_addresses(bad: Any, code: str) -> None:
+    assert codes(inventory.judge_addresses([bad])) == [("a", code)]
 
 
 def test_two_hosts_that_are_one_machine_are_one_finding() -> None:
-    (line,) = lines(inventory.judge_addresses([node("a"), node("b")]))
-    assert line.startswith("b: it is the same machine as a: both are 192.0.2.1 port 22 | correct ansible_host")
+    assert codes(inventory.judge_addresses([node("a"), node("b")])) == [("b", "node-repeated")]
 
 
 def test_two_hosts_with_one_cluster_address() -> None:
@@ -186,22 +189,23 @@ def test_two_hosts_with_one_cluster_address() -> None:
         node("a", "192.0.2.9", port="1", cluster_ip="192.0.2.4"),
         node("b", cluster_ip="192.0.2.4"),
     ]
-    (line,) = lines(inventory.judge_addresses(nodes))
-    assert line.startswith("b: it has the same cluster address as a: 192.0.2.4 | set cluster_ip of each")
+    assert codes(inventory.judge_addresses(nodes)) == [("b", "address-repeated")]
 
 
 @pytest.mark.parametrize(
-    ("variable", "cure"),
+    ("variable", "code", "known"),
     [
-        ("base_usr_id", "write base_user_id if that is what you mean, otherwise remove it"),
-        ("ssh_trust_dri", "write ssh_trust_dir if that is what you mean, otherwise remove it"),
-        ("stack_colour", "remove or rename it; variables with this prefix: stack_id"),
-        ("cluster_interface", "remove or rename it; variables with this prefix: cluster_ip"),
+        ("base_usr_id", "variable-misspelt", "write base_user_id if"),
+        ("ssh_trust_dri", "variable-misspelt", "write ssh_trust_dir if"),
+        ("stack_colour", "variable-unknown", ": stack_id"),
+        ("cluster_interface", "variable-unknown", ": cluster_ip"),
     ],
 )
-def test_unknown_variables(variable: str, cure: str) -> None:
-    nodes = [node("a", variables=frozenset({variable})), node("b")]
-    assert lines(inventory.judge_variables(nodes, DECLARED)) == [f"a: nothing reads the variable {variable} | {cure}"]
+def test_unknown_variables(variable: str, code: str, known: str) -> None:
+    (found,) = inventory.judge_variables([node("a", variables=frozenset({variable})), node("b")], DECLARED)
+    assert (found.host, found.code) == ("a", code)
+    assert variable in found.cause
+    assert known in found.cure
 
 
 def test_a_variable_that_every_host_has_is_one_finding() -> None:
@@ -228,9 +232,8 @@ def test_other_variables_are_the_users_own(variable: str) -> None:
 def test_a_misspelt_connection_variable_is_reported_before_the_address(variable: str, meant: str) -> None:
     nodes = [node("a", host="a", variables=frozenset({variable}))]
     found = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
-    first, second = lines(found)
-    assert first == f"all: nothing reads the variable {variable} | write {meant}"
-    assert "ansible_host a is not an IP address" in second
+    assert codes(found) == [("all", "variable-misspelt"), ("a", "address-missing")]
+    assert found[0].cure.startswith(f"write {meant} if")
 
 
 def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
@@ -269,55 +272,54 @@ def test_a_good_node_has_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "code", "words"),
     [
-        ({"os_id": "ubuntu", "os_version": "20.04"}, "it runs Ubuntu 20.04 | take it out of group cluster"),
-        ({"os_id": "", "os_version": ""}, "it runs an unknown system | take it out of group cluster, or"),
-        ({"arch": "riscv64"}, "its architecture is riscv64 | use a machine with x86_64 or aarch64"),
-        ({"init": "bash"}, "process 1 is bash, not systemd | apt-get install systemd-sysv, then reboot"),
-        ({"init": "sh", "container": True}, "process 1 is sh, not systemd | apt-get install systemd-sysv"),
-        ({"machine_id": ""}, "it has no machine id | rm /etc/machine-id && systemd-machine-id-setup, then"),
-        ({"addresses": None}, "the ip command is missing | apt-get install iproute2"),
-        (
-            {"addresses": ["127.0.0.1", "10.0.0.1", "fe80::1"]},
-            "its cluster address 192.0.2.1 is on none of its interfaces | set cluster_ip to one of 10.0.0.1",
-        ),
-        ({"id_owner": "bob"}, "bob already has uid 2000, meant for trainer | set base_user_id to a number"),
-        ({"group_id_owner": "staff"}, "staff already has gid 2000, meant for trainer | set base_user_id"),
-        ({"id_owner": "bob", "group_id_owner": "bob"}, "bob already has uid and gid 2000, meant for"),
-        ({"user_id": 1001}, "trainer already has uid 1001, not 2000 | set base_user_id: 1001 if every node"),
-        ({"user_id": 7, "group_id": 7}, "trainer already has uid and gid 7, not 2000 | set base_user_id: 7"),
-        ({"skew": 400.0}, "its clock is 400 s ahead of this machine's; 300 s are allowed | time"),
-        ({"skew": -3600.0}, "its clock is 3600 s behind this machine's; 300 s are allowed | time"),
-        ({"root": False, "sshd_drop_ins": False}, "tasks do not run as root there | set ansible_become"),
-        ({"sshd_drop_ins": False}, "its sshd does not read /etc/ssh/sshd_config.d | add to the top of"),
+        ({"os_id": "ubuntu", "os_version": "20.04"}, "system-unsupported", "Ubuntu 20.04"),
+        ({"os_id": "", "os_version": ""}, "system-unsupported", "an unknown system"),
+        ({"arch": "riscv64"}, "architecture-unsupported", "riscv64"),
+        ({"init": "bash"}, "systemd-missing", "bash"),
+        ({"machine_id": ""}, "machine-id-missing", ""),
+        ({"machine_id": "uninitialized"}, "machine-id-missing", ""),
+        ({"addresses": None}, "ip-missing", ""),
+        ({"addresses": ["127.0.0.1", "10.0.0.1", "fe80::1"]}, "address-absent", " 10.0.0.1"),
+        ({"addresses": ["127.0.0.1"]}, "address-absent", "none"),
+        ({"id_owner": "bob"}, "id-taken", "bob already has uid 2000, meant for trainer"),
+        ({"group_id_owner": "staff"}, "id-taken", "staff already has gid 2000"),
+        ({"id_owner": "bob", "group_id_owner": "bob"}, "id-taken", "bob already has uid and gid 2000"),
+        ({"user_id": 1001}, "id-differs", "trainer already has uid 1001, not 2000"),
+        ({"user_id": 7, "group_id": 7}, "id-differs", "uid and gid 7"),
+        ({"skew": 400.0}, "clock-wrong", "400 s ahead of"),
+        ({"skew": -3600.0}, "clock-wrong", "3600 s behind"),
+        ({"root": False, "sshd_drop_ins": False}, "not-root", ""),
+        ({"sshd_drop_ins": False}, "drop-ins-unread", ""),
     ],
 )
-def test_bad_nodes(changes: dict[str, Any], words: str) -> None:
-    (line,) = judged(answer(**changes))
-    assert line.startswith(f"node-1: {words}")
+def test_bad_nodes(changes: dict[str, Any], code: str, words: str) -> None:
+    finding = found(answer(**changes))
+    assert (finding.host, finding.code) == ("node-1", code)
+    assert words in finding.cause
+
+
+def test_a_node_s_words_are_in_the_cause_and_not_in_the_cure() -> None:
+    assert "10.9.8.7" not in found(answer(addresses=["10.9.8.7"])).cure
+    assert "1001" not in found(answer(user_id=1001)).cure
 
 
 def test_python_apt_matters_in_check_mode_only() -> None:
     reply = answer(python_apt=False)
     assert judged(reply) == []
-    assert judged(reply, check_mode=True) == [
-        "node-1: it has no python3-apt, which check mode needs | apt-get install python3-apt"
-    ]
+    assert judged(reply, check_mode=True) == [("node-1", "python-apt-missing")]
 
 
 def test_a_cloned_image() -> None:
     probes = {name: probe(addresses=[f"192.0.2.{n}"]) for n, name in enumerate("abc")}
-    cause = "it is a clone of a: both have machine id 0123"
-    cure = "rm /etc/machine-id && systemd-machine-id-setup, then reboot"
-    assert lines(nodes.judge_machine_ids(probes)) == [f"{host}: {cause} | {cure}" for host in "bc"]
+    clones = list(nodes.judge_machine_ids(probes))
+    assert codes(clones) == [("b", "machines-shared"), ("c", "machines-shared")]
+    assert {clone.cause for clone in clones} == {"a, b, c have the same machine id"}
 
 
 def test_one_machine_under_two_names() -> None:
-    (line,) = lines(nodes.judge_machine_ids({"a": probe(), "b": probe()}))
-    assert line == (
-        "b: it is the same machine as a: same machine id, same addresses | take one of them out of the inventory"
-    )
+    assert codes(nodes.judge_machine_ids({"a": probe(), "b": probe()})) == [("b", "node-repeated")]
 
 
 CHANGED = """Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@@@@@@@
@@ -461,28 +463,30 @@ def test_debug_output_is_not_a_reason() -> None:
     assert answers.reason("OpenSSH_9.2p1\ndebug1: Reading\r\nssh: no\n") == "ssh: no"
 
 
+OFF = [Finding(f"node-{n}", "off", "it is off", "switch it on") for n in range(7)]
+ODD = Finding("x", "odd", "strange", "even")
+
+
 def test_hosts_with_the_same_finding_share_a_number() -> None:
-    findings = [Finding(f"node-{n}", "off", "it is off", "switch it on") for n in range(7)]
-    text = report([*findings, Finding("x", "odd", "strange", "even")])
-    assert text == (
+    assert report([*OFF, ODD]) == (
         "preflight found 2 problems; nothing was changed.\n\n"
-        "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off\n   cure: switch it on\n\n"
-        "2. x: strange\n   cure: even"
+        "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off [off]\n   cure: switch it on\n\n"
+        "2. x: strange [odd]\n   cure: even"
     )
 
 
-def test_success_is_one_line() -> None:
+def test_one_line_says_which_nodes_answered() -> None:
     probes = {"a": probe(), "b": probe(), "c": probe(os_id="ubuntu", os_version="24.04")}
-    assert nodes.summary(probes) == "3 nodes, Debian 12 and Ubuntu 24.04: no finding"
-    assert nodes.summary({"a": probe()}) == "1 node, Debian 12: no finding"
+    assert nodes.about(probes) == "3 nodes, Debian 12 and Ubuntu 24.04"
+    assert nodes.about({"a": probe()}) == "1 node, Debian 12"
 
 
 def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
     for findings in ([Finding("a", "b", "c", "d")], []):
-        write_private(path, nodes.record(findings, {"a": probe()}, {"network": "192.0.2.0/24"}))
-    written = {"schema": 1, "findings": [], "fabric": {"network": "192.0.2.0/24"}, "hosts": {"a": probe()}}
-    assert json.loads(path.read_text()) == written
+        write_private(path, nodes.record(findings, {"a": probe()}, Fabric("192.0.2.0/24", {"a": "eth0"})))
+    fabric = {"network": "192.0.2.0/24", "interfaces": {"a": "eth0"}}
+    assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "fabric": fabric, "hosts": {"a": probe()}}
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]
 
@@ -532,12 +536,12 @@ def test_free_space_of_a_directory_that_does_not_exist_yet(tmp_path: Path) -> No
 def test_a_value_that_a_role_would_refuse_is_reported_before_the_role_runs() -> None:
     options = {"mesh": {"type": "bool", "description": "Whether."}, "days": {"type": "int", "description": "How many."}}
     values = {"a": {"mesh": "maybe", "days": "7"}, "b": {"mesh": "maybe", "days": "week"}}
-    found = inventory.judge_values(values, options)
-    assert [finding.host for finding in found] == ["all", "b"]
-    assert "mesh is wrong" in found[0].cause
-    assert "valid boolean" in found[0].cause
-    assert found[0].cure == "correct it; Whether."
-    assert "days is wrong" in found[1].cause
+    first, second = inventory.judge_values(values, options)
+    assert codes([first, second]) == [("all", "value-wrong"), ("b", "value-wrong")]
+    assert "mesh is wrong" in first.cause
+    assert "valid boolean" in first.cause
+    assert first.cure.endswith("; Whether.")
+    assert "days is wrong" in second.cause
     assert inventory.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
 
 
@@ -546,14 +550,16 @@ def test_a_wrong_threshold_is_refused_and_not_all_have_to_be_set(bars: object) -
     specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())
     options = inventory.declared_options(specs)
     (finding,) = inventory.judge_values({"a": {"validation_bars": bars}}, options)
+    assert (finding.host, finding.code) == ("all", "value-wrong")
     assert "validation_bars" in finding.cause
-    assert finding.cure.startswith("correct it; Pass thresholds for measured values")
+    assert "Pass thresholds for measured values" in finding.cure
     assert inventory.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
 
 
 def test_a_string_in_place_of_a_list_is_refused() -> None:
     """node-1 is a substring of node-17, and would count as revoked."""
     options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
-    (line,) = lines(inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options))
-    assert line.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
+    (found,) = inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options)
+    assert found.code == "value-not-list"
+    assert found.cure.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
     assert inventory.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []

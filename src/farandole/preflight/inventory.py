@@ -8,13 +8,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from farandole.findings import Fault, Finding, some
+from farandole.findings import Finding, finding, some
 
 Groups = Mapping[str, Sequence[str]]
 Declared = Mapping[str, frozenset[str]]
@@ -23,7 +23,6 @@ Options = Mapping[str, Mapping[str, Any]]
 OUR_VARIABLES = frozenset({"cluster_ip"})
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-EXAMPLE = "inventory/example/hosts.yml"
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ def read_node(name: str, variables: Mapping[str, Any]) -> Node:
 
 def unreadable(name: str, error: Exception) -> Finding:
     """The finding about a host whose variables cannot be evaluated."""
-    cure = "correct its cluster_ip, ansible_host or ansible_port"
-    return Finding(name, "address-unknown", f"its address cannot be determined: {error}", cure)
+    return finding("address-unknown", name, seen=error)
 
 
 def judge_inventory(
@@ -89,27 +87,23 @@ def judge_groups(groups: Groups) -> list[Finding]:
 
 def missing_cluster(groups: Groups) -> Finding:
     if not groups.get("all"):
-        return Finding(
-            "inventory", "inventory-empty", "it has no hosts", f"name the right one with -i; {EXAMPLE} is an example"
-        )
-    near = difflib.get_close_matches("cluster", [name for name in groups if name != "cluster"], n=1)
-    cure = f"rename group {near[0]} to cluster" if near else "put the nodes into group cluster"
-    return Finding("inventory", "cluster-missing", "group cluster is missing or empty", f"{cure}, as in {EXAMPLE}")
+        return finding("inventory-empty", "inventory")
+    if near := difflib.get_close_matches("cluster", [name for name in groups if name != "cluster"], n=1):
+        return finding("cluster-misspelt", "inventory", group=near[0])
+    return finding("cluster-missing", "inventory")
 
 
 def judge_head(head: Sequence[str], cluster: Sequence[str]) -> list[Finding]:
     if len(head) == 1:
         return []
-    cause = f"group head has {len(head)} hosts: {some(head)}" if head else "group head is missing or empty"
-    cure = f"put one host of group cluster into group head, for example {cluster[0]}"
-    return [Finding("inventory", "head-not-one", cause, cure)]
+    hosts = f"{len(head)} hosts: {some(head)}" if head else "no host"
+    return [finding("head-not-one", "inventory", seen=hosts, host=cluster[0])]
 
 
 def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
     """Refuse a revoked node as head or as builder, as all nodes run what these serve or build."""
-    cure = "put another node into group {}; SECURITY.md says what else to do about a compromised builder"
     return [
-        Finding(groups[group][0], "server-revoked", f"it is revoked and first in group {group}", cure.format(group))
+        finding("server-revoked", groups[group][0], group=group)
         for group in ("head", "builders")
         if groups.get(group) and groups[group][0] in revoked
     ]
@@ -118,35 +112,21 @@ def judge_revoked(groups: Groups, revoked: Sequence[str]) -> list[Finding]:
 def outsiders(groups: Groups, group: str) -> list[Finding]:
     """A finding for each host of a group that is not in group cluster."""
     members = set(groups["cluster"])
-    cure = f"add it to group cluster, or take it out of group {group}"
-    return [
-        Finding(host, "not-in-cluster", f"it is in group {group} but not in group cluster", cure)
-        for host in groups.get(group, ())
-        if host not in members
-    ]
+    return [finding("not-in-cluster", host, group=group) for host in groups.get(group, ()) if host not in members]
 
 
 def judge_names(names: Sequence[str]) -> list[Finding]:
     twins = Counter(name.lower() for name in names)
-    return [Finding(name, *fault) for name in names if (fault := name_fault(name, unique=twins[name.lower()] == 1))]
+    return [found for name in names if (found := judge_name(name, unique=twins[name.lower()] == 1))]
 
 
-def name_fault(name: str, unique: bool) -> Fault | None:
-    cure = f"rename it in the inventory, for example to {suggest_label(name)}"
+def judge_name(name: str, unique: bool) -> Finding | None:
     if not unique and name != name.lower():
-        return (
-            "name-repeated",
-            f"its name differs from {name.lower()} only in case, which host names ignore",
-            "rename one of them",
-        )
+        return finding("name-repeated", name, seen=name.lower())
     if name == "localhost":
-        return "name-localhost", "on every node, localhost means that node itself", cure
+        return finding("name-localhost", name, label=suggest_label(name))
     if not LABEL.fullmatch(name):
-        return (
-            "name-malformed",
-            "its name is not a valid host name: at most 63 characters of a-z, 0-9 and -, at least one of them a letter",
-            cure,
-        )
+        return finding("name-malformed", name, label=suggest_label(name))
     return None
 
 
@@ -156,47 +136,31 @@ def suggest_label(name: str) -> str:
 
 
 def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
-    faults = [Finding(node.name, *fault) for node in nodes if (fault := address_fault(node))]
-    same_machine = judge_endpoints(nodes)
-    reported = {finding.host for finding in same_machine}
+    faults = [found for node in nodes if (found := judge_address(node))]
+    same_machine = [
+        finding("node-repeated", node.name, other=first.name, seen=f"both are {node.ansible_host} port {node.port}")
+        for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
+    ]
+    reported = {found.host for found in same_machine}
     addressed = [node for node in nodes if node.address and node.name not in reported]
-    cure = "set cluster_ip of each to the address by which other nodes reach it"
     same_address = [
-        Finding(node.name, "address-repeated", f"it has the same cluster address as {first.name}: {node.address}", cure)
+        finding("address-repeated", node.name, other=first.name, address=node.address)
         for node, first in repeated(addressed, lambda node: node.address)
     ]
     return [*faults, *same_machine, *same_address]
 
 
-def judge_endpoints(nodes: Sequence[Node]) -> list[Finding]:
-    cure = "correct ansible_host or ansible_port of one of them"
-    return [
-        Finding(
-            node.name,
-            "node-repeated",
-            f"it is the same machine as {first.name}: both are {node.ansible_host} port {node.port}",
-            cure,
-        )
-        for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
-    ]
-
-
-def address_fault(node: Node) -> Fault | None:
+def judge_address(node: Node) -> Finding | None:
     """Why the other nodes cannot reach a node by the address in the inventory."""
-    cure = "set cluster_ip: <the address by which other nodes reach it>"
     address = node.address
     if address is None and node.cluster_ip:
-        return "address-malformed", f"cluster_ip {node.cluster_ip} is not an IP address", cure
+        return finding("address-malformed", node.name, seen=node.cluster_ip)
     if address is None:
-        return (
-            "address-missing",
-            f"it has no cluster_ip, and ansible_host {node.ansible_host} is not an IP address",
-            cure,
-        )
+        return finding("address-missing", node.name, seen=node.ansible_host)
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        return "address-local", f"no other node can reach it at its cluster address {address}", cure
+        return finding("address-local", node.name, address=address)
     if address.version != 4:
-        return "address-not-ipv4", f"its cluster address {address} is IPv6, and jobs need IPv4", cure
+        return finding("address-not-ipv4", node.name, address=address)
     return None
 
 
@@ -214,24 +178,28 @@ def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozens
     for node in nodes:
         for variable in sorted(node.variables.difference(known)):
             users.setdefault(variable, []).append(node.name)
-    cures = {
-        variable: variable_cure(variable, known, ours[owner])
-        if (owner := owner_of(variable, ours))
-        else misspelt(variable, ansibles)
-        for variable in users
-    }
+    hosts: dict[Finding, list[str]] = {}
+    for variable, names in users.items():
+        owner = owner_of(variable, ours)
+        if found := unknown_variable(variable, known, ours[owner]) if owner else misspelt(variable, ansibles):
+            hosts[found] = names
+    return per_host(hosts, len(nodes))
+
+
+def per_host(hosts: Mapping[Finding, Sequence[str]], number: int) -> list[Finding]:
+    """A finding for each host that has it, or a single one if this number of hosts, which are all, have it."""
     return [
-        Finding(host, "variable-unknown", f"nothing reads the variable {variable}", cures[variable])
-        for variable, hosts in users.items()
-        if cures[variable]
-        for host in (["all"] if len(hosts) == len(nodes) else hosts)
+        replace(found, host=host)
+        for found, names in hosts.items()
+        for host in (["all"] if len(names) == number else names)
     ]
 
 
-def misspelt(variable: str, ansibles: frozenset[str]) -> str:
-    """The cure for a near miss of one of Ansible's names; empty for any other name, which may be the user's own."""
-    near = difflib.get_close_matches(variable, ansibles, n=1, cutoff=0.9)
-    return f"write {near[0]}" if near and variable not in ansibles else ""
+def misspelt(variable: str, ansibles: frozenset[str]) -> Finding | None:
+    """The finding about a near miss of one of Ansible's names; any other name may be the user's own."""
+    if variable not in ansibles and (near := difflib.get_close_matches(variable, ansibles, n=1, cutoff=0.9)):
+        return finding("variable-misspelt", "all", seen=variable, known=near[0])
+    return None
 
 
 def owner_of(variable: str, ours: Iterable[str]) -> str | None:
@@ -239,11 +207,11 @@ def owner_of(variable: str, ours: Iterable[str]) -> str | None:
     return max((role for role in ours if variable.startswith(f"{role}_")), key=len, default=None)
 
 
-def variable_cure(variable: str, known: Sequence[str], like_it: Iterable[str]) -> str:
+def unknown_variable(variable: str, known: Sequence[str], like_it: Iterable[str]) -> Finding:
     # A shared prefix alone makes two names fairly similar.
     if near := difflib.get_close_matches(variable, known, n=1, cutoff=0.8):
-        return f"write {near[0]} if that is what you mean, otherwise remove it"
-    return f"remove or rename it; variables with this prefix: {some(sorted(like_it)) or 'none'}"
+        return finding("variable-misspelt", "all", seen=variable, known=near[0])
+    return finding("variable-unknown", "all", seen=variable, known=some(sorted(like_it)) or "none")
 
 
 def judge_settings(
@@ -261,36 +229,27 @@ def judge_settings(
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
     """Report values that a role would refuse, before the first role runs."""
-    hosts: dict[Fault, list[str]] = {}
+    hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
         for variable in sorted(own):
-            for fault in value_faults(variable, own[variable], options[variable]):
-                hosts.setdefault(fault, []).append(host)
-    return [
-        Finding(host, *fault)
-        for fault, wrong in hosts.items()
-        for host in (["all"] if len(wrong) == len(values) else wrong)
-    ]
+            for found in judge_value(variable, own[variable], options[variable]):
+                hosts.setdefault(found, []).append(host)
+    return per_host(hosts, len(values))
 
 
-def value_faults(variable: str, value: Any, option: Mapping[str, Any]) -> list[Fault]:
+def judge_value(variable: str, value: Any, option: Mapping[str, Any]) -> list[Finding]:
     # The validator accepts a string as a list; a role would then search for substrings.
     if option.get("type") == "list" and isinstance(value, str):
-        example = json.dumps({variable: [value]})
-        return [
-            (
-                "value-wrong",
-                f"{variable} is a string but must be a list",
-                f"write it as a list, on the command line as -e {shlex.quote(example)}",
-            )
-        ]
-    described = option.get("description", "the README of its role describes it")
-    cure = f"correct it; {described if isinstance(described, str) else ' '.join(described)}"
+        example = shlex.quote(json.dumps({variable: [value]}))
+        return [finding("value-not-list", "all", variable=variable, example=example)]
     # The validator would search any other value for the names of suboptions.
     if option.get("type") == "dict" and not isinstance(value, Mapping):
-        return [("value-wrong", f"{variable} is {value!r} but must be a mapping of names to values", cure)]
-    judged = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value})
-    return [("value-wrong", f"{variable} is wrong: {message}", cure) for message in judged.error_messages]
+        messages = [f"{value!r} is not a mapping of names to values"]
+    else:
+        messages = ArgumentSpecValidator({variable: dict(option)}).validate({variable: value}).error_messages
+    described = option.get("description", "the README of its role describes it")
+    description = described if isinstance(described, str) else " ".join(described)
+    return [finding("value-wrong", "all", variable=variable, seen=text, description=description) for text in messages]
 
 
 def declared_options(specs: Mapping[str, Any]) -> Options:

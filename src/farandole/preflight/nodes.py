@@ -8,7 +8,8 @@ from dataclasses import asdict
 from ipaddress import ip_address
 from typing import Any
 
-from farandole.findings import Fault, Finding, count
+from farandole.fabric import Fabric, address_absent
+from farandole.findings import Finding, count, finding, some
 from farandole.preflight.inventory import Node
 from farandole.preflight.unreachable import judge_unreachable
 
@@ -19,15 +20,14 @@ SCHEMA = 1
 SKEW_LIMIT_S = 300
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
 ARCHITECTURES = ("x86_64", "aarch64")
-NEW_MACHINE_ID = "rm /etc/machine-id && systemd-machine-id-setup, then reboot"
 
 
 def judge_hosts(nodes: Sequence[Node], answers: Mapping[str, Answer], check_mode: bool) -> list[Finding]:
-    findings = []
+    findings: list[Finding] = []
     for node in nodes:
         answer = answers[node.name]
         if "probe" in answer:
-            findings += [Finding(node.name, *fault) for fault in node_faults(node, answer, check_mode)]
+            findings += judge_node(node, answer, check_mode)
         else:
             findings.append(judge_unreachable(node.name, answer))
     return [*findings, *judge_machine_ids(probes_of(answers))]
@@ -37,69 +37,46 @@ def probes_of(answers: Mapping[str, Answer]) -> dict[str, Probe]:
     return {host: answer["probe"] for host, answer in answers.items() if "probe" in answer}
 
 
-def node_faults(node: Node, answer: Answer, check_mode: bool) -> Iterator[Fault]:
-    probe = answer["probe"]
-    yield from system_faults(probe)
-    yield from interface_faults(node, probe)
-    yield from account_faults(probe)
-    yield from clock_faults(answer)
-    yield from privilege_faults(probe)
+def judge_node(node: Node, answer: Answer, check_mode: bool) -> Iterator[Finding]:
+    name, probe = node.name, answer["probe"]
+    yield from judge_system(name, probe)
+    yield from judge_address(node, probe)
+    yield from judge_account(name, probe)
+    yield from judge_clock(name, answer)
+    yield from judge_privileges(name, probe)
     if check_mode and not probe["python_apt"]:
-        yield "python-apt-missing", "it has no python3-apt, which check mode needs", "apt-get install python3-apt"
+        yield finding("python-apt-missing", name)
 
 
 def platform_of(probe: Probe) -> str:
     return f"{probe['os_id'].capitalize()} {probe['os_version']}".strip() or "an unknown system"
 
 
-def system_faults(probe: Probe) -> Iterator[Fault]:
+def judge_system(name: str, probe: Probe) -> Iterator[Finding]:
     if probe["os_version"] not in SUPPORTED.get(probe["os_id"], ()):
-        wanted = "; ".join(f"{name.capitalize()} {' or '.join(v)}" for name, v in SUPPORTED.items())
-        yield (
-            "system-unsupported",
-            f"it runs {platform_of(probe)}",
-            f"take it out of group cluster, or install {wanted}",
-        )
+        wanted = "; ".join(f"{system.capitalize()} {' or '.join(v)}" for system, v in SUPPORTED.items())
+        yield finding("system-unsupported", name, seen=platform_of(probe), supported=wanted)
     if probe["arch"] not in ARCHITECTURES:
-        yield (
-            "architecture-unsupported",
-            f"its architecture is {probe['arch']}",
-            f"use a machine with {' or '.join(ARCHITECTURES)}",
-        )
+        yield finding("architecture-unsupported", name, seen=probe["arch"], supported=" or ".join(ARCHITECTURES))
     if probe["init"] != "systemd":
-        start = "start the container with /sbin/init" if probe["container"] else "reboot"
-        yield (
-            "systemd-missing",
-            f"process 1 is {probe['init']}, not systemd",
-            f"apt-get install systemd-sysv, then {start}",
-        )
+        yield finding("systemd-missing", name, seen=probe["init"])
 
 
-def interface_faults(node: Node, probe: Probe) -> Iterator[Fault]:
+def judge_address(node: Node, probe: Probe) -> Iterator[Finding]:
     if probe["addresses"] is None:
-        yield "ip-missing", "the ip command is missing", "apt-get install iproute2"
-        return
-    own = [ip_address(text) for text in probe["addresses"]]
-    if node.address not in own:
-        usable = [str(address) for address in own if not (address.is_loopback or address.is_link_local)]
-        cause = f"its cluster address {node.address} is on none of its interfaces"
-        yield (
-            "address-absent",
-            cause,
-            f"set cluster_ip to one of {', '.join(usable) or 'its addresses, once it has any'}",
-        )
+        yield finding("ip-missing", node.name)
+    elif node.address not in [ip_address(text) for text in probe["addresses"]]:
+        yield address_absent(node.name, str(node.address), probe["addresses"])
 
 
-def account_faults(probe: Probe) -> Iterator[Fault]:
-    user, wanted = probe["user"], probe["id"]
-    free = "set base_user_id to a number N for which neither getent passwd N nor getent group N finds anything"
+def judge_account(name: str, probe: Probe) -> Iterator[Finding]:
+    account, wanted = probe["user"], probe["id"]
     for owner, kinds in alike(uid=probe["id_owner"], gid=probe["group_id_owner"]):
-        if owner != user:
-            yield "id-taken", f"{owner} already has {kinds} {wanted}, meant for {user}", free
+        if owner != account:
+            yield finding("id-taken", name, owner=owner, seen=f"{kinds} {wanted}", account=account)
     for number, kinds in alike(uid=probe["user_id"], gid=probe["group_id"]):
         if number != wanted:
-            cure = f"set base_user_id: {number} if every node has that one, or set base_user to a new name"
-            yield "id-differs", f"{user} already has {kinds} {number}, not {wanted}", cure
+            yield finding("id-differs", name, account=account, seen=f"{kinds} {number}", wanted=wanted)
 
 
 def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
@@ -110,57 +87,44 @@ def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
     return [(value, " and ".join(sharing)) for value, sharing in names.items() if value is not None]
 
 
-def clock_faults(answer: Answer) -> Iterator[Fault]:
+def judge_clock(name: str, answer: Answer) -> Iterator[Finding]:
     skew = answer["skew"]
     if abs(skew) > SKEW_LIMIT_S:
-        side = "ahead of" if skew > 0 else "behind"
-        cause = f"its clock is {abs(skew):.0f} s {side} this machine's; {SKEW_LIMIT_S} s are allowed"
-        command = f"{answer['login']['command']} date -s @$(date +%s)"
-        yield "clock-wrong", cause, f"timedatectl set-ntp true on it, or from here as root: {command}"
+        seen = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
+        yield finding("clock-wrong", name, seen=seen, limit=SKEW_LIMIT_S, ssh=answer["login"]["command"])
 
 
-def privilege_faults(probe: Probe) -> Iterator[Fault]:
+def judge_privileges(name: str, probe: Probe) -> Iterator[Finding]:
     if not probe["root"]:
-        yield "not-root", "tasks do not run as root there", "set ansible_become: true, or ansible_user: root"
+        yield finding("not-root", name)
     # Without root the file may merely be unreadable.
     elif not probe["sshd_drop_ins"]:
-        cure = "add to the top of /etc/ssh/sshd_config: Include /etc/ssh/sshd_config.d/*.conf"
-        yield "drop-ins-unread", "its sshd does not read /etc/ssh/sshd_config.d", cure
+        yield finding("drop-ins-unread", name)
 
 
-def judge_machine_ids(probes: Mapping[str, Probe]) -> list[Finding]:
-    first: dict[str, str] = {}
-    findings = []
+def judge_machine_ids(probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    names: dict[str, list[str]] = {}
     for host, probe in probes.items():
-        owner = first.setdefault(probe["machine_id"], host)
+        names.setdefault(probe["machine_id"], []).append(host)
+    for host, probe in probes.items():
+        sharing = names[probe["machine_id"]]
         if probe["machine_id"] in ("", "uninitialized"):
-            findings.append(Finding(host, "machine-id-missing", "it has no machine id", NEW_MACHINE_ID))
-        elif owner != host:
-            findings.append(Finding(host, *duplicate_fault(owner, probes[owner], probe)))
-    return findings
+            yield finding("machine-id-missing", host)
+        elif host != sharing[0] and probe["addresses"] == probes[sharing[0]]["addresses"]:
+            yield finding("node-repeated", host, other=sharing[0], seen="same machine id, same addresses")
+        elif host != sharing[0]:
+            yield finding("machines-shared", host, seen=some(sharing))
 
 
-def duplicate_fault(owner: str, first: Probe, second: Probe) -> Fault:
-    if first["addresses"] == second["addresses"]:
-        return (
-            "node-repeated",
-            f"it is the same machine as {owner}: same machine id, same addresses",
-            "take one of them out of the inventory",
-        )
-    return (
-        "machine-id-repeated",
-        f"it is a clone of {owner}: both have machine id {first['machine_id']}",
-        NEW_MACHINE_ID,
-    )
-
-
-def summary(probes: Mapping[str, Probe]) -> str:
+def about(probes: Mapping[str, Probe]) -> str:
+    """How many nodes answered, and which systems they run."""
     platforms = sorted({platform_of(probe) for probe in probes.values()})
-    return f"{count(len(probes), 'node')}, {' and '.join(platforms)}: no finding"
+    return f"{count(len(probes), 'node')}, {' and '.join(platforms)}"
 
 
-def record(findings: Sequence[Finding], probes: Mapping[str, Probe], network: Mapping[str, Any]) -> str:
+def record(findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric) -> str:
     """The content of preflight.json: facts, the network for jobs, and findings."""
-    known = [asdict(finding) for finding in findings]
-    content = {"schema": SCHEMA, "findings": known, "fabric": network, "hosts": probes}
+    known = [asdict(one) for one in findings]
+    chosen = {"network": network.network, "interfaces": network.interfaces} if network.network else {}
+    content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"

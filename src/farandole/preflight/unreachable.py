@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farandole.causes import causes, recognize
-from farandole.findings import Finding
+from farandole.causes import recognize
+from farandole.findings import Finding, finding
 from farandole.words import one_line
 
 Answer = Mapping[str, Any]
@@ -18,16 +18,13 @@ FINGERPRINT = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 def judge_unreachable(host: str, answer: Answer) -> Finding:
-    login = answer.get("login") or {"host": host, "port": None, "user": None, "command": shlex.join(["ssh", host])}
-    fields = login_fields(login)
     if unfit := answer.get("unfit"):
-        cause, seen = causes()["answer-malformed"], str(unfit)
-    else:
-        reason = answer.get("unreachable_reason") or "it was not contacted"
-        match = recognize("login", [reason])
-        cause, seen = (match.cause, match.words["seen"]) if match else (causes()["login-failed"], reason)
-    what = cause.description({"seen": one_line(seen), "user": fields["user"]})
-    return Finding(host, cause.code, what, cause.remedy(fields))
+        return finding("answer-malformed", host, seen=one_line(unfit))
+    login = answer.get("login") or {"host": host, "port": None, "user": None, "command": shlex.join(["ssh", host])}
+    reason = answer.get("unreachable_reason") or "it was not contacted"
+    match = recognize("login", [reason])
+    code, seen = (match.cause.code, match.words["seen"]) if match else ("login-failed", reason)
+    return finding(code, host, seen=one_line(seen), **login_fields(login))
 
 
 def login_fields(login: Mapping[str, Any]) -> dict[str, str]:
