@@ -265,3 +265,13 @@ def test_the_decoys_network_is_refused(play):
     assert "preflight found 1 problem" in said
     assert "1. node-1, node-2: it shares its address 172.17.0.1 in 172.17.0.0/16" in said
     assert "[address-shared]" in said
+
+
+def test_the_role_by_itself_refuses_what_preflight_has_not_seen(play, nodes):
+    before = [host.check_output("cat /etc/farandole/environment") for host in nodes.values()]
+    code, said = play(lambda cluster: cluster["vars"].update(later_network="172.17.0.0/16"))
+    assert code != 0
+    assert "found 1 problem with the network for jobs; the settings of jobs were not changed." in said
+    assert "preflight found" not in said
+    assert "[address-shared]" in said
+    assert [host.check_output("cat /etc/farandole/environment") for host in nodes.values()] == before

@@ -98,6 +98,23 @@ def test_bad_input_is_reported_and_changes_nothing(site, nodes, change, seen, co
         assert not host.user("trainer").exists
 
 
+def test_nodes_in_different_networks_are_in_the_same_list_as_other_findings(site, nodes):
+    def change(inventory):
+        node(inventory, "node-2")["cluster_ip"] = "192.0.2.2"
+        taken_uid(inventory)
+
+    nodes["node-2"].check_output("ip address add 192.0.2.2/24 dev eth0")
+    try:
+        done = site(change)
+    finally:
+        nodes["node-2"].check_output("ip address del 192.0.2.2/24 dev eth0")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert "preflight found 2 problems; nothing was changed." in said
+    assert "[id-taken]" in said
+    assert "[network-not-shared]" in said
+
+
 def test_an_unreachable_node_is_reported_and_the_others_are_unchanged(site, nodes):
     fault = ["farandole", "lab", "fault", "--name", "molecule-preflight"]
     subprocess.run([*fault, "cut", "node-2"], check=True)

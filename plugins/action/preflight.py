@@ -44,6 +44,10 @@ options:
   roles_dir:
     description: Folder of the roles, whose argument specs define which variables exist. Required for V(inventory).
     type: path
+  fabric_network:
+    description: The variable of role fabric; V(hosts) checks that there is a network for jobs.
+    type: str
+    default: ""
   state_dir:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
     type: path
@@ -123,10 +127,11 @@ class ActionModule(Action):
         nodes, broken = readable([n for n in variables["ansible_play_hosts_all"] if n not in revoked], hostvars)
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
         probes = probes_of(answers)
-        members = [node.name for node in nodes]
-        findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode)]
-        wanted = next((str(hostvars[name].get("fabric_network") or "") for name in members), "")
-        network = fabric.Fabric() if findings else fabric.choose(members, hostvars, wanted)
+        # As role fabric does, with the nodes outside --limit.
+        members = [name for name in variables["groups"]["cluster"] if name not in revoked]
+        network = fabric.choose(members, hostvars, arguments["fabric_network"])
+        findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode), *network.findings]
+        findings = [*dict.fromkeys(findings)]
         write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes, network))
         return findings, about(probes)
 

@@ -42,7 +42,8 @@ def choice(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> dict[s
     """The network and interfaces for a role's templates, or the refusal for the user."""
     chosen = choose(names, hostvars, wanted)
     findings = chosen.findings or ([] if chosen.network else [finding("nodes-unknown", "all")])
-    refusal = report(findings) if findings else ""
+    heading = "found {problems} with the network for jobs; the settings of jobs were not changed."
+    refusal = report(findings, heading) if findings else ""
     return {"network": chosen.network, "interfaces": chosen.interfaces, "refusal": refusal}
 
 

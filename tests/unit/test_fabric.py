@@ -136,7 +136,7 @@ def test_a_role_gets_the_choice_or_a_refusal() -> None:
     choice = {"network": "10.0.0.0/24", "interfaces": {"a": "eth0"}, "refusal": ""}
     assert fabric.choice(*arguments("", nodes)) == choice
     assert fabric.choice(*arguments("10.9.0.0/16", nodes))["refusal"] == (
-        "preflight found 1 problem; nothing was changed.\n\n"
+        "found 1 problem with the network for jobs; the settings of jobs were not changed.\n\n"
         "1. a: none of its interfaces has an address in 10.9.0.0/16 [network-not-on-node]\n"
         "   cure: correct fabric_network, or give it an address there"
     )

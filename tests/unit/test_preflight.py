@@ -481,6 +481,66 @@ def test_one_line_says_which_nodes_answered() -> None:
     assert nodes.about({"a": probe()}) == "1 node, Debian 12"
 
 
+def link(address: str) -> dict[str, Any]:
+    return {"name": "eth0", "address": address, "prefix": 24}
+
+
+def cluster(**changes: Any) -> dict[str, Any]:
+    """What preflight knows of two nodes in one network, of which the second is to be changed."""
+    hostvars = {}
+    for name, address, own in (("node-1", "192.0.2.1", {}), ("node-2", "192.0.2.2", changes)):
+        other = {"machine_id": name, "addresses": [address], "interfaces": [link(address)], **own}
+        reply = {**answer(**other), "skew": own.get("skew", 0.0)}
+        hostvars[name] = {"ansible_host": address, "_preflight_probe": reply}
+    return {"hostvars": hostvars, "groups": {"cluster": [*hostvars]}, "ansible_play_hosts_all": [*hostvars]}
+
+
+def hosts_phase(variables: dict[str, Any], state: Path) -> dict[str, Any]:
+    """Run the action for the nodes."""
+    action = object.__new__(preflight.ActionModule)
+    action._task = SimpleNamespace(check_mode=False)
+    arguments = {"phase": "hosts", "state_dir": str(state), "fabric_network": ""}
+    return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
+
+
+def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["host"], one["code"]) for one in verdict["findings"]]
+
+
+def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None:
+    verdict = hosts_phase(cluster(), tmp_path)
+    assert (verdict["failed"], verdict["msg"]) == (False, "2 nodes, Debian 12: no finding")
+    assert verdict["fabric"] == {"network": "192.0.2.0/24", "interfaces": {"node-1": "eth0", "node-2": "eth0"}}
+
+
+def test_a_network_that_is_not_shared_is_in_the_first_list(tmp_path: Path) -> None:
+    other = {"addresses": ["10.0.0.2"], "interfaces": [link("10.0.0.2")], "skew": 400.0}
+    variables = cluster(**other)
+    variables["hostvars"]["node-2"]["cluster_ip"] = "10.0.0.2"
+    verdict = hosts_phase(variables, tmp_path)
+    assert verdict["failed"]
+    assert recorded(verdict) == [("node-2", "clock-wrong"), ("all", "network-not-shared")]
+    assert verdict["fabric"] == {}
+    # Limited to the first node, it is still the same network of all nodes.
+    del variables["hostvars"]["node-2"]["_preflight_probe"]
+    variables["ansible_play_hosts_all"] = ["node-1"]
+    assert recorded(hosts_phase(variables, tmp_path)) == [("all", "network-not-shared")]
+    # A revoked node has no part in jobs.
+    assert recorded(hosts_phase({**variables, "ssh_trust_revoked": ["node-2"]}, tmp_path)) == []
+
+
+def test_an_absent_address_is_one_finding(tmp_path: Path) -> None:
+    other = cluster(addresses=["10.0.0.2"], interfaces=[link("10.0.0.2")])
+    assert recorded(hosts_phase(other, tmp_path)) == [("node-2", "address-absent")]
+
+
+def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
+    silent = cluster()
+    for own in silent["hostvars"].values():
+        own["_preflight_probe"] = {"unreachable_reason": "Connection refused", "login": login()}
+    assert recorded(hosts_phase(silent, tmp_path)) == [("node-1", "login-refused"), ("node-2", "login-refused")]
+
+
 def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "preflight.json"
     for findings in ([Finding("a", "b", "c", "d")], []):
