@@ -201,15 +201,15 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
 @pytest.mark.parametrize(
     ("node", "variables", "words"),
     [
+        ("node-1", {"_preflight_probe": {"probe": {"nvidia_driver": "470.57.02"}}}, "[nccl-driver-old]"),
         (
             "node-1",
-            {"_preflight_probe": {"probe": {"nvidia_driver": "470.57.02"}}},
-            "which needs the NVIDIA driver 525.60.13 or newer, and the node has 470.57.02",
+            {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}},
+            "[nccl-repository-missing]",
         ),
-        ("node-1", {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}}, "set nccl_repository"),
-        ("node-1", {"nccl_version": "2.21.5"}, "give the exact version of the debs"),
+        ("node-1", {"nccl_version": "2.21.5"}, "[nccl-version-inexact]"),
         ("node-1", {"nccl_source": "somewhere"}, "must be one of: repository, files, distribution"),
-        ("node-2", {"nccl_files": []}, "nccl_files is empty: list the debs there"),
+        ("node-2", {"nccl_files": []}, "[nccl-files-missing]"),
     ],
     ids=["an old driver", "no fingerprint", "an incomplete version", "an unknown source", "no files"],
 )
@@ -219,6 +219,15 @@ def test_impossible_requests_are_refused_before_anything_changes(role, nodes, no
     assert words in said
     assert "changed=0" in said
     assert is_at(nodes[node], NEW)
+
+
+def test_a_missing_driver_is_a_warning(role):
+    code, said = role("node-2")
+    assert code == 0, said
+    assert "[nccl-driver-missing]" in said
+    code, said = role("node-2", _preflight_probe=GPU)
+    assert code == 0, said
+    assert "nccl-driver-missing" not in said
 
 
 def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):

@@ -73,6 +73,10 @@ def wrong_port(inventory):
     node(inventory, "node-2")["ansible_port"] = 1
 
 
+def incomplete_version(inventory):
+    inventory["cluster"]["vars"].update(nccl_install=True, nccl_version="2.27")
+
+
 FINDINGS = [
     (no_head, "inventory: group head", "head-not-one"),
     (bad_name, "node_3", "name-malformed"),
@@ -83,6 +87,7 @@ FINDINGS = [
     (foreign_cluster_ip, "node-2", "address-absent"),
     (taken_uid, "www-data", "id-taken"),
     (wrong_port, "node-2", "login-refused"),
+    (incomplete_version, "node-1, node-2", "nccl-version-inexact"),
 ]
 
 
@@ -134,6 +139,15 @@ def test_good_input_has_no_findings_and_is_recorded(inventory_path):
     assert found["findings"] == []
     assert sorted(found["hosts"]) == ["node-1", "node-2"] == sorted(found["fabric"]["interfaces"])
     assert found["fabric"]["network"]
+
+
+def test_a_warning_is_shown_and_refuses_nothing(inventory_path):
+    settings = json.dumps({"nccl_install": True, "nccl_version": "2.27.3-1+cuda12.9"})
+    command = ["ansible-playbook", "-i", inventory_path, "-e", settings, "playbooks/preflight.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 warning" in done.stdout
+    assert "[nccl-driver-missing]" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
-from farandole import fabric
+from farandole import fabric, nccl
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.files import write_private
-from farandole.findings import Finding, count, report
+from farandole.findings import Finding, count, refused, report
 from farandole.preflight.inventory import (
     Node,
     declared_names,
@@ -31,7 +31,8 @@ module: preflight
 short_description: Check the inventory and the nodes
 description:
   - Runs on the control machine. Reports the host, cause and cure of everything that would make a later step fail, and
-    fails if there is any such finding. It changes no host and opens no connection. Use it with C(run_once).
+    fails if there is any such finding that is not a warning. It changes no host and opens no connection. Use it with
+    C(run_once).
 options:
   phase:
     description:
@@ -48,6 +49,10 @@ options:
     description: The variable of role fabric; V(hosts) checks that there is a network for jobs.
     type: str
     default: ""
+  stack:
+    description: Whether the stack will be installed too, so that V(hosts) checks C(nccl_version).
+    type: bool
+    default: true
   state_dir:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
     type: path
@@ -104,9 +109,10 @@ class ActionModule(Action):
         """Checks the inventory or the hosts."""
         check = self._inventory if arguments["phase"] == "inventory" else self._hosts
         findings, checked = check(arguments, variables)
+        failed = refused(findings)
+        text = report(findings) if failed else report(findings, f"{checked}: {{problems}}")
         # The message is the purpose of this task, so it is shown without -v too.
-        result = {"changed": False, "failed": bool(findings), "_ansible_verbose_always": True}
-        return {**result, "msg": report(findings) if findings else f"{checked}: no finding"}
+        return {"changed": False, "failed": failed, "msg": text, "_ansible_verbose_always": True}
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         self._claim(arguments, variables, write=False)
@@ -127,13 +133,20 @@ class ActionModule(Action):
         nodes, broken = readable([n for n in variables["ansible_play_hosts_all"] if n not in revoked], hostvars)
         answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
         probes = probes_of(answers)
-        # As role fabric does, with the nodes outside --limit.
+        # Like role fabric: all nodes, whatever --limit says.
         members = [name for name in variables["groups"]["cluster"] if name not in revoked]
         network = fabric.choose(members, hostvars, arguments["fabric_network"])
         findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode), *network.findings]
+        if arguments["stack"]:
+            findings += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
         findings = [*dict.fromkeys(findings)]
         write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes, network))
         return findings, about(probes)
+
+    @staticmethod
+    def _nccl(own: Mapping[str, Any], name: str, probe: Mapping[str, Any]) -> list[Finding]:
+        # Otherwise the version is that of the lock, which playbooks/lock.yml checks.
+        return nccl.judge(own, name, probe) if "nccl_version" in own else []
 
     def _claim(self, arguments: Mapping[str, Any], variables: Mapping[str, Any], *, write: bool) -> None:
         # Hosts given on the command line have no inventory folder, and no group cluster either.

@@ -23,7 +23,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "horovod_source": sources.horovod_source,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
-    "nccl_misfit": nccl.nccl_misfit,
+    "nccl_decision": nccl.decision,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
     "ssh_nodes": cluster.ssh_nodes,

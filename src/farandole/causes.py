@@ -17,11 +17,13 @@ import yaml
 # (check).
 Place = Literal["login", "peer", "job", "trust", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
+# Whether a finding ends the run, or is only shown.
+Severity = Literal["stop", "warn"]
 # All that a cure may contain. The caller takes the values from the inventory or from this package, and quotes them
 # for a shell where the cure is a command: what a node says never becomes part of it.
 CURE_FIELDS = frozenset(
     {"host", "inventory", "file", "fingerprint", "forget", "port_option", "ssh", "target", "user", "verbose_ssh"}
-    | {"description", "example", "group", "known", "label", "subnet", "supported"}
+    | {"cuda", "description", "example", "group", "known", "label", "subnet", "supported"}
 )
 
 
@@ -35,6 +37,7 @@ class Cause:
     cure: str
     pattern: str = ""
     cascade: bool = False
+    severity: Severity = "stop"
     # What such a line rules out when the worker that failed first is searched: the worker, or only the line.
     excuses: Literal["", "worker", "line"] = ""
     # The GitHub issue in which upstream discusses the message, as owner/name#number.
@@ -45,6 +48,8 @@ class Cause:
     def __post_init__(self) -> None:
         if self.seen not in get_args(Place) or bool(self.pattern) != (self.seen in READ):
             raise ValueError(f"cause {self.code}: it needs a pattern if it is seen in {', '.join(READ)}, and only then")
+        if self.severity not in get_args(Severity):
+            raise ValueError(f"cause {self.code}: its severity has to be one of {', '.join(get_args(Severity))}")
         re.compile(self.pattern)
 
     def description(self, words: Mapping[str, object]) -> str:

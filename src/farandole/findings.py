@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from farandole.causes import causes
+from farandole.causes import Severity, causes
 from farandole.errors import FarandoleError
 
 SHOWN_HOSTS = 5
-Severity = Literal["stop", "warn", "note"]
+WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,12 @@ class FindingsError(FarandoleError):
 def finding(code: str, host: str, /, **fields: object) -> Finding:
     """Make a finding from its cause in the catalogue; of these fields, the cure contains only those of CURE_FIELDS."""
     cause = causes()[code]
-    return Finding(host, code, cause.description(fields), cause.remedy(fields))
+    return Finding(host, code, cause.description(fields), cause.remedy(fields), cause.severity)
+
+
+def refused(findings: Iterable[Finding]) -> bool:
+    """Whether any finding ends the run; a warning does not."""
+    return any(one.severity == "stop" for one in findings)
 
 
 def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
@@ -44,10 +48,17 @@ def report(findings: Iterable[Finding], heading: str = "preflight found {problem
     for one in findings:
         hosts.setdefault(replace(one, host=""), []).append(one.host)
     items = [
-        f"{number}. {some(names)}: {one.cause} [{one.code}]\n   cure: {one.cure}"
+        f"{number}. {some(names)}: {'warning: ' if one.severity == 'warn' else ''}{one.cause} [{one.code}]\n"
+        f"   cure: {one.cure}"
         for number, (one, names) in enumerate(hosts.items(), 1)
     ]
-    return "\n\n".join([heading.format(problems=count(len(hosts), "problem")), *items])
+    return "\n\n".join([heading.format(problems=totals([one.severity for one in hosts])), *items])
+
+
+def totals(severities: Sequence[Severity]) -> str:
+    """How many problems and warnings there are."""
+    counts = [count(severities.count(severity), word) for severity, word in WORDS.items() if severity in severities]
+    return " and ".join(counts) or "no finding"
 
 
 def some(names: Sequence[str]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from farandole.findings import Finding, finding, refused, report
 from farandole.stack.catalogue import load
 
 DEB = re.compile(r"\d+\.\d+\.\d+-\S+")
@@ -35,26 +37,50 @@ def driver_floor(cuda: str) -> str:
     return next((floor for known, floor in floors.items() if numbers(known)[0] == major), "")
 
 
-def nccl_misfit(version: str, driver: str, cuda: str) -> str:
-    """Why the debs of this version do not fit the driver and CUDA found; empty if they do."""
+def decision(settings: Mapping[str, Any], host: str, probe: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether role nccl installs on a node, whether it is refused, and the findings as text."""
+    findings = judge(settings, host, probe)
+    shown = report(findings, "NCCL: {problems}.") if findings else ""
+    return {"wanted": wanted(settings, probe), "refused": refused(findings), "report": shown}
+
+
+def wanted(settings: Mapping[str, Any], probe: Mapping[str, Any]) -> bool:
+    """Whether a node gets NCCL: if it is told to, or if it has a driver and a version is known."""
+    install = str(settings.get("nccl_install", "auto")).lower()
+    return install == "true" or bool(install == "auto" and settings.get("nccl_version") and probe.get("nvidia_driver"))
+
+
+def judge(settings: Mapping[str, Any], host: str, probe: Mapping[str, Any]) -> list[Finding]:
+    """Problems with the NCCL that a node is to get, by the variables of role nccl and by the node's probe."""
+    if not wanted(settings, probe):
+        return []
+    return [*_source(settings, host), *_fit(str(settings["nccl_version"]), host, probe)]
+
+
+def _source(settings: Mapping[str, Any], host: str) -> Iterator[Finding]:
+    source, repository = settings.get("nccl_source", "repository"), settings.get("nccl_repository")
+    if source == "files" and not settings.get("nccl_files"):
+        yield finding("nccl-files-missing", host)
+    # Unset in the inventory, it is NVIDIA's, which the role knows for every system that preflight accepts.
+    if source == "repository" and repository is not None and not repository.get("key_fingerprint"):
+        yield finding("nccl-repository-missing", host)
+
+
+def _fit(version: str, host: str, probe: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the debs of this version fit the driver and CUDA toolkit of a node."""
+    driver, toolkit = probe.get("nvidia_driver", ""), probe.get("cuda", "")
     if not DEB.fullmatch(version):
-        return f"nccl_version is {version!r}: give the exact version of the debs, for example 2.27.3-1+cuda12.9"
-    suffix = CUDA.search(version)
-    if not suffix:
-        return ""
+        yield finding("nccl-version-inexact", host, seen=repr(version))
+    elif not driver:
+        yield finding("nccl-driver-missing", host, version=version)
+    if not (suffix := CUDA.search(version)):
+        return
     built, major = suffix.groups()
     floor = driver_floor(built)
     if driver and numbers(driver) < numbers(floor):
-        return (
-            f"NCCL {version} is built with CUDA {built}, which needs the NVIDIA driver {floor} or newer, and the node "
-            f"has {driver}: upgrade the driver, or set nccl_version to one that was built with an older CUDA"
-        )
-    if cuda and numbers(cuda)[:1] != [int(major)]:
-        return (
-            f"NCCL {version} is built with CUDA {built}, and the node has the CUDA toolkit {cuda}: set nccl_version to "
-            f"one that was built with that version, or install CUDA {major}"
-        )
-    return ""
+        yield finding("nccl-driver-old", host, version=version, built=built, floor=floor, seen=driver)
+    if toolkit and numbers(toolkit)[:1] != [int(major)]:
+        yield finding("nccl-toolkit-differs", host, version=version, built=built, seen=toolkit, cuda=major)
 
 
 def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:

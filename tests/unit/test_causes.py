@@ -221,6 +221,7 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
         (ENTRY.replace("pattern: x, ", ""), "pattern"),
         (ENTRY.replace("job", "check"), "pattern"),
         (ENTRY.replace("what", "waht"), "waht"),
+        (ENTRY.replace("seen", "severity: loud, seen"), "severity"),
         (ENTRY.replace("pattern: x", "pattern: ("), "unterminated"),
     ],
     ids=[
@@ -229,6 +230,7 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
         "missing pattern",
         "extra pattern",
         "misspelt",
+        "unknown severity",
         "invalid pattern",
     ],
 )

@@ -18,7 +18,7 @@ import yaml
 from farandole import probe as answers
 from farandole.fabric import Fabric
 from farandole.files import write_private
-from farandole.findings import Finding, report
+from farandole.findings import Finding, refused, report
 from farandole.preflight import inventory, nodes, unreachable
 
 from .loading import ROOT, load
@@ -464,15 +464,21 @@ def test_debug_output_is_not_a_reason() -> None:
 
 
 OFF = [Finding(f"node-{n}", "off", "it is off", "switch it on") for n in range(7)]
-ODD = Finding("x", "odd", "strange", "even")
+ODD = Finding("x", "odd", "strange", "even", "warn")
 
 
 def test_hosts_with_the_same_finding_share_a_number() -> None:
     assert report([*OFF, ODD]) == (
-        "preflight found 2 problems; nothing was changed.\n\n"
+        "preflight found 1 problem and 1 warning; nothing was changed.\n\n"
         "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off [off]\n   cure: switch it on\n\n"
-        "2. x: strange [odd]\n   cure: even"
+        "2. x: warning: strange [odd]\n   cure: even"
     )
+
+
+def test_a_warning_refuses_nothing() -> None:
+    assert refused([*OFF, ODD])
+    assert not refused([ODD])
+    assert not refused([])
 
 
 def test_one_line_says_which_nodes_answered() -> None:
@@ -495,11 +501,11 @@ def cluster(**changes: Any) -> dict[str, Any]:
     return {"hostvars": hostvars, "groups": {"cluster": [*hostvars]}, "ansible_play_hosts_all": [*hostvars]}
 
 
-def hosts_phase(variables: dict[str, Any], state: Path) -> dict[str, Any]:
+def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -> dict[str, Any]:
     """Run the action for the nodes."""
     action = object.__new__(preflight.ActionModule)
     action._task = SimpleNamespace(check_mode=False)
-    arguments = {"phase": "hosts", "state_dir": str(state), "fabric_network": ""}
+    arguments = {"phase": "hosts", "state_dir": str(state), "fabric_network": "", "stack": stack}
     return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 
@@ -539,6 +545,27 @@ def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
     for own in silent["hostvars"].values():
         own["_preflight_probe"] = {"unreachable_reason": "Connection refused", "login": login()}
     assert recorded(hosts_phase(silent, tmp_path)) == [("node-1", "login-refused"), ("node-2", "login-refused")]
+
+
+def test_an_nccl_that_does_not_fit_is_in_the_first_list(tmp_path: Path) -> None:
+    variables = cluster(nvidia_driver="470.57.02", arch="riscv64")
+    variables["hostvars"]["node-2"]["nccl_version"] = "2.27.3-1+cuda12.9"
+    verdict = hosts_phase(variables, tmp_path)
+    assert recorded(verdict) == [("node-2", "architecture-unsupported"), ("node-2", "nccl-driver-old")]
+    assert recorded(hosts_phase(variables, tmp_path, stack=False)) == [("node-2", "architecture-unsupported")]
+    # The version is that of the lock, which is not known yet.
+    del variables["hostvars"]["node-2"]["nccl_version"]
+    variables["hostvars"]["node-2"]["nccl_install"] = True
+    assert recorded(hosts_phase(variables, tmp_path)) == [("node-2", "architecture-unsupported")]
+
+
+def test_a_warning_is_shown_and_does_not_fail(tmp_path: Path) -> None:
+    variables = cluster()
+    variables["hostvars"]["node-2"] |= {"nccl_version": "2.27.3-1+cuda12.9", "nccl_install": True}
+    verdict = hosts_phase(variables, tmp_path)
+    assert recorded(verdict) == [("node-2", "nccl-driver-missing")]
+    assert not verdict["failed"]
+    assert verdict["msg"].startswith("2 nodes, Debian 12: 1 warning\n\n1. node-2: warning: ")
 
 
 def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
