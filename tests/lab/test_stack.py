@@ -172,7 +172,7 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(cluster: Clus
         ("stacks/none", 8, "cannot be fetched: Not Found"),
         ("", 8, "cannot be fetched: Forbidden"),
         ("spoilt", 8, "is damaged: its sha256 is"),
-        ("spoilt", 8, "Nothing was used of it"),
+        ("spoilt", 8, "It was discarded"),
         ("spoilt", 7, "is longer than 7 bytes"),
     ):
         asked = call.replace("stacks/none", url).replace("size=8", f"size={size}")
