@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from array import array
+from itertools import pairwise
 from pathlib import Path
 
 import ranks
@@ -28,14 +29,14 @@ SMALL = 8
 LARGE = 4 << 20
 WINDOW = 4
 # Seconds for each job in a round, and for all rounds at most.
-SMALL_SECONDS = 0.005
-LARGE_SECONDS = 0.02
+ENOUGH_SECONDS = 0.02
 ALL_SECONDS = 12
 # This many undisturbed rounds are enough; FEWEST rounds are made in any case.
 QUIET = 20
 FEWEST = 7
-# A rank that communicates over MPI never sleeps; one that waited for a processor this share of the time was disturbed.
-WAITED = 0.02
+# A rank that exchanges small messages over MPI never sleeps. Beside a single busy program it waits for a processor for at
+# least a quarter of the time, on an idle machine for less than a tenth.
+WAITED = 0.1
 PATIENCE = 5
 
 
@@ -325,15 +326,15 @@ def meet(mpi, network):
     return mine, wrong
 
 
-def often(seconds, count, enough):
+def often(seconds, count):
     """How often to do a job so that it takes long enough, given how long a number of times took."""
-    return max(1, min(10_000, round(count * enough / max(seconds, 1e-9))))
+    return max(1, min(10_000, round(count * ENOUGH_SECONDS / max(seconds, 1e-9))))
 
 
-def plan(mpi, way, job, tried, enough):
-    """How often to do a job in each batch; both ranks try it, and rank 0 decides."""
+def plan(mpi, way, job, tried):
+    """How often to do a job in each round; both ranks try it, and rank 0 decides."""
     fastest = min(way.timed(job, tried) for _ in range(3))
-    return decide(mpi, often(fastest, tried, enough))
+    return decide(mpi, often(fastest, tried))
 
 
 def decide(mpi, number):
@@ -359,23 +360,27 @@ def compare(mpi, ways):
     """Do rounds of every job in every way until enough were quiet or time is up; say of each whether it was quiet."""
     jobs = []
     for way in ways:
-        jobs.append((way, way.exchange, plan(mpi, way, way.exchange, 50, SMALL_SECONDS)))
-        jobs.append((way, way.push, plan(mpi, way, way.push, 1, LARGE_SECONDS)))
-    rounds, until = [], time.perf_counter() + ALL_SECONDS
-    more = True
-    while more:
+        jobs.append((way, way.exchange, plan(mpi, way, way.exchange, 50)))
+        jobs.append((way, way.push, plan(mpi, way, way.push, 1)))
+
+    def average(way, job, count):
+        return way.timed(job, count) / count
+
+    # The small messages over MPI show whether other programs want the processors, before and after the rest of a round.
+    # In the other jobs a rank waits on idle machines as well: for the kernel's own work, or because it sleeps.
+    gauge, *others = jobs
+    calm, rounds, until = [], [], time.perf_counter() + ALL_SECONDS
+    while True:
+        begun, waited = time.perf_counter(), waiting()
+        took = average(*gauge)
+        was_calm = waiting() - waited < WAITED * (time.perf_counter() - begun)
+        calm.append(bool(decide(mpi, was_calm) and tell(mpi, was_calm)))
+        quiet = [before and after for before, after in pairwise(calm)]
+        enough = sum(quiet) >= QUIET or time.perf_counter() > until
+        if not decide(mpi, len(rounds) < FEWEST or not enough):
+            return list(zip(quiet, rounds, strict=True))
         # In turns, so that what disturbs one way disturbs the other.
-        took, quiet = [], True
-        for way, job, count in jobs:
-            waited = waiting()
-            seconds = way.timed(job, count)
-            quiet &= way is not ways[0] or waiting() - waited < WAITED * seconds
-            took.append(seconds / count)
-        quiet = bool(decide(mpi, quiet) and tell(mpi, quiet))
-        rounds.append((quiet, took))
-        enough = sum(quiet for quiet, _ in rounds) >= QUIET or time.perf_counter() > until
-        more = decide(mpi, len(rounds) < FEWEST or not enough)
-    return rounds
+        rounds.append([took, *(average(*job) for job in others)])
 
 
 def speeds(rounds):
