@@ -34,8 +34,8 @@ ALL_SECONDS = 12
 # This many undisturbed rounds are enough; FEWEST rounds are made in any case.
 QUIET = 20
 FEWEST = 7
-# A rank that exchanges small messages over MPI never sleeps. Beside a single busy program it waits for a processor for at
-# least a quarter of the time, on an idle machine for less than a tenth.
+# A rank that exchanges small messages over MPI never sleeps. Beside a single busy program it waits for a processor at
+# least a quarter of the time, on an idle machine less than a tenth.
 WAITED = 0.1
 PATIENCE = 5
 
