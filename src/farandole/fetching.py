@@ -45,13 +45,22 @@ def within(seconds: float, work: Callable[[], Outcome], otherwise: str = "incomp
 def blocks(answer: Any, limit: int) -> Iterator[bytes]:
     """Read a response block by block, and raise an error if it is too long or too short."""
     count = 0
-    while block := answer.read1(BLOCK):
+    while block := _block(answer):
         count += len(block)
         if count > limit:
             raise TooMuchError(f"more than {limit} bytes were sent")
         yield block
     if missing := getattr(answer, "length", 0):
         raise ConnectionError(f"the transfer stopped {missing} bytes before the end")
+
+
+def _block(answer: Any) -> bytes:
+    """Read a block; callers must be able to tell a lost network from a full disk, and both can be a plain OSError."""
+    try:
+        block: bytes = answer.read1(BLOCK)
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
+    return block
 
 
 def read(answer: Any, limit: int) -> bytes:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def test_the_target_of_a_symlink_is_not_changed(tmp_path: Path) -> None:
         assert run_module("depot_fetch", asked(tmp_path, url))["changed"]
     assert not (tmp_path / "node/files").is_symlink()
     assert (tmp_path / "elsewhere/file").exists()
+
+
+def test_a_lost_network_is_told_from_a_full_disk(tmp_path: Path) -> None:
+    # Reading the first page of one's own memory fails with a plain OSError, like reading from a network that went down.
+    with pytest.raises(ConnectionError, match="Input/output error"):
+        fetching.download(partial(Path("/proc/self/mem").open, "rb"), tmp_path / "draft", 9)
+    with pytest.raises(OSError, match="No space left") as refused:
+        fetching.download(lambda: io.BytesIO(CONTENT), Path("/dev/full"), len(CONTENT))
+    assert not isinstance(refused.value, ConnectionError)
 
 
 def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
