@@ -57,6 +57,8 @@ CHECKED_PIP = ("--require-hashes", "--no-index", "--no-deps --no-build-isolation
 URL = re.compile(r"https?://([\w.-]+)[^\s\"'`<>)\]}]*")
 # Host names without a dot belong to the cluster itself.
 LOCAL = re.compile(r"[\w-]+|127\.0\.0\.1|example\.(org|com)|[\w.-]+\.(invalid|test)")
+# An XML namespace is a name, which nothing fetches.
+NAMESPACES = {"http://www.w3.org/2000/svg"}
 DOCUMENTS = re.compile(r"\.(md|patch|j2)$|^LICENSE$|schema\.json$")
 # Ansible's modules that download without checking the content.
 MODULES = {"apt_key", "get_url", "git", "pip", "rpm_key", "subversion"}
@@ -188,7 +190,8 @@ def addresses(texts: Texts, known: tuple[str, ...]) -> Kind:
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):
             for url in URL.finditer(line.split("# ")[0]):
-                if not (DOCUMENTS.search(path) or LOCAL.fullmatch(url[1]) or url[0].startswith(known)):
+                fetched = url[0] not in NAMESPACES and not LOCAL.fullmatch(url[1])
+                if fetched and not DOCUMENTS.search(path) and not url[0].startswith(known):
                     found.unpinned.append(f"{path}:{number}: {url[0]}")
     return found
 
