@@ -458,9 +458,21 @@ def test_the_manifest_of_the_head_is_read() -> None:
     assert nodes.read_manifest(content)["id"] == MANIFEST["id"]
     assert nodes.read_manifest({"skipped": True}) == {}
     assert nodes.jobs(["node-1"], {}, 120, quick=True) == []
+    assert nodes.unmeasured(["node-1"], {}, quick=True) == {}
     for lie in (["x"], "e30=", "%%%", "/w=="):
         with pytest.raises(FarandoleError, match="Farandole did not write"):
             nodes.read_manifest({"content": lie})
+
+
+def test_what_cannot_be_measured_is_reported() -> None:
+    def missing(hosts: list[str], *frameworks: str, quick: bool = False, accelerator: str = "cpu") -> list[str]:
+        wanted = {"frameworks": list(frameworks), "accelerator": accelerator}
+        return list(nodes.unmeasured(hosts, {"wanted": wanted}, quick=quick))
+
+    both = ["node-1", "node-2"]
+    assert missing(both, "pytorch") == missing(both, "tensorflow", quick=True) == ["nccl", "rdma"]
+    assert missing(both, "tensorflow") == missing(both[:1], "pytorch", quick=True) == ["speed", "nccl", "rdma"]
+    assert missing(both, "pytorch", accelerator="gpu") == ["rdma"]
 
 
 def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from base64 import b64decode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,18 @@ def program(probes: Path, name: str) -> str:
     return PROGRAM.format(shared=(probes / "ranks.py").read_text(), source=(probes / name).read_text(), name=name)
 
 
-def unmeasured(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What the jobs do not cover on this cluster, and why."""
-    found = {"rdma": "InfiniBand, RoCE: no job uses them"}
-    if manifest["wanted"]["accelerator"] == "cpu":
-        found = {"nccl": "NCCL across nodes: the cluster runs on CPUs", **found}
+def unmeasured(hosts: Sequence[str], manifest: Mapping[str, Any], *, quick: bool) -> dict[str, str]:
+    """What the jobs do not cover on this cluster, and why; nothing if the head's manifest was not read."""
+    if not manifest:
+        return {}
+    found, wanted = {}, manifest["wanted"]
+    if len(hosts) == 1:
+        found["speed"] = "speed of messages and of training together: there is only one node"
+    elif not quick and "pytorch" not in wanted["frameworks"]:
+        found["speed"] = "speed of training together: it is measured with PyTorch, which the stack does not have"
+    if wanted["accelerator"] == "cpu":
+        found["nccl"] = "NCCL across nodes: the cluster runs on CPUs"
+    found["rdma"] = "InfiniBand, RoCE: no job uses them"
     return found
 
 
