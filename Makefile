@@ -24,7 +24,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## set up and validate two real hosts on this machine
+demo: setup ## set up and validate two hosts on this machine
 	farandole lab setup
 	farandole lab up --name $(LAB) --nodes $(NODES)
 	ansible-playbook -i inventory/$(LAB) site.yml
@@ -37,7 +37,7 @@ demo: setup ## set up and validate two real hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on real hosts (about an hour)
+test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
 	farandole lab setup
 	python tests/run.py
 

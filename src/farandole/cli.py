@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Turn bare Linux machines into a cluster that trains with Horovod, and prove that it works.",
+    help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
 app.add_typer(lab.app, name="lab")
 app.command()(stack_commands.lock)

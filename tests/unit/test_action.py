@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -80,3 +81,7 @@ def test_every_action_is_documented(name: str) -> None:
 def test_the_thresholds_of_a_report_are_those_of_the_judge() -> None:
     bars = load("action", "validation_report").ActionModule.spec()["bars"]["options"]
     assert bars == {bar.name: {"type": "float"} for bar in fields(Bars)}
+    specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())["argument_specs"]
+    described = " ".join(specs["main"]["options"]["validation_bars"]["description"])
+    for bar in fields(Bars):
+        assert re.search(rf"C\({bar.name}\)[^;]*, {bar.default}[;.]", described), bar.name

@@ -30,8 +30,12 @@ FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 def lock(
     inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
-    want: Annotated[list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version.")] = None,
-    frameworks: Annotated[str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch or both.")] = "",
+    want: Annotated[
+        list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version; may be repeated.")
+    ] = None,
+    frameworks: Annotated[
+        str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch, or tensorflow,pytorch.")
+    ] = "",
     accelerator: Annotated[str, typer.Option(help="Instead of stack_accelerator: auto, cpu or cuda.")] = "",
     *,
     explain: Annotated[

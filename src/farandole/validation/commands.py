@@ -15,7 +15,9 @@ def validate(
     inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
     hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip training and speed: half a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Skip training, speed and Horovod over MPI; takes half a minute.")
+    ] = False,
     user: User = "",
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
