@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from farandole.stack import catalogue
-from farandole.stack.web import PYPI, certificates
+from farandole.stack.web import certificates, default_index
 from farandole.table import table
 
 ROOT = Path(__file__).parents[1]
@@ -239,7 +239,7 @@ def known(components: Mapping[str, Any], facts: Mapping[str, Any], nccl: Mapping
     rows = [row for versions in components.values() for row in versions.values() if row]
     cited = re.findall(r"'thread': '([^']+)'", str(rows))
     sources = [source["url"] for row in rows for source in row.get("sources", []) if "url" in source]
-    indexes = [PYPI, *(row["index"] for row in rows if "index" in row)]
+    indexes = [row["index"] for row in rows if "index" in row]
     return (*cited, *sources, *indexes, *facts["mnist"]["sites"], nccl["__nccl_nvidia_uri"].partition("{{")[0])
 
 
@@ -260,7 +260,7 @@ def index() -> str:
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
     own = re.findall(r"\.index-url='([^']+)'", listed.stdout)
-    return re.sub(r"/simple/?$", "/pypi", [PYPI, *own][-1])
+    return re.sub(r"/simple/?$", "/pypi", own[-1] if own else default_index())
 
 
 def vulnerabilities(name: str, version: str, source: str) -> list[str]:

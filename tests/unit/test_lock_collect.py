@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from farandole.errors import FarandoleError
+from farandole.stack import web
 from farandole.stack.collect import collect
 
 # A port that nothing listens on.
@@ -316,3 +317,17 @@ def test_modules_in_the_working_directory_are_not_imported(
     monkeypatch.chdir(called)
     assert collect(world.lock, world.cache, world.said.append)
     assert not (called / "owned").exists()
+
+
+def test_without_settings_pip_s_own_index_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    (default,) = web.indexes()
+    assert default.startswith("https://") and default.endswith("/simple")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.test/simple")
+    assert web.indexes() == ["https://index.test/simple"]
+    monkeypatch.setattr(web, "PIP", ("true",))
+    monkeypatch.delenv("PIP_INDEX_URL")
+    with pytest.raises(FarandoleError, match="pip has no package index"):
+        web.indexes()

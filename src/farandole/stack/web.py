@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import netrc
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from farandole.errors import FarandoleError
+
 TIMEOUT_S = 60
-# pip's default, which its settings do not list.
-PYPI = "https://pypi.org/simple"
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
 PIP = (sys.executable, "-P", "-m", "pip")
 
@@ -85,7 +86,15 @@ def indexes() -> list[str]:
     """The indexes that pip uses on this machine."""
     settings = _pip_settings()
     found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
-    return found if "index-url" in settings else [*found, PYPI]
+    return found if "index-url" in settings else [*found, default_index()]
+
+
+def default_index() -> str:
+    """The index that pip uses if none is set; only its help names it."""
+    done = subprocess.run([*PIP, "download", "--help"], capture_output=True, text=True, check=False)
+    if not (found := re.search(r"\(default\s+(https?://[^\s)]+)\)", done.stdout)):
+        raise FarandoleError("pip has no package index: set one with `pip config set global.index-url URL`")
+    return found[1]
 
 
 def _pip_settings() -> dict[str, str]:
