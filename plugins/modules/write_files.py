@@ -1,54 +1,7 @@
 #!/usr/bin/python
-"""Write a group of small files in one task."""
+"""The node's part of action write_files: write a group of files, each validated first and replaced atomically."""
 
 from __future__ import annotations
-
-DOCUMENTATION = """
-module: write_files
-short_description: Write a group of small files in one task
-description:
-  - Writes files in the given order. Each is validated first and replaced atomically.
-  - One task instead of one per file, because with many hosts the time of a run depends on the number of tasks.
-options:
-  files:
-    description: The files.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      path: {description: "Path of the file.", type: path, required: true}
-      content: {description: "Its text.", type: str, required: true}
-      mode: {description: "Its permissions.", type: str, default: "0644"}
-      owner: {description: "Its owner, whose primary group it gets.", type: str, default: root}
-      group: {description: "A group other than that.", type: str}
-      validate: {description: "Command that must accept the file; C(%s) is replaced with its path.", type: str}
-      own: {description: "Regular expression of the lines to replace; all others in the file are kept.", type: str}
-  sweep:
-    description: Folders from which all other files are removed, except those in C(__pycache__).
-    type: list
-    elements: path
-    default: []
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Write the limits of the job user
-  write_files:
-    files:
-      - path: /etc/security/limits.d/90-farandole.conf
-        content: "trainer - memlock unlimited\\n"
-"""
-
-RETURN = """
-written:
-  description: The files that changed.
-  type: list
-  returned: always
-swept:
-  description: The files that were removed.
-  type: list
-  returned: always
-"""
 
 import grp
 import os

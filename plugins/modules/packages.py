@@ -1,0 +1,155 @@
+#!/usr/bin/python
+"""Install the Debian packages that are missing."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: packages
+short_description: Install the Debian packages that are missing
+description:
+  - Asks dpkg what is installed, which takes a hundredth of the time that M(ansible.builtin.apt) needs to load apt's
+    cache. Only if something is missing, it runs apt-get, without recommended packages and without upgrading others.
+  - First completes what a killed dpkg has left behind, also if no package is missing.
+  - Waits for another apt or dpkg to finish.
+options:
+  names:
+    description:
+      - The packages. C(one | other) is satisfied by either, or by an installed package that provides one of them; the
+        first is installed if there is none.
+      - What dpkg cannot answer, such as a pattern or C(name=version), is left to apt-get.
+    type: list
+    elements: str
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Install the base packages
+  packages:
+    names: [curl, systemd-timesyncd | time-daemon]
+"""
+
+RETURN = """
+missing:
+  description: The packages that were missing.
+  type: list
+  returned: always
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+FORM = "--showformat=${binary:Package}\t${Package}\t${db:Status-Abbrev}\t${Provides}\n"
+NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
+# Where dpkg journals what it is doing; empty unless it was killed.
+JOURNAL = Path("/var/lib/dpkg/updates")
+LISTS = (Path("/var/lib/apt/periodic/update-success-stamp"), Path("/var/lib/apt/lists"))
+LISTS_S, PATIENCE_S, PAUSE_S = 86400, 600, 5
+APT = [
+    "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
+    "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
+]  # fmt: skip
+BUSY = re.compile(r"Could not get lock|frontend lock was locked|is locked by another|Unable to acquire the dpkg")
+
+
+class Packages:
+    """What dpkg and apt know and do on this machine."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        # Its words are looked for in what they print.
+        self.environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+
+    def run(self, *command: str) -> tuple[int, str, str]:
+        """Run a command, again while another program has locked the packages."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            code, out, err = self.module.run_command(list(command), environ_update=self.environment)
+            if not code or not BUSY.search(err) or time.monotonic() > until:
+                return code, out, err
+            time.sleep(PAUSE_S)
+
+    def must(self, *command: str) -> None:
+        """Run a command that has to succeed."""
+        code, out, err = self.run(*command)
+        if code:
+            reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
+            self.module.fail_json(
+                msg=f"{' '.join(command[:1] + command[-1:])} failed: {' '.join(reasons[-10:]) or code}"
+            )
+
+    def installed(self) -> tuple[set[str], bool]:
+        """The names of what is installed or provided, and whether dpkg was interrupted."""
+        names: set[str] = set()
+        interrupted = any(JOURNAL.iterdir()) if JOURNAL.is_dir() else False
+        for line in self.module.run_command(["dpkg-query", "--show", FORM], check_rc=True)[1].splitlines():
+            name, plain, state, provides = line.split("\t")
+            # Wanted, is, error: `ii ` for installed, `hi ` for held, `rc ` for removed with its settings left.
+            interrupted |= state[1] not in "inc" or state[2] != " "
+            if state[1] == "i":
+                names |= {name, plain, *(provided.split()[0] for provided in provides.split(",") if provided.strip())}
+        return names, interrupted
+
+    def finish(self) -> None:
+        """Complete what dpkg has begun."""
+        if not self.run("dpkg", "--configure", "--pending")[0]:
+            return
+        # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
+        form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
+        words = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
+        if broken := [word[1] for word in words if word[0] == "reinstreq"]:
+            self.must("apt-get", "--quiet", "update")
+            self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
+        self.must("dpkg", "--configure", "--pending")
+
+    def install(self, names: list[str]) -> bool:
+        """Install packages with a list of candidates that is at most a day old; returns whether anything changed."""
+        if not self.module.check_mode and stale():
+            self.must("apt-get", "--quiet", "update")
+        simulate = ["--simulate"] if self.module.check_mode else []
+        code, out, err = self.run(*APT, "install", *simulate, *names)
+        # In check mode, a bare machine may have no list yet.
+        if code and not (self.module.check_mode and stale()):
+            reasons = [line for line in (err or out).splitlines() if line.startswith("E: ")] or [err or out]
+            self.module.fail_json(msg=f"{', '.join(names)} cannot be installed: {' '.join(reasons).strip()[-1000:]}")
+        return bool(code) or "0 upgraded, 0 newly installed, 0 to remove" not in out
+
+
+def stale() -> bool:
+    """Whether apt's list of packages is missing or older than a day."""
+    times = [path.stat().st_mtime for path in LISTS if path.exists()]
+    return not times or time.time() - times[0] > LISTS_S
+
+
+def lacking(names: list[str], installed: set[str]) -> list[str]:
+    """The first alternative of each package that is not installed."""
+    found = []
+    for name in names:
+        alternatives = [alternative.strip() for alternative in name.split("|")]
+        if not (all(map(NAME.fullmatch, alternatives)) and installed & set(alternatives)):
+            found.append(alternatives[0])
+    return found
+
+
+def main() -> None:
+    """Install what is missing."""
+    module = AnsibleModule(
+        argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+    )
+    os.umask(0o022)
+    packages = Packages(module)
+    installed, interrupted = packages.installed()
+    if interrupted and not module.check_mode:
+        packages.finish()
+        installed, _ = packages.installed()
+    missing = lacking(module.params["names"], installed)
+    changed = bool(missing) and packages.install(missing)
+    module.exit_json(changed=changed or interrupted, missing=missing)
+
+
+if __name__ == "__main__":
+    main()
