@@ -131,6 +131,25 @@ def verify(tree: Path, known: Collection[str] = ()) -> list[str] | None:
     return [f"{LIST} differs from the list written at build time"] if known else []
 
 
+def touched(tree: Path, since: int) -> bool:
+    """Whether anything below a folder was changed, added or removed later: its ctime is, which nobody can set back."""
+    return any(entry.stat(follow_symlinks=False).st_ctime_ns > since for _, entry in walk(tree))
+
+
+def drift(root: Path, stack: str) -> list[str]:
+    """What has changed in an installed stack or its OpenMPI since its manifest completed it."""
+    folder = root / "stacks" / stack
+    since = (folder / "manifest.json").stat().st_ctime_ns
+    trees = (folder, (folder / "mpi").resolve())
+    return [
+        f"in {tree.parent.name}/{tree.name}, {problem}"
+        for tree in trees
+        # Files are read only if something was touched, so this takes a fraction of a second otherwise.
+        if not tree.is_dir() or touched(tree, since)
+        for problem in verify(tree) or ()
+    ]
+
+
 def short(problems: list[str], shown: int = 3) -> str:
     """Format the first few problems as printable ASCII, whatever the files are called."""
     more = f"; {len(problems) - shown} more" if len(problems) > shown else ""

@@ -99,6 +99,51 @@ def test_a_stack_is_installed_once(tmp_path: Path, depot: str, root: Path) -> No
     assert tree(root) == before
 
 
+def rewrite(stack: Path) -> None:
+    """Change a file's content, but neither its size nor its times."""
+    file = stack / "venv/bin/python"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_text(file.read_text().swapcase())
+    os.utime(file, ns=times)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (rewrite, f"in stacks/{NEW}, venv/bin/python has different content"),
+        (lambda stack: (stack / "venv/bin/python").chmod(0o700), "venv/bin/python has mode 0700 instead of 0755"),
+        (lambda stack: (stack / "venv/bin/python").unlink(), "venv/bin/python is missing"),
+        (lambda stack: (stack / "venv/bin/more").touch(), "venv/bin/more is unexpected"),
+        (lambda stack: (stack / "mpi/bin/mpirun").write_text("x"), f"in mpi/{MPI}, bin/mpirun has different content"),
+        (lambda stack: shutil.rmtree((stack / "mpi").resolve()), f"{MPI} is missing"),
+    ],
+)
+def test_a_changed_stack_is_found_and_installed_again(
+    tmp_path: Path, depot: str, root: Path, change: Callable[[Path], object], words: str
+) -> None:
+    asked = request(archive(tmp_path), depot, root)
+    assert run_module("stack_install", asked)["changed"]
+    stack = root / "stacks" / NEW
+    before = {path: text for path, (_, text) in tree(root).items()}
+    assert contents.drift(root, NEW) == []
+    change(stack)
+    assert words in "; ".join(contents.drift(root, NEW))
+    predicted = run_module("stack_install", asked, check_mode=True)
+    assert predicted["changed"]
+    assert words in str(predicted["warnings"])
+    assert run_module("stack_install", asked)["changed"]
+    assert {path: text for path, (_, text) in tree(root).items()} == before
+    assert contents.drift(root, NEW) == []
+
+
+def test_a_stack_that_was_touched_but_not_changed_stays(tmp_path: Path, depot: str, root: Path) -> None:
+    asked = request(archive(tmp_path), depot, root)
+    run_module("stack_install", asked)
+    (root / "stacks" / NEW / "venv/bin/python").touch()
+    assert contents.touched(root / "stacks" / NEW, (root / "stacks" / NEW / "manifest.json").stat().st_ctime_ns)
+    assert not run_module("stack_install", asked)["changed"]
+
+
 def test_check_mode_installs_nothing(tmp_path: Path, depot: str, root: Path) -> None:
     assert run_module("stack_install", request(archive(tmp_path), depot, root), check_mode=True)["changed"]
     assert not root.exists()

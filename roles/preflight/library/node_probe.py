@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.contents import drift
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")
@@ -87,12 +88,13 @@ def free_mib(directory: Path) -> int:
 
 
 def stacks(root: Path) -> dict[str, Any]:
+    current = stack_of(root / "current")
+    complete = {path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)}
     return {
-        "current": stack_of(root / "current"),
+        "current": current,
         "former": stack_of(root / "former"),
-        "installed": sorted(
-            path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)
-        ),
+        # A stack that is no longer what was installed is installed again.
+        "installed": sorted(stack for stack in complete if stack != current or not drift(root, stack)),
     }
 
 

@@ -11,7 +11,7 @@ description:
     place. A stack counts as installed once it has its C(manifest.json), which is added last, after its programs have
     run as O(user), never as root.
   - An archive may contain only O(id) and O(mpi), as plain files, folders and links that only root can change.
-  - An existing OpenMPI with different contents is replaced.
+  - A stack, or an OpenMPI, whose contents have changed is replaced.
   - Leftovers of a killed run are removed first.
 options:
   id:
@@ -84,7 +84,7 @@ from typing import Any
 
 from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import LIST, digest, scan, text, walk
+from ansible.module_utils.contents import LIST, digest, drift, scan, short, text, walk
 from ansible.module_utils.depot import FILE, fetch
 from ansible.module_utils.folders import alone, aside, remove, sweep
 
@@ -251,10 +251,16 @@ def main() -> None:
     os.umask(0o022)
     root = Path(module.params["root"])
     manifest = root / "stacks" / module.params["id"] / "manifest.json"
-    if module.check_mode or manifest.exists():
-        module.exit_json(changed=not manifest.exists())
     try:
+        changes = drift(root, module.params["id"]) if manifest.exists() else []
+        if changes:
+            module.warn(f"stack {module.params['id']} is installed again, because it was changed: {short(changes)}")
+        missing = bool(changes) or not manifest.exists()
+        if module.check_mode or not missing:
+            module.exit_json(changed=missing)
         with alone(root):
+            if changes:
+                manifest.unlink(missing_ok=True)
             if manifest.exists():
                 module.exit_json(changed=False)
             seconds = install(module, root)
