@@ -1,0 +1,83 @@
+"""Let tasks use what nodes have answered in advance, until something changes there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+from farandole.ahead.action import FOLDER
+from farandole.ahead.calls import Run
+from farandole.stack.cache import default_root
+
+DOCUMENTATION = """
+name: ask_ahead
+type: aggregate
+short_description: Ask each node for everything at once
+description:
+  - Records which modules a run calls on each host. The next run of the same playbook, with the same inventory and tags,
+    asks for all of them at once in check mode, and a task whose module would change nothing takes this answer.
+  - Discards the answers of a host after the first change there.
+"""
+
+# Whatever their task says, nobody knows what they change.
+COMMANDS = {
+    collection + name
+    for collection in ("", "ansible.builtin.", "ansible.legacy.")
+    for name in ("command", "raw", "script", "shell")
+}
+
+
+def record() -> Path:
+    """The folder for the calls of this kind of run."""
+    options = [list(context.CLIARGS.get(key) or ()) for key in ("args", "inventory", "tags", "skip_tags")]
+    kind = json.dumps([str(Path.cwd()), *options])
+    return default_root() / "calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """Begins and ends a run, and notices changes."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "ask_ahead"
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
+        """Begins."""
+        with suppress(FileExistsError):
+            Run.begin(FOLDER, record())
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Discards answers after a change."""
+        changed = result.is_changed() and not result.task.check_mode
+        # A command that was skipped, because what it creates exists, took no time.
+        if changed or (result.task.action in COMMANDS and result.result.get("delta")):
+            self._forget(result)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:  # noqa: ARG002
+        """Discards answers after a failure, which may have changed something."""
+        self._forget(result)
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """Discards the answers of a node that may have been restarted."""
+        self._forget(result)
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Keeps the calls on the hosts that went through the whole run."""
+        if context.CLIARGS.get("check"):
+            return
+        for name in stats.processed:
+            if (run := Run.current(FOLDER)) and not (stats.failures.get(name) or stats.dark.get(name)):
+                run.host(name).keep()
+
+    @staticmethod
+    def _forget(result: Any) -> None:
+        if run := Run.current(FOLDER):
+            own = result.host.get_name()
+            for name in {own, result.task.delegate_to or own}:
+                run.host(str(name)).forget()

@@ -1,0 +1,112 @@
+"""The calls that a run asks for ahead, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from farandole.ahead import action, node
+from farandole.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, Host, Run
+
+
+def call(module: str = "stat", arguments: str = "{}", environment: str = "{}", user: str = "root") -> Call:
+    return Call(module, arguments, environment, user)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A host whose last run called four modules."""
+    Run.begin(tmp_path / "run", tmp_path / "record")
+    run = Run.current(tmp_path / "run")
+    assert run
+    former = run.host("node/1")
+    for name in "abcd":
+        former.add(call(name))
+    former.keep()
+    Run.begin(tmp_path / "next", tmp_path / "record")
+    following = Run.current(tmp_path / "next")
+    assert following
+    return following.host("node/1")
+
+
+def test_nothing_is_asked_outside_a_run(tmp_path: Path) -> None:
+    assert Run.current(tmp_path / "none") is None
+
+
+def test_a_call_and_those_after_it_are_asked_for(host: Host) -> None:
+    assert [one.module for one in host.due(call("b"))] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("one", [call("c"), call("e"), call("a", user="other"), call("a", '{"x": 1}')])
+def test_too_few_calls_or_others_are_not_asked_for(host: Host, one: Call) -> None:
+    assert list(host.due(one)) == []
+
+
+def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: Host) -> None:
+    assert [bool(host.due(call("a"))) for _ in range(ATTEMPTS + 1)] == [True] * ATTEMPTS + [False]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"module": "a"}\n', "\0"])
+def test_a_damaged_record_asks_for_nothing(host: Host, damage: str) -> None:
+    host.record.write_text(damage)
+    assert list(host.due(call("a"))) == []
+
+
+def test_answers_are_used_until_something_changes_or_time_has_passed(host: Host) -> None:
+    given = {call("a").key: Answer('{"changed": false}', "legacy")}
+    assert host.answers() is None
+    host.store(given)
+    assert host.answers() == given
+    host.forget()
+    assert host.answers() is None
+    host.store(given)
+    old = time.time() - FRESH_S - 1
+    os.utime(host._file("answers"), (old, old))
+    assert host.answers() is None
+
+
+def test_the_record_is_private(host: Host) -> None:
+    assert (host.record.stat().st_mode & 0o777, host.record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("printed", ["", "no JSON", "[1]", '{"changed": fal', "{" * 5000])
+def test_what_is_no_result_counts_as_a_failure(printed: str) -> None:
+    assert action.decode(Answer(printed, "legacy")) == {"failed": True}
+
+
+def test_a_module_that_does_not_end_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+
+    def hang(*_: object) -> None:
+        child = os.fork()
+        with pids.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(60)
+        os._exit(child)
+
+    monkeypatch.setattr(node, "run", hang)
+    begun = time.monotonic()
+    assert node.ask({}, "", begun + 1) == ""
+    assert time.monotonic() - begun < 10
+    ended = [Path("/proc") / pid / "cmdline" for pid in pids.read_text().split()]
+    assert len(ended) == 2
+    deadline = time.monotonic() + 10
+    # A zombie has no command line.
+    while any(path.exists() and path.read_bytes() for path in ended):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_module_that_crashes_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(node, "run", crash)
+    assert node.ask({}, "", time.monotonic() + 5) == ""
+    monkeypatch.setattr(node, "run", lambda *_: os.write(1, b"printed"))
+    assert node.ask({}, "", time.monotonic() + 5) == "printed"
