@@ -13,7 +13,7 @@ from ansible.plugins.callback import CallbackBase
 
 from farandole.ahead.action import FOLDER
 from farandole.ahead.calls import Run
-from farandole.stack.cache import default_root
+from farandole.state import STATES
 
 DOCUMENTATION = """
 name: ask_ahead
@@ -34,10 +34,10 @@ COMMANDS = {
 
 
 def record() -> Path:
-    """The folder for the calls of this kind of run."""
+    """The folder for the calls of this kind of run, in the clone: root on the nodes runs what is kept beside it."""
     options = [list(context.CLIARGS.get(key) or ()) for key in ("args", "inventory", "tags", "skip_tags")]
     kind = json.dumps([str(Path.cwd()), *options])
-    return default_root() / "calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+    return STATES / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]

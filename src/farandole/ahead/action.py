@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import inspect
 import io
 import json
@@ -15,20 +16,23 @@ from typing import Any
 
 from ansible import constants
 from ansible.errors import AnsibleError
+from ansible.executor.module_common import _get_shebang
 from ansible.module_utils.common.json import Direction, get_module_decoder, get_module_encoder
 from ansible.module_utils.json_utils import _filter_non_json_lines
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import module_loader, module_utils_loader
+from ansible.release import __version__
 from ansible.vars.clean import remove_internal_keys
 
 from farandole.ahead import node
 from farandole.ahead.calls import Answer, Call, Host, Run
-from farandole.files import write
+from farandole.files import write_private
 
-# The modules in an archive as base64, the name and the profile of each, and the interpreter.
-Packed = tuple[str, dict[str, tuple[str, str]], str]
+# The modules in an archive as base64, and the full name and the profile of each.
+Packed = tuple[str, dict[str, tuple[str, str]]]
 BUILT = re.compile(rb"^module_fqn='(?P<module>[\w.]+)',$.*^zip_data='(?P<zip>[\w+/=]+)',$", re.MULTILINE | re.DOTALL)
-# Ansible treats these specially when it receives them from a node.
-SPECIAL = {"ansible_facts", "exception", "results", "stderr", "stdout"}
+# Ansible adds to these when it receives them from a node.
+SPECIAL = {"exception", "results", "stderr", "stdout"}
 FOLDER = Path(constants.DEFAULT_LOCAL_TMP) / "ask-ahead"
 
 
@@ -94,11 +98,10 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
     def _answer(self, run: Run, host: Host, call: Call, task_vars: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a call if the node has given it already; None if the module has to be called."""
         answers = host.answers()
-        if answers is None:
-            calls = host.due(call)
-            answers = self._ask(run, calls, task_vars) if calls else {}
+        if answers is None and (calls := host.due(call)):
+            answers = self._ask(run, calls, task_vars)
             host.store(answers)
-        result = decode(answers.get(call.key, Answer("", "legacy")))
+        result = decode((answers or {}).get(call.key, Answer("", "legacy")))
         # In check mode every answer is the one that the task would get.
         different = not self._task.check_mode and (result.get("changed", True) or result.get("skipped"))
         if different or result.get("failed") or SPECIAL & result.keys():
@@ -108,7 +111,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
 
     def _ask(self, run: Run, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
         """Make all calls on the node, in check mode."""
-        packed, modules, shebang = self._packed(run, sorted({call.module for call in calls}), task_vars)
+        packed, modules = self._packed(run, sorted({call.module for call in calls}), task_vars)
         # What Ansible adds to the arguments of every module.
         common: dict[str, Any] = {}
         self._update_module_args("", common, task_vars)
@@ -116,6 +119,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         known = [call for call in calls if call.module in modules]
         questions = [question(call, *modules[call.module], common) for call in known]
         program = f"{inspect.getsource(node)}\n\nmain({packed!r}, {questions!r})\n"
+        shebang, _ = _get_shebang("/usr/bin/python", task_vars, self._templar)
         command = self._connection._shell.build_module_command("", shebang, "")
         printed = self._low_level_execute_command(command, in_data=program.encode())["stdout"]
         outputs = decode(Answer(printed, "legacy")).get("outputs")
@@ -126,19 +130,26 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         }
 
     def _packed(self, run: Run, names: Sequence[str], task_vars: Mapping[str, Any]) -> Packed:
-        """These modules in one archive, made once per run."""
-        path = run.folder / f"{Call(' '.join(names), '', '', '').key}.packed"
+        """These modules in one archive, which is made again only if one of its sources changes: that takes seconds."""
+        path = run.packed / self._version(names)
         with run.alone():
             if not path.exists():
-                write(path, json.dumps(self._pack(names, task_vars)), 0o600)
-        packed, modules, shebang = json.loads(path.read_text())
-        return packed, {name: (module, profile) for name, (module, profile) in modules.items()}, shebang
+                write_private(path, json.dumps(self._pack(names, task_vars)))
+        packed, modules = json.loads(path.read_text())
+        return packed, {name: (module, profile) for name, (module, profile) in modules.items()}
+
+    @staticmethod
+    def _version(names: Sequence[str]) -> str:
+        """What identifies the sources of modules, their settings, and Ansible's own ones."""
+        paths = [Path(found) for name in names if (found := module_loader.find_plugin(name, ".py"))]
+        paths += sorted(module_utils_loader.all(path_only=True))
+        sources = [(str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest()) for path in paths]
+        return hashlib.sha256(json.dumps([__version__, constants.__file__, names, sources]).encode()).hexdigest()
 
     def _pack(self, names: Sequence[str], task_vars: Mapping[str, Any]) -> Packed:
         """Join the archives that Ansible makes of each module and what it imports."""
         files: dict[str, bytes] = {}
         modules: dict[str, tuple[str, str]] = {}
-        shebang = ""
         for name in names:
             # A module that no longer exists is not asked for.
             with suppress(AnsibleError):
@@ -147,9 +158,8 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
                     with zipfile.ZipFile(io.BytesIO(base64.b64decode(found["zip"]))) as archive:
                         files |= {file: archive.read(file) for file in archive.namelist()}
                     modules[name] = found["module"].decode(), made.serialization_profile
-                    shebang = made.shebang
         joined = io.BytesIO()
         with zipfile.ZipFile(joined, "w", zipfile.ZIP_DEFLATED) as archive:
             for file, content in files.items():
                 archive.writestr(file, content)
-        return base64.b64encode(joined.getvalue()).decode(), modules, shebang
+        return base64.b64encode(joined.getvalue()).decode(), modules

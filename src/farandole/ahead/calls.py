@@ -56,8 +56,8 @@ class Host:
             file.write(f"{json.dumps(asdict(call))}\n")
 
     def keep(self) -> None:
-        """Keep the calls of this run for the next one."""
-        with suppress(FileNotFoundError):
+        """Keep the calls of this run for the next one, if there are any and they can be written."""
+        with suppress(OSError):
             write_private(self.record, self._file("calls").read_bytes())
 
     def due(self, call: Call) -> Sequence[Call]:
@@ -103,6 +103,11 @@ class Run:
 
     folder: Path
     record: Path
+
+    @property
+    def packed(self) -> Path:
+        """The folder for archives of modules, which all kinds of runs share."""
+        return self.record.parent / "modules"
 
     @classmethod
     def begin(cls, folder: Path, record: Path) -> None:
