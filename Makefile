@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill test-samples bench-stack lint unit audit docs requirements
+.PHONY: help setup demo demo-down test test-kill test-samples bench-stack bench-site lint unit audit docs requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ test-samples: setup ## run every sample on two nodes, and jobs that crash, hang,
 bench-stack: setup ## measure the stack's time and disk space: cold, warm, with added nodes (an hour)
 	farandole lab setup
 	python tests/bench/stack.py
+
+bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one node differs (an hour)
+	farandole lab setup
+	python tests/bench/site.py
 
 audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
 	python tests/audit.py

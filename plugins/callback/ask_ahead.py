@@ -46,6 +46,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
     CALLBACK_NAME = "ask_ahead"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
         """Begins."""

@@ -41,7 +41,9 @@ class Action(ActionBase):  # type: ignore[misc]
     @classmethod
     def spec(cls) -> Spec:
         """The argument spec described by DOCUMENTATION in the plugin's file."""
-        documentation = yaml.safe_load(vars(sys.modules[cls.__module__])["DOCUMENTATION"])
+        # A strategy may have derived a class of its own, as mitogen's does.
+        sources = (vars(sys.modules[base.__module__]).get("DOCUMENTATION") for base in cls.__mro__)
+        documentation = yaml.safe_load(next(filter(None, sources)))
         return argument_spec(documentation.get("options") or {})
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
