@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
@@ -12,6 +12,8 @@ from ansible.module_utils.json_utils import _filter_non_json_lines
 
 from farandole import probe
 from farandole.action import Action
+from farandole.ahead.action import AsksAhead
+from farandole.ahead.calls import Answer, Call, Run
 from farandole.bounds import bounded
 from farandole.errors import FarandoleError
 
@@ -105,24 +107,23 @@ def only_json(out: str) -> str:
     return str(found)
 
 
-class ActionModule(Action):
-    """Does not fail, whatever the node does."""
+class ActionModule(AsksAhead, Action):
+    """Does not fail, whatever the node does. It comes first, so the node usually answers all the rest as well."""
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Probes the node; adds how the login was tried and by how much the clock differs."""
         result = {"changed": False, "login": self._login(variables)}
-        answer = self._ask(arguments, variables)
+        answer = self._probed(arguments, variables)
         if "probe" not in answer:
             self._forget_connection()
             return {**result, **answer}
         skew = round(answer["probe"]["time"] - time.time(), 3)
         return {**result, "probe": answer["probe"] | arguments, "skew": skew}
 
-    def _ask(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Only what `_parse_returned_data` has validated, never anything that Ansible itself takes from the answer."""
-        seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
+    def _probed(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Only what has been validated, never anything that Ansible itself takes from the answer."""
         try:
-            with bounded(seconds, probe.MEMORY_MIB):
+            with self._bounded(2):
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
         except FarandoleError:
             raise
@@ -130,6 +131,20 @@ class ActionModule(Action):
         except Exception as error:
             return probe.failure(error)
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
+
+    def _bounded(self, attempts: int) -> AbstractContextManager[None]:
+        seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
+        return bounded(attempts * seconds, attempts * probe.MEMORY_MIB)
+
+    def _ask(self, run: Run, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
+        """No answers if asking fails in any way: the node is then probed by itself, which says why."""
+        with suppress(Exception), self._bounded(1):
+            return super()._ask(run, calls, task_vars)
+        return {}
+
+    def _decoded(self, answer: Answer) -> dict[str, Any]:
+        found = probe.answer_of(answer.output, "", only_json)
+        return {"changed": False, **found} if "probe" in found else {"failed": True}
 
     def _configure_module(self, *arguments: Any, **options: Any) -> Any:
         """Prepare the module on this machine, where an error is not the node's fault."""

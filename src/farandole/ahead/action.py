@@ -101,13 +101,16 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         if answers is None and (calls := host.due(call)):
             answers = self._ask(run, calls, task_vars)
             host.store(answers)
-        result = decode((answers or {}).get(call.key, Answer("", "legacy")))
+        result = self._decoded((answers or {}).get(call.key, Answer("", "legacy")))
         # In check mode every answer is the one that the task would get.
         different = not self._task.check_mode and (result.get("changed", True) or result.get("skipped"))
         if different or result.get("failed") or SPECIAL & result.keys():
             return None
         remove_internal_keys(result)
         return {**result, "_ansible_parsed": True}
+
+    def _decoded(self, answer: Answer) -> dict[str, Any]:
+        return decode(answer)
 
     def _ask(self, run: Run, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
         """Make all calls on the node, in check mode."""
@@ -116,7 +119,8 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         common: dict[str, Any] = {}
         self._update_module_args("", common, task_vars)
         common["_ansible_check_mode"] = True
-        known = [call for call in calls if call.module in modules]
+        # The task's own call comes last, because a probe reports the time.
+        known = [call for call in (*calls[1:], calls[0]) if call.module in modules]
         questions = [question(call, *modules[call.module], common) for call in known]
         program = f"{inspect.getsource(node)}\n\nmain({packed!r}, {questions!r})\n"
         shebang, _ = _get_shebang("/usr/bin/python", task_vars, self._templar)
