@@ -3,12 +3,13 @@
 One model is trained in three ways: on every node by itself, on all nodes with Horovod, and on all nodes with PyTorch's
 own DistributedDataParallel over Gloo. The ways take turns of half a second, so that a machine that slows down slows all
 three. Rounds in which other programs kept a rank waiting are marked; rounds are repeated until enough of them were
-quiet and agree, or time is up.
+quiet and agree or are clearly fast enough, or time is up.
 """
 
 import argparse
 import ctypes
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -34,8 +35,8 @@ WAYS = ("alone", "horovod", "ddp")
 BATCH, IMAGES = 512, 8192
 WARM_UP = 5
 TURN_S = 0.5
-# This many quiet rounds are enough once they agree to a tenth.
-ENOUGH, AGREE = 7, 0.1
+# This many quiet rounds are enough once they agree to a tenth, or all but a sixth of them reach the bar.
+ENOUGH, AGREE, MISSES = 7, 0.1, 6
 # A rank was disturbed if it waited for a processor this share of the time while other programs used this many cores.
 WAITED, OTHERS = 0.03, 0.15
 PATIENCE = timedelta(seconds=60)
@@ -203,14 +204,17 @@ def disturbance(answers):
     return worst, where
 
 
-def agree(rounds, way):
-    """Whether the ratios of Horovod to another way agree, apart from the smallest and the largest."""
+def settled(rounds, way, bar):
+    """Whether the ratios of Horovod to another way agree, or nearly all of them reach the bar."""
     ratios = sorted(one["horovod"] / one[way] for one in rounds)
-    return ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
+    # Without the smallest and the largest.
+    agree = ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
+    # That something is slow is never decided early.
+    return agree or ratios[len(ratios) // MISSES] >= bar
 
 
-def measure(conductor, seconds):
-    """Do rounds until enough were quiet and agree, or time is up; every other round reverses the order of the ways."""
+def measure(conductor, seconds, bars):
+    """Do rounds until enough quiet ones settle it, or time is up; every other round reverses the order of the ways."""
     until = time.monotonic() + seconds
     tried = max(one["seconds"] for one in conductor.lead("alone", WARM_UP))
     steps = max(2, round(TURN_S * WARM_UP / tried))
@@ -225,7 +229,7 @@ def measure(conductor, seconds):
         # One line per round, as launchers split long lines.
         ranks.show({"round": rounds[-1]})
         quiet = [one for one in rounds if one["quiet"]]
-        if len(quiet) >= ENOUGH and all(agree(quiet, way) for way in ("alone", "ddp")):
+        if len(quiet) >= ENOUGH and all(settled(quiet, way, bar) for way, bar in bars.items()):
             return
 
 
@@ -234,6 +238,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--master", required=True, help="name of the node of rank 0")
     parser.add_argument("--seconds", type=float, default=45, help="time limit for all rounds")
+    for bar in ("efficiency", "yardstick"):
+        parser.add_argument(f"--{bar}", type=float, default=math.nan, help="bar of this check")
     options = parser.parse_args()
     options.rank, options.size = (int(os.environ[f"OMPI_COMM_WORLD_{what}"]) for what in ("RANK", "SIZE"))
     options.seed, options.lr = 42, 0.02
@@ -248,7 +254,7 @@ def main():
         worker.stop()
     conductor = Conductor(options, store, workers)
     if options.rank == 0:
-        measure(conductor, options.seconds)
+        measure(conductor, options.seconds, {"alone": options.efficiency, "ddp": options.yardstick})
         conductor.dismiss()
     while conductor.follow():
         pass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import shlex
+import statistics
 import subprocess
 import time
 from base64 import b64encode
@@ -28,7 +31,7 @@ from farandole.validation.plan import jobs
 ROOT = Path(__file__).parents[2]
 BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
 NODES = ("node-1", "node-2")
-PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=False)}
+PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, BARS, quick=False)}
 
 
 def rank(number: int, **changes: Any) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def judged(*results: dict[str, Any]) -> dict[str, Check]:
 
 
 def test_quick_runs_a_subset_of_the_jobs() -> None:
-    quick = [job["id"] for job in jobs(NODES, ["tensorflow", "pytorch"], 120, quick=True)]
+    quick = [job["id"] for job in jobs(NODES, ["tensorflow", "pytorch"], 120, BARS, quick=True)]
     assert quick == ["mpi", "horovod.torch.gloo", "horovod.tensorflow.gloo"]
     assert set(quick) < set(PLANNED)
     assert all(job["nodes"] and job["seconds"] == 120 for job in PLANNED.values())
@@ -69,11 +72,11 @@ def test_quick_runs_a_subset_of_the_jobs() -> None:
 
 def test_a_framework_that_is_not_installed_has_no_jobs() -> None:
     for name, other in (("tensorflow", "torch"), ("pytorch", "tensorflow")):
-        assert not [job["id"] for job in jobs(NODES, [name], 120, quick=False) if f".{other}" in job["id"]]
+        assert not [job["id"] for job in jobs(NODES, [name], 120, BARS, quick=False) if f".{other}" in job["id"]]
 
 
 def test_gpus_are_used_if_there_are_any() -> None:
-    found = {job["id"]: job["argv"] for job in jobs(NODES, ["pytorch"], 120, quick=True, gpu=True)}
+    found = {job["id"]: job["argv"] for job in jobs(NODES, ["pytorch"], 120, BARS, quick=True, gpu=True)}
     assert list(found) == ["mpi", "horovod.torch.gloo", "horovod.torch.nccl"]
     assert [name for name, argv in found.items() if "--gpu" in argv] == ["horovod.torch.nccl"]
 
@@ -173,6 +176,38 @@ def test_slow_training_is_distinguished_from_a_busy_machine(measured: list[dict[
     assert bool(found["speed.efficiency"].cause and found["speed.efficiency"].cure) == (status == SLOW)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "enough", "status"),
+    {
+        "one misses": ((0.5, 0.82, 0.9, 1.1, 1.2, 1.5, 0.85), True, GREEN),
+        "two of seven miss": ((0.5, 0.6, 0.9, 1.1, 1.2, 1.5, 0.85), False, GREEN),
+        "two of twelve miss": ((0.5, 0.6, *[0.85, 1.5] * 5), True, GREEN),
+        "all miss": ((0.4, 0.5, 0.6, 0.7, 0.75, 0.77, 0.79), False, SLOW),
+        "all but two agree": ((0.5, 0.74, 0.74, 0.75, 0.76, 0.77, 0.79), True, SLOW),
+    }.values(),
+)
+def test_speed_is_measured_until_rounds_agree_or_nearly_all_reach_the_bar(
+    ratios: tuple[float, ...], *, enough: bool, status: str
+) -> None:
+    job = ran("speed", rounds=rounds(*ratios))
+    assert judged(job)["speed.efficiency"].status == status
+    # The probe imports PyTorch, which is installed on nodes only.
+    source = ast.parse((ROOT / "files/probes/speed.py").read_text())
+    wanted = ("def settled", "(ENOUGH, AGREE", "ENOUGH, AGREE")
+    source.body = [one for one in source.body if ast.unparse(one).startswith(wanted)]
+    probe: dict[str, Any] = {"statistics": statistics}
+    exec(compile(source, "speed.py", "exec"), probe)  # noqa: S102
+    assert probe["settled"](job["rounds"], "alone", BARS.efficiency) == enough
+    assert not probe["settled"](rounds(0.7, 0.7, 0.7, 0.9, 0.9, 0.9), "alone", math.nan)
+
+
+def test_the_probe_is_told_the_bars_of_the_inventory() -> None:
+    manifest = {"wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"}}
+    changes = {"efficiency": 0.7, "yardstick": None}
+    *_, speed = nodes.jobs(list(NODES), manifest, 120, changes, quick=False)
+    assert speed["argv"][-4:] == ("--efficiency", "0.7", "--yardstick", str(Bars.yardstick))
+
+
 def test_speed_is_compared_with_each_worker_alone_and_with_torch() -> None:
     found = judged(ran("speed", rounds=rounds(alone=1300, ddp=1000)))
     assert [found[f"speed.{name}"].status for name in ("efficiency", "yardstick")] == [SLOW, GREEN]
@@ -183,7 +218,7 @@ def test_speed_is_compared_with_each_worker_alone_and_with_torch() -> None:
 @pytest.mark.parametrize("count", [2, 16, 200, 400])
 def test_many_workers_train_for_about_as_many_steps_as_two(count: int) -> None:
     nodes = [f"node-{number}" for number in range(count)]
-    planned = {job["id"]: job["argv"] for job in jobs(nodes, ["pytorch"], 120, quick=False)}
+    planned = {job["id"]: job["argv"] for job in jobs(nodes, ["pytorch"], 120, BARS, quick=False)}
 
     def value(name: str, option: str) -> int:
         return int(planned[name][planned[name].index(option) + 1])

@@ -35,6 +35,11 @@ class Bars:
     efficiency: float = 0.8
     yardstick: float = 0.9
 
+    @classmethod
+    def changed(cls, changes: Mapping[str, float | None] | None) -> Bars:
+        """The thresholds of an inventory, which sets only those that differ."""
+        return cls(**{name: float(value) for name, value in (changes or {}).items() if value is not None})
+
 
 @dataclass
 class Check:

@@ -13,7 +13,7 @@ from farandole.errors import FarandoleError
 from farandole.form import UnfitError
 from farandole.validation import plan
 from farandole.validation.answer import connections, lines, manifest, stack
-from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check
 from farandole.words import one_line
 
 Answer = Mapping[str, Any]
@@ -39,12 +39,20 @@ def read_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def jobs(nodes: list[str], manifest: Mapping[str, Any], seconds: int, *, quick: bool) -> list[dict[str, Any]]:
+def jobs(
+    nodes: list[str],
+    manifest: Mapping[str, Any],
+    seconds: int,
+    bars: Mapping[str, float | None] | None = None,
+    *,
+    quick: bool,
+) -> list[dict[str, Any]]:
     """The jobs in their order; none if the head's manifest was not read."""
     if not manifest:
         return []
     wanted = manifest["wanted"]
-    return plan.jobs(nodes, wanted["frameworks"], int(seconds), quick=quick, gpu=wanted["accelerator"] != "cpu")
+    gpu = wanted["accelerator"] != "cpu"
+    return plan.jobs(nodes, wanted["frameworks"], int(seconds), Bars.changed(bars), quick=quick, gpu=gpu)
 
 
 def task(job: Mapping[str, Any], probes: str) -> dict[str, Any]:

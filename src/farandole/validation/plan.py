@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from farandole.validation.judge import Bars
+
 SAMPLES = "/opt/farandole/samples"
 MODULES = {"pytorch": "torch", "tensorflow": "tensorflow"}
 # By sample: its framework, Horovod's controller, the learning rate of one worker, and how long it trains.
@@ -57,13 +59,13 @@ def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
 
 
 def jobs(
-    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool = False
+    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars, *, quick: bool, gpu: bool = False
 ) -> list[dict[str, Any]]:
     """All jobs, or only those that take half a minute."""
     found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
-        found += _speed(nodes, frameworks, seconds)
+        found += _speed(nodes, frameworks, seconds, bars)
     return [asdict(job) for job in found]
 
 
@@ -115,11 +117,12 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             yield Job(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
 
 
-def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars) -> Iterator[Job]:
     """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
     if "pytorch" not in frameworks or len(nodes) == 1:
         return
     measuring = str(max(10, min(SPEED_SECONDS, seconds // 2)))
     argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
+    argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
     yield Job("speed", "speed", title, tuple(nodes), argv, seconds, "speed.py")

@@ -26,7 +26,7 @@ SHOWN = 8
 def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Judge what a validation measured, write the report, and return its text, its verdict and where it is."""
     results = {item["item"]["id"]: job_result(item) for item in measured["jobs"]}
-    bars = Bars(**{name: value for name, value in (measured["bars"] or {}).items() if value is not None})
+    bars = Bars.changed(measured["bars"])
     checks = [
         *trust_checks(measured["trust"], measured["about"]["hosts"]),
         *stack_checks(measured["stacks"], measured["inventory"]),
