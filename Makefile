@@ -25,10 +25,13 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	@touch $@
 
 demo: setup ## set up and validate two hosts on this machine
-	farandole lab setup
-	farandole lab up --name $(LAB) --nodes $(NODES)
-	ansible-playbook -i inventory/$(LAB) site.yml
-	farandole validate -i inventory/$(LAB)
+	@set -e; begun=$$(date +%s); \
+	phase() { echo "$$*"; since=$$(date +%s); "$$@"; took="$${took-}$$(printf '%5d  %s' $$(($$(date +%s) - since)) "$$*")\n"; }; \
+	phase farandole lab setup; \
+	phase farandole lab up --name $(LAB) --nodes $(NODES); \
+	phase ansible-playbook -i inventory/$(LAB) site.yml; \
+	phase farandole validate -i inventory/$(LAB); \
+	printf '\nSeconds:\n%b%5d  in all\n' "$$took" $$(($$(date +%s) - begun))
 	@echo
 	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it."
 	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
