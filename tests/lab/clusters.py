@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -96,9 +97,11 @@ class Cluster:
         return done.stdout
 
     def ssh(self, node: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as `farandole lab ssh` does, without the third of a second that it takes to start."""
+        config = self.inventory / ".ssh" / "config"
         return subprocess.run(
-            ["farandole", "lab", "ssh", "--name", self.name, node, "--", *command],
-            cwd=ROOT, text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+            ["ssh", "-F", config, node, shlex.join(command)],
+            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
 
     def job_ssh(self, node: str, target: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -75,7 +75,7 @@ def test_each_node_is_a_separate_machine(cluster: Cluster) -> None:
         assert len(answers) == 2, what
         assert "" not in answers
     assert cluster.ssh("node-1", "cat", "/proc/1/comm").stdout == "systemd\n"
-    assert cluster.ssh("node-1", "systemctl", "is-system-running").stdout == "running\n"
+    assert cluster.ssh("node-1", "systemctl", "is-system-running", "--wait").stdout == "running\n"
 
 
 # None of these changes the machine even if it succeeds.
@@ -107,10 +107,11 @@ def test_root_on_a_node_can_mount_and_use_private_tmp(cluster: Cluster) -> None:
 
 
 def test_ssh_runs_exactly_these_arguments(cluster: Cluster) -> None:
+    ssh = ("ssh", "--name", cluster.name, "node-1", "--")
     words = ["two words", "*", "$HOME", "--", "-n", 'quote"', "it's", "", "a;b"]
-    shown = cluster.ssh("node-1", "python3", "-c", "import sys; print(sys.argv[1:])", *words)
+    shown = farandole(*ssh, "python3", "-c", "import sys; print(sys.argv[1:])", *words)
     assert shown.stdout == f"{words}\n"
-    assert cluster.ssh("node-1", "sh", "-c", "exit 7").returncode == 7
+    assert farandole(*ssh, "sh", "-c", "exit 7").returncode == 7
 
 
 def test_ssh_passes_standard_input(cluster: Cluster) -> None:

@@ -27,8 +27,9 @@ def snapshot(cluster: Cluster, node: str) -> str:
 
 
 def web(cluster: Cluster) -> list[str]:
-    """The ports where nginx listens on the head, whether Debian's unit may start, and any policy-rc.d."""
+    """After the boot: where nginx listens on the head, whether Debian's unit may start, and any policy-rc.d."""
     script = (
+        "systemctl is-system-running --wait >/dev/null;"
         "ss --no-header -ltnp | grep nginx | grep -o ':[0-9]* ' | tr -d ': ' | sort -u;"
         "systemctl is-enabled nginx; cat /usr/sbin/policy-rc.d 2>/dev/null"
     )
