@@ -35,6 +35,11 @@ class Run:
         rows = re.findall(rf"^(\S+) +: .*\b{what}=(\d+)", self.output, re.MULTILINE)
         return {host: int(number) for host, number in rows}
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that at least one node has answered, in order."""
+        return re.findall(r"^TASK \[(.*)\]", self.output, re.MULTILINE)
+
 
 @dataclass
 class Cluster:
@@ -60,19 +65,19 @@ class Cluster:
         )  # fmt: skip
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, task: int | str) -> list[str]:
+    def play_until(self, task: int | str) -> Run:
         """Start a run and kill it, with all its processes, once the first node has answered that task (a number or a
-        name); returns the tasks that got that far."""
+        name)."""
         process = self._start("site.yml", subprocess.PIPE)
-        begun: list[str] = []
+        output, begun = "", 0
         assert process.stdout
         for line in process.stdout:
+            output += line
             if line.startswith("TASK ["):
-                begun.append(line.strip(" *\n"))
-                if task == len(begun) or str(task) in line:
+                begun += 1
+                if task == begun or str(task) in line:
                     os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return begun
+        return Run(process.wait(), output)
 
     def play_while(self, node: str, condition: str, playbook: str = "site.yml") -> None:
         """Start a run and kill it, with all its processes, as soon as a shell condition holds on a node."""
