@@ -1,4 +1,4 @@
-"""`make test`: every stage in turn, its output in a log, one line each on the terminal, and a count at the end."""
+"""`make test`: all stages, two at a time where that disturbs none of them, each with its output in a log."""
 
 import os
 import signal
@@ -6,67 +6,141 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
 # Ten minutes; runs only if it is named.
 LONG = "lab samples"
+# The first wants no other lab on this machine. The second measures speed, and compiles the stack that the others use.
+ALONE = ("lab lab", "molecule default")
+# These take longest: started first, none of them is left to run by itself at the end.
+EARLY = ("lab stack", "molecule trixie", "lab site", "molecule nccl", "lab kill")
+AT_A_TIME = 2
+SLOWEST = 10
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass
+class Stage:
+    """A command that tests something, in its own process group, so that Ctrl-C ends all of it."""
+
+    name: str
+    command: list[str]
+    begun: float = 0
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.name.replace(' ', '-')}.log"
+
+    @property
+    def report(self) -> Path:
+        return self.log.with_suffix(".xml")
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.begun = time.monotonic()
+        self.report.unlink(missing_ok=True)
+        environment = {**os.environ, "PYTEST_ADDOPTS": f"--junitxml={self.report}"}
+        with self.log.open("w") as output:
+            return subprocess.Popen(
+                self.command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
 
 
 @dataclass
 class Result:
-    """The counts of a stage."""
+    """The counts of a stage, and how long each of its tests took."""
 
     passed: int
     failed: int
     skipped: int
+    tests: list[tuple[float, str]] = field(default_factory=list)
 
 
-def stages() -> Iterator[tuple[str, list[str]]]:
-    """All stages, fast ones first; then every scenario in molecule/ and every module in tests/lab/."""
-    yield "ansible-lint", ["env", "ANSIBLE_INVENTORY=inventory/example", "ansible-lint", "--strict", "-q"]
-    yield "yamllint", ["yamllint", "--strict", "."]
-    yield "ruff", ["ruff", "check", "--quiet", "."]
-    yield "format", ["ruff", "format", "--quiet", "--check", "."]
-    yield "mypy", ["mypy"]
-    yield "unit", ["pytest", "tests/unit"]
+def stages() -> Iterator[Stage]:
+    """All stages: those without hosts, then every scenario in molecule/ and every module in tests/lab/."""
+    yield Stage("unit", ["pytest", "tests/unit"])
+    yield Stage("ansible-lint", ["env", "ANSIBLE_INVENTORY=inventory/example", "ansible-lint", "--strict", "-q"])
+    yield Stage("mypy", ["mypy"])
+    yield Stage("yamllint", ["yamllint", "--strict", "."])
+    yield Stage("ruff", ["ruff", "check", "--quiet", "."])
+    yield Stage("format", ["ruff", "format", "--quiet", "--check", "."])
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
-        yield f"molecule {scenario.parent.name}", ["molecule", "test", "--scenario-name", scenario.parent.name]
+        name = scenario.parent.name
+        yield Stage(f"molecule {name}", ["molecule", "test", "--scenario-name", name])
     for module in sorted(ROOT.glob("tests/lab/test_*.py")):
-        yield f"lab {module.stem.removeprefix('test_')}", ["pytest", str(module)]
+        yield Stage(f"lab {module.stem.removeprefix('test_')}", ["pytest", str(module)])
 
 
-def run(name: str, command: list[str]) -> Result:
-    """Run a stage in its own process group, so that Ctrl-C ends all of it."""
-    stem = name.replace(" ", "-")
-    log, report = LOGS / f"{stem}.log", LOGS / f"{stem}.xml"
-    report.unlink(missing_ok=True)
-    environment = {**os.environ, "PYTEST_ADDOPTS": f"--junitxml={report}"}
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+def in_groups(chosen: list[Stage]) -> Iterator[tuple[int, list[Stage]]]:
+    """The stages that may run at the same time, and how many of them do."""
+    hosts = [stage for stage in chosen if stage.name.startswith(("molecule ", "lab "))]
+    yield AT_A_TIME, [stage for stage in chosen if stage not in hosts]
+    yield 1, [stage for stage in hosts if stage.name in ALONE]
+    rest = [stage for stage in hosts if stage.name not in ALONE]
+    yield AT_A_TIME, sorted(rest, key=lambda stage: (*EARLY, stage.name).index(stage.name))
+
+
+def run(at_a_time: int, waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
+    """Run the stages, and report the exit status of each one when it has ended."""
+    running: list[tuple[Stage, subprocess.Popen[bytes]]] = []
+    with console.status("") as status:
         try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            raise
-    return count(code, report)
+            while waiting or running:
+                while waiting and len(running) < at_a_time:
+                    stage = waiting.pop(0)
+                    running.append((stage, stage.start()))
+                status.update(", ".join(f"{stage.name} ({stage.seconds / 60:.0f} min)" for stage, _ in running))
+                time.sleep(0.2)
+                for stage, process in list(running):
+                    if process.poll() is not None:
+                        running.remove((stage, process))
+                        report(stage, process.returncode)
+        finally:  # after Ctrl-C, some stages still run
+            for _, process in running:
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGTERM)
+            for stage, process in running:
+                process.wait()
+                remove_lab(stage)
 
 
-def count(code: int, report: Path) -> Result:
+def remove_lab(stage: Stage) -> None:
+    kind, _, name = stage.name.partition(" ")
+    lab = {"molecule": f"molecule-{name}", "lab": f"test-{name.replace('_', '-')}"}.get(kind)
+    if lab:
+        subprocess.run(["farandole", "lab", "down", "--name", lab], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+
+
+def count(stage: Stage, code: int) -> Result:
     """Count pytest's tests; a stage without pytest counts as one, and so does a failure outside its tests."""
-    if not report.exists():
+    if not stage.report.exists():
         return Result(int(code == 0), int(code != 0), 0)
-    suite = ET.parse(report).getroot()[0]  # noqa: S314, pytest wrote it a moment ago
+    suite = ET.parse(stage.report).getroot()[0]  # noqa: S314, pytest wrote it a moment ago
     total, failed, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "skipped"))
     failed += int(suite.get("errors", 0))
-    return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped)
+    tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
+    return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests)
+
+
+def show(stage: Stage, result: Result, progress: str) -> None:
+    console.print(
+        f"{progress}  {stage.name:<22}{result.passed:>5} passed {result.failed:>3} failed {stage.seconds:>5.0f} s",
+        markup=False,
+    )
+    if result.failed:
+        end = "\n".join(stage.log.read_text().splitlines()[-60:])
+        console.print(f"--- the end of {stage.log.relative_to(ROOT)}\n{end}\n---", markup=False)
 
 
 def main() -> int:
@@ -75,24 +149,26 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
-    begun, results = time.monotonic(), []
+    begun, results = time.monotonic(), list[Result]()
     wanted = sys.argv[1:]
-    for name, command in stages():
-        if not (any(word in name for word in wanted) if wanted else name != LONG):
-            continue
-        stage_begun = time.monotonic()
-        print(f"{name:<24}", end="", flush=True)
-        result = run(name, command)
-        results.append(result)
-        seconds = time.monotonic() - stage_begun
-        print(f"{result.passed:>4} passed {result.failed:>3} failed {seconds:>6.0f} s", flush=True)
-        if result.failed:
-            log = LOGS / f"{name.replace(' ', '-')}.log"
-            print(f"--- the end of {log.relative_to(ROOT)}\n" + "\n".join(log.read_text().splitlines()[-60:]) + "\n---")
-    minutes = (time.monotonic() - begun) / 60
-    passed, failed, skipped = (sum(getattr(result, key) for result in results) for key in Result.__annotations__)
-    print(f"{minutes:.1f} minutes")
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    chosen = [
+        stage for stage in stages() if (any(word in stage.name for word in wanted) if wanted else stage.name != LONG)
+    ]
+
+    def report(stage: Stage, code: int) -> None:
+        results.append(count(stage, code))
+        minutes = (time.monotonic() - begun) / 60
+        show(stage, results[-1], f"{len(results):>2} of {len(chosen)} {minutes:>5.1f} min")
+
+    for at_a_time, group in in_groups(chosen):
+        run(at_a_time, group, report)
+    for seconds, name in sorted((test for result in results for test in result.tests), reverse=True)[:SLOWEST]:
+        console.print(f"{seconds:>5.0f} s for {name}", markup=False)
+    passed, failed, skipped = (
+        sum(getattr(result, key) for result in results) for key in ("passed", "failed", "skipped")
+    )
+    console.print(f"{(time.monotonic() - begun) / 60:.1f} minutes")
+    console.print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return int(failed > 0 or passed == 0)
 
 
@@ -100,4 +176,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the next run cleans up after this one")
+        sys.exit("\ninterrupted")
