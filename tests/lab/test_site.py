@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +167,34 @@ def test_a_second_concurrent_run_is_refused(cluster: Cluster, tmp_path: Path) ->
 
 def test_check_mode_on_a_finished_cluster_predicts_no_change(cluster: Cluster) -> None:
     assert cluster.play("--check").count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}
+
+
+DRIFT = {
+    ("base : Write limits and package holds", "echo x >>/etc/security/limits.d/90-farandole.conf"),
+    ("base : Create the job user's account", "groupadd --force other && usermod --gid other trainer"),
+    (
+        "ssh_trust : Write certificates and settings of sshd and ssh",
+        "chmod 600 /etc/ssh/ssh_config.d/10-farandole.conf",
+    ),
+    ("ssh_trust : Reload sshd if its settings have changed", "touch /etc/ssh/sshd_config.d/10-farandole.conf"),
+    (
+        "stack : Install the stack alongside the others",
+        "cd /opt/farandole/current/venv/bin && cp --preserve horovodrun /tmp && "
+        "sed --in-place s/import/imporT/ horovodrun && touch --reference=/tmp/horovodrun horovodrun",
+    ),
+}
+
+
+def test_drift_is_predicted_and_mended_although_most_tasks_ask_no_node(cluster: Cluster) -> None:
+    logins = Counter(re.findall(r"^<(\S+)> SSH: EXEC", cluster.play("-vvv").output, re.MULTILINE))
+    # Other than the head, a node is asked once, for all that the following tasks want to know.
+    assert min(logins.values()) == 1, logins
+    for _, command in DRIFT:
+        assert cluster.ssh("node-2", "sh", "-c", command).returncode == 0
+    expected = {(task, "node-2") for task, _ in DRIFT}
+    assert cluster.play("--check").changes == expected
+    assert cluster.play().changes == expected
+    assert cluster.play().changes == set()
 
 
 def test_all_nodes_have_the_same_host_table(cluster: Cluster) -> None:
