@@ -70,11 +70,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._forget(result)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Keeps the calls on the hosts that went through the whole run."""
-        if context.CLIARGS.get("check"):
-            return
-        for name in stats.processed:
-            if (run := Run.current(FOLDER)) and not (stats.failures.get(name) or stats.dark.get(name)):
+        """Keeps the calls of a run that came to its end; after a failure, those of the run before are worth more."""
+        run = Run.current(FOLDER)
+        if run and not (context.CLIARGS.get("check") or stats.failures or stats.dark):
+            for name in stats.processed:
                 run.host(name).keep()
 
     @staticmethod

@@ -69,7 +69,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         self, module_name: Any = None, module_args: Any = None, tmp: Any = None, task_vars: Any = None, **options: Any
     ) -> dict[str, Any]:
         run = Run.current(FOLDER)
-        if run is None or any(options.values()) or not self._askable():
+        if run is None or any(options.values()) or not self._askable(task_vars):
             return dict(super()._execute_module(module_name, module_args, tmp, task_vars, **options))
         name = module_name or self._task.action
         arguments = dict(self._task.args if module_args is None else module_args)
@@ -83,11 +83,13 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
             host.add(call)
         return result
 
-    def _askable(self) -> bool:
-        """Whether the module runs over ssh on the task's own host, once, and without secrets."""
+    def _askable(self, task_vars: Mapping[str, Any]) -> bool:
+        """Whether the module runs over ssh on the task's own host, once, at any time, and without secrets."""
         task = self._task
         elsewhere = self._connection.transport not in ("ssh", "ansible.builtin.ssh") or task.delegate_to
-        return not (elsewhere or task.no_log or task.async_val or task.until) and self._is_pipelining_enabled("new")
+        if elsewhere or task.no_log or task.async_val or task.until or not task_vars.get("ask_ahead", True):
+            return False
+        return bool(self._is_pipelining_enabled("new"))
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> Call:
         environment: dict[str, Any] = {}
