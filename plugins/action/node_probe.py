@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
@@ -13,7 +13,7 @@ from ansible.module_utils.json_utils import _filter_non_json_lines
 from farandole import probe
 from farandole.action import Action
 from farandole.ahead.action import AsksAhead
-from farandole.ahead.calls import Answer, Call, Run
+from farandole.ahead.calls import Answer
 from farandole.bounds import bounded
 from farandole.errors import FarandoleError
 
@@ -122,8 +122,9 @@ class ActionModule(AsksAhead, Action):
 
     def _probed(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Only what has been validated, never anything that Ansible itself takes from the answer."""
+        seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
         try:
-            with self._bounded(2):
+            with bounded(seconds, probe.MEMORY_MIB):
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
         except FarandoleError:
             raise
@@ -131,16 +132,6 @@ class ActionModule(AsksAhead, Action):
         except Exception as error:
             return probe.failure(error)
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
-
-    def _bounded(self, attempts: int) -> AbstractContextManager[None]:
-        seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
-        return bounded(attempts * seconds, attempts * probe.MEMORY_MIB)
-
-    def _ask(self, run: Run, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
-        """No answers if asking fails in any way: the node is then probed by itself, which says why."""
-        with suppress(Exception), self._bounded(1):
-            return super()._ask(run, calls, task_vars)
-        return {}
 
     def _decoded(self, answer: Answer) -> dict[str, Any]:
         found = probe.answer_of(answer.output, "", only_json)
