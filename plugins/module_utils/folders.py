@@ -70,6 +70,11 @@ def sweep(root: Path) -> None:
     remove(root / "removing")
 
 
+def flush(path: Path) -> None:
+    """Write what is in memory to the disk on which a path lies, and to no other disk: that could take minutes."""
+    subprocess.run(["/bin/sync", "--file-system", str(path)], check=True, stdout=subprocess.DEVNULL)
+
+
 def remove(folder: Path) -> None:
     """Remove a folder with rm, which handles any depth."""
     subprocess.run(["/bin/rm", "-rf", "--", str(folder)], check=True, stdout=subprocess.DEVNULL)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.folders import flush
 
 UNIT = "farandole-build.service"
 TAIL = 25
@@ -81,7 +82,7 @@ def record_result(module: AnsibleModule, unit: dict[str, str]) -> None:
         if unit["SubState"] != "exited":
             answer |= {"failed": True, "msg": failure(name, unit, log)}
         # If this record survives a power cut, the result of the step must too.
-        os.sync()
+        flush(directory)
         record = json.dumps({"description": unit["Description"], **answer})
         file_of(name, directory, "ended").write_text(record)
     reset(module)

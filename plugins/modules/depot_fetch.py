@@ -45,7 +45,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.depot import fetch
-from ansible.module_utils.folders import alone, checksums
+from ansible.module_utils.folders import alone, checksums, flush
 
 
 def install(module: AnsibleModule, path: Path) -> None:
@@ -59,7 +59,7 @@ def install(module: AnsibleModule, path: Path) -> None:
             size = int(file["size"])
             fetch(module, {**file, "url": url, "size": size}, incoming / "new" / Path(file["name"]).name)
         # Once it is in place, it must survive a power cut.
-        os.sync()
+        flush(incoming)
         if path.is_symlink() or path.exists():
             path.rename(incoming / "old")
         (incoming / "new").rename(path)

@@ -86,7 +86,7 @@ from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.contents import LIST, digest, drift, scan, short, text, walk
 from ansible.module_utils.depot import FILE, fetch
-from ansible.module_utils.folders import alone, aside, remove, sweep
+from ansible.module_utils.folders import alone, aside, flush, remove, sweep
 
 # Disk space left for the rest of the machine.
 RESERVE = 256 << 20
@@ -225,7 +225,7 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
         manifest.rename(incoming / "manifest.json")
         place(folder, root, stack, module.params["mpi"])
         # What counts as installed must survive a power cut.
-        os.sync()
+        flush(root)
         marks.append(time.monotonic())
         test(module, target, incoming)
         (incoming / "manifest.json").rename(target / "manifest.json")
