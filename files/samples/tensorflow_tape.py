@@ -62,16 +62,13 @@ def main():
     model, criterion = lenet5(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     opt = tf.keras.optimizers.Adam(options.lr * hvd.size())
 
-    @tf.function
-    def train(x, y, first):
+    # There is nothing in it that AutoGraph would have to convert, and converting Horovod's functions takes seconds.
+    @tf.function(autograph=False)
+    def train(x, y):
         with tf.GradientTape() as tape:
             loss = criterion(y, model(x, training=True))
         tape = hvd.DistributedGradientTape(tape)
         opt.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-        # After the first step, because the optimizer creates its variables there.
-        if first:
-            hvd.broadcast_variables(model.variables, root_rank=0)
-            hvd.broadcast_variables(opt.variables(), root_rank=0)
         return loss
 
     epoch = tf.Variable(0)
@@ -86,7 +83,11 @@ def main():
     meter, first = proof.Meter(), True
     while epoch < options.epochs:
         for x, y in data:
-            loss = train(x, y, first)
+            loss = train(x, y)
+            # After the first step, because the optimizer creates its variables there.
+            if first:
+                hvd.broadcast_variables(model.variables, root_rank=0)
+                hvd.broadcast_variables(opt.variables(), root_rank=0)
             first = False
             meter.step(len(x))
         epoch.assign_add(1)
