@@ -27,6 +27,9 @@ _STORAGE = """\
 driver = "overlay"
 graphroot = "{store}/graph"
 runroot = "{run[1]}"
+# Nobody needs a node's disk after this machine has lost power, so no sync of a node waits for this machine's disk.
+[storage.options.overlay]
+mountopt = "volatile"
 """
 
 
