@@ -146,11 +146,9 @@ def test_a_third_node_joins_without_a_compiler(cluster: Cluster) -> None:
 
 
 def forget_stack(cluster: Cluster, node: str) -> None:
-    """Remove every stack from a node."""
-    assert (
-        cluster.ssh(node, "sh", "-c", "rm -rf /opt/farandole/stacks /opt/farandole/mpi /opt/farandole/current").stdout
-        == ""
-    )
+    """Leave a node without any stack. Moved away, because what is written after removing 20,000 files is slow."""
+    away = "cd /opt/farandole && mv -t $(mktemp -d /opt/forgotten.XXXX) stacks mpi current"
+    assert cluster.ssh(node, "sh", "-c", away).returncode == 0
 
 
 def test_a_damaged_archive_on_the_depot_is_uploaded_again(cluster: Cluster) -> None:
