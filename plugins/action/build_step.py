@@ -17,7 +17,7 @@ description:
   - The script runs as a transient systemd unit, so it survives a lost connection and a killed control machine. A
     later run of the same step waits for the running one instead of starting another.
   - If a killed run left another step of the same O(build) running, this step waits for it, and that step is not
-    repeated later. A step of another build is killed.
+    repeated later. A step of another build is killed, in any unit.
   - If two runs wait for the same step, because a killed ansible-playbook can leave a process behind, both get its
     result.
   - While the script runs, the last line of its log is shown every 20 seconds.
@@ -38,6 +38,15 @@ options:
   creates:
     description: A path that the step creates. While it and O(directory) exist, a finished step is not repeated.
     type: str
+  unit:
+    description: >-
+      The systemd unit, C(farandole-build) or with more after it. Steps in different units run at the same time.
+    type: str
+    default: farandole-build
+  wait:
+    description: Whether to wait until the step has ended. If not, call it again with the same arguments to wait for it.
+    type: bool
+    default: true
 author: Farandole
 """
 
@@ -65,10 +74,10 @@ class ActionModule(Action):
         """Starts the step and waits for its result."""
         if self._task.check_mode:
             return {"changed": True}
-        host = variables.get("inventory_hostname", "")
+        host, wait = variables.get("inventory_hostname", ""), arguments.pop("wait")
         answer = self._look(arguments, variables, start=True)
         shown = time.monotonic()
-        while answer.get("running"):
+        while wait and answer.get("running"):
             at = progress(answer, host)
             time.sleep(at.pause)
             if time.monotonic() - shown >= SHOW_EVERY:

@@ -16,7 +16,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.folders import flush
 
-UNIT = "farandole-build.service"
+# Those of all steps.
+UNITS = "farandole-build*.service"
 TAIL = 25
 # Lines searched for a percentage: a verbose build prints hundreds of lines between two of them.
 RECENT = 2000
@@ -37,12 +38,14 @@ def digest(parameters: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def state(module: AnsibleModule) -> dict[str, str]:
-    """The unit's properties in systemd."""
-    names = "ActiveState,SubState,Description,ExecMainStatus,Result,ExecMainStartTimestampMonotonic"
+def states(module: AnsibleModule) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The properties in systemd of this step's unit, and of those that run beside it."""
+    names = "Id,ActiveState,SubState,Description,ExecMainStatus,Result,ExecMainStartTimestampMonotonic"
     names += ",ExecMainExitTimestampMonotonic,WorkingDirectory"
-    _, out, _ = module.run_command(["systemctl", "show", f"--property={names}", UNIT], check_rc=True)
-    return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    command = ["systemctl", "show", f"--property={names}", module.params["unit"], UNITS]
+    _, out, _ = module.run_command(command, check_rc=True)
+    own, *loaded = [dict(line.split("=", 1) for line in unit.splitlines() if "=" in line) for unit in out.split("\n\n")]
+    return own, [unit for unit in loaded if unit["Id"] != own["Id"]]
 
 
 def seconds(unit: dict[str, str]) -> float:
@@ -85,7 +88,7 @@ def record_result(module: AnsibleModule, unit: dict[str, str]) -> None:
         flush(directory)
         record = json.dumps({"description": unit["Description"], **answer})
         file_of(name, directory, "ended").write_text(record)
-    reset(module)
+    reset(module, unit)
 
 
 def recorded_result(name: str, directory: Path, description: str) -> dict[str, Any]:
@@ -102,10 +105,11 @@ def report(unit: dict[str, str], **more: Any) -> dict[str, Any]:
     return {"changed": True, "running": True, "step": name, "seconds": seconds(unit), "last": last, **more}
 
 
-def reset(module: AnsibleModule) -> None:
-    """Stop the unit with all its processes and reset it."""
-    module.run_command(["systemctl", "stop", UNIT])
-    module.run_command(["systemctl", "reset-failed", UNIT])
+def reset(module: AnsibleModule, *units: dict[str, str]) -> None:
+    """Stop units with all their processes and reset them."""
+    for unit in units:
+        module.run_command(["systemctl", "stop", unit["Id"]])
+        module.run_command(["systemctl", "reset-failed", unit["Id"]])
 
 
 def fault(folder: Path) -> str:
@@ -157,7 +161,7 @@ def launch(module: AnsibleModule, description: str, directory: Path) -> None:
         # Keeps the unit, so that its result can be read afterwards.
         "RemainAfterExit": "yes",
     }
-    command = ["systemd-run", "--quiet", f"--unit={UNIT}", f"--description={description}"]
+    command = ["systemd-run", "--quiet", f"--unit={module.params['unit']}", f"--description={description}"]
     command += [f"--property={name}={value}" for name, value in properties.items()]
     code, _, err = module.run_command([*command, *environment, "sh", str(script)])
     if code:
@@ -194,6 +198,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "build": {"type": "str", "default": ""},
             "creates": {"type": "path"},
+            "unit": {"type": "str", "required": True},
             "start": {"type": "bool", "default": True},
         },
     )
@@ -205,7 +210,7 @@ def main() -> None:
         )
     build, creates = module.params["build"], module.params["creates"]
     description = f"{name} [{build} {digest(module.params)}]"
-    unit = state(module)
+    unit, beside = states(module)
     ended_now = has_ended(unit) and unit["Description"]
     if ended_now:
         record_result(module, unit)
@@ -219,11 +224,12 @@ def main() -> None:
     if not ended_now and is_running(unit):
         if build and names_of(unit)[1] == build:
             module.exit_json(**report(unit, start=True))
-        reset(module)
+        reset(module, unit)
+    reset(module, *(other for other in beside if names_of(other)[1] != build))
     if result and not result.get("failed") and creates and Path(creates).exists():
         module.exit_json(**{**result, "changed": False})
     launch(module, description, directory)
-    module.exit_json(**report(state(module)))
+    module.exit_json(**report(states(module)[0]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,13 @@ from .stack import run_module
 
 step = load("modules", "build_step")
 
-STEP = {"name": "OpenMPI", "script": "make\n", "directory": "/build", "environment": {"A": "1", "B": "2"}}
+STEP = {
+    "name": "OpenMPI",
+    "script": "make\n",
+    "directory": "/build",
+    "environment": {"A": "1", "B": "2"},
+    "unit": "farandole-build",
+}
 UNIT = {
     "Result": "exit-code",
     "ExecMainStatus": "2",
