@@ -1,4 +1,4 @@
-"""`make test`: all stages, two at a time where that disturbs none of them, each with its output in a log."""
+"""`make test`: all stages, two at a time, each with its output in a log."""
 
 import os
 import signal
@@ -17,10 +17,13 @@ ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
 # Ten minutes; runs only if it is named.
 LONG = "lab samples"
-# The first wants no other lab on this machine. The second measures speed, and compiles the stack that the others use.
-ALONE = ("lab lab", "molecule default")
+# Wants no other lab on this machine, so it runs beside the stages without hosts.
+NO_LABS = "lab lab"
+# Compiles the stack that the others use.
+BUILDS = "molecule default"
+BUILT = ("lab stack", "lab site", "lab kill")
 # These take longest: started first, none of them is left to run by itself at the end.
-EARLY = ("lab stack", "molecule trixie", "lab site", "molecule nccl", "lab kill")
+EARLY = (BUILDS, "molecule trixie", *BUILT, "molecule nccl")
 AT_A_TIME = 2
 SLOWEST = 10
 console = Console(highlight=False, soft_wrap=True)
@@ -82,23 +85,21 @@ def stages() -> Iterator[Stage]:
         yield Stage(f"lab {module.stem.removeprefix('test_')}", ["pytest", str(module)])
 
 
-def in_groups(chosen: list[Stage]) -> Iterator[tuple[int, list[Stage]]]:
-    """The stages that may run at the same time, and how many of them do."""
-    hosts = [stage for stage in chosen if stage.name.startswith(("molecule ", "lab "))]
-    yield AT_A_TIME, [stage for stage in chosen if stage not in hosts]
-    yield 1, [stage for stage in hosts if stage.name in ALONE]
-    rest = [stage for stage in hosts if stage.name not in ALONE]
-    yield AT_A_TIME, sorted(rest, key=lambda stage: (*EARLY, stage.name).index(stage.name))
+def in_groups(chosen: list[Stage]) -> Iterator[list[Stage]]:
+    """The stages that may run at the same time, in their order."""
+    labs = [stage for stage in chosen if stage.name.startswith(("molecule ", "lab ")) and stage.name != NO_LABS]
+    yield [stage for stage in chosen if stage not in labs]
+    yield sorted(labs, key=lambda stage: (*EARLY, stage.name).index(stage.name))
 
 
-def run(at_a_time: int, waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
-    """Run the stages, and report the exit status of each one when it has ended."""
+def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
+    """Run the stages, two at a time, and report the exit status of each one when it has ended."""
     running: list[tuple[Stage, subprocess.Popen[bytes]]] = []
     with console.status("") as status:
         try:
             while waiting or running:
-                while waiting and len(running) < at_a_time:
-                    stage = waiting.pop(0)
+                while len(running) < AT_A_TIME and (stage := next_of(waiting, {one.name for one, _ in running})):
+                    waiting.remove(stage)
                     running.append((stage, stage.start()))
                 status.update(", ".join(f"{stage.name} ({stage.seconds / 60:.0f} min)" for stage, _ in running))
                 time.sleep(0.2)
@@ -113,6 +114,11 @@ def run(at_a_time: int, waiting: list[Stage], report: Callable[[Stage, int], Non
             for stage, process in running:
                 process.wait()
                 remove_lab(stage)
+
+
+def next_of(waiting: list[Stage], running: set[str]) -> Stage | None:
+    """The next stage; those that use the compiled stack have to wait for it."""
+    return next((stage for stage in waiting if stage.name not in BUILT or BUILDS not in running), None)
 
 
 def remove_lab(stage: Stage) -> None:
@@ -160,8 +166,8 @@ def main() -> int:
         minutes = (time.monotonic() - begun) / 60
         show(stage, results[-1], f"{len(results):>2} of {len(chosen)} {minutes:>5.1f} min")
 
-    for at_a_time, group in in_groups(chosen):
-        run(at_a_time, group, report)
+    for group in in_groups(chosen):
+        run(group, report)
     for seconds, name in sorted((test for result in results for test in result.tests), reverse=True)[:SLOWEST]:
         console.print(f"{seconds:>5.0f} s for {name}", markup=False)
     passed, failed, skipped = (
