@@ -8,9 +8,10 @@ for patch in $PATCHES; do
     echo "patch $patch"
     patch --strip=1 --fuzz=0 --forward <"../$patch"
 done
+# RelWithDebInfo is -O3 here too, but debugging symbols are nine tenths of the libraries and take a quarter of the time.
+sed --in-place "s/'RelWithDebInfo'/'Release'/" setup.py
 cd ..
-# The libraries are linked without debugging symbols, which are nine tenths of their size.
-export PATH="$VENV/bin:$MPI/bin:$PATH:/usr/local/cuda/bin" CC="gcc-$GXX" CXX="g++-$GXX" LDFLAGS=-Wl,--strip-debug
+export PATH="$VENV/bin:$MPI/bin:$PATH:/usr/local/cuda/bin" CC="gcc-$GXX" CXX="g++-$GXX"
 export MAKEFLAGS="-j$(nproc)" CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" HOROVOD_CMAKE="$(command -v cmake)"
 PIP_CONFIG_FILE=/dev/null "$VENV/bin/pip" wheel --disable-pip-version-check --no-cache-dir --no-index --no-deps \
     --no-build-isolation --verbose --wheel-dir wheel ./source
