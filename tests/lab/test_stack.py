@@ -342,39 +342,33 @@ BESIDE = """
   gather_facts: false
   become: true
   tasks:
-    - name: Start one step, do another, and wait for the first
+    - name: Start the first step
       build_step:
-        name: "{{{{ item.name }}}}"
-        directory: "{directory}/{{{{ item.name }}}}"
-        script: "{{{{ item.script }}}}"
-        build: {build}
-        unit: "{{{{ item.unit | default(omit) }}}}"
-        wait: "{{{{ item.wait | default(omit) }}}}"
-      loop:
-        - &first
-          name: first
-          unit: farandole-build-first
-          wait: false
-          script: for i in $(seq 200); do [ ! -e ../second/done ] || break; sleep 0.1; done; mv ../second/done .; {more}
-        - {{name: second, script: touch done}}
-        - {{<<: *first, wait: true}}
+        <<: &first
+          {{name: first, directory: {directory}/first, script: "{first}", build: a, unit: farandole-build-first}}
+        wait: false
+    - name: Do the second
+      build_step: {{name: second, directory: {directory}/second, script: touch done, build: a}}
+    - name: Wait for the first
+      build_step: *first
 """
+AWAIT = "for i in $(seq 100); do [ ! -e ../second/done ] || break; sleep 0.1; done; rm ../second/done"
 
 
 def test_a_step_can_run_beside_another_and_be_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     playbook = tmp_path / "steps.yml"
-    playbook.write_text(BESIDE.format(directory=SCRATCH, build="a", more="true"))
+    playbook.write_text(BESIDE.format(directory=SCRATCH, first=f"echo begun >>begun; {AWAIT}"))
     done = cluster.play(playbook=str(playbook))
     assert done.rc == 0, done.output
-    assert cluster.ssh("node-1", "ls", f"{SCRATCH}/first/done").returncode == 0
+    assert cluster.ssh("node-1", "cat", f"{SCRATCH}/first/begun").stdout == "begun\n"
     # If it fails, that is said when it is waited for.
     cluster.ssh("node-1", "rm", "-r", SCRATCH)
-    playbook.write_text(BESIDE.format(directory=SCRATCH, build="a", more="exit 7"))
+    playbook.write_text(BESIDE.format(directory=SCRATCH, first=f"{AWAIT}; exit 7"))
     done = cluster.play(playbook=str(playbook))
     assert "first failed (7)" in done.output
     # If its build is given up, the first step of another build ends it.
     cluster.ssh("node-1", "rm", "-r", SCRATCH)
-    playbook.write_text(BESIDE.format(directory=SCRATCH, build="a", more="echo begun >begun; sleep 600"))
+    playbook.write_text(BESIDE.format(directory=SCRATCH, first="echo begun >begun; sleep 600"))
     cluster.play_while("node-1", f"test -e {SCRATCH}/first/begun", playbook=str(playbook))
     playbook.write_text(STEPS.format(directory=SCRATCH, build="b", seconds=0))
     assert cluster.play(playbook=str(playbook)).rc == 0
