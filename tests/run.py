@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
 # Ten minutes; runs only if it is named.
 LONG = "lab samples"
-# Wants no other lab on this machine, so it runs beside the stages without hosts.
+# Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
 # Compiles the stack that the others use.
 BUILDS = "molecule default"
 BUILT = ("lab stack", "lab site", "lab kill")
 # These take longest: started first, none of them is left to run by itself at the end.
-EARLY = (BUILDS, "molecule trixie", *BUILT, "molecule nccl")
+LONGEST = (BUILDS, "molecule trixie", *BUILT, "molecule nccl")
 AT_A_TIME = 2
 SLOWEST = 10
 console = Console(highlight=False, soft_wrap=True)
@@ -72,12 +72,12 @@ class Result:
 
 def stages() -> Iterator[Stage]:
     """All stages: those without hosts, then every scenario in molecule/ and every module in tests/lab/."""
-    yield Stage("unit", ["pytest", "tests/unit"])
     yield Stage("ansible-lint", ["env", "ANSIBLE_INVENTORY=inventory/example", "ansible-lint", "--strict", "-q"])
     yield Stage("mypy", ["mypy"])
     yield Stage("yamllint", ["yamllint", "--strict", "."])
     yield Stage("ruff", ["ruff", "check", "--quiet", "."])
     yield Stage("format", ["ruff", "format", "--quiet", "--check", "."])
+    yield Stage("unit", ["pytest", "tests/unit"])
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
         name = scenario.parent.name
         yield Stage(f"molecule {name}", ["molecule", "test", "--scenario-name", name])
@@ -85,11 +85,18 @@ def stages() -> Iterator[Stage]:
         yield Stage(f"lab {module.stem.removeprefix('test_')}", ["pytest", str(module)])
 
 
-def in_groups(chosen: list[Stage]) -> Iterator[list[Stage]]:
-    """The stages that may run at the same time, in their order."""
-    labs = [stage for stage in chosen if stage.name.startswith(("molecule ", "lab ")) and stage.name != NO_LABS]
-    yield [stage for stage in chosen if stage not in labs]
-    yield sorted(labs, key=lambda stage: (*EARLY, stage.name).index(stage.name))
+def has_hosts(stage: Stage) -> bool:
+    return stage.name.startswith(("molecule ", "lab "))
+
+
+def in_order(chosen: Iterable[Stage]) -> list[Stage]:
+    """The stages in the order in which they start, unless one has to wait."""
+    return sorted(chosen, key=lambda one: (one.name != NO_LABS, has_hosts(one), (*LONGEST, one.name).index(one.name)))
+
+
+def must_wait(stage: Stage, running: set[str]) -> bool:
+    """Whether a stage cannot run beside those that are running."""
+    return (NO_LABS in running and has_hosts(stage)) or (BUILDS in running and stage.name in BUILT)
 
 
 def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
@@ -98,9 +105,10 @@ def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
     with console.status("") as status:
         try:
             while waiting or running:
-                while len(running) < AT_A_TIME and (stage := next_of(waiting, {one.name for one, _ in running})):
-                    waiting.remove(stage)
-                    running.append((stage, stage.start()))
+                for stage in list(waiting):
+                    if len(running) < AT_A_TIME and not must_wait(stage, {one.name for one, _ in running}):
+                        waiting.remove(stage)
+                        running.append((stage, stage.start()))
                 status.update(", ".join(f"{stage.name} ({stage.seconds / 60:.0f} min)" for stage, _ in running))
                 time.sleep(0.2)
                 for stage, process in list(running):
@@ -114,11 +122,6 @@ def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
             for stage, process in running:
                 process.wait()
                 remove_lab(stage)
-
-
-def next_of(waiting: list[Stage], running: set[str]) -> Stage | None:
-    """The next stage; those that use the compiled stack have to wait for it."""
-    return next((stage for stage in waiting if stage.name not in BUILT or BUILDS not in running), None)
 
 
 def remove_lab(stage: Stage) -> None:
@@ -166,8 +169,7 @@ def main() -> int:
         minutes = (time.monotonic() - begun) / 60
         show(stage, results[-1], f"{len(results):>2} of {len(chosen)} {minutes:>5.1f} min")
 
-    for group in in_groups(chosen):
-        run(group, report)
+    run(in_order(chosen), report)
     for seconds, name in sorted((test for result in results for test in result.tests), reverse=True)[:SLOWEST]:
         console.print(f"{seconds:>5.0f} s for {name}", markup=False)
     passed, failed, skipped = (
