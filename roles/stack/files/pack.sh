@@ -32,7 +32,7 @@ of_mpi=$(listed "$mpi")
 unpacked=$(du --summarize --total --block-size=1 "$stack" "$mpi" | tail -n 1 | cut -f 1)
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
-tar --create --use-compress-program="zstd -T0 -9" --file stack.tar.zst.part --sort=name \
+tar --create --use-compress-program="zstd -T0 -6" --file stack.tar.zst.part --sort=name \
     --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory "$ROOT" "stacks/$STACK" "mpi/$MPI"
 mv stack.tar.zst.part stack.tar.zst
 printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s"}\n' \
