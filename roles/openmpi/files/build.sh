@@ -15,8 +15,9 @@ done
 # Its settings lie outside of what is packed: they are the node's own. CONFIGURE is a list of words.
 # shellcheck disable=SC2086
 ./configure --prefix="$MPI" --sysconfdir=/etc/farandole/openmpi CC="gcc-$GXX" CXX="g++-$GXX" $CONFIGURE
-make --jobs="$(nproc)"
-make --jobs="$(nproc)" install DESTDIR="$PWD/../made"
+# dash, if the release has it as its sh, runs the thousands of calls of libtool faster than the bash that configure chooses.
+make --jobs="$(nproc)" SHELL=/bin/sh
+make --jobs="$(nproc)" SHELL=/bin/sh install DESTDIR="$PWD/../made"
 cd ..
 mv "made$MPI" packed/mpi
 find packed '(' -name '*.la' -o -name '*.a' ')' -delete
