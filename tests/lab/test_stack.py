@@ -108,6 +108,23 @@ def test_disabled_parts_are_not_built(cluster: Cluster) -> None:
         assert ".debug_info" not in sections
 
 
+BYTE_CODE = """
+import sys, horovod.torch
+files = [vars(module).get("__cached__") or "" for module in list(sys.modules.values())]
+files = [file for file in files if "site-packages" in file]
+unchecked = bytes([1, 0, 0, 0])
+print(len(files), sum(open(file, "rb").read(8)[4:] != unchecked for file in files))
+"""
+
+
+def test_python_finds_byte_code_that_is_valid_whatever_the_time_of_the_source(cluster: Cluster) -> None:
+    """The job user cannot write it, and the archive has no times."""
+    done = cluster.ssh("node-2", "runuser", "-u", "trainer", "--", f"{CURRENT}/venv/bin/python", "-c", BYTE_CODE)
+    loaded, invalid = map(int, done.stdout.split())
+    assert loaded > 500
+    assert invalid == 0
+
+
 def test_non_interactive_shells_find_the_stack(cluster: Cluster) -> None:
     """Non-interactive shells, without dot files."""
     version = cluster.job_ssh("node-1", "node-2", "mpirun", "--version")

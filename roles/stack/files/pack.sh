@@ -11,13 +11,6 @@ mpi=$ROOT/mpi/$MPI
             "$stack/venv/bin/python" -c "import $module"
     done
 )
-# Compiled here, as the job user cannot write there; valid by content, as the archive has no times of its own. A stack
-# that was packed before stays as it is: other nodes have it.
-[ -e "$stack/manifest.json" ] || python3 -I -c '
-import compileall, py_compile, sys
-mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-compileall.compile_dir(sys.argv[1], quiet=2, workers=0, force=True, invalidation_mode=mode)
-' "$(echo "$stack"/venv/lib/python3.*/site-packages)"
 # What is not what was built is not packed: without its mark, and without the folders of the steps, it is built anew.
 listed() {
     python3 -I -c "$CONTENTS" "$1" || {
