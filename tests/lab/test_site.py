@@ -72,8 +72,8 @@ def test_a_node_that_loses_power_while_joining_recovers_and_leaves_the_others_un
         "for i in $(seq 1500); do grep -qs half-installed /var/lib/dpkg/updates/* && exit 0; sleep 0.02; done; exit 1"
     )
     assert cluster.ssh("node-3", "sh", "-c", unpacking).returncode == 0
+    process.kill()  # before it turns to the other nodes
     cluster.farandole("fault", "kill", "node-3")
-    process.kill()
     killed = Run(process.wait(), log.read_text())
     assert "preflight : Check the nodes" in killed.tasks
     assert {host for _, host in killed.changes} <= {"node-3"}

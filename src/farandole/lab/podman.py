@@ -67,9 +67,11 @@ def power_cycle(reason: Exception, progress: Callable[[str], None]) -> None:
 
 def reap_strays() -> None:
     """Clean up after starts and removals that were killed halfway."""
+    # One without a container answers podman's question for its version.
+    monitors = [(pid, words) for pid, words in host.processes() if words[0].endswith("conmon") and "-c" in words]
     known = podman("ps", "--quiet", "--no-trunc", "--filter=status=running", "--filter=status=paused").split()
-    for pid, words in host.processes():
-        if words[0].endswith("conmon") and words[words.index("-c") + 1] not in known:
+    for pid, words in monitors:
+        if words[words.index("-c") + 1] not in known:
             host.end(pid)  # it is running, but podman does not know it
     for line in podman("ps", "--all", "--external", "--format", "{{.ID}} {{.Status}}").splitlines():
         if line.endswith(" Storage"):
