@@ -1,4 +1,4 @@
-"""`make test`: all stages, three at a time, each with its output in a log."""
+"""`make test`: all stages, up to three at a time, each with its output in a log."""
 
 import os
 import re
@@ -23,11 +23,10 @@ NO_LABS = "lab lab"
 # Compiles the stack that the others use, until its log says this.
 BUILDS = "molecule default"
 HAS_BUILT = re.compile(r"converge\W+Executed")
-BUILT = ("lab stack", "lab site", "lab kill")
-# What takes longest in all, if nothing has been compiled before: the others fill the gaps.
-FIRST = (BUILDS, *BUILT)
-# On two cores; one of them usually waits.
-AT_A_TIME = 3
+# These use it, or compile as much themselves. What takes longest comes first, and the others fill the gaps.
+AFTERWARDS = ("lab stack", "molecule trixie", "lab site", "lab kill")
+# On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
+AT_A_TIME, WHILE_BUILDING = 3, 2
 SLOWEST = 10
 console = Console(highlight=False, soft_wrap=True)
 
@@ -94,26 +93,33 @@ def has_hosts(stage: Stage) -> bool:
 
 def in_order(chosen: Iterable[Stage]) -> list[Stage]:
     """The stages in the order in which they start, unless one has to wait."""
-    return sorted(chosen, key=lambda one: (one.name != NO_LABS, has_hosts(one), (*FIRST, one.name).index(one.name)))
-
-
-def must_wait(stage: Stage, running: list[Stage]) -> bool:
-    """Whether a stage cannot run beside those that are running."""
-    return any(
-        (other.name == NO_LABS and has_hosts(stage))
-        or (other.name == BUILDS and stage.name in BUILT and not HAS_BUILT.search(other.log.read_text()))
-        for other in running
+    return sorted(
+        chosen, key=lambda one: (one.name != NO_LABS, has_hosts(one), (BUILDS, *AFTERWARDS, one.name).index(one.name))
     )
 
 
+def building(running: list[Stage]) -> bool:
+    """Whether the stack is being compiled."""
+    return any(one.name == BUILDS and not HAS_BUILT.search(one.log.read_text()) for one in running)
+
+
+def may_start(stage: Stage, running: list[Stage]) -> bool:
+    """Whether a stage can run beside those that are running."""
+    if any(one.name == NO_LABS for one in running) and has_hosts(stage):
+        return False
+    if building(running):
+        return len(running) < WHILE_BUILDING and stage.name not in AFTERWARDS
+    return len(running) < AT_A_TIME
+
+
 def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
-    """Run the stages, three at a time, and report the exit status of each one when it has ended."""
+    """Run the stages side by side, and report the exit status of each one when it has ended."""
     running: list[tuple[Stage, subprocess.Popen[bytes]]] = []
     with console.status("") as status:
         try:
             while waiting or running:
                 for stage in list(waiting):
-                    if len(running) < AT_A_TIME and not must_wait(stage, [one for one, _ in running]):
+                    if may_start(stage, [one for one, _ in running]):
                         waiting.remove(stage)
                         running.append((stage, stage.start()))
                 status.update(", ".join(f"{stage.name} ({stage.seconds / 60:.0f} min)" for stage, _ in running))
