@@ -182,8 +182,9 @@ def progress(lines: list[str]) -> str:
 def failure(name: str, unit: dict[str, str], log: Path) -> str:
     """Describe a failed step: the lines that show the reason, then the end of the log."""
     lines = lines_of(log)
-    reasons = [line for line in lines[:-TAIL] if any(word in line for word in REASONS)][-5:]
-    shown = "\n".join([*reasons, *lines[-TAIL:]])
+    found = [line for line in lines[:-TAIL] if any(word in line for word in REASONS)]
+    # Of a compiler's errors, the first is the cause, and the others its consequences.
+    shown = "\n".join([*found[:3], *found[3:][-3:], *lines[-TAIL:]])
     how = unit.get("ExecMainStatus") if unit.get("Result") == "exit-code" else unit.get("Result")
     return f"{name} failed ({how}) after {seconds(unit):.0f} s; its log is {log}:\n{shown}"
 

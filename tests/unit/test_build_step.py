@@ -70,8 +70,8 @@ def test_a_failure_shows_the_lines_with_the_cause(tmp_path: Path) -> None:
     why = [f"x.c:{number}: error: no such thing" for number in range(7)]
     rest = [f"make: waiting {number}" for number in range(24)]
     log.write_text("\n".join([*why, "checking", *rest, "error: last"]))
-    # Each line appears once, even if it is also at the end of the log.
-    assert step.failure("OpenMPI", UNIT, log).splitlines()[1:] == [*why[2:], *rest, "error: last"]
+    # The first errors and the last; each line appears once, even if it is also at the end of the log.
+    assert step.failure("OpenMPI", UNIT, log).splitlines()[1:] == [*why[:3], *why[4:], *rest, "error: last"]
 
 
 def test_a_failure_without_an_exit_code_is_described(tmp_path: Path) -> None:
