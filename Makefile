@@ -72,9 +72,9 @@ bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one
 audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
 	python tests/audit.py
 
-docs: setup ## regenerate the variable tables in the roles' READMEs
+docs: setup ## regenerate the tables of variables and of evidence
+	python -c 'from farandole.stack.prove import document; document()'
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml
-	pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url \
-	  --no-emit-find-links --no-emit-trusted-host --no-header --output-file requirements.txt pyproject.toml
+	uv pip compile --quiet --extra dev --generate-hashes --no-header --output-file requirements.txt pyproject.toml

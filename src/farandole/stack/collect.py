@@ -128,7 +128,6 @@ def _no_wheel(name: str, wheels: Sequence[Mapping[str, str]]) -> str:
     wheel = next((one for one in wheels if one["name"] == name), None)
     file = wheel["file"] if wheel else name
     where = ""
-    for row in load().rows(name) if wheel else ():
-        if wheel and row.version == wheel["version"] and (index := row.data.get("index")):
-            where = f". It is on an index of its own: pip config set global.extra-index-url {index}"
+    if wheel and wheel["version"].endswith("+cpu") and (index := load().data["cpu_builds"].get(name)):
+        where = f". It is on an index of its own: pip config set global.extra-index-url {index}"
     return f"none of the package indexes of `pip config list` has {file}{where}"

@@ -16,7 +16,7 @@ from farandole import state as states
 from farandole.errors import FarandoleError
 from farandole.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
-from farandole.stack import nodes
+from farandole.stack import nodes, own
 from farandole.stack.cache import Builds, default_root, lab_builds
 from farandole.stack.catalogue import load
 from farandole.stack.request import request
@@ -24,7 +24,9 @@ from farandole.table import table
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
-REQUEST = ("stack_frameworks", "stack_pins", "stack_accelerator", "openmpi_configure")
+REQUEST = (
+    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_accelerator", "openmpi_configure",
+)  # fmt: skip
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -37,9 +39,14 @@ def lock(
         str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch, or tensorflow,pytorch.")
     ] = "",
     accelerator: Annotated[str, typer.Option(help="Instead of stack_accelerator: auto, cpu or cuda.")] = "",
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to upgrade.")] = None,
     *,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show why each version was chosen, and write nothing.")
+    ] = False,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all."),
     ] = False,
     collect: Annotated[bool, typer.Option("--collect", help="Also fetch the files into this machine's cache.")] = False,
     user: User = "",
@@ -50,6 +57,8 @@ def lock(
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
     path = locks.path_of(inventory.absolute())
     old, hint = None, ""
+    if names and not upgrade:
+        raise FarandoleError(f"{' '.join(names)}: names are for --upgrade; --want NAME==VERSION requires a version")
     if explain and path.exists() and not (want or frameworks or accelerator):
         new = locks.read(path)
     else:
@@ -62,12 +71,15 @@ def lock(
             accelerator or variables["stack_accelerator"],
             want or (),
             inventory=str(inventory),
+            packages=own_packages(variables),
         )
         login = Login(user, private_key, ask_pass, ask_become_pass)
-        known = probes(inventory, variables, login)
-        new, _ = locks.settle(path, wanted, _list(variables, "openmpi_configure"), known, renew=True, save=False)
-        old = former(path)
-        hint = _hint(new, nodes.read(known), variables) if frameworks or accelerator else ""
+        found, old = probes(inventory, variables, login), former(path)
+        known = locks.known_of(old, names or [] if upgrade else None)
+        configure = _list(variables, "openmpi_configure")
+        progress.print("choosing versions, with the package indexes of this machine's pip")
+        new, _ = locks.settle(path, wanted, configure, found, renew=True, save=False, known=known)
+        hint = _hint(new, nodes.read(found), variables) if frameworks or accelerator else ""
     if explain:
         _explain(new, inventory)
     if collect:
@@ -76,7 +88,8 @@ def lock(
 
         fetch(new, _cache(inventory_variables(inventory)), lambda line: progress.print(line, markup=False))
     if not explain:
-        locks.write(path, new)
+        if old is None or old["id"] != new["id"]:
+            locks.write(path, new)
         _report(path, old, new, inventory)
         console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
 
@@ -92,7 +105,8 @@ def former(path: Path) -> dict[str, Any] | None:
 def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
     """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
     pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
-    wanted = request(_list(variables, "stack_frameworks"), pins, variables["stack_accelerator"])
+    frameworks, packages = _list(variables, "stack_frameworks"), own_packages(variables)
+    wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages)
     if against := locks.differences(new, found, wanted, configure):
         return f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
     return ""
@@ -109,26 +123,41 @@ def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path
         return
     was = f", was {old['id']}" if old else ""
     console.print(f"{path}: stack {new['id']}{was}; {_proof(new, inventory)}")
+    for line in _sizes(new):
+        console.print(line, markup=False)
     if old:
-        for line in lines or ["the versions are unchanged; sources, patches or options have changed"]:
+        for line in lines or ["the versions are unchanged; what is wanted, sources, patches or options have changed"]:
             console.print(f"  {line}", markup=False)
 
 
+def _sizes(new: locks.Lock) -> list[str]:
+    """What the wheels weigh, and what of it serves no purpose on these nodes."""
+    sizes = {wheel["name"]: new["index"]["files"][wheel["file"]]["size"] for wheel in new["wheels"]}
+    lines = [f"{len(sizes)} wheels, {sum(sizes.values()) / 1e6:.0f} MB"]
+    gpu = sum(size for name, size in sizes.items() if name.startswith(("nvidia-", "cuda-", "triton")))
+    if new["wanted"]["accelerator"] == "cpu" and gpu:
+        torch = new["versions"]["torch"]
+        lines.append(
+            f"torch {torch} is a build for CUDA, which also runs on CPUs; {gpu / 1e6:.0f} MB of it serve GPUs only. "
+            f"For a CPU build: pip config set global.extra-index-url {load().data['cpu_builds']['torch']}"
+        )
+    return lines
+
+
 def _explain(new: locks.Lock, inventory: Path) -> None:
-    catalogue, platform, chip = load(), new["platform"], new["wanted"]["accelerator"]
+    proven, platform, chip = load().proven, new["platform"], new["wanted"]["accelerator"]
     none = f"the cluster runs on {'CPUs' if chip == 'cpu' else 'GPUs'}"
     rows = [["component", "version", "built and ran on", "why"]]
     for name, version in new["versions"].items():
-        proven = catalogue.proven(catalogue.row(name, version)) if version in catalogue.components.get(name, {}) else []
-        rows.append([name, version, ", ".join(proven), new["why"].get(name, none)])
+        rows.append([name, version, ", ".join(proven(name, version)), new["why"].get(name, none)])
     console.print(table(rows), markup=False)
     console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
     console.print(_proof(new, inventory))
 
 
 def _proof(new: locks.Lock, inventory: Path) -> str:
-    if seen := load().proof(new["versions"], new["platform"]["os"]):
-        return f"built and ran together: {seen}"
+    if seen := load().seen(new["versions"], new["platform"]["os"]):
+        return f"{'built and ran together' if seen.works else 'seen to fail'}: {seen.ran}"
     if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
         return "packed on this machine"
     return f"this exact set has not been built on {new['platform']['os']} yet"
@@ -142,6 +171,11 @@ def _list(variables: Mapping[str, Any], name: str) -> list[str]:
     if not isinstance(value, list) or any("{{" in str(one) for one in value):
         raise _not_plain("list", name, value)
     return [str(one) for one in value]
+
+
+def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
+    """The user's own packages."""
+    return own.read(_list(variables, "stack_packages"), str(variables["stack_requirements"]), variables["folder"])
 
 
 def _cache(variables: Mapping[str, Any]) -> Path:

@@ -6,42 +6,49 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from farandole import files
 from farandole.errors import FarandoleError
 from farandole.stack import solver
-from farandole.stack.catalogue import FACTS, NONE, load
+from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.nodes import Nodes, Probe
 from farandole.stack.nodes import read as read_nodes
-from farandole.stack.solver import Problem, Request, Solution
+from farandole.stack.problem import Known, Problem, Request
+from farandole.stack.solver import Solution
 
 NAME = "stack.lock.yml"
-FORMAT = 1
+FORMAT = 2
+# Format 1 has no index and no packages of the user's.
+READABLE = (1, 2)
 PROJECT = Path(__file__).resolve().parents[3]
 HEAD = """\
 # The stack of this cluster, down to the last file. Written by `farandole lock`; commit it, and do not edit it:
-# set stack_frameworks, stack_pins, stack_accelerator and openmpi_configure instead.
+# set stack_frameworks, stack_pins, stack_packages, stack_accelerator and openmpi_configure instead.
 """
 # In the order in which they are written.
-KEYS = ("format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "why")
+KEYS = ("format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "own", "index", "why")
+# What says nothing about what is installed, and what older locks do not have.
+NOT_IDENTITY, NOT_IN_1 = ("id", "index", "why"), ("own", "index")
 Lock = Mapping[str, Any]
 
 
 def identity(lock: Lock) -> str:
-    """The stack's id, a digest of everything but the reasons."""
-    content = {key: value for key, value in lock.items() if key not in ("id", "why")}
+    """The stack's id, a digest of everything but the reasons and the places of the files."""
+    content = {key: value for key, value in lock.items() if key not in NOT_IDENTITY}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def make(nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> dict[str, Any]:
+def make(nodes: Nodes, request: Request, configure: Sequence[str] = (), known: Known = Known()) -> dict[str, Any]:  # noqa: B008, frozen
     """Resolve a request into a lock."""
-    problem = Problem(load(), nodes, request)
+    known = known if known.until else replace(known, until=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
+    problem = Problem(load(), nodes, request, known)
     solution = solver.solve(problem)
     lock = {
         "format": FORMAT,
@@ -51,12 +58,22 @@ def make(nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> dict[
             "frameworks": list(request.frameworks),
             "pins": sorted(f"{name}=={version}" for name, version in request.pins),
             "accelerator": problem.accelerator,
+            "packages": sorted(requirement for requirement, _ in request.packages),
         },
         "versions": _versions(solution),
         "openmpi": _openmpi(solution, configure),
         "horovod": _horovod(problem, solution),
         "nccl": {"version": solution.rows["nccl"].version} if "nccl" in solution.rows else None,
-        "wheels": _wheels(problem, solution),
+        "wheels": [
+            {"name": one.name, "version": one.version, "file": one.file, "sha256": one.sha256}
+            for one in solution.wheels
+        ],
+        # The wheels that the stack would not have without the user's own packages.
+        "own": [one.name for one in solution.wheels if one.package not in solution.base],
+        "index": {
+            "until": known.until,
+            "files": {one.file: {"from": one.url, "size": one.size} for one in solution.wheels},
+        },
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
     }
     # Plain data, even if Ansible passed in its own string types.
@@ -66,6 +83,7 @@ def make(nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> dict[
 
 def _versions(solution: Solution) -> dict[str, str]:
     found = {"cuda": NONE, "nccl": NONE} | {name: row.version for name, row in solution.rows.items()}
+    found |= {wheel.package: wheel.version for wheel in solution.wheels}
     return {name: version for name, version in sorted(found.items()) if name not in FACTS}
 
 
@@ -73,7 +91,7 @@ def _openmpi(solution: Solution, configure: Sequence[str]) -> dict[str, Any]:
     row = solution.rows["openmpi"]
     return {
         "version": row.version,
-        "sources": [dict(source) for source in row.data["sources"]],
+        "sources": load().sources(row),
         "patches": _patches(load().data["openmpi_patches"]),
         "configure": list(configure or load().data["openmpi_configure"]),
     }
@@ -112,18 +130,6 @@ def _environment(problem: Problem) -> dict[str, str]:
     return settings
 
 
-def _wheels(problem: Problem, solution: Solution) -> list[dict[str, str]]:
-    wheels = []
-    for row in solution.rows.values():
-        if row.is_wheel and (found := row.wheel(problem.nodes.platform)):
-            file, sha256 = found
-            version = str(parse_wheel_filename(file)[1])
-            wheels.append(
-                {"name": canonicalize_name(row.distribution), "version": version, "file": file, "sha256": sha256}
-            )
-    return sorted(wheels, key=lambda wheel: wheel["name"])
-
-
 # The file
 
 
@@ -140,7 +146,7 @@ def command(path: Path) -> str:
 
 def text(lock: Lock) -> str:
     """The content of the lock file."""
-    return HEAD + "".join(_dump(key, lock[key]) for key in KEYS)
+    return HEAD + "".join(_dump(key, lock[key]) for key in KEYS if key in lock)
 
 
 def write(path: Path, lock: Lock) -> None:
@@ -150,7 +156,7 @@ def write(path: Path, lock: Lock) -> None:
 
 def _dump(key: str, value: Any) -> str:
     """Format one key with one line per version, file and reason, so that diffs read well."""
-    flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels") else False
+    flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels", "own", "index") else False
     return yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, width=10**6, allow_unicode=True)
 
 
@@ -162,10 +168,10 @@ def read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
-    if not isinstance(lock, dict) or lock.get("format") != FORMAT:
+    if not isinstance(lock, dict) or lock.get("format") not in READABLE:
         found = lock.get("format") if isinstance(lock, dict) else "none"
-        raise FarandoleError(f"{path} has format {found}, and this version reads format {FORMAT}; {cure}")
-    if missing := set(KEYS) - lock.keys():
+        raise FarandoleError(f"{path} has format {found}, and this version reads formats 1 and 2; {cure}")
+    if missing := set(KEYS) - lock.keys() - (set(NOT_IN_1) if lock["format"] == 1 else set()):
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")
     if (content := identity(lock)) != lock["id"]:
         raise FarandoleError(
@@ -187,6 +193,7 @@ def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[
     pairs += [
         ("frameworks", wanted["frameworks"], list(request.frameworks)),
         ("accelerator", wanted["accelerator"], problem.accelerator),
+        ("packages", wanted.get("packages", []), sorted(requirement for requirement, _ in request.packages)),
     ]
     if configure:
         pairs.append(("openmpi_configure", lock["openmpi"]["configure"], list(configure)))
@@ -195,7 +202,7 @@ def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[
 
 
 def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 def check(path: Path, lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> None:
@@ -214,6 +221,7 @@ def settle(
     *,
     renew: bool = False,
     save: bool = True,
+    known: Known = Known(),  # noqa: B008, frozen
 ) -> tuple[dict[str, Any], bool]:
     """Return a cluster's lock, and whether it is new; an existing one must fit, unless it is to be renewed."""
     nodes = read_nodes(probes)
@@ -221,10 +229,23 @@ def settle(
         lock = read(path)
         check(path, lock, nodes, request, configure)
         return lock, False
-    lock = make(nodes, request, configure)
+    lock = make(nodes, request, configure, known)
     if save:
         write(path, lock)
     return lock, True
+
+
+def known_of(lock: Lock | None, upgrade: Sequence[str] | None) -> Known:
+    """What a former lock decides about a new one: all of it, or nothing of the packages that are to be upgraded."""
+    if lock is None or upgrade == []:
+        return Known()
+    catalogue, found = load(), dict(lock["versions"])
+    for name in map(catalogue.named, upgrade or ()):
+        if name not in found or catalogue.is_component(name):
+            raise FarandoleError(f"--upgrade {name}: the lock has no package of that name{near(name, found)}")
+        del found[name]
+    kept = {name: version for name, version in found.items() if not catalogue.is_component(name) and version != NONE}
+    return Known(kept, "" if upgrade else lock.get("index", {}).get("until", ""))
 
 
 def changes(old: Lock | None, new: Lock) -> list[str]:

@@ -11,9 +11,9 @@ from farandole.stack.cache import Builds, Built, Lock, horovod_key, listed, open
 
 Stacks = Mapping[str, Any]
 NONE: Stacks = {"current": "", "former": "", "installed": []}
-# MiB needed on the disk with /opt; once a stack is packed, its real size is used.
-ROOM_TO_INSTALL = 4_000
-ROOM_TO_BUILD = 8_000
+# MiB needed on the disk with /opt, at least and per MiB of wheels; once a stack is packed, its real size is used.
+ROOM_TO_INSTALL = (4_000, 4)
+ROOM_TO_BUILD = (8_000, 6)
 
 
 def for_run(
@@ -26,7 +26,9 @@ def for_run(
         lock = choose(back_to, nodes, systems.values(), builds)
         refuse_elsewhere(lock, systems)
     made = plan(lock, builds, nodes, builder)
-    refuse_without_room(made, {name: free_of(variables) for name, variables in known.items()}, builder)
+    sizes = (file["size"] for file in lock.get("index", {}).get("files", {}).values())
+    free = {name: free_of(variables) for name, variables in known.items()}
+    refuse_without_room(made, free, builder, sum(sizes) // 2**20)
     return lock, made
 
 
@@ -87,13 +89,15 @@ def described(built: Built | None) -> dict[str, Any] | None:
     return built.describe() if built else None
 
 
-def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None], builder: str) -> None:
-    """Refuse before anything is changed, naming all nodes that lack space."""
+def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None], builder: str, wheels: int = 0) -> None:
+    """Refuse before anything is changed, naming all nodes that lack space; the wheels have this many MiB."""
     archive = made["archive"]
-    install = (archive["size"] + archive["unpacked"]) // 2**20 + 256 if archive else ROOM_TO_INSTALL
+    install, build = (max(least, each * wheels) for least, each in (ROOM_TO_INSTALL, ROOM_TO_BUILD))
+    if archive:
+        install = (archive["size"] + archive["unpacked"]) // 2**20 + 256
     short = []
     for name in made["lacking"]:
-        need = ROOM_TO_BUILD if made["build"] and name == builder else install
+        need = build if made["build"] and name == builder else install
         have = free.get(name)
         if have is not None and have < need:
             short.append(f"{name} has {have} MiB free for /opt and needs {need}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from farandole.errors import FarandoleError
 from farandole.stack.catalogue import load
-from farandole.stack.solver import Request
+from farandole.stack.problem import Request
 
 
 def request(
@@ -15,6 +15,7 @@ def request(
     accelerator: str,
     command: Iterable[str] = (),
     inventory: str = "INVENTORY",
+    packages: tuple[tuple[str, str], ...] = (),
 ) -> Request:
     """Build a request; refuse what the catalogue does not have. `command` are pins from the command line."""
     catalogue = load()
@@ -27,4 +28,5 @@ def request(
         if len(versions := [version for one, version in found if one == name]) > 1:
             raise FarandoleError(f"{name} is pinned to {' and to '.join(versions)}: keep one of them")
     from_command = frozenset(options) - frozenset(settings)
-    return Request(catalogue.check_frameworks(frameworks), tuple(sorted(found)), accelerator, from_command, inventory)
+    wanted = catalogue.check_frameworks(frameworks)
+    return Request(wanted, tuple(sorted(found)), accelerator, from_command, inventory, packages)

@@ -1,209 +1,245 @@
-"""Choose a version of every component, from the catalogue, the nodes and the user's request."""
+"""Choose the stack: the components by our own rules, and then, with these, the packages by the index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from itertools import product
 
-from resolvelib import AbstractProvider, BaseReporter, ResolutionError, ResolutionImpossible, Resolver
-from resolvelib.resolvers import RequirementInformation
+from packaging.version import Version
+from resolvelib import ResolutionError
 
 from farandole.errors import FarandoleError
 from farandole.findings import some
-from farandole.stack.catalogue import FACTS, NONE, Catalogue, Need, Row, near, order, system, words
-from farandole.stack.nodes import Nodes
+from farandole.stack import index, rules
+from farandole.stack.cache import COMPILED_AGAINST
+from farandole.stack.catalogue import FACTS, NONE, Evidence, Need, Row, near, order, system
+from farandole.stack.index import Question, UnsatisfiableError, Wheel
+from farandole.stack.problem import Problem, Request
 
-ALWAYS = ("horovod", "openmpi", "gxx")
-# Decided first, because the rest depends on them. NCCL comes after the wheel that it must match.
-FIRST = (*FACTS, "cuda", "torch", "tensorflow", "horovod", "openmpi", "gxx")
-MAX_DEPTH = 4
-Causes = Sequence[RequirementInformation[Need, Row]]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for."""
-
-    frameworks: tuple[str, ...]
-    pins: tuple[tuple[str, str], ...] = ()
-    accelerator: str = "auto"
-    # The pins that came from the command line.
-    command: frozenset[tuple[str, str]] = frozenset()
-    # As the user typed it.
-    inventory: str = "INVENTORY"
-
-    def spelled(self, pin: tuple[str, str]) -> str:
-        """A pin as the user wrote it."""
-        text = f"{pin[0]}=={pin[1]}"
-        return f"--want {text}" if pin in self.command else f"stack_pins ({text})"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Everything that a solution must satisfy."""
-
-    catalogue: Catalogue
-    nodes: Nodes
-    request: Request
-
-    @cached_property
-    def accelerator(self) -> str:
-        """The accelerator to use: cpu or cuda."""
-        return self.nodes.accelerator(self.request.accelerator)
-
-    def facts(self) -> Iterator[Need]:
-        """Requirements from the nodes' platform."""
-        platform, hosts = self.nodes.platform, some(self.nodes.hosts)
-        values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
-        for component, value in zip(FACTS, values, strict=True):
-            fact = system(value) if component == "os" else words(component, value)
-            yield Need(component, value, hosts, text=f"{hosts}: {fact}")
-        for component in ALWAYS:
-            yield Need(component, "", "every stack")
-
-    def chip(self) -> Iterator[Need]:
-        """Requirements from the accelerator."""
-        hosts = some(self.nodes.hosts)
-        if self.accelerator == "cpu":
-            found = "no node has an NVIDIA driver and a CUDA toolkit"
-            reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
-            text = f"the cluster is on CPUs: {reason}"
-            yield Need("cuda", NONE, "a cluster on CPUs", text=text)
-            yield Need("nccl", NONE, "a cluster on CPUs", text=text)
-            return
-        yield Need("cuda", "", "a cluster on GPUs")
-        yield Need("nccl", "", "a cluster on GPUs")
-        for version in sorted(set(self.nodes.toolkits.values())):
-            yield Need("cuda", f"=={version.split('.')[0]}.*", hosts, text=f"{hosts}: CUDA toolkit {version}")
-
-    def framework(self, name: str) -> Need:
-        """A framework must be present, or absent."""
-        wanted = name in self.request.frameworks
-        text = f"frameworks are {' and '.join(self.request.frameworks)}"
-        return Need(self.catalogue.frameworks[name], "" if wanted else NONE, "your request", text=text)
-
-    def pin(self, pin: tuple[str, str]) -> Need:
-        """A pinned version."""
-        return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
-
-    def roots(self) -> list[Need]:
-        """All requirements."""
-        return [*self.facts(), *self.chip(), *self.requested(self.request.pins)]
-
-    def requested(self, pins: Iterable[tuple[str, str]]) -> list[Need]:
-        """Requirements from the frameworks and the given pins."""
-        return [*map(self.framework, self.catalogue.frameworks), *map(self.pin, pins)]
-
-    def rows(self, component: str) -> list[Row]:
-        """All versions of a component; for a fact, the nodes' own."""
-        if component in FACTS:
-            value = next(need.constraint for need in self.facts() if need.component == component)
-            known = self.catalogue.components.get(component, {})
-            return [Row(component, value, known.get(value, {}))]
-        return [*self.catalogue.rows(component), Row(component, NONE)]
-
-
-class _Provider(AbstractProvider[Need, Row, str]):
-    """The catalogue, adapted to resolvelib's interface."""
-
-    def __init__(self, problem: Problem, candidates: Mapping[str, Sequence[Row]]) -> None:
-        self.problem = problem
-        self.platform = problem.nodes.platform
-        self.candidates = candidates
-
-    def identify(self, requirement_or_candidate: Need | Row) -> str:
-        return requirement_or_candidate.component
-
-    def get_preference(
-        self,
-        identifier: str,
-        resolutions: Mapping[str, Row],
-        candidates: Mapping[str, Iterator[Row]],
-        information: Mapping[str, Iterator[RequirementInformation[Need, Row]]],
-        backtrack_causes: Causes,
-    ) -> Any:
-        del resolutions, candidates, information
-        causes = {cause.requirement.component for cause in backtrack_causes}
-        place = FIRST.index(identifier) if identifier in FIRST else len(FIRST)
-        return place, identifier == "nccl", identifier not in causes, identifier
-
-    def find_matches(
-        self,
-        identifier: str,
-        requirements: Mapping[str, Iterator[Need]],
-        incompatibilities: Mapping[str, Iterator[Row]],
-    ) -> Iterable[Row]:
-        needs, bad = list(requirements[identifier]), list(incompatibilities[identifier])
-        candidates = self.candidates[identifier]
-        good = [row for row in candidates if row not in bad and all(need.allows(row) for need in needs)]
-        catalogue, platform = self.problem.catalogue, self.platform
-        return sorted(good, key=lambda row: (row.version == NONE, catalogue.rank(row, platform)), reverse=True)
-
-    def is_satisfied_by(self, requirement: Need, candidate: Row) -> bool:
-        return requirement.allows(candidate)
-
-    def get_dependencies(self, candidate: Row) -> Iterable[Need]:
-        return list(candidate.needs(self.platform))
+YOURS = "your request"
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A version of every component, and what required each."""
+    """A version of every component, the wheels, and what required each."""
 
     rows: Mapping[str, Row]
     needs: Mapping[str, Sequence[Need]]
-
-
-def resolve(problem: Problem, roots: Sequence[Need]) -> Solution:
-    """Find the best set, or raise ResolutionImpossible."""
-    elimination = Elimination(problem, roots)
-    if elimination.exhausted:
-        raise ResolutionImpossible([])
-    provider = _Provider(problem, elimination.candidates)
-    result = Resolver(provider, BaseReporter[Need, Row, str]()).resolve(roots, max_rounds=2000)
-    needs = {name: [one.requirement for one in result.criteria[name].information] for name in result.mapping}
-    rows = {name: row for name, row in sorted(result.mapping.items()) if row.version != NONE}
-    return Solution(rows, needs)
+    wheels: Sequence[Wheel]
+    # The packages that the stack has without the user's own ones.
+    base: frozenset[str]
+    # Why a version was preferred to newer ones, by package.
+    kept: Mapping[str, str]
 
 
 def solve(problem: Problem) -> Solution:
     """Find the best set; if there is none, refuse with the conflicts and the nearest set that works."""
+    _check_platform(problem)
+    try:
+        return _choose(problem)
+    except UnsatisfiableError as error:
+        raise FarandoleError(refusal(problem, error)) from None
+
+
+def _check_platform(problem: Problem) -> None:
+    platform, hosts = problem.nodes.platform, some(problem.nodes.hosts)
     known = problem.catalogue.components["os"]
-    if problem.nodes.platform.os not in known:
+    if platform.os not in known:
         raise FarandoleError(
-            f"{some(problem.nodes.hosts)}: the catalogue does not have {problem.nodes.platform.os}"
-            f"{near(problem.nodes.platform.os, known)}; it has {', '.join(known)}"
+            f"{hosts}: the catalogue does not have {platform.os}{near(platform.os, known)}; it has {', '.join(known)}"
         )
-    own = known[problem.nodes.platform.os]["ships"]["python"]
-    if problem.nodes.platform.python != own:
+    own = known[platform.os]["ships"]["python"]
+    if platform.python != own:
         raise FarandoleError(
-            f"{some(problem.nodes.hosts)}: /usr/bin/python3 is Python {problem.nodes.platform.python}, and "
-            f"{system(problem.nodes.platform.os)} comes with {own}: restore that one "
-            f"(apt-get install --reinstall python3-minimal)"
+            f"{hosts}: /usr/bin/python3 is Python {platform.python}, and {system(platform.os)} comes with {own}: "
+            "restore that one (apt-get install --reinstall python3-minimal)"
         )
-    try:
-        return resolve(problem, problem.roots())
-    except ResolutionError:
-        raise FarandoleError(refusal(problem)) from None
 
 
-def possible(problem: Problem, roots: Sequence[Need]) -> bool:
-    """Whether any set satisfies the requirements."""
+def alternatives(problem: Problem) -> Iterator[rules.Components]:
+    """All sets of components that differ in the ranges of the frameworks, best first."""
+    wanted = [problem.catalogue.frameworks[name] for name in problem.request.frameworks]
+    ranges = [
+        sorted(problem.catalogue.rows(name), key=lambda row: problem.catalogue.rank(row, problem.os), reverse=True)
+        for name in wanted
+    ]
+    roots = problem.roots()
+    for rows in product(*ranges):
+        try:
+            yield rules.resolve(problem, [*roots, *(Need(row.component, row.version, str(row)) for row in rows)])
+        except ResolutionError:
+            continue
+
+
+# Packages
+
+
+def _choose(problem: Problem) -> Solution:
+    """Let the index choose the packages of the stack, and then the user's own beside them."""
+    first: FarandoleError | None = None
+    for components in alternatives(problem):
+        question = asked(problem, components)
+        try:
+            wheels = index.ask(question)
+        except UnsatisfiableError as error:
+            first = first or error
+            continue
+        base = frozenset(wheel.package for wheel in wheels)
+        if problem.request.packages:
+            question = beside(problem, question, wheels)
+            wheels = index.ask(question)
+            _refuse_frameworks(problem, wheels)
+        return _solution(problem, components, question, wheels, base)
+    raise first or FarandoleError(rules.refusal(problem))
+
+
+def _solution(
+    problem: Problem, components: rules.Components, question: Question, wheels: Sequence[Wheel], base: frozenset[str]
+) -> Solution:
+    needs = {name: list(found) for name, found in components.needs.items()}
+    for need in (*question.requirements, *question.constraints):
+        needs.setdefault(need.component, []).append(need)
+    known = preferred(problem)
+    kept = {
+        wheel.package: known[wheel.package][1]
+        for wheel in wheels
+        if wheel.package in known and known[wheel.package][0] == wheel.version
+    }
+    return Solution(components.rows, needs, wheels, base, kept)
+
+
+def preferred(problem: Problem) -> dict[str, tuple[str, str]]:
+    """Versions to take where they fit, and why: those of the former lock, else of the set that was seen to work."""
+    if problem.known.versions:
+        return {name: (version, "as in the former lock") for name, version in problem.known.versions.items()}
+    if not (seen := _nearest_evidence(problem)):
+        return {}
+    why = f"as in the set that ran on {system(seen.system)}"
+    return {name: (version, why) for name, version in seen.versions.items() if not problem.catalogue.is_component(name)}
+
+
+def _nearest_evidence(problem: Problem) -> Evidence | None:
+    """The set that works, has these frameworks, and comes closest to the system and the pins."""
+    catalogue, request = problem.catalogue, problem.request
+
+    def rank(one: Evidence) -> tuple[bool, int, list[Version], int]:
+        pins = sum(one.set.get(name, "").partition("+")[0] == version for name, version in request.pins)
+        wanted = [catalogue.frameworks[name] for name in request.frameworks]
+        return one.system == problem.os, pins, [order(one.set[name]) for name in wanted], len(one.versions)
+
+    names = catalogue.frameworks.items()
+    fitting = [
+        one
+        for one in catalogue.evidence
+        if one.works and all((package in one.set) == (name in request.frameworks) for name, package in names)
+    ]
+    return max(fitting, key=rank, default=None)
+
+
+def asked(problem: Problem, components: rules.Components) -> Question:
+    """What the index is asked for, without the user's own packages."""
+    request, catalogue, rows = problem.request, problem.catalogue, components.rows
+    frameworks = [catalogue.frameworks[name] for name in request.frameworks]
+    text = problem.framework(request.frameworks[0]).text
+    needs = [Need(name, rows[name].version, "the stack", text=text) for name in frameworks]
+    needs += [problem.pin(pin) for pin in request.pins if pin[0] in frameworks or not catalogue.knows(pin[0])]
+    needs += [Need(name, "", str(rows["horovod"])) for name in rows["horovod"].data["requires"]]
+    needs += [need for row in rows.values() for need in problem.package_needs(row)]
+    only_if = "none | "
+    return Question(
+        platform=problem.nodes.platform,
+        requirements=tuple(need for need in needs if not need.constraint.startswith(only_if)),
+        constraints=tuple(
+            replace(need, constraint=need.constraint.removeprefix(only_if))
+            for need in needs
+            if need.constraint.startswith(only_if)
+        ),
+        instead=catalogue.data["on_cpus"] if problem.accelerator == "cpu" else {},
+        prefer={name: version for name, (version, _) in preferred(problem).items()},
+        never="cpu" if problem.accelerator == "cuda" else "",
+        until=problem.known.until,
+    )
+
+
+def beside(problem: Problem, question: Question, wheels: Sequence[Wheel]) -> Question:
+    """The question with the user's own packages, which must leave alone what Horovod is compiled against."""
+    names = {wheel.package: wheel.version for wheel in wheels}
+    fixed = [
+        Need(
+            name, f"=={version}", "Horovod", why=f"pin another {name} in stack_pins, and Horovod is compiled for that",
+            text=f"Horovod is compiled against {name} {version}",
+        )
+        for name, version in names.items()
+        if name in COMPILED_AGAINST
+    ]  # fmt: skip
+    own = [
+        Need(*index.split(requirement), YOURS, text=f"{where} ({requirement})")
+        for requirement, where in problem.request.packages
+    ]
+    return replace(question, requirements=(*question.requirements, *own, *fixed), prefer={**question.prefer, **names})
+
+
+def _refuse_frameworks(problem: Problem, wheels: Sequence[Wheel]) -> None:
+    """Refuse a framework that came with a package of the user's, as Horovod would not be built for it."""
+    for name, package in problem.catalogue.frameworks.items():
+        by = next((wheel.needed_by for wheel in wheels if wheel.package == package), None)
+        if name not in problem.request.frameworks and by is not None:
+            who = ", ".join(by) or "your request"
+            raise FarandoleError(
+                f"{who} needs {package}, and Horovod would not be built for it: add {name} to stack_frameworks"
+            )
+
+
+# Why not
+
+
+def refusal(problem: Problem, error: UnsatisfiableError) -> str:
+    """Describe why no packages fit together, and the nearest request for which some do."""
+    said, needs = str(error), [*error.question.requirements, *error.question.constraints]
+    named = [need for need in needs if (need.why or need.text) and index.names(said, need.component)]
+    lines = ["no set of packages satisfies the request; nothing was changed.", ""]
+    lines += [f"   {line}" for line in said.splitlines()]
+    lines += [f"   - {need}" for need in dict.fromkeys(map(str, named))]
+    if missing := index.missing(said):
+        lines.append(f"   no index has a package {missing}{problem.catalogue.hint(missing)}")
+    elif hints := [hint for need in named if need.by == YOURS and (hint := problem.catalogue.imported(need.component))]:
+        lines += hints
+    return "\n".join([*lines, "", *rules.cure(problem.request, nearest(problem))])
+
+
+def nearest(problem: Problem) -> Request | None:
+    """The request that works and drops least: one pin or package, else all, else a framework."""
+    request = problem.request
+    fewer = [replace(request, packages=_without(request.packages, one)) for one in request.packages]
+    fewer += [replace(request, pins=_without(request.pins, one)) for one in request.pins]
+    bare = replace(request, packages=(), pins=())
+    fewer += [bare, *(replace(bare, frameworks=(name,)) for name in request.frameworks if len(request.frameworks) > 1)]
+    return next((one for one in fewer if one != request and _works(replace(problem, request=one))), None)
+
+
+def _without(items: tuple[tuple[str, str], ...], one: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(item for item in items if item is not one)
+
+
+def _works(problem: Problem) -> bool:
     try:
-        resolve(problem, roots)
-    except ResolutionError:
+        return bool(_choose(problem).wheels)
+    except FarandoleError:
         return False
-    return True
 
 
 # Why each version
 
 
 def why(problem: Problem, solution: Solution) -> dict[str, str]:
-    """A sentence for every component: what required it, and why it is not newer."""
-    return {name: f"{_asked(solution.needs[name])}; {_newer(problem, solution, name)}" for name in solution.rows}
+    """A sentence for every component and package: what required it, and why it is this version."""
+    components = {
+        name: f"{_asked(solution.needs[name])}; {_newer(problem, solution, name)}"
+        for name in solution.rows
+        if name not in problem.catalogue.frameworks.values()
+    }
+    return components | {wheel.package: _package(solution, wheel) for wheel in solution.wheels}
 
 
 def _asked(needs: Sequence[Need]) -> str:
@@ -211,220 +247,29 @@ def _asked(needs: Sequence[Need]) -> str:
     return "; ".join(found[:2]) + (f" (and {len(found) - 2} more)" if len(found) > 2 else "")
 
 
+def _package(solution: Solution, wheel: Wheel) -> str:
+    needs = [need for need in solution.needs.get(wheel.package, ()) if need.short]
+    by = [Need(wheel.package, "", name) for name in wheel.needed_by]
+    return f"{_asked([*needs, *by])}; {solution.kept.get(wheel.package, 'the newest that fits')}"
+
+
 def _newer(problem: Problem, solution: Solution, name: str) -> str:
-    row, platform = solution.rows[name], problem.nodes.platform
+    row, os = solution.rows[name], problem.os
     if name in FACTS:
         return "determined by the nodes"
     newer = [one for one in problem.catalogue.rows(name) if order(one.version).release > order(row.version).release]
     if not newer:
         return "the newest in the catalogue"
     newest = newer[-1]
-    if blocked := newest.blocked(platform):
+    if blocked := problem.blocked(newest):
         return f"not {newest.version}: {blocked}"
     if against := next((need for need in solution.needs[name] if not need.allows(newest)), None):
         return f"not {newest.version}: {against}"
-    for need in newest.needs(platform):
+    for need in problem.needs(newest):
         chosen = solution.rows.get(need.component, Row(need.component, NONE))
         if not need.allows(chosen):
             return f"not {newest.version}: {need}"
-    if row.version == problem.catalogue.components["os"][platform.os].get("default", {}).get(name):
+    if row.version == problem.catalogue.components["os"][os].get("default", {}).get(name):
         return f"not {newest.version}: {row.version} is the system's own"
-    proven = ", ".join(problem.catalogue.proven(row))
+    proven = ", ".join(problem.catalogue.proven(name, row.version))
     return f"not {newest.version}: {row.version} is tested ({proven}), {newest.version} is not"
-
-
-# Why not
-
-
-@dataclass
-class Elimination:
-    """The candidates left of the catalogue under some requirements, and why the others were eliminated."""
-
-    problem: Problem
-    roots: Sequence[Need]
-
-    def __post_init__(self) -> None:
-        self.platform = self.problem.nodes.platform
-        self.reasons: dict[Row, list[Need | str]] = {}
-        self.candidates = {name: self._initial(name) for name in [*self.problem.catalogue.components, *FACTS]}
-        while self._round():
-            pass
-
-    def _initial(self, component: str) -> list[Row]:
-        rows = self.problem.rows(component)
-        self.reasons.update({row: [text] for row in rows if (text := row.blocked(self.platform))})
-        return [row for row in rows if row not in self.reasons]
-
-    @property
-    def exhausted(self) -> list[str]:
-        """Components without any candidate left."""
-        return [name for name, rows in self.candidates.items() if not rows]
-
-    def certain(self) -> list[Need]:
-        """The roots, and the requirements of components with a single candidate."""
-        found, seen = list(self.roots), set[str]()
-        for need in found:
-            rows = [row for row in self.candidates[need.component] if need.allows(row)]
-            if len(rows) == 1 and need.component not in seen:
-                seen.add(need.component)
-                found += rows[0].needs(self.platform)
-        return found
-
-    def _round(self) -> bool:
-        certain = self.certain()
-        eliminated: dict[Row, list[Need | str]] = {}
-        for name, rows in self.candidates.items():
-            # Facts about the nodes are never eliminated.
-            for row in rows if name not in FACTS else ():
-                if reasons := [*self._refused(row, certain), *self._unmet(row, certain)]:
-                    eliminated[row] = reasons
-        self.reasons.update(eliminated)
-        self.candidates = {
-            name: [row for row in rows if row not in eliminated] for name, rows in self.candidates.items()
-        }
-        return bool(eliminated)
-
-    @staticmethod
-    def _refused(row: Row, certain: Sequence[Need]) -> list[Need | str]:
-        return [need for need in certain if need.component == row.component and not need.allows(row)]
-
-    def _unmet(self, row: Row, certain: Sequence[Need]) -> list[Need | str]:
-        return [need for need in row.needs(self.platform) if not self._can_meet(need, certain)]
-
-    def _can_meet(self, need: Need, certain: Sequence[Need]) -> bool:
-        candidates = self.candidates[need.component]
-        if need.component in FACTS:
-            return need.allows(candidates[0])
-        others = [one for one in certain if one.component == need.component]
-        return any(need.allows(row) and all(one.allows(row) for one in others) for row in candidates)
-
-    def explain(self, row: Row, depth: int = 1, explained: set[Row] | None = None) -> list[str]:
-        """Why a row was eliminated, as an indented list."""
-        explained = set() if explained is None else explained
-        if row in explained or depth > MAX_DEPTH:
-            return []
-        explained.add(row)
-        lines = []
-        for reason in self.reasons.get(row, ()):
-            against = self._against(row, reason)
-            lines.append(f"{'   ' * depth}- {reason}{against}")
-            if isinstance(reason, Need) and reason.component != row.component and not against:
-                for other in self.problem.rows(reason.component):
-                    lines += self.explain(other, depth + 1, explained) if reason.allows(other) else []
-        return lines
-
-    def _against(self, row: Row, reason: Need | str) -> str:
-        """What conflicts with a requirement, if one sentence can say it."""
-        if isinstance(reason, str) or reason.component == row.component:
-            return ""
-        others = [need for need in self.certain() if need.component == reason.component]
-        rows = [one for one in self.problem.rows(reason.component) if reason.allows(one)]
-        return next((f"; but {one}" for one in others if not any(one.allows(row) for row in rows)), "")
-
-
-def refusal(problem: Problem) -> str:
-    """Describe the conflicts in the request, and the nearest request that works."""
-    found = nearest(problem)
-    lines = ["no set of versions satisfies the request; nothing was changed."]
-    for number, (part, reasons) in enumerate(conflicts(problem, found), 1):
-        lines += ["", f"{number}. {part}", *reasons]
-    return "\n".join([*lines, "", *cure(problem.request, found)])
-
-
-def conflicts(problem: Problem, kept: Request | None) -> Iterator[tuple[str, list[str]]]:
-    """Each part of the request that cannot be satisfied, with the reasons."""
-    request = problem.request
-    kept = kept or replace(request, frameworks=(), pins=())
-    bare = Elimination(problem, list(problem.facts()))
-    if bare.exhausted:
-        rows = [row for name in bare.exhausted for row in problem.rows(name) if row.version != NONE]
-        yield f"{problem.nodes.platform}", _eliminated(bare, rows)
-        return
-    for name in request.frameworks:
-        need = problem.framework(name)
-        if name not in kept.frameworks or Elimination(problem, [*problem.facts(), *problem.chip(), need]).exhausted:
-            yield f"{name} ({'GPUs' if problem.accelerator == 'cuda' else 'CPUs'})", against(problem, need, ())
-    for pin in request.pins:
-        if pin not in kept.pins:
-            yield request.spelled(pin), against(problem, problem.pin(pin), kept.pins)
-
-
-def against(problem: Problem, need: Need, kept: Iterable[tuple[str, str]]) -> list[str]:
-    """Why a requirement cannot be met: on these nodes at all, or together with the fewest other requests."""
-    base = [*problem.facts(), *problem.chip()]
-    elimination = Elimination(problem, [*base, need])
-    rows = [row for row in problem.rows(need.component) if need.allows(row)]
-    if elimination.exhausted:
-        return [*_eliminated(elimination, rows), *_made_for(problem, need)]
-    rest = problem.requested(kept)
-    for one in list(rest):
-        fewer = [other for other in rest if other is not one]
-        if not possible(problem, [*base, need, *fewer]):
-            rest = fewer
-    elimination = Elimination(problem, [*base, need, *rest])
-    exhausted = [one for one in rest if one.component in elimination.exhausted]
-    others = [row for one in exhausted for row in problem.rows(one.component) if one.allows(row)]
-    return _eliminated(elimination, [*rows, *others]) or [f"   it conflicts with {', '.join(map(str, rest))}"]
-
-
-def _eliminated(elimination: Elimination, rows: Iterable[Row]) -> list[str]:
-    lines = []
-    for row in rows:
-        reasons = elimination.explain(row)
-        lines += [f"   {row}:", *reasons] if reasons else []
-    return lines
-
-
-def _made_for(problem: Problem, need: Need) -> list[str]:
-    """What conflicts with the framework versions that are made for exactly the requested version."""
-    if need.component in problem.catalogue.frameworks.values():
-        return []
-    lines = []
-    elimination = Elimination(problem, list(problem.facts()))
-    wanted = [row for row in problem.catalogue.rows(need.component) if need.allows(row)]
-    for name in problem.request.frameworks:
-        for row in problem.catalogue.rows(problem.catalogue.frameworks[name]):
-            made = [one for one in row.needs(problem.nodes.platform) if one.component == need.component]
-            if any(one.allows(other) for one in made for other in wanted) and (reasons := elimination.explain(row)):
-                lines += [f"   {row}, which is made for it:", *reasons]
-    return lines
-
-
-def nearest(problem: Problem) -> Request | None:
-    """The request that works and drops least: pins first, then the GPUs, then a framework."""
-    request = problem.request
-    chips = [request.accelerator] + ["cpu"] * (problem.accelerator == "cuda")
-    sets = [request.frameworks] + [(name,) for name in request.frameworks if len(request.frameworks) > 1]
-    for frameworks in sets:
-        for chip in chips:
-            found = replace(request, frameworks=frameworks, accelerator=chip, pins=())
-            if possible(replace(problem, request=found), replace(problem, request=found).roots()):
-                return _with_pins(problem, found)
-    return None
-
-
-def _with_pins(problem: Problem, request: Request) -> Request:
-    for pin in problem.request.pins:
-        more = replace(problem, request=replace(request, pins=(*request.pins, pin)))
-        if possible(more, more.roots()):
-            request = more.request
-    return request
-
-
-def cure(request: Request, found: Request | None) -> list[str]:
-    """The nearest set that works, as commands and settings."""
-    if not found:
-        return ["no part of it works on these nodes"]
-    options = [f"--want {name}=={version}" for name, version in found.pins if (name, version) in found.command]
-    lines = ["nearest set that works:"]
-    if found.frameworks != request.frameworks:
-        options.insert(0, f"--frameworks {','.join(found.frameworks)}")
-        lines.append(f"   in the inventory: stack_frameworks: [{', '.join(found.frameworks)}]")
-    if found.accelerator != request.accelerator:
-        options.insert(0, f"--accelerator {found.accelerator}")
-        lines.append(f"   in the inventory: stack_accelerator: {found.accelerator}")
-    ours = [pin for pin in found.pins if pin not in found.command]
-    if [pin for pin in request.pins if pin not in request.command] != ours:
-        pins = ", ".join(f'"{name}=={version}"' for name, version in ours)
-        lines.append(f"   in the inventory: stack_pins: [{pins}]")
-    return [*lines, f"   {' '.join([f'farandole lock -i {request.inventory}', *options])}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import netrc
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -83,32 +85,40 @@ def bare(url: str) -> str:
 
 
 def indexes() -> list[str]:
-    """The indexes that pip uses on this machine."""
-    settings = _pip_settings()
-    found = [word for key in ("index-url", "extra-index-url") for word in settings.get(key, "").split()]
-    return found if "index-url" in settings else [*found, default_index()]
+    """The indexes that pip uses on this machine, the main one last."""
+    settings = pip_settings()
+    return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or default_index()]
 
 
 def default_index() -> str:
     """The index that pip uses if none is set; only its help names it."""
-    done = subprocess.run([*PIP, "download", "--help"], capture_output=True, text=True, check=False)
+    return _named_in_help(PIP)
+
+
+@cache
+def _named_in_help(pip: tuple[str, ...]) -> str:
+    done = subprocess.run([*pip, "download", "--help"], capture_output=True, text=True, check=False)
     if not (found := re.search(r"\(default\s+(https?://[^\s)]+)\)", done.stdout)):
         raise FarandoleError("pip has no package index: set one with `pip config set global.index-url URL`")
     return found[1]
 
 
-def _pip_settings() -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """Pip's settings on this machine; environment variables override files."""
-    command = [*PIP, "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line.partition("=") for line in done.stdout.splitlines()]
-    found = {
-        key.rsplit(".", 1)[1]: value.strip("'") for key, _, value in lines if ".download." not in key and "." in key
-    }
-    return found | {key.rsplit(".", 1)[1]: value.strip("'") for key, _, value in lines if key.startswith(":env:")}
+    return _read_settings(frozenset(os.environ.items()))
+
+
+@cache
+def _read_settings(_: frozenset[tuple[str, str]]) -> dict[str, str]:
+    done = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    # The later line overrides: those of `pip download` come after the global ones, and the environment's last.
+    rank = {"global": 0, "download": 1, ":env:": 2}
+    lines = (line.partition("=") for line in done.stdout.splitlines())
+    found = sorted((rank.get(key.split(".")[0], -1), key.partition(".")[2], value) for key, _, value in lines)
+    return {key: str(ast.literal_eval(value)) for place, key, value in found if place >= 0}
 
 
 def certificates() -> ssl.SSLContext:
     """The certificates that pip trusts, which matter behind a proxy that inspects TLS."""
-    cafile = _pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
+    cafile = pip_settings().get("cert") or os.environ.get("REQUESTS_CA_BUNDLE") or None
     return ssl.create_default_context(cafile=cafile)

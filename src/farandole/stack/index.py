@@ -1,0 +1,244 @@
+"""Ask the package indexes of this machine's pip, through uv, which wheels fit together on the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from farandole.errors import FarandoleError
+from farandole.stack import web
+from farandole.stack.cache import default_root
+from farandole.stack.catalogue import Need, Platform
+from farandole.words import one_line, without_passwords
+
+UV = Path(sys.executable).with_name("uv")
+TIMEOUT_S = 600
+# The C libraries that uv knows, by minor version.
+_GLIBC = (17, 28, *range(31, 41))
+_UNREACHED = re.compile(
+    r"error sending request|Failed to fetch|timed out|dns error|Connection (?:refused|reset)|HTTP status"
+)
+_NOT_OURS = re.compile(
+    r"^hint: (?:Wheels are required for|Pre-releases are available)|building from source is disabled"
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A file that the index offers for the nodes, and the packages that need it."""
+
+    # What packages call it, and its own name, which differs for tensorflow-cpu.
+    package: str
+    name: str
+    version: str
+    file: str
+    sha256: str
+    url: str
+    size: int
+    needed_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the index."""
+
+    platform: Platform
+    requirements: tuple[Need, ...]
+    constraints: tuple[Need, ...] = ()
+    # Packages that are installed in place of others of the same version.
+    instead: Mapping[str, str] = field(default_factory=dict)
+    # Versions to take if they fit, by name.
+    prefer: Mapping[str, str] = field(default_factory=dict)
+    # What was published later does not exist.
+    until: str = ""
+    # Builds that must not come, by the mark at the end of their versions.
+    never: str = ""
+
+
+class UnsatisfiableError(FarandoleError):
+    """No wheels fit together; the message is uv's explanation."""
+
+    def __init__(self, said: str, question: Question) -> None:
+        super().__init__(said)
+        self.question = question
+
+
+def ask(question: Question) -> list[Wheel]:
+    """The best wheels that fit together; UnsatisfiableError if there are none."""
+    with tempfile.TemporaryDirectory(prefix="farandole-") as name:
+        folder = Path(name)
+        _write(folder / "requirements.txt", map(spelled, question.requirements))
+        _write(folder / "constraints.txt", map(spelled, question.constraints))
+        # uv takes the versions in the file that it is about to write, where they fit.
+        _write(folder / "chosen.txt", (f"{name}=={version}" for name, version in question.prefer.items()))
+        given = ["requirements.txt", "--constraints", "constraints.txt", "--annotation-style", "line"]
+        _uv(question, folder, [*given, "--output-file", "chosen.txt"])
+        chosen = [_line(line) for line in (folder / "chosen.txt").read_text().splitlines()]
+        if question.never and (wrong := [one for one in chosen if one[1].endswith(f"+{question.never}")]):
+            not_these = (Need(package, f"!={version}", "") for package, version, _ in wrong)
+            return ask(replace(question, constraints=(*question.constraints, *not_these)))
+        named = {question.instead.get(package, package): (package, by) for package, _, by in chosen}
+        _write(folder / "exact.txt", (f"{question.instead.get(name, name)}==={version}" for name, version, _ in chosen))
+        _uv(question, folder, ["exact.txt", "--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml"])
+        found = tomllib.loads((folder / "pylock.toml").read_text()).get("packages", [])
+    return [_wheel(one, question.platform, *named[one["name"]]) for one in found]
+
+
+def split(requirement: str) -> tuple[str, str]:
+    """A requirement as name with extras, and the rest."""
+    found = re.fullmatch(r"\s*([\w.-]+\s*(?:\[[^\]]*\])?)(.*)", requirement)
+    return (found[1], found[2]) if found else (requirement, "")
+
+
+def spelled(need: Need) -> str:
+    """A requirement as a line of a requirements file."""
+    return f"{need.component}{need.constraint}"
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _line(line: str) -> tuple[str, str, tuple[str, ...]]:
+    """A line such as "numpy==2.4.6  # via -r requirements, pandas": package, version, and the packages that need it."""
+    wheel, _, by = line.partition("#")
+    name, _, version = wheel.strip().partition("==")
+    names = (word.strip() for word in by.strip().removeprefix("via").split(","))
+    return canonicalize_name(name), version, tuple(one for one in names if one and not one.startswith("-"))
+
+
+def _wheel(found: Mapping[str, Any], platform: Platform, package: str, needed_by: tuple[str, ...]) -> Wheel:
+    """The file that fits the platform best."""
+    tags = platform.tags
+    ranked = []
+    for one in found["wheels"]:
+        file = unquote(urlsplit(one["url"]).path.rsplit("/", 1)[-1])
+        if fitting := parse_wheel_filename(file)[3] & tags.keys():
+            ranked.append((min(tags[tag] for tag in fitting), file, one))
+    _, file, best = min(ranked, key=lambda entry: entry[:2])
+    local = best["url"].startswith("file:")
+    size = best.get("size") or (Path(unquote(urlsplit(best["url"]).path)).stat().st_size if local else 0)
+    return Wheel(
+        package=package,
+        name=found["name"],
+        version=found["version"],
+        file=file,
+        sha256=best["hashes"]["sha256"],
+        # Without password and signature.
+        url=urlunsplit(urlsplit(web.bare(best["url"]))._replace(query="", fragment="")),
+        size=size,
+        needed_by=needed_by,
+    )
+
+
+def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
+    """Run uv; if an index does not say when files were published, once more with all of them."""
+    until = [f"--exclude-newer={question.until}"] if question.until else []
+    preferred = (folder / "chosen.txt").read_text()
+    done = _run(question.platform, folder, [*until, *arguments])
+    if until and "is missing an upload date" in done.stderr:
+        (folder / "chosen.txt").write_text(preferred)
+        done = _run(question.platform, folder, arguments)
+    if done.returncode:
+        said = without_passwords(done.stderr)
+        if "No solution found" in said:
+            raise UnsatisfiableError(reasons(said), question)
+        if _UNREACHED.search(said):
+            raise FarandoleError(unreached(one_line("; ".join(_causes(said)))))
+        raise FarandoleError(f"`uv pip compile` failed on this machine: {one_line(said)}")
+
+
+def _run(platform: Platform, folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    minor = max((minor for minor in _GLIBC if minor <= int(platform.glibc.split(".")[1])), default=_GLIBC[0])
+    command = [
+        *(str(UV), "pip", "compile", "--config-file=uv.toml", "--preview-features=index-exclude-newer"),
+        *("--no-progress", "--color=never", "--no-header", "--only-binary=:all:", "--index-strategy=unsafe-best-match"),
+        f"--python-version={platform.python}",
+        f"--python-platform={platform.arch}-manylinux_2_{minor}",
+        *(["--no-index"] if web.pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on") else []),
+        *arguments,
+    ]
+    path = folder / "uv.toml"
+    if not path.exists():
+        _configure(path)
+    try:
+        return subprocess.run(
+            command, cwd=folder, env=environment(), text=True, capture_output=True, check=False,
+            timeout=TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise FarandoleError(unreached(f"no answer within {TIMEOUT_S} s")) from None
+
+
+def _causes(said: str) -> list[str]:
+    return [
+        line.partition(":")[2].strip() for line in said.splitlines() if line.lstrip().startswith(("error:", "cause:"))
+    ]
+
+
+def unreached(why: str) -> str:
+    """The message for an index that does not answer."""
+    return (
+        f"the package index cannot be reached from this machine ({why}): check the network, proxy and "
+        "`pip config list`, and run the same command again; nothing was changed"
+    )
+
+
+def reasons(said: str) -> str:
+    """uv's explanation without its headings, one paragraph a line."""
+    text = re.sub(r"^(?:error|warning): .*\n", "", said, flags=re.MULTILINE)
+    text = re.sub(r"^\s*cause: ", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?:all versions of )?(\S+) (?:has|have) no usable wheels", r"\1 has no wheel, only sources", text)
+    paragraphs = (" ".join(part.split()) for part in re.split(r"\n(?=hint:)|\n\n", text))
+    kept = [part for part in paragraphs if part and not _NOT_OURS.search(part)]
+    return "\n".join(kept)
+
+
+def _configure(path: Path) -> None:
+    """Write the indexes of this machine's pip, which may contain passwords, as uv's configuration."""
+    urls = web.indexes()
+    for number, url in enumerate(urls, 1):
+        default = json.dumps(number == len(urls))
+        # A folder says of no file when it was published.
+        dated = "exclude-newer = false\n" if url.startswith("file:") else ""
+        with path.open("a") as file:
+            file.write(f"[[index]]\nurl = {json.dumps(url)}\ndefault = {default}\n{dated}")
+
+
+def environment() -> dict[str, str]:
+    """The rest of pip's configuration, in uv's words."""
+    settings = web.pip_settings()
+    found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    found |= {
+        "UV_CACHE_DIR": str(default_root() / "index"),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
+        "UV_HTTP_TIMEOUT": settings.get("timeout") or settings.get("default-timeout", "60"),
+        "SSL_CERT_FILE": settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE", ""),
+    }
+    if proxy := settings.get("proxy"):
+        found |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+    return {name: value for name, value in found.items() if value}
+
+
+def names(said: str, package: str) -> bool:
+    """Whether uv's explanation is about a package."""
+    return re.search(rf"(?<![\w-]){re.escape(split(package)[0])}(?![\w-])", said) is not None
+
+
+def missing(said: str) -> str:
+    """The package that no index has."""
+    found = re.search(r"there are no versions of ([\w.-]+)|([\w.-]+) was not found in the p", said)
+    return (found[1] or found[2]) if found else ""

@@ -1,0 +1,128 @@
+"""What a solution must satisfy: the nodes, and the user's request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from farandole.findings import some
+from farandole.stack.catalogue import FACTS, NONE, Catalogue, Need, Row, system, words
+from farandole.stack.nodes import Nodes
+
+ALWAYS = ("horovod", "openmpi", "gxx")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for."""
+
+    frameworks: tuple[str, ...]
+    pins: tuple[tuple[str, str], ...] = ()
+    accelerator: str = "auto"
+    # The pins that came from the command line.
+    command: frozenset[tuple[str, str]] = frozenset()
+    # As the user typed it.
+    inventory: str = "INVENTORY"
+    # The user's own packages, and where each is named.
+    packages: tuple[tuple[str, str], ...] = ()
+
+    def spelled(self, pin: tuple[str, str]) -> str:
+        """A pin as the user wrote it."""
+        text = f"{pin[0]}=={pin[1]}"
+        return f"--want {text}" if pin in self.command else f"stack_pins ({text})"
+
+
+@dataclass(frozen=True)
+class Known:
+    """The versions in the former lock, which are kept if they fit, and until when the index is read."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    until: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that a solution must satisfy."""
+
+    catalogue: Catalogue
+    nodes: Nodes
+    request: Request
+    known: Known = field(default_factory=Known)
+
+    @cached_property
+    def accelerator(self) -> str:
+        """The accelerator to use: cpu or cuda."""
+        return self.nodes.accelerator(self.request.accelerator)
+
+    @property
+    def os(self) -> str:
+        """The nodes' system."""
+        return self.nodes.platform.os
+
+    def facts(self) -> Iterator[Need]:
+        """Requirements from the nodes' platform."""
+        platform, hosts = self.nodes.platform, some(self.nodes.hosts)
+        values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
+        for component, value in zip(FACTS, values, strict=True):
+            fact = system(value) if component == "os" else words(component, value)
+            yield Need(component, value, hosts, text=f"{hosts}: {fact}")
+        for component in ALWAYS:
+            yield Need(component, "", "every stack")
+
+    def chip(self) -> Iterator[Need]:
+        """Requirements from the accelerator."""
+        hosts = some(self.nodes.hosts)
+        if self.accelerator == "cpu":
+            found = "no node has an NVIDIA driver and a CUDA toolkit"
+            reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
+            text = f"the cluster is on CPUs: {reason}"
+            yield Need("cuda", NONE, "a cluster on CPUs", text=text)
+            yield Need("nccl", NONE, "a cluster on CPUs", text=text)
+            return
+        yield Need("cuda", "", "a cluster on GPUs")
+        yield Need("nccl", "", "a cluster on GPUs")
+        for version in sorted(set(self.nodes.toolkits.values())):
+            yield Need("cuda", f"=={version.split('.')[0]}.*", hosts, text=f"{hosts}: CUDA toolkit {version}")
+
+    def framework(self, name: str) -> Need:
+        """A framework must be present, or absent."""
+        wanted = name in self.request.frameworks
+        text = f"frameworks are {' and '.join(self.request.frameworks)}"
+        return Need(self.catalogue.frameworks[name], "" if wanted else NONE, "your request", text=text)
+
+    def pin(self, pin: tuple[str, str]) -> Need:
+        """A pinned version."""
+        return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
+
+    def roots(self) -> list[Need]:
+        """All requirements."""
+        return [*self.facts(), *self.chip(), *self.requested(self.request.pins)]
+
+    def requested(self, pins: Iterable[tuple[str, str]]) -> list[Need]:
+        """Requirements from the frameworks, and from the given pins of components."""
+        known = [pin for pin in pins if self.catalogue.knows(pin[0])]
+        return [*map(self.framework, self.catalogue.frameworks), *map(self.pin, known)]
+
+    def rows(self, component: str) -> list[Row]:
+        """All versions of a component; for a fact, the nodes' own."""
+        if component in FACTS:
+            value = next(need.constraint for need in self.facts() if need.component == component)
+            known = self.catalogue.components.get(component, {})
+            return [Row(component, value, known.get(value, {}))]
+        return [*self.catalogue.rows(component), Row(component, NONE)]
+
+    def blocked(self, row: Row) -> str:
+        """Why a row cannot be used at all; empty if it can."""
+        return row.blocked(gpus=self.accelerator == "cuda")
+
+    def needs(self, row: Row) -> list[Need]:
+        """What a row requires of other components."""
+        return [need for need in self._needs(row) if self.catalogue.knows(need.component)]
+
+    def package_needs(self, row: Row) -> list[Need]:
+        """What a row requires of packages."""
+        return [need for need in self._needs(row) if not self.catalogue.knows(need.component)]
+
+    def _needs(self, row: Row) -> Iterator[Need]:
+        return row.needs(gpus=self.accelerator == "cuda")

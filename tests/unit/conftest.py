@@ -1,0 +1,28 @@
+"""Fixtures for several modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .packages import pip_settings, write_all
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small package index."""
+    folder = tmp_path_factory.mktemp("wheels")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_index(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Make that index the only one of this machine's pip."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in pip_settings(wheels).items():
+            patch.setenv(name, value)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield wheels

@@ -1,0 +1,81 @@
+"""Rows of evidence: written so that they are read again, in place of older ones, and as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from farandole.stack import prove
+from farandole.stack.catalogue import EVIDENCE, load
+
+from .loading import ROOT
+
+ROW: prove.Row = {
+    "system": "debian-13",
+    "date": "2026-11-23",
+    "verdict": "fails",
+    "ran": 'site.yml: "x" was not declared | in this scope, ' + "and so on " * 20,
+    "wanted": "pytorch torch==2.5.0",
+    "seconds": {"lock": 3, "site": 200},
+    "set": "gxx==14 openmpi==4.1.4 horovod==0.28.1 torch==2.5.0",
+    "with": "six==1.17.0 " * 30,
+}
+
+
+def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.yml"
+    prove.add(path, ROW)
+    (read,) = yaml.safe_load(path.read_text())
+    shown = {key: str(value) if key == "date" else value for key, value in read.items()}
+    assert shown == {key: value.strip() if key == "with" else value for key, value in ROW.items()}
+    assert max(map(len, path.read_text().splitlines())) <= 120
+    (evidence,) = load(evidence=path).evidence
+    assert (evidence.works, evidence.set["torch"], evidence.others) == (False, "2.5.0", {"six": "1.17.0"})
+
+
+def test_a_row_replaces_one_about_the_same_set(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.yml"
+    for verdict in ("fails", "works"):
+        for system in ("debian-12", "debian-13"):
+            prove.add(path, {**ROW, "system": system, "verdict": verdict})
+    rows = yaml.safe_load(path.read_text())
+    assert [(row["system"], row["verdict"]) for row in rows] == [("debian-12", "works"), ("debian-13", "works")]
+
+
+def test_a_refused_set_is_a_row_that_no_lock_matches(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.yml"
+    prove.add(path, {key: value for key, value in ROW.items() if key not in ("set", "with")})
+    assert load(evidence=path).evidence == ()
+    assert "| debian-13 | 2.5.0 | - |" in prove.markdown(yaml.safe_load(path.read_text()))
+
+
+def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> None:
+    rows, path = yaml.safe_load(EVIDENCE.read_text()), tmp_path / "evidence.yml"
+    for row in rows:
+        prove.add(path, row)
+    assert yaml.safe_load(path.read_text()) == rows
+
+
+def test_the_documentation_has_the_committed_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "catalogue.md"
+    path.write_text((ROOT / "docs/catalogue.md").read_text())
+    prove.document(path)
+    assert path.read_text() == (ROOT / "docs/catalogue.md").read_text(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (
+            "error: no set of packages satisfies it.\n\n   Because a\n   - b\n\nnearest set that works:\n",
+            "Because a - b",
+        ),
+        ("x\nmpi.sum is red: no\n  cause: no route [x]\n  cure: none\n", "no route [x]"),
+        ("one\nc.cc:3:1: error: 'x' was not declared\nmake: *** [a] Error 1\n", "'x' was not declared"),
+        ("Killed\n", "Killed"),
+    ],
+)
+def test_the_cause_of_a_failure(output: str, words: str) -> None:
+    assert prove.cause(output) == words
