@@ -69,9 +69,18 @@ def test_the_documentation_has_the_committed_evidence(tmp_path: Path) -> None:
     ("output", "words"),
     [
         (
-            "error: no set of packages satisfies it.\n\n   Because a\n   - b\n\nnearest set that works:\n",
-            "Because a - b",
+            "error: no set of packages satisfies it.\n\n   Because a, not b.\n   - c\n\nnearest set that works:\n",
+            "Because a, not b.",
         ),
+        (
+            "\nfatal: [n]: FAILED! =>\n    msg: |-\n        x\n        a.cc:1: error: no C++20\n        error: y\n",
+            "no C++20",
+        ),
+        (
+            "\nfatal: [n]: FAILED! =>\n    msg: |-\n        x\n        a.ImportError: gone\n    running: false\n",
+            "a.ImportError: gone",
+        ),
+        ("\nfatal: [n]: FAILED! =>\n    msg: 'it cannot\n        be'\n\nPLAY RECAP ***\n", "'it cannot be'"),
         ("x\nmpi.sum is red: no\n  cause: no route [x]\n  cure: none\n", "no route [x]"),
         ("one\nc.cc:3:1: error: 'x' was not declared\nmake: *** [a] Error 1\n", "'x' was not declared"),
         ("Killed\n", "Killed"),

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from packaging.version import Version
+
 from farandole.findings import some
-from farandole.stack.catalogue import FACTS, NONE, Catalogue, Need, Row, system, words
+from farandole.stack.catalogue import FACTS, NONE, Catalogue, Evidence, Need, Row, allows, order, system, words
 from farandole.stack.nodes import Nodes
 
 ALWAYS = ("horovod", "openmpi", "gxx")
@@ -60,6 +62,39 @@ class Problem:
         """The nodes' system."""
         return self.nodes.platform.os
 
+    @cached_property
+    def preferred(self) -> dict[str, tuple[str, str]]:
+        """Versions to take where they fit, and why: those of the former lock, else of the set that was seen to work."""
+        if self.known.versions:
+            return {name: (version, "as in the former lock") for name, version in self.known.versions.items()}
+        if not (seen := self._nearest_evidence()):
+            return {}
+        why = f"as in the set that ran on {system(seen.system)}"
+        return {
+            name: (version, why) for name, version in seen.versions.items() if not self.catalogue.is_component(name)
+        }
+
+    def _nearest_evidence(self) -> Evidence | None:
+        """The set that works, has these frameworks, and comes closest to the system, the pins and the processors."""
+        catalogue, request = self.catalogue, self.request
+
+        def rank(one: Evidence) -> tuple[bool, int, bool, list[Version], int]:
+            pins = sum(one.set.get(name, "").partition("+")[0] == version for name, version in request.pins)
+            wanted = [catalogue.frameworks[name] for name in request.frameworks]
+            # What is built for CPUs is a tenth of the size.
+            small = self.accelerator == "cpu" and one.set.get("torch", "").endswith("+cpu")
+            # The newest NumPy, too, and of the same set the row that says most.
+            newest = [order(one.set.get(name, "0")) for name in (*wanted, "numpy")]
+            return one.system == self.os, pins, small, newest, len(one.versions)
+
+        names = catalogue.frameworks.items()
+        fitting = [
+            one
+            for one in catalogue.evidence
+            if one.works and all((package in one.set) == (name in request.frameworks) for name, package in names)
+        ]
+        return max(fitting, key=rank, default=None)
+
     def facts(self) -> Iterator[Need]:
         """Requirements from the nodes' platform."""
         platform, hosts = self.nodes.platform, some(self.nodes.hosts)
@@ -111,6 +146,11 @@ class Problem:
             known = self.catalogue.components.get(component, {})
             return [Row(component, value, known.get(value, {}))]
         return [*self.catalogue.rows(component), Row(component, NONE)]
+
+    def rank(self, row: Row) -> tuple[bool, tuple[int, bool, Version]]:
+        """Order of preference: what is preferred, or a range with it, and then as the catalogue says."""
+        version, _ = self.preferred.get(row.component, ("", ""))
+        return bool(version) and allows(row.version, version), self.catalogue.rank(row, self.os)
 
     def blocked(self, row: Row) -> str:
         """Why a row cannot be used at all; empty if it can."""

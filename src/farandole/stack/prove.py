@@ -38,6 +38,8 @@ HEAD = """\
 # What was built and ran together, and what was seen to fail; `farandole prove` adds rows. See docs/catalogue.md.
 # `set` is what a row is about; `with` is everything else that was in the environment, preferred to anything newer.
 """
+# What kept a set from being tried.
+OUTSIDE = re.compile(r"cannot be (?:fetched|reached)|no space left|not enough space")
 BEGIN, END = "<!-- evidence: `make docs` writes this table -->", "<!-- end of the evidence -->"
 Row = dict[str, Any]
 
@@ -70,6 +72,8 @@ def prove(
             if SETTINGS.parent.exists():
                 SETTINGS.parent.rmdir()
             run("lab", "down", "--name", LAB)
+    if OUTSIDE.search(row["ran"]):
+        raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
     add(evidence, row)
     console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}", markup=False)
     if row["verdict"] != "works":
@@ -129,10 +133,17 @@ def spelled(versions: Mapping[str, str]) -> str:
 
 def cause(output: str) -> str:
     """What a failed command's output gives as the reason."""
-    for pattern in (r"error: no set of .+?\n\n(.+?)\n\nnearest", r"\n  cause: ([^\n]+)", r"\berror: ([^\n]+)"):
-        if found := re.search(pattern, output, re.DOTALL):
-            return one_line(found[1])
-    return one_line(output)
+    patterns = (
+        r"error: no set of [^\n]+\n\n *([^\n]+)",
+        r"\n +cause: ([^\n]+)",
+        r"\nfatal: .*?\berror: ([^\n]+)",
+        # The last line of a traceback.
+        r"\nfatal: .*\n +((?:\w+\.)*\w*Error: [^\n]+)",
+        r"\nfatal: .*?\n    msg: (?:\|-\n)?(.+?)\n(?:    \S|\n)",
+        r"\berror: ([^\n]+)",
+    )
+    found = next((match[1] for pattern in patterns if (match := re.search(pattern, output, re.DOTALL))), output)
+    return one_line(found)
 
 
 def validated() -> str:

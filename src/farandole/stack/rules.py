@@ -52,8 +52,7 @@ class _Provider(AbstractProvider[Need, Row, str]):
         needs, bad = list(requirements[identifier]), list(incompatibilities[identifier])
         candidates = self.candidates[identifier]
         good = [row for row in candidates if row not in bad and all(need.allows(row) for need in needs)]
-        rank, os = self.problem.catalogue.rank, self.problem.os
-        return sorted(good, key=lambda row: (row.version == NONE, rank(row, os)), reverse=True)
+        return sorted(good, key=lambda row: (row.version == NONE, self.problem.rank(row)), reverse=True)
 
     def is_satisfied_by(self, requirement: Need, candidate: Row) -> bool:
         return requirement.allows(candidate)

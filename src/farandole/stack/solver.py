@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from packaging.version import Version
 from resolvelib import ResolutionError
 
 from farandole.errors import FarandoleError
 from farandole.findings import some
 from farandole.stack import index, rules
 from farandole.stack.cache import COMPILED_AGAINST
-from farandole.stack.catalogue import FACTS, NONE, Evidence, Need, Row, near, order, system
+from farandole.stack.catalogue import FACTS, NONE, Need, Row, near, order, system
 from farandole.stack.index import Question, UnsatisfiableError, Wheel
 from farandole.stack.problem import Problem, Request
 
@@ -60,10 +59,7 @@ def _check_platform(problem: Problem) -> None:
 def alternatives(problem: Problem) -> Iterator[rules.Components]:
     """All sets of components that differ in the ranges of the frameworks, best first."""
     wanted = [problem.catalogue.frameworks[name] for name in problem.request.frameworks]
-    ranges = [
-        sorted(problem.catalogue.rows(name), key=lambda row: problem.catalogue.rank(row, problem.os), reverse=True)
-        for name in wanted
-    ]
+    ranges = [sorted(problem.catalogue.rows(name), key=problem.rank, reverse=True) for name in wanted]
     roots = problem.roots()
     for rows in product(*ranges):
         try:
@@ -100,41 +96,13 @@ def _solution(
     needs = {name: list(found) for name, found in components.needs.items()}
     for need in (*question.requirements, *question.constraints):
         needs.setdefault(need.component, []).append(need)
-    known = preferred(problem)
+    known = problem.preferred
     kept = {
         wheel.package: known[wheel.package][1]
         for wheel in wheels
         if wheel.package in known and known[wheel.package][0] == wheel.version
     }
     return Solution(components.rows, needs, wheels, base, kept)
-
-
-def preferred(problem: Problem) -> dict[str, tuple[str, str]]:
-    """Versions to take where they fit, and why: those of the former lock, else of the set that was seen to work."""
-    if problem.known.versions:
-        return {name: (version, "as in the former lock") for name, version in problem.known.versions.items()}
-    if not (seen := _nearest_evidence(problem)):
-        return {}
-    why = f"as in the set that ran on {system(seen.system)}"
-    return {name: (version, why) for name, version in seen.versions.items() if not problem.catalogue.is_component(name)}
-
-
-def _nearest_evidence(problem: Problem) -> Evidence | None:
-    """The set that works, has these frameworks, and comes closest to the system and the pins."""
-    catalogue, request = problem.catalogue, problem.request
-
-    def rank(one: Evidence) -> tuple[bool, int, list[Version], int]:
-        pins = sum(one.set.get(name, "").partition("+")[0] == version for name, version in request.pins)
-        wanted = [catalogue.frameworks[name] for name in request.frameworks]
-        return one.system == problem.os, pins, [order(one.set[name]) for name in wanted], len(one.versions)
-
-    names = catalogue.frameworks.items()
-    fitting = [
-        one
-        for one in catalogue.evidence
-        if one.works and all((package in one.set) == (name in request.frameworks) for name, package in names)
-    ]
-    return max(fitting, key=rank, default=None)
 
 
 def asked(problem: Problem, components: rules.Components) -> Question:
@@ -156,7 +124,7 @@ def asked(problem: Problem, components: rules.Components) -> Question:
             if need.constraint.startswith(only_if)
         ),
         instead=catalogue.data["on_cpus"] if problem.accelerator == "cpu" else {},
-        prefer={name: version for name, (version, _) in preferred(problem).items()},
+        prefer={name: version for name, (version, _) in problem.preferred.items()},
         never="cpu" if problem.accelerator == "cuda" else "",
         until=problem.known.until,
     )
