@@ -85,13 +85,13 @@ class ActionModule(Action):
         """Reads or creates the lock, and fetches its wheels if requested."""
         path = locks.path_of(Path(arguments["inventory_dir"]))
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
-        lock, changed = self._settle(path, arguments, variables)
+        lock, changed = self._settle(path, cache, arguments, variables)
         if arguments["collect"] and not self._task.check_mode:
             changed = self._collect(lock, cache) or changed
         return {"changed": changed, "lock": lock, "cache": str(cache), "lock_path": str(path)}
 
     def _settle(
-        self, path: Path, arguments: Mapping[str, Any], variables: Mapping[str, Any]
+        self, path: Path, cache: Path, arguments: Mapping[str, Any], variables: Mapping[str, Any]
     ) -> tuple[dict[str, Any], bool]:
         frameworks, configure = arguments["frameworks"], arguments["configure"]
         if frameworks is None:
@@ -99,7 +99,10 @@ class ActionModule(Action):
         folder = arguments["inventory_dir"]
         packages = own.read(arguments["packages"], arguments["requirements"], Path(folder))
         wanted = request(frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages)
-        return locks.settle(path, wanted, configure, probes(variables), save=not self._task.check_mode)
+        return locks.settle(
+            path, wanted, configure, probes(variables),
+            save=not self._task.check_mode, cache=cache, say=Display().display,
+        )  # fmt: skip
 
     @staticmethod
     def _collect(lock: Mapping[str, Any], cache: Path) -> bool:

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole import cluster, fabric, nccl, samples, state
 from farandole.errors import FarandoleError
-from farandole.stack import cache, parts, plan, sources
+from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -27,8 +27,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
     "ssh_nodes": cluster.ssh_nodes,
+    "stack_archives": parts.stack_archives,
     "stack_known": lambda folder: cache.Builds(Path(folder)).known(),
     "stack_modules": parts.stack_modules,
+    "stack_own": lock.own_wheels,
     "stack_packed": parts.stack_packed,
     "stack_patches": parts.stack_patches,
     "stack_requirements": parts.stack_requirements,

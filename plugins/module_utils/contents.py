@@ -136,14 +136,19 @@ def touched(tree: Path, since: int) -> bool:
     return any(entry.stat(follow_symlinks=False).st_ctime_ns > since for _, entry in walk(tree))
 
 
+def trees(folder: Path) -> list[Path]:
+    """The folders of an installed stack: its own, its OpenMPI, and the stack to which it adds packages, if any."""
+    links = [folder / "mpi", *([folder / "base"] if (folder / "base").is_symlink() else [])]
+    return [folder, *(link.resolve() for link in links)]
+
+
 def drift(root: Path, stack: str) -> list[str]:
-    """What has changed in an installed stack or its OpenMPI since its manifest completed it."""
+    """What has changed in an installed stack since its manifest completed it."""
     folder = root / "stacks" / stack
     since = (folder / "manifest.json").stat().st_ctime_ns
-    trees = (folder, (folder / "mpi").resolve())
     return [
         f"in {tree.parent.name}/{tree.name}, {problem}"
-        for tree in trees
+        for tree in trees(folder)
         # Files are read only if something was touched, so this takes a fraction of a second otherwise.
         if not tree.is_dir() or touched(tree, since)
         for problem in verify(tree) or ()

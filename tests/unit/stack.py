@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.stack.cache import Builds, Built, Lock, record, sha256
+from farandole.stack.lock import identity
 
 from .loading import MODULES, PLUGINS, module_path
 
@@ -66,6 +67,18 @@ def changed(*path: str | int, to: Any) -> Lock:
         place = place[step]
     place[path[-1]] = to
     return lock
+
+
+def layered(package: str) -> Lock:
+    """The lock with a package of the user's own."""
+    lock = copy.deepcopy(LOCK)
+    lock["wheels"].append({"name": package, "version": "3.0", "file": f"{package}-3.0.whl", "sha256": "09"})
+    lock["wanted"] |= {"packages": [package], "pins": [f"{package}==3.0"]}
+    lock["versions"] |= {package: "3.0"}
+    lock["why"] |= {package: "stack_packages"}
+    files = {wheel["file"]: {"from": "https://example.org", "size": 1} for wheel in lock["wheels"]}
+    lock |= {"format": 2, "own": [package], "index": {"until": "2026-01-01T00:00:00Z", "files": files}}
+    return {**lock, "id": identity(lock)}
 
 
 def pack(path: Path, content: str = "packed", **about: Any) -> Built:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
 from farandole.errors import FarandoleError
 from farandole.stack import parts
+from farandole.stack.cache import sha256
+from farandole.stack.collect import inspect
 
-from .stack import LOCK, changed
+from .stack import LOCK, changed, layered
 
 
 def test_wheels_are_files_in_the_cache() -> None:
@@ -40,6 +45,61 @@ def test_the_modules_of_a_stack_follow_its_frameworks() -> None:
     assert parts.stack_modules(changed("wanted", "frameworks", to=["pytorch"])) == ["horovod.torch"]
     # As after a rollback to a stack whose lock is unknown.
     assert parts.stack_modules({"id": LOCK["id"]}) == []
+
+
+def wheel(cache: Path, file: str, names: Iterable[str]) -> None:
+    (cache / "wheels").mkdir(parents=True, exist_ok=True)
+    with ZipFile(cache / "wheels" / file, "w") as packed:
+        for name in names:
+            packed.writestr(name, "")
+
+
+def test_the_packages_that_the_user_asked_for_must_load_too(tmp_path: Path) -> None:
+    lock = layered("pandas")
+    assert parts.stack_modules(lock, str(tmp_path)) == parts.stack_modules(LOCK)
+    wheel(tmp_path, "pandas-3.0.whl", ["pandas/__init__.py"])
+    assert parts.stack_modules(lock, str(tmp_path)) == [*parts.stack_modules(LOCK), "pandas"]
+    assert parts.stack_modules(lock) == parts.stack_modules(LOCK)
+    # What only a package of the user's needs is loaded by that one, or not at all.
+    wheel(tmp_path, "tzdata-1.whl", ["tzdata/__init__.py"])
+    more = {**lock, "wheels": [*lock["wheels"], {"name": "tzdata", "file": "tzdata-1.whl"}]}
+    more["own"] = ["pandas", "tzdata"]
+    assert parts.stack_modules(more, str(tmp_path))[-1] == "pandas"
+
+
+@pytest.mark.parametrize(
+    ("files", "modules"),
+    [
+        (["pandas/__init__.py", "pandas/core/__init__.py", "pandas-3.dist-info/METADATA"], {"pandas"}),
+        (["six.py", "_cffi.cpython-311-x86_64-linux-gnu.so", "fast.abi3.so"], {"six", "fast"}),
+        (["google/cloud/storage/__init__.py", "google/cloud/storage/a.py"], {"google.cloud.storage"}),
+        (["a/__init__.py", "tests/__init__.py", "docs/conf.py", "_private/__init__.py"], {"a"}),
+        (["a-1.data/scripts/run.py", "requests-stubs/__init__.pyi", "bin/x.py"], set()),
+    ],
+)
+def test_what_a_script_imports_of_a_wheel(files: list[str], modules: set[str]) -> None:
+    assert parts.importable(files) == modules
+
+
+@pytest.mark.parametrize(
+    "library", ["mpi4py.libs/libmpi-3cf288f2.so.40.30.1", "a/lib/libmpi.so", "nvidia/nccl/lib/libnccl.so.2"]
+)
+def test_a_package_with_an_mpi_or_nccl_of_its_own_is_refused(tmp_path: Path, library: str) -> None:
+    lock, said = layered("pandas"), list[str]()
+    wheel(tmp_path, "pandas-3.0.whl", ["pandas/__init__.py", "pandas/libmpfr.so.6", "pandas/mylibmpi.so"])
+    file = tmp_path / "wheels/pandas-3.0.whl"
+    lock["wheels"][-1]["sha256"] = sha256(file)
+    inspect(lock, tmp_path, said.append)
+    wheel(tmp_path, "pandas-3.0.whl", ["pandas/__init__.py", library])
+    lock["wheels"][-1]["sha256"] = sha256(file)
+    with pytest.raises(FarandoleError, match=f"stack_packages: pandas 3.0 contains {library}. .* nothing was changed"):
+        inspect(lock, tmp_path, said.append)
+    assert said == []
+
+
+def test_archives_are_named_as_on_the_depot() -> None:
+    installs: list[dict[str, Any]] = [{"archive": None}, {"archive": {"name": "a.tar.zst", "sha256": "01"}}]
+    assert parts.stack_archives(installs) == [{"name": "stacks/a.tar.zst", "sha256": "01"}]
 
 
 PACKED = {"sha256": "ab" * 32, "unpacked": 2 << 30, "stack": "cd" * 32, "mpi": "ef" * 32}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from farandole.errors import FarandoleError
-from farandole.stack.cache import Builds, horovod_key, openmpi_key
+from farandole.stack.cache import Builds, Lock, horovod_key, openmpi_key
+from farandole.stack.lock import base_of
 from farandole.stack.plan import (
     NONE,
     Stacks,
@@ -23,7 +24,7 @@ from farandole.stack.plan import (
     unavailable,
 )
 
-from .stack import LOCK, changed, pack, pack_stack
+from .stack import LOCK, changed, layered, pack, pack_stack
 
 THIS, BEFORE = LOCK["id"], "bbbb00000000"
 RUNS: Stacks = {"current": THIS, "former": BEFORE, "installed": [THIS, BEFORE]}
@@ -47,7 +48,7 @@ def test_a_node_that_was_not_probed_has_nothing() -> None:
 def test_nothing_is_done_or_read_if_all_nodes_run_the_stack(cache: Builds) -> None:
     pack_stack(cache, THIS).path.write_text("damaged")
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": RUNS}, "node-1")
-    assert made == {"lacking": [], "behind": [], "archive": None, "pack": False, "build": False}
+    assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
     assert cache.stack(LOCK).exists()
 
 
@@ -78,8 +79,8 @@ def test_a_stack_on_the_builder_is_only_packed(cache: Builds) -> None:
 def test_a_stack_missing_on_the_builder_is_built(cache: Builds, nodes: dict[str, Stacks]) -> None:
     made = plan(LOCK, cache, nodes, "node-1")
     assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
-    assert made["openmpi"] == {"key": openmpi_key(LOCK), "path": str(cache.openmpi(LOCK))}
-    assert made["horovod"] == {"key": horovod_key(LOCK), "path": str(cache.horovod(LOCK))}
+    assert made["paths"] == {"openmpi": str(cache.openmpi(LOCK)), "horovod": str(cache.horovod(LOCK))}
+    assert made["mpi"] == openmpi_key(LOCK)
     assert made["parts"] == {"openmpi": None, "horovod": None}
 
 
@@ -92,11 +93,11 @@ def test_a_damaged_archive_is_built_again(cache: Builds) -> None:
 def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:
     nodes = {"node-1": RUNS, "node-2": BARE, "node-3": BARE}
     made = plan(LOCK, cache, nodes, "node-1")
-    refusal = unavailable(made, THIS, "/builds", "node-1")
+    refusal = unavailable(made, "/builds", "node-1")
     assert refusal.startswith(f"node-2, node-3 have no stack {THIS}, and no archive of it is in /builds; node-1")
-    assert unavailable(plan(LOCK, cache, {"node-1": RUNS}, "node-1"), THIS, "/builds", "node-1") == ""
+    assert unavailable(plan(LOCK, cache, {"node-1": RUNS}, "node-1"), "/builds", "node-1") == ""
     pack_stack(cache, THIS)
-    assert unavailable(plan(LOCK, cache, nodes, "node-1"), THIS, "/builds", "node-1") == ""
+    assert unavailable(plan(LOCK, cache, nodes, "node-1"), "/builds", "node-1") == ""
 
 
 def test_builds_of_another_cluster_are_not_used(tmp_path: Path) -> None:
@@ -136,23 +137,95 @@ def test_every_node_without_space_is_named(cache: Builds) -> None:
     made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE, "node-3": BARE, "node-4": BARE, "node-5": BARE}, "node-1")
     free = {"node-1": 0, "node-2": 1255, "node-3": 1256, "node-4": None, "node-5": 3}
     with pytest.raises(FarandoleError) as refusal:
-        refuse_without_room(made, free, "node-1")
+        refuse_without_room(LOCK, made, free, "node-1")
     assert str(refusal.value) == (
         "not enough space for the stack: node-2 has 1255 MiB free for /opt and needs 1256; "
         "node-5 has 3 MiB free for /opt and needs 1256: free some and run again"
     )
-    refuse_without_room(made, {**free, "node-2": 1256, "node-5": 1256}, "node-1")
+    refuse_without_room(LOCK, made, {**free, "node-2": 1256, "node-5": 1256}, "node-1")
 
 
 def test_the_builder_needs_more_space(cache: Builds) -> None:
     made = plan(LOCK, cache, {"node-1": BARE, "node-2": BARE}, "node-1")
-    refuse_without_room(made, {"node-1": 8000, "node-2": 4000}, "node-1")
+    refuse_without_room(LOCK, made, {"node-1": 8000, "node-2": 4000}, "node-1")
     for free, words in (
         ((7999, 4000), "node-1 has 7999 .* needs 8000:"),
         ((8000, 3999), "node-2 has 3999 .* needs 4000:"),
     ):
         with pytest.raises(FarandoleError, match=words):
-            refuse_without_room(made, dict(zip(("node-1", "node-2"), free, strict=True)), "node-1")
+            refuse_without_room(LOCK, made, dict(zip(("node-1", "node-2"), free, strict=True)), "node-1")
+
+
+# Packages of the user's own
+
+LAYER = layered("pandas")
+BASE = base_of(LAYER)["id"]
+WITH_BASE: Stacks = {"current": BASE, "former": "", "installed": [BASE]}
+WITH_BOTH: Stacks = {"current": LAYER["id"], "former": BASE, "installed": [LAYER["id"], BASE]}
+
+
+def packed(cache: Builds, lock: Lock) -> None:
+    pack(cache.stack(lock), lock=lock, unpacked=100 << 20, contents={f"stacks/{lock['id']}": "07"})
+
+
+def test_a_base_is_the_stack_without_the_users_packages() -> None:
+    base = base_of(LAYER)
+    assert [wheel["name"] for wheel in base["wheels"]] == ["numpy", "tensorflow-cpu", "torch"]
+    assert base["wanted"]["packages"] == base["wanted"]["pins"] == base["own"] == []
+    assert "pandas" not in {**base["versions"], **base["index"]["files"], **base["why"]}
+    assert base_of(layered("polars"))["id"] == base["id"] != LAYER["id"]
+    assert (horovod_key(base), openmpi_key(base)) == (horovod_key(LAYER), openmpi_key(LAYER))
+    assert base_of(LOCK) == LOCK
+
+
+def test_adding_a_package_builds_and_installs_only_that(cache: Builds) -> None:
+    made = plan(LAYER, cache, {"node-1": WITH_BASE, "node-2": WITH_BASE}, "node-1")
+    assert (made["lacking"], made["pack"], made["build"], made["work"]) == ([], False, False, True)
+    assert (made["layer"]["pack"], made["layer"]["build"]) == (True, True)
+    assert made["base"] == base_of(LAYER)
+    packed(cache, LAYER)
+    made = plan(LAYER, cache, {"node-1": WITH_BOTH, "node-2": WITH_BASE}, "node-1")
+    assert not made["work"]
+    assert [(part["id"], part["base"], part["lacking"]) for part in made["installs"]] == [
+        (LAYER["id"], BASE, ["node-2"])
+    ]
+
+
+def test_a_bare_node_gets_the_base_and_then_the_layer(cache: Builds) -> None:
+    for lock in (base_of(LAYER), LAYER):
+        packed(cache, lock)
+    made = plan(LAYER, cache, {"node-1": WITH_BOTH, "node-2": WITH_BASE, "node-3": BARE}, "node-1")
+    assert not made["work"]
+    assert [(part["id"], part["base"], part["lacking"]) for part in made["installs"]] == [
+        (BASE, "", ["node-3"]),
+        (LAYER["id"], BASE, ["node-2", "node-3"]),
+    ]
+    free = {"node-1": 0, "node-2": 100, "node-3": 456}
+    refuse_without_room(LAYER, made, free, "node-1")
+    with pytest.raises(FarandoleError, match=r"node-2 has 99 .* needs 100; node-3 has 455 .* needs 456"):
+        refuse_without_room(LAYER, made, {"node-1": 0, "node-2": 99, "node-3": 455}, "node-1")
+
+
+def test_a_builder_gets_a_packed_base_before_it_adds_to_it(cache: Builds) -> None:
+    packed(cache, base_of(LAYER))
+    made = plan(LAYER, cache, {"node-1": BARE, "node-2": BARE}, "node-1")
+    assert (made["pack"], made["build"], made["layer"]["build"]) == (False, False, True)
+    assert made["installs"][0]["archive"]
+
+
+def test_what_has_the_layer_needs_no_base(cache: Builds) -> None:
+    """Its base was installed with it, and may not be packed any more."""
+    nodes = {"node-1": WITH_BOTH, "node-2": {**WITH_BOTH, "installed": [LAYER["id"]]}}
+    made = plan(LAYER, cache, nodes, "node-1")
+    assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
+
+
+def test_nodes_that_cannot_get_a_layer_are_named(cache: Builds) -> None:
+    made = plan(LAYER, cache, {"node-2": WITH_BASE}, "node-1")
+    assert unavailable(made, "/builds", "node-1").startswith(f"node-2 have no stack {LAYER['id']}, and no archive")
+
+
+# Rollback
 
 
 def test_a_packed_stack_is_chosen_with_its_lock(cache: Builds) -> None:

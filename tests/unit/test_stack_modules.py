@@ -25,6 +25,7 @@ from .loading import ROOT, load
 from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree
 
 install, switch = load("modules", "stack_install"), load("modules", "stack_switch")
+probe = load("modules", "node_probe")
 contents, unprivileged = load("module_utils", "contents"), load("module_utils", "unprivileged")
 
 NEW, OLD = "aaaa00000000", "bbbb00000000"
@@ -294,6 +295,91 @@ def test_an_archive_with_more_than_a_stack_is_refused(
     said = refused(request(archive(tmp_path, spoil=spoil), depot, root), root)
     assert f"the archive of stack {NEW} is refused: {words}" in said
     assert "Nothing in it was used" in said
+
+
+# Packages added to another stack
+
+LAYER = "cccc00000000"
+
+
+def layer(tmp_path: Path, spoil: Callable[[Path], object] = Path.exists, python: str = PYTHON) -> Path:
+    """A stack with nothing but packages, which uses another one."""
+    made, packed = tmp_path / "layer", tmp_path / "depot" / "layer.tar.zst"
+    shutil.rmtree(made, ignore_errors=True)
+    stack = made / "stacks" / LAYER
+    program(stack / "venv/bin/python", python)
+    (stack / "mpi").symlink_to(f"../../mpi/{MPI}")
+    (stack / "base").symlink_to(f"../{NEW}")
+    contents.write(stack)
+    (stack / "manifest.json").write_text("{}")
+    spoil(made)
+    subprocess.run(["tar", "-C", made, "--zstd", "-cf", packed, *names(made)], check=True)
+    return packed
+
+
+def test_a_layer_is_installed_on_its_base(tmp_path: Path, depot: str, root: Path) -> None:
+    run_module("stack_install", request(archive(tmp_path), depot, root))
+    before = tree(root)
+    asked = request(layer(tmp_path), depot, root, id=LAYER, base=NEW)
+    assert run_module("stack_install", asked)["changed"]
+    after = tree(root)
+    assert after.items() >= before.items()
+    assert set(after) - set(before) == {
+        f"stacks/{LAYER}/{name}" for name in ("base", "contents", "manifest.json", "mpi", "venv/bin/python")
+    }
+    assert not run_module("stack_install", {**asked, "url": dead_url()})["changed"]
+    assert to(root, LAYER, keep=1)["proven"]
+    # The base stays, although only one stack is to be kept.
+    assert names(root / "stacks") == [NEW, LAYER]
+    assert run_module("stack_proof", {"root": str(root)})["proven"] is True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda made: program(made / "mpi" / MPI / "bin/mpirun", GOOD), "'mpi' does not belong in it"),
+        (lambda made: program(made / "stacks" / NEW / "venv/bin/python", GOOD), f"'stacks/{NEW}' does not belong in"),
+        (lambda made: (made / f"stacks/{LAYER}/base").unlink(), "its base points elsewhere"),
+        (
+            lambda made: [
+                (made / f"stacks/{LAYER}/base").unlink(),
+                (made / f"stacks/{LAYER}/base").symlink_to(f"../{OLD}"),
+            ],
+            "its base points elsewhere",
+        ),
+    ],
+    ids=["mpi", "base", "no base", "another base"],
+)
+def test_an_archive_with_more_than_a_layer_is_refused(
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    run_module("stack_install", request(archive(tmp_path), depot, root))
+    said = refused(request(layer(tmp_path, spoil), depot, root, id=LAYER, base=NEW), root)
+    assert f"the archive of stack {LAYER} is refused: {words}" in said
+
+
+def test_a_stack_with_a_base_is_refused_where_none_is_due(tmp_path: Path, depot: str, root: Path) -> None:
+    packed = archive(tmp_path, spoil=lambda made: (made / f"stacks/{NEW}/base").symlink_to(f"../{OLD}"))
+    assert "its base points elsewhere" in refused(request(packed, depot, root), root)
+
+
+def test_a_damaged_base_is_installed_again_and_the_layer_stays(tmp_path: Path, depot: str, root: Path) -> None:
+    asked = request(archive(tmp_path), depot, root)
+    run_module("stack_install", asked)
+    run_module("stack_install", request(layer(tmp_path), depot, root, id=LAYER, base=NEW))
+    to(root, LAYER)
+    file = root / "stacks" / NEW / "venv/bin/python"
+    file.chmod(0o700)
+    words = f"in stacks/{NEW}, venv/bin/python has mode 0700 instead of 0755"
+    assert contents.drift(root, LAYER) == contents.drift(root, NEW) == [words]
+    assert run_module("stack_proof", {"root": str(root)})["wrong"].startswith(f"in stacks/{NEW}, venv/bin/python has")
+    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": []}
+    assert run_module("stack_install", asked)["changed"]
+    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": [NEW, LAYER]}
+    file.chmod(0o700)
+    assert f"stack {LAYER} is damaged" in to(root, LAYER)["msg"]
+    # Neither counts as installed any more.
+    assert list(root.glob("stacks/*/manifest.json")) == []
 
 
 def members(*made: tuple[str, str, bytes, str]) -> bytes:

@@ -114,6 +114,7 @@ def candidates(module: AnsibleModule, venv: Path) -> list[Path]:
     texts = [file.read_text(errors="replace") for file in ENVIRONMENTS if file.exists()]
     return [
         *venv.glob(f"lib/python3*/site-packages/nvidia/nccl/lib/{NAME}"),
+        *venv.glob(f"../base/venv/lib/python3*/site-packages/nvidia/nccl/lib/{NAME}"),
         *(folder / NAME for text in texts for folder in library_paths(text)),
         *on_loader_path(module.run_command([ldconfig, "-p"], check_rc=True)[1]),
     ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import drift
+from ansible.module_utils.contents import drift, trees
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")
@@ -90,11 +90,15 @@ def free_mib(directory: Path) -> int:
 def stacks(root: Path) -> dict[str, Any]:
     current = stack_of(root / "current")
     complete = {path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)}
+    # A stack that is no longer what was installed is installed again.
+    if current and drift(root, current):
+        complete -= {
+            name for tree in trees(root / "stacks" / current) if (name := tree.name) in complete and drift(root, name)
+        }
     return {
         "current": current,
         "former": stack_of(root / "former"),
-        # A stack that is no longer what was installed is installed again.
-        "installed": sorted(stack for stack in complete if stack != current or not drift(root, stack)),
+        "installed": sorted(complete),
     }
 
 

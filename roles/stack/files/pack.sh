@@ -1,4 +1,5 @@
-# Packs an installed stack with its OpenMPI; ROOT, STACK, MPI, MODULES, JOB_USER, MANIFEST and CONTENTS come from the role.
+# Packs an installed stack with its OpenMPI, or without it if it adds packages to another stack, BASE. ROOT, STACK, MPI,
+# MODULES, JOB_USER, MANIFEST and CONTENTS come from the role.
 stack=$ROOT/stacks/$STACK
 mpi=$ROOT/mpi/$MPI
 [ -e "$stack/manifest.json" ] || ln --symbolic --force --no-dereference "../../mpi/$MPI" "$stack/mpi"
@@ -22,11 +23,13 @@ listed() {
 }
 of_stack=$(listed "$stack")
 of_mpi=$(listed "$mpi")
-unpacked=$(du --summarize --total --block-size=1 "$stack" "$mpi" | tail -n 1 | cut -f 1)
+set -- "stacks/$STACK"
+[ -n "$BASE" ] || set -- "$@" "mpi/$MPI"
+unpacked=$(cd "$ROOT" && du --summarize --total --block-size=1 "$@" | tail -n 1 | cut -f 1)
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
 tar --create --use-compress-program="zstd -T0 -6" --file stack.tar.zst.part --sort=name \
-    --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory "$ROOT" "stacks/$STACK" "mpi/$MPI"
+    --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory "$ROOT" "$@"
 mv stack.tar.zst.part stack.tar.zst
 printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s"}\n' \
     "$(sha256sum stack.tar.zst | cut -d ' ' -f 1)" "$unpacked" "$of_stack" "$of_mpi" >packed.json

@@ -10,7 +10,8 @@ description:
   - Fetches the archive, checks its sha256, unpacks it to a separate folder, checks its contents, and moves it into
     place. A stack counts as installed once it has its C(manifest.json), which is added last, after its programs have
     run as O(user), never as root.
-  - An archive may contain only O(id) and O(mpi), as plain files, folders and links that only root can change.
+  - An archive may contain only O(id) and O(mpi), as plain files, folders and links that only root can change. With
+    O(base), which must be installed, it contains O(id) only, which adds packages to that stack.
   - A stack, or an OpenMPI, whose contents have changed is replaced.
   - Leftovers of a killed run are removed first.
 options:
@@ -22,6 +23,10 @@ options:
     description: Key of its OpenMPI.
     type: str
     required: true
+  base:
+    description: Id of the stack to which it adds packages; empty for a stack of its own.
+    type: str
+    default: ""
   user:
     description: Account that tests the stack.
     type: str
@@ -112,16 +117,16 @@ def unpack(module: AnsibleModule, archive: Path, folder: Path) -> None:
     )
     if code:
         module.fail_json(msg=f"the stack cannot be unpacked to {folder}: {err.strip()[-500:]}")
-    if wrong := misfit(folder, module.params["id"], module.params["mpi"]):
+    if wrong := misfit(folder, module.params["id"], module.params["mpi"], module.params["base"]):
         module.fail_json(
             msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing in it was used. Root on the "
             "builder decides what is in it: inspect that node before you build again"
         )
 
 
-def misfit(folder: Path, stack: str, mpi: str) -> str:
+def misfit(folder: Path, stack: str, mpi: str, base: str = "") -> str:
     """The first thing in an archive that does not belong in a stack; empty if there is none."""
-    allowed = {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
+    allowed = {"stacks", f"stacks/{stack}"} if base else {"stacks", f"stacks/{stack}", "mpi", f"mpi/{mpi}"}
     hard: Counter[int] = Counter()
     links: dict[int, tuple[str, int]] = {}
     for path, entry in walk(folder, ()):
@@ -138,12 +143,15 @@ def misfit(folder: Path, stack: str, mpi: str) -> str:
     missing = [path for path in sorted(allowed) if not (folder / path).is_dir()]
     if missing or manifest.is_symlink() or not manifest.is_file():
         return f"{(missing or ['its manifest.json'])[0]} is not in it"
-    link = manifest.with_name("mpi")
-    return "" if link.is_symlink() and str(link.readlink()) == f"../../mpi/{mpi}" else "its mpi points elsewhere"
+    for link, target in {"mpi": f"../../mpi/{mpi}", "base": f"../{base}" if base else None}.items():
+        path = manifest.with_name(link)
+        if (str(path.readlink()) if path.is_symlink() else None) != target:
+            return f"its {link} points elsewhere"
+    return ""
 
 
 def out_of_place(path: str, about: os.stat_result, allowed: set[str]) -> str:
-    """Why a path does not belong in an archive, which has two trees and the folders that contain them."""
+    """Why a path does not belong in an archive, which has its trees and the folders that contain them."""
     if path in allowed:
         return "" if stat.S_ISDIR(about.st_mode) else "is not a folder"
     return "" if path.count("/") > 1 and "/".join(path.split("/")[:2]) in allowed else "does not belong in it"
@@ -163,9 +171,8 @@ def unsafe(about: os.stat_result) -> str:
     return "" if about.st_uid == os.geteuid() else f"belongs to user {about.st_uid}"
 
 
-def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
-    """Move the unpacked trees into place, without the manifest."""
-    source, target = incoming / "mpi" / mpi, root / "mpi" / mpi
+def place_mpi(source: Path, root: Path, target: Path) -> None:
+    """Move an unpacked OpenMPI into place."""
     if same(source, target):
         # An OpenMPI from a version without lists gets one.
         if (source / LIST).is_file():
@@ -173,6 +180,12 @@ def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
     else:
         aside(root, target)
         source.rename(target)
+
+
+def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
+    """Move the unpacked trees into place, without the manifest."""
+    if (incoming / "mpi").exists():
+        place_mpi(incoming / "mpi" / mpi, root, root / "mpi" / mpi)
     target = root / "stacks" / stack
     # An unfinished build, or a stack that has lost its manifest.
     aside(root, target)
@@ -242,6 +255,7 @@ def main() -> None:
         "id": {"type": "str", "required": True},
         "mpi": {"type": "str", "required": True},
         "user": {"type": "str", "required": True},
+        "base": {"type": "str", "default": ""},
         **FILE,
         "unpacked": {"type": "int", "required": True},
         "modules": {"type": "list", "elements": "str", "default": []},

@@ -7,8 +7,8 @@ DOCUMENTATION = """
 module: stack_proof
 short_description: Compare the current stack with what was built
 description:
-  - Compares every file of the stack and of its OpenMPI with their lists of contents, and these lists with the control
-    machine's records. Reports differences without failing.
+  - Compares every file of the stack, of its OpenMPI and of the stack to which it adds packages with their lists of
+    contents, and these lists with the control machine's records. Reports differences without failing.
 options:
   known:
     description: Valid sha256 of the list of each tree, by its path below O(root), C(stacks/ID) or C(mpi/KEY).
@@ -49,11 +49,11 @@ wrong:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import short, verify
+from ansible.module_utils.contents import short, trees, verify
 
 
 def main() -> None:
-    """Verify the stack and its OpenMPI."""
+    """Verify the stack and what it uses."""
     module = AnsibleModule(
         argument_spec={
             "known": {"type": "dict", "default": {}},
@@ -65,8 +65,8 @@ def main() -> None:
     stack = (root / "current").resolve()
     if stack.parent != root / "stacks" or not (stack / "manifest.json").exists():
         module.exit_json(changed=False, stack="", proven=False, wrong="the node has no current stack")
-    trees = {tree.name: (tree, f"{tree.parent.name}/{tree.name}") for tree in (stack, (stack / "mpi").resolve())}
-    found = {where: verify(tree, known.get(where, ())) for tree, where in trees.values()}
+    places = {f"{tree.parent.name}/{tree.name}": tree for tree in trees(stack)}
+    found = {where: verify(tree, known.get(where, ())) for where, tree in places.items()}
     wrong = "; ".join(f"in {where}, {short(problems)}" for where, problems in found.items() if problems)
     proven = False if wrong else None if None in found.values() else True
     module.exit_json(changed=False, stack=stack.name, proven=proven, wrong=wrong)

@@ -8,9 +8,11 @@ module: stack_switch
 short_description: Make an installed stack the current one
 description:
   - Switches C(current) atomically; the previous stack becomes C(former).
-  - Before that, verifies the stack and its OpenMPI by their lists of contents. A damaged stack no longer counts as
-    installed, so that the next run reinstalls it. A stack built without lists is not verified.
-  - Of the other stacks, keeps the newest. Removes unfinished stacks and every OpenMPI that no stack uses.
+  - Before that, verifies the stack, its OpenMPI and the stack to which it adds packages by their lists of contents.
+    What is damaged no longer counts as installed, so that the next run reinstalls it. A stack built without lists is
+    not verified.
+  - Of the other stacks, keeps the newest, and what they add packages to. Removes unfinished stacks and every OpenMPI
+    that no stack uses.
 options:
   id:
     description: Id of the stack.
@@ -52,7 +54,7 @@ pruned:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import short, verify
+from ansible.module_utils.contents import short, trees, verify
 from ansible.module_utils.folders import alone, aside, sweep
 
 
@@ -86,6 +88,7 @@ def surplus(root: Path, keep: int) -> list[Path]:
     others = sorted((path for path in complete if path.name not in linked), key=lambda path: -path.stat().st_mtime)
     spare = max(0, keep - sum(path.name in linked for path in complete))
     kept = {path for path in complete if path.name in linked} | set(others[:spare])
+    kept |= {(path / "base").resolve() for path in kept if (path / "base").is_symlink()}
     used = {(path / "mpi").resolve() for path in kept}
     unused = [path for path in (root / "mpi").iterdir() if path.resolve() not in used]
     return [path for path in stacks if path not in kept] + unused
@@ -94,10 +97,11 @@ def surplus(root: Path, keep: int) -> list[Path]:
 def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
     """Refuse a damaged stack and remove its manifest; return whether the stack could be verified."""
     folder = root / "stacks" / stack
-    parts = {folder: verify(folder), (folder / "mpi").resolve(): verify((folder / "mpi").resolve())}
+    parts = {part: verify(part) for part in trees(folder)}
     for part, wrong in parts.items():
         if wrong:
-            (folder / "manifest.json").unlink()
+            for damaged in {folder, part}:
+                (damaged / "manifest.json").unlink(missing_ok=True)
             module.fail_json(
                 msg=f"stack {stack} is damaged, so nothing was switched: in {part}, {short(wrong)}. It no longer "
                 "counts as installed: run site.yml (or rollback.yml) again, which reinstalls it"

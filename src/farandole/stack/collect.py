@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from packaging.utils import parse_wheel_filename
 
@@ -16,10 +17,14 @@ from farandole.errors import FarandoleError
 from farandole.stack import sources
 from farandole.stack.cache import draft_folder, full, keep, no_space
 from farandole.stack.catalogue import load
+from farandole.stack.lock import own_wheels
+from farandole.stack.own import SETTING
 from farandole.stack.web import PIP
 from farandole.words import without_passwords
 
 Lock = Mapping[str, Any]
+# Also under the names that auditwheel gives, such as libmpi-3cf288f2.so.40.
+FOREIGN = re.compile(r"(?:^|/)lib(?:mpi|mpi_cxx|mpicxx|open-rte|nccl)(?:-[0-9a-f]+)?\.so")
 Say = Callable[[str], None]
 
 
@@ -38,6 +43,25 @@ def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
             say(f"collecting {len(wheels)} of {len(lock['wheels'])} wheels into {cache / 'wheels'}")
             download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
     return bool(wheels)
+
+
+def inspect(lock: Lock, cache: Path, say: Say) -> None:
+    """Refuse packages of the user's with an MPI or an NCCL of their own, which only the wheels tell."""
+    wheels = [wheel for wheel in own_wheels(lock) if not sources.cached([wheel], cache / "wheels", say)]
+    if wheels:
+        with no_space(cache):
+            say(f"looking into the wheels of your own packages, {len(wheels)} files")
+            download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
+    found = []
+    for wheel in own_wheels(lock):
+        with ZipFile(cache / "wheels" / wheel["file"]) as files:
+            inside = sorted(name for name in files.namelist() if FOREIGN.search(name))
+        found += [f"{wheel['name']} {wheel['version']} contains {inside[0]}"] if inside else []
+    if found:
+        raise FarandoleError(
+            f"{SETTING}: {'; '.join(found)}. A process would load two MPIs, or two NCCLs, and jobs would crash or "
+            "hang: leave it out, or take a build that uses the stack's library; nothing was changed"
+        )
 
 
 # Wheels

@@ -78,7 +78,9 @@ def lock(
         known = locks.known_of(old, names or [] if upgrade else None)
         configure = _list(variables, "openmpi_configure")
         progress.print("choosing versions, with the package indexes of this machine's pip")
-        new, _ = locks.settle(path, wanted, configure, found, renew=True, save=False, known=known)
+        new, _ = locks.settle(
+            path, wanted, configure, found, renew=True, save=False, known=known, cache=cache_of(variables), say=_say
+        )
         hint = _hint(new, nodes.read(found), variables) if frameworks or accelerator else ""
     if explain:
         _explain(new, inventory)
@@ -86,12 +88,16 @@ def lock(
         # Slow to import, and most runs do not need it.
         from farandole.stack.collect import collect as fetch
 
-        fetch(new, _cache(inventory_variables(inventory)), lambda line: progress.print(line, markup=False))
+        fetch(new, cache_of(inventory_variables(inventory)), _say)
     if not explain:
         if old is None or old["id"] != new["id"]:
             locks.write(path, new)
         _report(path, old, new, inventory)
         console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
+
+
+def _say(line: str) -> None:
+    progress.print(line, markup=False)
 
 
 def former(path: Path) -> dict[str, Any] | None:
@@ -178,7 +184,8 @@ def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
     return own.read(_list(variables, "stack_packages"), str(variables["stack_requirements"]), variables["folder"])
 
 
-def _cache(variables: Mapping[str, Any]) -> Path:
+def cache_of(variables: Mapping[str, Any]) -> Path:
+    """The cluster's download cache."""
     if "{{" in (value := variables["stack_cache"]):
         raise _not_plain("path", "stack_cache", value)
     return Path(value).expanduser()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,6 +79,31 @@ def make(nodes: Nodes, request: Request, configure: Sequence[str] = (), known: K
     # Plain data, even if Ansible passed in its own string types.
     plain: dict[str, Any] = json.loads(json.dumps(lock))
     return {**plain, "id": identity(plain)}
+
+
+def base_of(lock: Lock) -> dict[str, Any]:
+    """The lock of the same stack without the user's own packages, which are installed beside it."""
+    own = set(lock.get("own", ()))
+    if not own:
+        return dict(lock)
+    wheels = [wheel for wheel in lock["wheels"] if wheel["name"] not in own]
+    pins = [pin for pin in lock["wanted"]["pins"] if pin.partition("==")[0] not in own]
+    index = lock["index"] | {"files": {wheel["file"]: lock["index"]["files"][wheel["file"]] for wheel in wheels}}
+    base = {
+        **lock,
+        "wanted": lock["wanted"] | {"pins": pins, "packages": []},
+        "versions": {name: version for name, version in lock["versions"].items() if name not in own},
+        "wheels": wheels,
+        "own": [],
+        "index": index,
+        "why": {name: text for name, text in lock["why"].items() if name not in own},
+    }
+    return {**base, "id": identity(base)}
+
+
+def own_wheels(lock: Lock) -> list[dict[str, Any]]:
+    """The wheels of the user's own packages and of what only these need."""
+    return [wheel for wheel in lock["wheels"] if wheel["name"] in set(lock.get("own", ()))]
 
 
 def _versions(solution: Solution) -> dict[str, str]:
@@ -222,6 +247,8 @@ def settle(
     renew: bool = False,
     save: bool = True,
     known: Known = Known(),  # noqa: B008, frozen
+    cache: Path,
+    say: Callable[[str], None],
 ) -> tuple[dict[str, Any], bool]:
     """Return a cluster's lock, and whether it is new; an existing one must fit, unless it is to be renewed."""
     nodes = read_nodes(probes)
@@ -230,6 +257,11 @@ def settle(
         check(path, lock, nodes, request, configure)
         return lock, False
     lock = make(nodes, request, configure, known)
+    if lock["own"]:
+        # Slow to import.
+        from farandole.stack.collect import inspect
+
+        inspect(lock, cache, say)
     if save:
         write(path, lock)
     return lock, True

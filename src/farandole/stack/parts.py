@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
+from zipfile import ZipFile
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from farandole.errors import FarandoleError
 from farandole.form import fields, load, whole, within, words
+from farandole.stack.lock import own_wheels
 from farandole.words import one_line
 
 Wheel = dict[str, str]
+# The outermost folders of wheels that no script imports.
+PUBLIC, NO_MODULES = re.compile(r"[a-zA-Z]\w*"), {"benchmarks", "docs", "examples", "test", "tests"}
 SHA256 = words("[0-9a-f]{64}")
 PACKED = fields({"sha256": SHA256, "unpacked": whole(1 << 40), "stack": SHA256, "mpi": SHA256})
 
@@ -31,10 +40,39 @@ def stack_requirements(wheels: list[Wheel]) -> str:
     return "\n".join(f"{one['name']}=={one['version']} --hash=sha256:{one['sha256']}" for one in wheels)
 
 
-def stack_modules(lock: dict[str, Any]) -> list[str]:
-    """Horovod's modules for the frameworks of a stack."""
+def stack_archives(installs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The archives of stacks, as they lie on the depot."""
+    archives = [part["archive"] for part in installs if part["archive"]]
+    return [{**archive, "name": f"stacks/{archive['name']}"} for archive in archives]
+
+
+def stack_modules(lock: dict[str, Any], cache: str = "") -> list[str]:
+    """Horovod's modules for the frameworks of a stack, and those of the packages that the user asked for."""
     by_framework = {"pytorch": "horovod.torch", "tensorflow": "horovod.tensorflow"}
-    return [by_framework[name] for name in lock.get("wanted", {}).get("frameworks", [])]
+    wanted = lock.get("wanted", {})
+    return [by_framework[name] for name in wanted.get("frameworks", [])] + (modules_of(lock, cache) if cache else [])
+
+
+def modules_of(lock: dict[str, Any], cache: str) -> list[str]:
+    """The modules that a script imports of the packages that the user asked for."""
+    asked = {canonicalize_name(Requirement(text).name) for text in lock["wanted"].get("packages", [])}
+    folder = Path(cache).expanduser() / "wheels"
+    files = [folder / wheel["file"] for wheel in own_wheels(lock) if canonicalize_name(wheel["name"]) in asked]
+    return sorted({name for file in files if file.exists() for name in importable(ZipFile(file).namelist())})
+
+
+def importable(files: Iterable[str]) -> set[str]:
+    """The outermost packages and modules among the files of a wheel, without tests and what is private."""
+    paths = [PurePosixPath(file) for file in files]
+    packages = {path.parent for path in paths if path.name == "__init__.py"}
+    outer = {path for path in packages if path.parent not in packages}
+    single = {
+        PurePosixPath(path.name.partition(".")[0])
+        for path in paths
+        if len(path.parts) == 1 and path.suffix in (".py", ".so")
+    }
+    names = [path.parts for path in outer | single if path.parts]
+    return {".".join(parts) for parts in names if all(map(PUBLIC.fullmatch, parts)) and parts[0] not in NO_MODULES}
 
 
 def stack_packed(answer: str, stack: str, mpi: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from farandole.errors import FarandoleError
 from farandole.probe import probe_of
-from farandole.stack.cache import Builds, Built, Lock, horovod_key, listed, openmpi_key, recall_whole
+from farandole.stack.cache import Builds, Built, Lock, listed, openmpi_key, recall_whole
+from farandole.stack.lock import base_of, own_wheels
 
 Stacks = Mapping[str, Any]
 NONE: Stacks = {"current": "", "former": "", "installed": []}
@@ -26,9 +27,7 @@ def for_run(
         lock = choose(back_to, nodes, systems.values(), builds)
         refuse_elsewhere(lock, systems)
     made = plan(lock, builds, nodes, builder)
-    sizes = (file["size"] for file in lock.get("index", {}).get("files", {}).values())
-    free = {name: free_of(variables) for name, variables in known.items()}
-    refuse_without_room(made, free, builder, sum(sizes) // 2**20)
+    refuse_without_room(lock, made, {name: free_of(variables) for name, variables in known.items()}, builder)
     return lock, made
 
 
@@ -43,40 +42,72 @@ def free_of(variables: Mapping[str, Any]) -> int | None:
 
 
 def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
-    """Which nodes lack the stack, which do not run it yet, and what to build."""
-    lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]
+    """Which nodes lack the stack, which do not run it yet, and what to build.
+
+    A stack with packages of the user's own is a layer on a base, the same stack without them; the plan is about the
+    base, and has another one for the layer."""
     behind = [name for name, stacks in nodes.items() if stacks["current"] != lock["id"]]
-    made: dict[str, Any] = {"lacking": lacking, "behind": behind, "archive": None, "pack": False, "build": False}
+    base, layer = base_of(lock), None
+    if base["id"] != lock["id"]:
+        layer = _archive(lock, builds, nodes, builder)
+        # Where the layer is installed, so is its base.
+        nodes = {
+            name: stacks if name in layer["lacking"] else {**stacks, "installed": [*stacks["installed"], base["id"]]}
+            for name, stacks in nodes.items()
+        }
+    made = _stack(base, builds, nodes, builder)
+    work = made["pack"] or bool(layer and layer["pack"])
+    lacked = [(part, below) for part, below in ((made, ""), (layer, base["id"])) if part and part["lacking"]]
+    mpi = openmpi_key(lock) if lacked else ""
+    installs = [
+        {"id": part["id"], "base": below, "mpi": mpi, "lacking": part["lacking"], "archive": part["archive"]}
+        for part, below in lacked
+    ]
+    made |= {"behind": behind, "layer": layer, "installs": installs, "mpi": mpi, "work": work}
+    # Without work the base is not needed, and it is large.
+    return {**made, "base": base if work else None}
+
+
+def _archive(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
+    """Which nodes lack a stack, its archive, and whether the builder must build or pack it."""
+    lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]
+    made: dict[str, Any] = {"id": lock["id"], "lacking": lacking, "archive": None, "pack": False, "build": False}
     if not lacking:
         return made
     archive = listed(recall_whole(builds.stack(lock)))
-    # Root on the builder runs code from these parts, so parts of another, perhaps compromised builder are not used.
-    openmpi, horovod = (own(recall_whole(path), builder) for path in (builds.openmpi(lock), builds.horovod(lock)))
     # If the stack is not packed but the builder has it, it only needs packing.
     build = archive is None and (builder in lacking or builder not in nodes)
+    made |= {"archive": described(archive), "archive_path": str(builds.stack(lock))}
+    return made | {"pack": archive is None, "build": build}
+
+
+def _stack(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
+    """The plan for a stack that has everything but packages of the user's own."""
+    made = _archive(lock, builds, nodes, builder)
+    if not made["lacking"]:
+        return made
+    # Root on the builder runs code from these parts, so parts of another, perhaps compromised builder are not used.
+    openmpi, horovod = (own(recall_whole(path), builder) for path in (builds.openmpi(lock), builds.horovod(lock)))
     return {
         **made,
-        "archive": described(archive),
-        "archive_path": str(builds.stack(lock)),
-        "pack": archive is None,
-        "build": build,
-        "openmpi": {"key": openmpi_key(lock), "path": str(builds.openmpi(lock))},
-        "horovod": {"key": horovod_key(lock), "path": str(builds.horovod(lock))},
+        "paths": {"openmpi": str(builds.openmpi(lock)), "horovod": str(builds.horovod(lock))},
         "parts": {
-            "openmpi": described(openmpi if build else None),
-            "horovod": described(horovod if build else None),
+            "openmpi": described(openmpi if made["build"] else None),
+            "horovod": described(horovod if made["build"] else None),
         },
     }
 
 
-def unavailable(made: Mapping[str, Any], stack: str, builds: str, builder: str) -> str:
+def unavailable(made: Mapping[str, Any], builds: str, builder: str) -> str:
     """Why nodes that lack the stack cannot get it; empty if they can, or if none lacks it."""
-    if made["archive"] or not made["lacking"]:
-        return ""
-    return (
-        f"{', '.join(made['lacking'])} have no stack {stack}, and no archive of it is in {builds}; {builder}, which "
-        "builds and packs, is not part of this run: run site.yml with the lock of this stack and without --limit"
-    )
+    for part in (made, made["layer"]):
+        if part and part["lacking"] and not part["archive"]:
+            return (
+                f"{', '.join(part['lacking'])} have no stack {part['id']}, and no archive of it is in {builds}; "
+                f"{builder}, which builds and packs, is not part of this run: run site.yml with the lock of this stack "
+                "and without --limit"
+            )
+    return ""
 
 
 def own(part: Built | None, builder: str) -> Built | None:
@@ -89,20 +120,30 @@ def described(built: Built | None) -> dict[str, Any] | None:
     return built.describe() if built else None
 
 
-def refuse_without_room(made: Mapping[str, Any], free: Mapping[str, int | None], builder: str, wheels: int = 0) -> None:
-    """Refuse before anything is changed, naming all nodes that lack space; the wheels have this many MiB."""
-    archive = made["archive"]
-    install, build = (max(least, each * wheels) for least, each in (ROOM_TO_INSTALL, ROOM_TO_BUILD))
-    if archive:
-        install = (archive["size"] + archive["unpacked"]) // 2**20 + 256
-    short = []
-    for name in made["lacking"]:
-        need = build if made["build"] and name == builder else install
-        have = free.get(name)
-        if have is not None and have < need:
-            short.append(f"{name} has {have} MiB free for /opt and needs {need}")
+def refuse_without_room(lock: Lock, made: Mapping[str, Any], free: Mapping[str, int | None], builder: str) -> None:
+    """Refuse before anything is changed, naming all nodes that lack space."""
+    need: dict[str, int] = {}
+    sizes = {wheel["name"]: size_of(lock, wheel) for wheel in lock.get("wheels", ())}
+    added = sum(sizes[wheel["name"]] for wheel in own_wheels(lock)) if made["layer"] else 0
+    for part, least, wheels in ((made, True, sum(sizes.values()) - added), (made["layer"], False, added)):
+        for name in part["lacking"] if part else ():
+            at_least, each = ROOM_TO_BUILD if part["build"] and name == builder else ROOM_TO_INSTALL
+            mib = max(at_least if least else 0, each * wheels >> 20)
+            if part["archive"]:
+                mib = (part["archive"]["size"] + part["archive"]["unpacked"] >> 20) + (256 if least else 0)
+            need[name] = need.get(name, 0) + mib
+    short = [
+        f"{name} has {have} MiB free for /opt and needs {mib}"
+        for name, have in free.items()
+        if have is not None and have < (mib := need.get(name, 0))
+    ]
     if short:
         raise FarandoleError(f"not enough space for the stack: {'; '.join(short)}: free some and run again")
+
+
+def size_of(lock: Lock, wheel: Mapping[str, str]) -> int:
+    """The size of a wheel in bytes; 0 in a lock of an earlier version."""
+    return int(lock.get("index", {}).get("files", {}).get(wheel["file"], {}).get("size", 0))
 
 
 def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], builds: Builds) -> Lock:

@@ -1,0 +1,25 @@
+# Makes the virtual environment of a stack that adds packages to another one, BASE. STACK, REQUIREMENTS (one pinned and hashed
+# wheel per line) and REPLACE come from the role. Root runs nothing of the base, which another builder may have made.
+venv=$STACK/venv
+from=${STACK%/*}/$BASE/venv
+sh -euc "$REPLACE" - "$STACK"
+mkdir -p "$STACK"
+ln --symbolic "../$BASE" "$STACK/base"
+printf '%s\n' "$REQUIREMENTS" >requirements.txt
+python3 -m venv "$venv"
+packages=$(echo "$venv"/lib/python3.*/site-packages)
+PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
+    --no-index --find-links wheels --require-hashes --requirement requirements.txt
+# The base has them.
+rm -rf "$packages"/pip "$packages"/pip-* "$packages"/setuptools "$packages"/setuptools-* "$packages"/pkg_resources \
+    "$packages"/_distutils_hack "$packages"/distutils-precedence.pth "$venv"/bin/pip*
+python3 -I -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$packages" || true
+# addsitedir heeds the base's own .pth files, which a line with a path does not.
+printf 'import site; site.addsitedir("%s")\n' "$from/${packages#"$venv/"}" >"$packages/base.pth"
+# The base's programs, for this environment.
+for program in "$from"/bin/*; do
+    [ ! -e "$venv/bin/${program##*/}" ] || continue
+    [ "$(head -c 2 "$program")" = '#!' ] || continue
+    sed "1s|^#!$from/bin/|#!$venv/bin/|" "$program" >"$venv/bin/${program##*/}"
+    chmod 755 "$venv/bin/${program##*/}"
+done
