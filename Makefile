@@ -20,7 +20,7 @@ $(VENV)/ready: requirements.txt pyproject.toml
 	  [ "$$(id -u)" = 0 ] && apt-get update --quiet && apt-get install --yes --no-install-recommends python3-venv \
 	  || { echo "Python has no ensurepip: run  sudo apt-get install python3-venv" >&2; exit 1; }; }
 	$(PYTHON) -m venv $(VENV)
-	pip install --quiet --require-hashes --requirement requirements.txt
+	pip install --quiet $(if $(wildcard bundle/python),--no-index --find-links bundle/python) --require-hashes --requirement requirements.txt
 	pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -37,6 +37,7 @@ FETCHERS = {
     "plugins/modules/source_fetch.py": "apt's signatures, then the catalogue's sha256",
     "src/farandole/dataset.py": "sha256 in dataset.yml",
     "src/farandole/lab/image.py": "apt's signatures",
+    "src/farandole/stack/bundle.py": "sha256 in requirements.txt",
     "src/farandole/stack/collect.py": "sha256 in the lock",
     "src/farandole/stack/sources.py": "sha256 in the lock",
     "src/farandole/stack/web.py": "nothing, sources.py checks",

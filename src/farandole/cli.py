@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from farandole.errors import FarandoleError, Interrupted
 from farandole.lab import commands as lab
+from farandole.stack import bundle, prove, show
 from farandole.stack import commands as stack_commands
-from farandole.stack import prove, show
 from farandole.validation import commands as validation_commands
 from farandole.words import on_terminal
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(lab.app, name="lab")
 app.command()(stack_commands.lock)
+app.command()(bundle.bundle)
 app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
 app.command()(validation_commands.validate)
