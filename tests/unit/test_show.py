@@ -140,7 +140,7 @@ def test_packed_stacks_are_listed(cache: Builds) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
     head, *rows = (line.split() for line in printed("list").splitlines())
-    assert " ".join(head) == "stack platform tensorflow torch horovod openmpi numpy size packed kept in"
+    assert " ".join(head) == "stack platform tensorflow torch horovod openmpi numpy adds size packed kept in"
     assert [row[:3] for row in rows] == [[stack, "debian-12", "x86_64"] for stack in (LOCK["id"], OTHER)]
     assert {row[-1] for row in rows} == {str(cache.root)}
     assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]

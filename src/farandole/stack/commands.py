@@ -163,7 +163,8 @@ def _explain(new: locks.Lock, inventory: Path) -> None:
 
 def _proof(new: locks.Lock, inventory: Path) -> str:
     if seen := load().seen(new["versions"], new["platform"]["os"]):
-        return f"{'built and ran together' if seen.works else 'seen to fail'}: {seen.ran}"
+        without = ", without your own packages" if new["own"] else ""
+        return f"{'built and ran together' if seen.works else 'seen to fail'}{without}: {seen.ran}"
     if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
         return "packed on this machine"
     return f"this exact set has not been built on {new['platform']['os']} yet"

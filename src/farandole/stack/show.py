@@ -35,7 +35,7 @@ def list_stacks(inventory: Inventory = None) -> None:
     folders = builds_of(inventory)
     rows = [[*row(built), str(builds.root)] for builds in folders for built in builds.packed()]
     if rows:
-        typer.echo(table([["stack", "platform", *HEADLINE, "size", "packed", "kept in"], *rows]))
+        typer.echo(table([["stack", "platform", *HEADLINE, "adds", "size", "packed", "kept in"], *rows]))
     else:
         typer.echo(f"no stack is packed in {locations(folders)}")
     if inventory:
@@ -69,7 +69,9 @@ def row(built: Built) -> list[str]:
     made = datetime.fromtimestamp(record_path(built.path).stat().st_mtime, UTC)
     platform = f"{lock['platform']['os']} {lock['platform']['arch']}"
     size = f"{built.path.stat().st_size / 1e6:.0f} MB"
-    return [lock["id"], platform, *(versions.get(name, "-") for name in HEADLINE), size, f"{made:%Y-%m-%d %H:%M}"]
+    # A stack with packages of the user's own has nothing else: the rest is in the same stack without them.
+    adds = " ".join(lock["wanted"].get("packages", [])) or "-"
+    return [lock["id"], platform, *(versions.get(name, "-") for name in HEADLINE), adds, size, f"{made:%Y-%m-%d %H:%M}"]
 
 
 def contents(lock: Lock) -> dict[str, str]:
