@@ -488,47 +488,13 @@ def poison(builds: Path, honest: Path, stack: str) -> None:
     shutil.rmtree(trees)
 
 
-def lock_again(cluster: Cluster, *wanted: str) -> None:
-    """Write a new lock, as a user would."""
-    command = [sys.executable, "-m", "farandole", "lock", "-i", str(cluster.inventory), *wanted]
-    subprocess.run(command, cwd=ROOT, check=True)
-
-
-def test_packages_of_the_users_own_cost_only_themselves(cluster: Cluster) -> None:
-    before, settings = locked(cluster), cluster.inventory / "group_vars/all.yml"
-    settings.parent.mkdir()
-    settings.write_text("stack_packages: [tzdata]\n")
-    lock_again(cluster)
-    added = cluster.play()
-    assert added.rc == 0, added.output
-    tasks = {task for task, _ in added.changes}
-    assert "stack : Install your own packages" in tasks
-    assert not {task for task in tasks if re.search("Compile|Make the Python environment", task)}
-    (packed,) = (lab_builds() / "stacks").glob(f"{locked(cluster)}.*.zst")
-    assert packed.stat().st_size < 5_000_000
-    for node in ("node-1", "node-2", "node-3"):
-        asked = f"{CURRENT}/venv/bin/python -c 'import tzdata, horovod.torch; print(tzdata.__file__)'"
-        shown = cluster.ssh(node, "runuser", "-l", "trainer", "-c", asked).stdout
-        assert shown.startswith(f"{CURRENT}/venv/lib/")
-        assert stack_of(cluster, node) == locked(cluster)
-    assert proven(cluster, "node-1", "node-2")
-    assert set(cluster.play().count("changed").values()) == {0}
-    # A changed file of the stack below it is found and mended.
-    cluster.ssh("node-2", "sh", "-c", f"echo >>{CURRENT}/base/venv/bin/torchrun")
-    mended = cluster.play()
-    assert {task for task, node in mended.changes} == {"stack : Install the stack alongside the others"}
-    settings.unlink()
-    settings.parent.rmdir()
-    lock_again(cluster)
-    assert locked(cluster) == before
-    back = cluster.play()
-    assert {task for task, _ in back.changes} == {"stack : Switch to the stack"}
-    assert stack_of(cluster, "node-3") == before
-
-
 def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
     before = locked(cluster)
-    lock_again(cluster, "--want", EARLIER_NUMPY)
+    subprocess.run(
+        [sys.executable, "-m", "farandole", "lock", "-i", cluster.inventory, "--want", EARLIER_NUMPY],
+        cwd=ROOT,
+        check=True,
+    )
     assert locked(cluster) != before
     upgraded = cluster.play()
     assert upgraded.rc == 0, upgraded.output
