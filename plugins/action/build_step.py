@@ -38,6 +38,12 @@ options:
   creates:
     description: A path that the step creates. While it and O(directory) exist, a finished step is not repeated.
     type: str
+  root:
+    description: >-
+      Whether the script runs as root. If not, it runs as an account that exists only for it, without the network, and
+      can write only to the folder C($CACHE_DIRECTORY), which is C(/var/cache/private/farandole-build).
+    type: bool
+    default: true
   unit:
     description: >-
       The systemd unit, C(farandole-build) or with more after it. Steps in different units run at the same time.

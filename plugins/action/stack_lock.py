@@ -36,6 +36,7 @@ options:
     description: A C(requirements.txt) or C(pyproject.toml) with more of them; a relative path is beside the inventory.
     type: str
     default: ""
+  build_wheels: {description: Build packages that have no wheel., type: bool, default: false}
   accelerator:
     description: V(auto) means V(cuda) if every node has an NVIDIA driver and one of them has the toolkit, else V(cpu).
     type: str
@@ -98,7 +99,10 @@ class ActionModule(Action):
             return locks.read(path), False
         folder = arguments["inventory_dir"]
         packages = own.read(arguments["packages"], arguments["requirements"], Path(folder))
-        wanted = request(frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages)
+        wanted = request(
+            frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages,
+            sources=cache / "sources" if arguments["build_wheels"] else None,
+        )  # fmt: skip
         return locks.settle(
             path, wanted, configure, probes(variables),
             save=not self._task.check_mode, cache=cache, say=Display().display,

@@ -34,7 +34,7 @@ def slug(name: str) -> str:
 
 def digest(parameters: dict[str, Any]) -> str:
     """Identify a step, to recognize it in a later run."""
-    step = {key: parameters[key] for key in ("name", "script", "directory", "environment")}
+    step = {key: parameters[key] for key in ("name", "script", "directory", "environment", "root")}
     return hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -161,6 +161,9 @@ def launch(module: AnsibleModule, description: str, directory: Path) -> None:
         # Keeps the unit, so that its result can be read afterwards.
         "RemainAfterExit": "yes",
     }
+    if not module.params["root"]:
+        properties |= {"DynamicUser": "yes", "PrivateNetwork": "yes", "ProtectHome": "yes"}
+        properties |= {"CacheDirectory": "farandole-build"}
     command = ["systemd-run", "--quiet", f"--unit={module.params['unit']}", f"--description={description}"]
     command += [f"--property={name}={value}" for name, value in properties.items()]
     code, _, err = module.run_command([*command, *environment, "sh", str(script)])
@@ -199,6 +202,7 @@ def main() -> None:
             "environment": {"type": "dict", "default": {}},
             "build": {"type": "str", "default": ""},
             "creates": {"type": "path"},
+            "root": {"type": "bool", "default": True},
             "unit": {"type": "str", "required": True},
             "start": {"type": "bool", "default": True},
         },

@@ -21,6 +21,7 @@ STEP = {
     "directory": "/build",
     "environment": {"A": "1", "B": "2"},
     "unit": "farandole-build",
+    "root": True,
 }
 UNIT = {
     "Result": "exit-code",
@@ -44,7 +45,7 @@ def test_a_step_is_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"name": "NCCL"}, {"script": "true\n"}, {"directory": "/b"}, {"environment": {"A": "1"}}]
+    "other", [{"name": "NCCL"}, {"script": "true\n"}, {"directory": "/b"}, {"environment": {"A": "1"}}, {"root": False}]
 )
 def test_another_step_is_not_mistaken_for_it(other: dict[str, object]) -> None:
     assert step.digest({**STEP, **other}) != step.digest(STEP)

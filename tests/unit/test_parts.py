@@ -20,10 +20,10 @@ from .stack import LOCK, changed, layered
 
 
 def test_wheels_are_files_in_the_cache() -> None:
-    files = parts.stack_wheels(LOCK["wheels"], "/cache")
+    files = parts.stack_cached(LOCK["wheels"], "/cache")
     assert files[0] == {"path": "/cache/wheels/numpy-2.4.6.whl", "name": "numpy-2.4.6.whl", "sha256": "04"}
     assert [file["sha256"] for file in files] == ["04", "05", "06"]
-    assert parts.stack_wheels(LOCK["wheels"], "~/c")[0]["path"] == str(Path.home() / "c/wheels/numpy-2.4.6.whl")
+    assert parts.stack_cached(LOCK["wheels"], "~/c")[0]["path"] == str(Path.home() / "c/wheels/numpy-2.4.6.whl")
 
 
 def test_patches_are_files_in_the_repository() -> None:

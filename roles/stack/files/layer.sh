@@ -1,5 +1,6 @@
 # Makes the virtual environment of a stack that adds packages to another one, BASE. STACK, REQUIREMENTS (one pinned and hashed
-# wheel per line) and REPLACE come from the role. Root runs nothing of the base, which another builder may have made.
+# wheel per line), ARCHIVES (of wheels that were built) and REPLACE come from the role. Root runs nothing of the base, which
+# another builder may have made.
 venv=$STACK/venv
 from=${STACK%/*}/$BASE/venv
 sh -euc "$REPLACE" - "$STACK"
@@ -10,6 +11,12 @@ python3 -m venv "$venv"
 packages=$(echo "$venv"/lib/python3.*/site-packages)
 PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
     --no-index --find-links wheels --require-hashes --requirement requirements.txt
+for archive in $ARCHIVES; do
+    rm -rf wheel
+    tar --extract --zstd --file "$archive"
+    PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
+        --no-index wheel/*.whl
+done
 # The base has them.
 rm -rf "$packages"/pip "$packages"/pip-* "$packages"/setuptools "$packages"/setuptools-* "$packages"/pkg_resources \
     "$packages"/_distutils_hack "$packages"/distutils-precedence.pth "$venv"/bin/pip*

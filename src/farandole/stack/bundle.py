@@ -97,7 +97,10 @@ def project() -> dict[str, Path]:
 
 def cached(lock: Mapping[str, Any], cache: Path, *archives: Path) -> dict[str, Path]:
     """The files of a lock in the cache."""
-    files = [*(cache / "wheels" / wheel["file"] for wheel in lock["wheels"]), *archives]
+    built = lock.get("sources", [])
+    wheels = [*lock["wheels"], *(tool for source in built for tool in source["tools"])]
+    files = [cache / "wheels" / wheel["file"] for wheel in wheels]
+    files += [*(cache / "sources" / source["file"] for source in built), *archives]
     return {f"{CACHE}/{path.relative_to(cache)}": path for path in files}
 
 

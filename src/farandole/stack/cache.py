@@ -125,6 +125,11 @@ class Builds:
         """The path of a lock's Horovod."""
         return self.parts / f"horovod-{lock['horovod']['version']}-{horovod_key(lock)}.tar.zst"
 
+    def wheel(self, lock: Lock, source: dict[str, Any]) -> Path:
+        """The path of a wheel that was made of sources in a lock."""
+        key = digest(lock["platform"], source["sha256"], source["tools"])
+        return self.parts / f"wheel-{source['name']}-{source['version']}-{key}.tar.zst"
+
     def packed(self) -> list[Built]:
         """All packed stacks, with their locks."""
         records = sorted(self.stacks.glob("*.tar.zst.json"))

@@ -36,11 +36,20 @@ def collect(lock: Lock, cache: Path, say: Say) -> bool:
 
 
 def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
-    """Fetch all wheels into the cache; return whether any was missing."""
-    wheels = [wheel for wheel in lock["wheels"] if not sources.cached([wheel], cache / "wheels", say)]
+    """Fetch all wheels, and what wheels are built of, into the cache; return whether anything was missing."""
+    found = _collect(lock["wheels"], lock, cache, say)
+    for source in lock.get("sources", ()):
+        wanted = {"index": source["name"], "file": source["file"], "sha256": source["sha256"]}
+        _, fetched = sources.provide([wanted], cache / "sources", say)
+        found |= _collect(source["tools"], lock, cache, say) | fetched
+    return found
+
+
+def _collect(wanted: Sequence[Mapping[str, str]], lock: Lock, cache: Path, say: Say) -> bool:
+    wheels = [wheel for wheel in wanted if not sources.cached([wheel], cache / "wheels", say)]
     if wheels:
         with no_space(cache):
-            say(f"collecting {len(wheels)} of {len(lock['wheels'])} wheels into {cache / 'wheels'}")
+            say(f"collecting {len(wheels)} of {len(wanted)} wheels into {cache / 'wheels'}")
             download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
     return bool(wheels)
 

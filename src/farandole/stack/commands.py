@@ -25,7 +25,8 @@ from farandole.table import table
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
 REQUEST = (
-    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_accelerator", "openmpi_configure",
+    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_build_wheels", "stack_accelerator",
+    "openmpi_configure",
 )  # fmt: skip
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
@@ -72,6 +73,7 @@ def lock(
             want or (),
             inventory=str(inventory),
             packages=own_packages(variables),
+            sources=sources_of(variables),
         )
         login = Login(user, private_key, ask_pass, ask_become_pass)
         found, old = probes(inventory, variables, login), former(path)
@@ -112,7 +114,8 @@ def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> 
     """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
     pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
     frameworks, packages = _list(variables, "stack_frameworks"), own_packages(variables)
-    wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages)
+    sources = sources_of(variables)
+    wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages, sources=sources)
     if against := locks.differences(new, found, wanted, configure):
         return f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
     return ""
@@ -140,6 +143,8 @@ def _sizes(new: locks.Lock) -> list[str]:
     """What the wheels weigh, and what of it serves no purpose on these nodes."""
     sizes = {wheel["name"]: new["index"]["files"][wheel["file"]]["size"] for wheel in new["wheels"]}
     lines = [f"{len(sizes)} wheels, {sum(sizes.values()) / 1e6:.0f} MB"]
+    if built := [source["name"] for source in new.get("sources", ())]:
+        lines.append(f"to build on the builder: {', '.join(built)}, which have no wheel")
     gpu = sum(size for name, size in sizes.items() if name.startswith(("nvidia-", "cuda-", "triton")))
     if new["wanted"]["accelerator"] == "cpu" and gpu:
         torch = new["versions"]["torch"]
@@ -190,6 +195,13 @@ def cache_of(variables: Mapping[str, Any]) -> Path:
     if "{{" in (value := variables["stack_cache"]):
         raise _not_plain("path", "stack_cache", value)
     return Path(value).expanduser()
+
+
+def sources_of(variables: Mapping[str, Any]) -> Path | None:
+    """Where sources are kept, if packages without a wheel may be built."""
+    if not isinstance(variables["stack_build_wheels"], bool):
+        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"])
+    return cache_of(variables) / "sources" if variables["stack_build_wheels"] else None
 
 
 def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:

@@ -48,6 +48,18 @@ class Wheel:
     url: str
     size: int
     needed_by: tuple[str, ...]
+    # How to make it, if `file` has only its sources.
+    build: Build | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    """How to make a wheel of its sources."""
+
+    # What the wheel should require, and the modules that it should have.
+    requires: tuple[str, ...]
+    modules: tuple[str, ...]
+    tools: tuple[Wheel, ...]
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,8 @@ class Question:
     until: str = ""
     # Builds that must not come, by the mark at the end of their versions.
     never: str = ""
+    # A folder with more wheels.
+    more: Path | None = None
 
 
 class UnsatisfiableError(FarandoleError):
@@ -147,10 +161,10 @@ def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
     """Run uv; if an index does not say when files were published, once more with all of them."""
     until = [f"--exclude-newer={question.until}"] if question.until else []
     preferred = (folder / "chosen.txt").read_text()
-    done = _run(question.platform, folder, [*until, *arguments])
+    done = _run(question, folder, [*until, *arguments])
     if until and "is missing an upload date" in done.stderr:
         (folder / "chosen.txt").write_text(preferred)
-        done = _run(question.platform, folder, arguments)
+        done = _run(question, folder, arguments)
     if done.returncode:
         said = without_passwords(done.stderr)
         if "No solution found" in said:
@@ -160,14 +174,15 @@ def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
         raise FarandoleError(f"`uv pip compile` failed on this machine: {one_line(said)}")
 
 
-def _run(platform: Platform, folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(question: Question, folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    platform = question.platform
     minor = max((minor for minor in _GLIBC if minor <= int(platform.glibc.split(".")[1])), default=_GLIBC[0])
     command = [
         *(str(UV), "pip", "compile", "--config-file=uv.toml", "--preview-features=index-exclude-newer"),
         *("--no-progress", "--color=never", "--no-header", "--only-binary=:all:", "--index-strategy=unsafe-best-match"),
         f"--python-version={platform.python}",
         f"--python-platform={platform.arch}-manylinux_2_{minor}",
-        *(["--no-index"] if web.pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on") else []),
+        *(["--no-index"] if web.no_index() else []),
         *arguments,
     ]
     path = folder / "uv.toml"
@@ -175,7 +190,7 @@ def _run(platform: Platform, folder: Path, arguments: list[str]) -> subprocess.C
         _configure(path)
     try:
         return subprocess.run(
-            command, cwd=folder, env=environment(), text=True, capture_output=True, check=False,
+            command, cwd=folder, env=environment(question.more), text=True, capture_output=True, check=False,
             timeout=TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -217,14 +232,15 @@ def _configure(path: Path) -> None:
             file.write(f"[[index]]\nurl = {json.dumps(url)}\ndefault = {default}\n{dated}")
 
 
-def environment() -> dict[str, str]:
-    """The rest of pip's configuration, in uv's words."""
+def environment(more: Path | None = None) -> dict[str, str]:
+    """The rest of pip's configuration, in uv's words, and a folder with more wheels."""
     settings = web.pip_settings()
+    folders = [*settings.get("find-links", "").split(), *([str(more)] if more else [])]
     found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     found |= {
         "UV_CACHE_DIR": str(default_root() / "index"),
         "UV_PYTHON_DOWNLOADS": "never",
-        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
+        "UV_FIND_LINKS": ",".join(folders),
         "UV_HTTP_TIMEOUT": settings.get("timeout") or settings.get("default-timeout", "60"),
         "SSL_CERT_FILE": settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE", ""),
     }
@@ -236,6 +252,12 @@ def environment() -> dict[str, str]:
 def names(said: str, package: str) -> bool:
     """Whether uv's explanation is about a package."""
     return re.search(rf"(?<![\w-]){re.escape(split(package)[0])}(?![\w-])", said) is not None
+
+
+def without_wheel(said: str) -> set[str]:
+    """The packages that have sources, but no wheel for the nodes, among the versions that were asked for."""
+    found = re.findall(r"([\w.-]*\w)\S* has (?:no wheel, only sources|no wheels with a matching)", said)
+    return set(map(canonicalize_name, found))
 
 
 def missing(said: str) -> str:

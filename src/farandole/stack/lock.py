@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from farandole import files
 from farandole.errors import FarandoleError
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load, near
+from farandole.stack.index import Build, Wheel
 from farandole.stack.nodes import Nodes, Probe
 from farandole.stack.nodes import read as read_nodes
 from farandole.stack.problem import Known, Problem, Request
@@ -32,9 +33,12 @@ HEAD = """\
 # set stack_frameworks, stack_pins, stack_packages, stack_accelerator and openmpi_configure instead.
 """
 # In the order in which they are written.
-KEYS = ("format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "own", "index", "why")
-# What says nothing about what is installed, and what older locks do not have.
-NOT_IDENTITY, NOT_IN_1 = ("id", "index", "why"), ("own", "index")
+KEYS = (
+    "format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "own", "sources", "index",
+    "why",
+)  # fmt: skip
+# What says nothing about what is installed, and what older locks, and most others, do not have.
+NOT_IDENTITY, NOT_IN_1, SELDOM = ("id", "index", "why"), {"own", "index"}, {"sources"}
 Lock = Mapping[str, Any]
 
 
@@ -64,21 +68,36 @@ def make(nodes: Nodes, request: Request, configure: Sequence[str] = (), known: K
         "openmpi": _openmpi(solution, configure),
         "horovod": _horovod(problem, solution),
         "nccl": {"version": solution.rows["nccl"].version} if "nccl" in solution.rows else None,
-        "wheels": [
-            {"name": one.name, "version": one.version, "file": one.file, "sha256": one.sha256}
-            for one in solution.wheels
-        ],
+        "wheels": [_file(one) for one in solution.wheels if not one.build],
         # The wheels that the stack would not have without the user's own packages.
         "own": [one.name for one in solution.wheels if one.package not in solution.base],
         "index": {
             "until": known.until,
-            "files": {one.file: {"from": one.url, "size": one.size} for one in solution.wheels},
+            "files": {one.file: {"from": one.url, "size": one.size} for one in _all(solution.wheels)},
         },
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
     }
+    if sources := [_source(one, one.build) for one in solution.wheels if one.build]:
+        lock["sources"] = sources
     # Plain data, even if Ansible passed in its own string types.
     plain: dict[str, Any] = json.loads(json.dumps(lock))
     return {**plain, "id": identity(plain)}
+
+
+def _file(wheel: Wheel) -> dict[str, Any]:
+    return {"name": wheel.name, "version": wheel.version, "file": wheel.file, "sha256": wheel.sha256}
+
+
+def _source(wheel: Wheel, build: Build) -> dict[str, Any]:
+    """Sources from which the builder makes a wheel."""
+    tools = [_file(tool) for tool in build.tools]
+    return {**_file(wheel), "requires": list(build.requires), "modules": list(build.modules), "tools": tools}
+
+
+def _all(wheels: Iterable[Wheel]) -> Iterator[Wheel]:
+    for wheel in wheels:
+        yield wheel
+        yield from wheel.build.tools if wheel.build else ()
 
 
 def base_of(lock: Lock) -> dict[str, Any]:
@@ -90,7 +109,7 @@ def base_of(lock: Lock) -> dict[str, Any]:
     pins = [pin for pin in lock["wanted"]["pins"] if pin.partition("==")[0] not in own]
     index = lock["index"] | {"files": {wheel["file"]: lock["index"]["files"][wheel["file"]] for wheel in wheels}}
     base = {
-        **lock,
+        **{key: value for key, value in lock.items() if key != "sources"},
         "wanted": lock["wanted"] | {"pins": pins, "packages": []},
         "versions": {name: version for name, version in lock["versions"].items() if name not in own},
         "wheels": wheels,
@@ -181,7 +200,7 @@ def write(path: Path, lock: Lock) -> None:
 
 def _dump(key: str, value: Any) -> str:
     """Format one key with one line per version, file and reason, so that diffs read well."""
-    flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels", "own", "index") else False
+    flow = None if key in ("platform", "wanted", "openmpi", "horovod", "wheels", "own", "sources", "index") else False
     return yaml.safe_dump({key: value}, sort_keys=False, default_flow_style=flow, width=10**6, allow_unicode=True)
 
 
@@ -196,7 +215,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(lock, dict) or lock.get("format") not in READABLE:
         found = lock.get("format") if isinstance(lock, dict) else "none"
         raise FarandoleError(f"{path} has format {found}, and this version reads formats 1 and 2; {cure}")
-    if missing := set(KEYS) - lock.keys() - (set(NOT_IN_1) if lock["format"] == 1 else set()):
+    if missing := set(KEYS) - lock.keys() - SELDOM - (NOT_IN_1 if lock["format"] == 1 else set()):
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")
     if (content := identity(lock)) != lock["id"]:
         raise FarandoleError(
@@ -220,6 +239,8 @@ def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[
         ("accelerator", wanted["accelerator"], problem.accelerator),
         ("packages", wanted.get("packages", []), sorted(requirement for requirement, _ in request.packages)),
     ]
+    if lock.get("sources"):
+        pairs.append(("stack_build_wheels", "true", "true" if request.sources else "false"))
     if configure:
         pairs.append(("openmpi_configure", lock["openmpi"]["configure"], list(configure)))
     found = [f"{name}: the lock says {_text(old)}, now it is {_text(new)}" for name, old, new in pairs if old != new]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import ZipFile
@@ -17,17 +17,23 @@ from farandole.form import fields, load, whole, within, words
 from farandole.stack.lock import own_wheels
 from farandole.words import one_line
 
-Wheel = dict[str, str]
+File = dict[str, str]
 # The outermost folders of wheels that no script imports.
 PUBLIC, NO_MODULES = re.compile(r"[a-zA-Z]\w*"), {"benchmarks", "docs", "examples", "test", "tests"}
 SHA256 = words("[0-9a-f]{64}")
 PACKED = fields({"sha256": SHA256, "unpacked": whole(1 << 40), "stack": SHA256, "mpi": SHA256})
 
 
-def stack_wheels(wheels: list[Wheel], cache: str) -> list[dict[str, str]]:
-    """The wheels, as the action send_files takes them."""
-    folder = Path(cache).expanduser() / "wheels"
-    return [{"path": str(folder / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in wheels]
+def stack_cached(files: list[File], cache: str, folder: str = "wheels") -> list[dict[str, str]]:
+    """Files in a folder of the cache, as the action send_files takes them."""
+    place = Path(cache).expanduser() / folder
+    return [{"path": str(place / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in files]
+
+
+def stack_built(layer: dict[str, Any], folder: str) -> str:
+    """The archives of the wheels that were built for a layer, below a folder on the builder."""
+    archives = {one["name"]: one["part"]["name"] if one["part"] else "wheel.tar.zst" for one in layer["sources"]}
+    return " ".join(f"{folder}/{name}/{archive}" for name, archive in archives.items())
 
 
 def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, str]]:
@@ -35,7 +41,7 @@ def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, 
     return [{"path": f"{folder}/{one['file']}", "name": one["file"], "sha256": one["sha256"]} for one in patches]
 
 
-def stack_requirements(wheels: list[Wheel]) -> str:
+def stack_requirements(wheels: list[File]) -> str:
     """The wheels as a requirements file with hashes."""
     return "\n".join(f"{one['name']}=={one['version']} --hash=sha256:{one['sha256']}" for one in wheels)
 
@@ -58,7 +64,9 @@ def modules_of(lock: dict[str, Any], cache: str) -> list[str]:
     asked = {canonicalize_name(Requirement(text).name) for text in lock["wanted"].get("packages", [])}
     folder = Path(cache).expanduser() / "wheels"
     files = [folder / wheel["file"] for wheel in own_wheels(lock) if canonicalize_name(wheel["name"]) in asked]
-    return sorted({name for file in files if file.exists() for name in importable(ZipFile(file).namelist())})
+    found = {name for file in files if file.exists() for name in importable(ZipFile(file).namelist())}
+    built = (source for source in lock.get("sources", ()) if canonicalize_name(source["name"]) in asked)
+    return sorted(found | {name for source in built for name in source["modules"] if _is_public((name,))})
 
 
 def importable(files: Iterable[str]) -> set[str]:
@@ -72,7 +80,11 @@ def importable(files: Iterable[str]) -> set[str]:
         if len(path.parts) == 1 and path.suffix in (".py", ".so")
     }
     names = [path.parts for path in outer | single if path.parts]
-    return {".".join(parts) for parts in names if all(map(PUBLIC.fullmatch, parts)) and parts[0] not in NO_MODULES}
+    return {".".join(parts) for parts in names if _is_public(parts)}
+
+
+def _is_public(parts: Sequence[str]) -> bool:
+    return all(map(PUBLIC.fullmatch, parts)) and parts[0] not in NO_MODULES
 
 
 def stack_packed(answer: str, stack: str, mpi: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
     base, layer = base_of(lock), None
     if base["id"] != lock["id"]:
         layer = _archive(lock, builds, nodes, builder)
+        layer["sources"] = [_source(lock, source, builds, builder) for source in lock.get("sources", ())]
         # Where the layer is installed, so is its base.
         nodes = {
             name: stacks if name in layer["lacking"] else {**stacks, "installed": [*stacks["installed"], base["id"]]}
@@ -96,6 +97,12 @@ def _stack(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str
             "horovod": described(horovod if made["build"] else None),
         },
     }
+
+
+def _source(lock: Lock, source: dict[str, Any], builds: Builds, builder: str) -> dict[str, Any]:
+    """A package that is built: how, and the wheel if this builder has made it before."""
+    path = builds.wheel(lock, source)
+    return {**source, "path": str(path), "part": described(own(recall_whole(path), builder))}
 
 
 def unavailable(made: Mapping[str, Any], builds: str, builder: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -28,6 +29,8 @@ class Request:
     inventory: str = "INVENTORY"
     # The user's own packages, and where each is named.
     packages: tuple[tuple[str, str], ...] = ()
+    # Where sources are kept, if packages without a wheel may be built.
+    sources: Path | None = None
 
     def spelled(self, pin: tuple[str, str]) -> str:
         """A pin as the user wrote it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from farandole.errors import FarandoleError
 from farandole.stack.catalogue import load
@@ -16,6 +17,7 @@ def request(
     command: Iterable[str] = (),
     inventory: str = "INVENTORY",
     packages: tuple[tuple[str, str], ...] = (),
+    sources: Path | None = None,
 ) -> Request:
     """Build a request; refuse what the catalogue does not have. `command` are pins from the command line."""
     catalogue = load()
@@ -29,4 +31,4 @@ def request(
             raise FarandoleError(f"{name} is pinned to {' and to '.join(versions)}: keep one of them")
     from_command = frozenset(options) - frozenset(settings)
     wanted = catalogue.check_frameworks(frameworks)
-    return Request(wanted, tuple(sorted(found)), accelerator, from_command, inventory, packages)
+    return Request(wanted, tuple(sorted(found)), accelerator, from_command, inventory, packages, sources)

@@ -10,7 +10,7 @@ from resolvelib import ResolutionError
 
 from farandole.errors import FarandoleError
 from farandole.findings import some
-from farandole.stack import index, rules
+from farandole.stack import index, rules, sdist
 from farandole.stack.cache import COMPILED_AGAINST
 from farandole.stack.catalogue import FACTS, NONE, Need, Row, near, order, system
 from farandole.stack.index import Question, UnsatisfiableError, Wheel
@@ -84,7 +84,8 @@ def _choose(problem: Problem) -> Solution:
         base = frozenset(wheel.package for wheel in wheels)
         if problem.request.packages:
             question = beside(problem, question, wheels)
-            wheels = index.ask(question)
+            folder = problem.request.sources
+            wheels = sdist.choose(question, folder) if folder else index.ask(question)
             _refuse_frameworks(problem, wheels)
         return _solution(problem, components, question, wheels, base)
     raise first or FarandoleError(rules.refusal(problem))
@@ -169,6 +170,12 @@ def refusal(problem: Problem, error: UnsatisfiableError) -> str:
     lines = ["no set of packages satisfies the request; nothing was changed.", ""]
     lines += [f"   {line}" for line in said.splitlines()]
     lines += [f"   - {need}" for need in dict.fromkeys(map(str, named))]
+    if only := ", ".join(sorted(index.without_wheel(said))):
+        lines.append(
+            f"   no package index has sources of {only} either, with a sha256"
+            if problem.request.sources
+            else f"   {only} can be built once, on the builder, where its own code then runs: stack_build_wheels: true"
+        )
     if missing := index.missing(said):
         lines.append(f"   no index has a package {missing}{problem.catalogue.hint(missing)}")
     elif hints := [hint for need in named if need.by == YOURS and (hint := problem.catalogue.imported(need.component))]:
@@ -218,7 +225,8 @@ def _asked(needs: Sequence[Need]) -> str:
 def _package(solution: Solution, wheel: Wheel) -> str:
     needs = [need for need in solution.needs.get(wheel.package, ()) if need.short]
     by = [Need(wheel.package, "", name) for name in wheel.needed_by]
-    return f"{_asked([*needs, *by])}; {solution.kept.get(wheel.package, 'the newest that fits')}"
+    chosen = solution.kept.get(wheel.package, "the newest that fits")
+    return f"{_asked([*needs, *by])}; {chosen}{'; built, as there is no wheel' if wheel.build else ''}"
 
 
 def _newer(problem: Problem, solution: Solution, name: str) -> str:

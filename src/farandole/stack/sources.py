@@ -8,7 +8,8 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from farandole import fetching
 from farandole.errors import FarandoleError
 from farandole.stack.cache import draft_folder, keep, no_space, sha256
-from farandole.stack.web import certificates, indexes, open_url
+from farandole.stack.web import certificates, indexes, no_index, open_url
 from farandole.words import one_line, without_passwords
 
 # A `file`, its `sha256`, and where it is: the `url` of a site, a project on a package index (`index`), or the name of a
@@ -136,15 +137,29 @@ def _page(url: str, index: str) -> bytes:
 
 def _link(index: str, name: str, file: str) -> str | None:
     """The URL of a file on a package index."""
+    for url, _ in _links(index, name):
+        if urllib.parse.unquote(urllib.parse.urlparse(url).path).endswith(f"/{file}"):
+            return url
+    return None
+
+
+def _links(index: str, name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The URLs of all files of a project on a package index, each with what the page says about it."""
     page = f"{index.rstrip('/')}/{name}/"
     try:
         text = fetching.within(PAGE_S, partial(_page, page, index)).decode()
     except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return None
-        raise
-    for link in re.findall(r'href="([^"]+)"', text):
-        url = urllib.parse.urljoin(page, html.unescape(link))
-        if urllib.parse.unquote(urllib.parse.urlparse(url).path).endswith(f"/{file}"):
-            return url
-    return None
+        if error.code != 404:
+            raise
+        return
+    for anchor in re.findall(r"<a\s([^>]*)>", text):
+        data = {key: html.unescape(value) for key, value in re.findall(r'([\w-]+)="([^"]*)"', anchor)}
+        if "href" in data:
+            yield urllib.parse.urljoin(page, data.pop("href")), data
+
+
+def links(name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The URLs of all files of a project on all package indexes; one that does not answer is left out."""
+    for index in [] if no_index() else indexes():
+        with suppress(*UNREACHED):
+            yield from _links(index, name)

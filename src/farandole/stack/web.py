@@ -90,6 +90,11 @@ def indexes() -> list[str]:
     return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or default_index()]
 
 
+def no_index() -> bool:
+    """Whether pip uses no index on this machine, but only folders."""
+    return pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on")
+
+
 def default_index() -> str:
     """The index that pip uses if none is set; only its help names it."""
     return _named_in_help(PIP)
