@@ -173,6 +173,13 @@ class Login(Quiet):
         self.wfile.write(b"<html><body>Please log in</body></html>")
 
 
+class Forbids(Quiet):
+    """A proxy that lets nobody through."""
+
+    def do_GET(self) -> None:
+        self.send_error(403, "Not with me")
+
+
 class Silent(Quiet):
     """Accepts the connection and sends nothing."""
 

@@ -17,7 +17,7 @@ from farandole.stack.catalogue import Need, Platform
 from farandole.stack.index import Question, UnsatisfiableError, Wheel, ask
 
 from .packages import pip_settings
-from .stack import Login, dead_url, served
+from .stack import Forbids, Login, Quiet, dead_url, served
 from .test_lock_collect import QUOTED, Guarded, digest
 
 BOOKWORM = Platform("debian-12", "x86_64", "3.11", "2.36")
@@ -99,9 +99,27 @@ def test_an_index_that_is_down(pip: pytest.MonkeyPatch) -> None:
         ask(question("six"))
 
 
-def test_an_index_that_answers_with_a_page_to_log_in(pip: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with served(tmp_path, Login) as url:
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [(Login, "/simple/six/ is another page: Please log in"), (Forbids, "/simple/six/: Not with me")],
+)
+def test_something_else_answers_instead_of_an_index(
+    pip: pytest.MonkeyPatch, tmp_path: Path, handler: type[Quiet], words: str
+) -> None:
+    with served(tmp_path, handler) as url:
         pip.setenv("PIP_INDEX_URL", f"{url}/simple")
-        with pytest.raises(UnsatisfiableError) as refusal:
+        with pytest.raises(FarandoleError, match=r"the package index cannot be reached .*pip config list") as refusal:
             ask(question("six"))
-    assert index.missing(str(refusal.value)) == "six"
+    assert words in str(refusal.value)
+
+
+def test_an_index_that_does_not_have_a_package(pip: pytest.MonkeyPatch, simple: Path) -> None:
+    page = simple / "simple/none/index.html"
+    page.parent.mkdir()
+    page.write_text("<html><body><h1>Links for none</h1></body></html>")
+    with served(simple) as url:
+        pip.setenv("PIP_INDEX_URL", f"{url}/simple")
+        for name in ("none", "nowhere"):
+            with pytest.raises(UnsatisfiableError) as refusal:
+                ask(question(name))
+            assert index.missing(str(refusal.value)) == name

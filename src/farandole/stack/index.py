@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from farandole.errors import FarandoleError
-from farandole.stack import web
+from farandole.stack import sources, web
 from farandole.stack.cache import default_root
 from farandole.stack.catalogue import Need, Platform
 from farandole.words import one_line, without_passwords
@@ -28,7 +28,8 @@ TIMEOUT_S = 600
 # The C libraries that uv knows, by minor version.
 _GLIBC = (17, 28, *range(31, 41))
 _UNREACHED = re.compile(
-    r"error sending request|Failed to fetch|timed out|dns error|Connection (?:refused|reset)|HTTP status"
+    r"error sending request|Failed to fetch|timed out|dns error|Connection (?:refused|reset)|HTTP status|"
+    r"unexpected JSON"
 )
 _NOT_OURS = re.compile(
     r"^hint: (?:Wheels are required for|Pre-releases are available)|building from source is disabled"
@@ -167,6 +168,8 @@ def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
         done = _run(question, folder, arguments)
     if done.returncode:
         said = without_passwords(done.stderr)
+        if (name := missing(said)) and (answers := sources.strange(name)):
+            raise FarandoleError(unreached(answers))
         if "No solution found" in said:
             raise UnsatisfiableError(reasons(said), question)
         if _UNREACHED.search(said):

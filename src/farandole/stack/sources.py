@@ -143,19 +143,39 @@ def _link(index: str, name: str, file: str) -> str | None:
     return None
 
 
-def _links(index: str, name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The URLs of all files of a project on a package index, each with what the page says about it."""
-    page = f"{index.rstrip('/')}/{name}/"
+def _text(index: str, name: str) -> str:
+    """The page of a project on a package index; empty if there is none."""
+    page = _place(index, name)
     try:
-        text = fetching.within(PAGE_S, partial(_page, page, index)).decode()
+        return fetching.within(PAGE_S, partial(_page, page, index)).decode()
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise
-        return
-    for anchor in re.findall(r"<a\s([^>]*)>", text):
+        return ""
+
+
+def _place(index: str, name: str) -> str:
+    return f"{index.rstrip('/')}/{name}/"
+
+
+def _links(index: str, name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The URLs of all files of a project on a package index, each with what the page says about it."""
+    for anchor in re.findall(r"<a\s([^>]*)>", _text(index, name)):
         data = {key: html.unescape(value) for key, value in re.findall(r'([\w-]+)="([^"]*)"', anchor)}
         if "href" in data:
-            yield urllib.parse.urljoin(page, data.pop("href")), data
+            yield urllib.parse.urljoin(_place(index, name), data.pop("href")), data
+
+
+def strange(name: str) -> str:
+    """Indexes that answer as none would if asked for a project that they do not have; empty if there are none."""
+    found = []
+    for index in (one for one in indexes() if not one.startswith("file:")):
+        try:
+            if (text := _text(index, name)) and name not in text.lower():
+                found.append(f"{_place(index, name)} is another page: {one_line(re.sub('<[^>]*>', ' ', text))}")
+        except (*UNREACHED, UnicodeDecodeError) as error:
+            found.append(f"{_place(index, name)}: {getattr(error, 'reason', error)}")
+    return "; ".join(one_line(without_passwords(one)) for one in found)
 
 
 def links(name: str) -> Iterator[tuple[str, dict[str, str]]]:
