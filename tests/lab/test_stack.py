@@ -439,6 +439,39 @@ def test_a_build_is_isolated_from_the_job_user(cluster: Cluster, tmp_path: Path)
     assert seen == f"/usr/sbin:/usr/bin:/sbin:/bin {SCRATCH} {SCRATCH}\n"
 
 
+CONFINED = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: the code of a package
+        directory: {directory}
+        root: false
+        script: |
+          id -u
+          for path in /opt /opt/farandole /etc /srv/farandole .; do touch $path/written && echo $path; done
+          ls /home/trainer /root && echo home
+          cat /etc/shadow && echo shadow
+          grep -c eth /proc/net/dev && echo network
+          touch $CACHE_DIRECTORY/made
+          sleep 600 &
+"""
+
+
+def test_the_code_of_a_package_is_confined_while_it_is_built(cluster: Cluster, tmp_path: Path) -> None:
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(CONFINED.format(directory=SCRATCH))
+    done = cluster.play(playbook=str(playbook))
+    assert done.rc == 0, done.output
+    said = cluster.ssh("node-1", "cat", f"{SCRATCH}/the-code-of-a-package.log").stdout
+    refused = [line for line in said.splitlines() if "Permission denied" in line or "Read-only file system" in line]
+    assert (len(refused), len(said.splitlines())) == (8, 10), said
+    left = "ls /var/cache/private/farandole-build; pgrep --full 'sleep [6]00'; rm -r /var/cache/*/farandole-build"
+    assert cluster.ssh("node-1", "sh", "-c", f"{left} {SCRATCH}").stdout.split() == ["made"]
+
+
 def test_a_second_lab_reuses_builds_but_not_those_of_another_cluster(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)
@@ -488,13 +521,51 @@ def poison(builds: Path, honest: Path, stack: str) -> None:
     shutil.rmtree(trees)
 
 
+def lock_again(cluster: Cluster, *wanted: str) -> None:
+    """Write a new lock, as a user would."""
+    command = [sys.executable, "-m", "farandole", "lock", "-i", str(cluster.inventory), *wanted]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def test_packages_of_the_users_own_cost_only_themselves(cluster: Cluster) -> None:
+    """One with a wheel and one of which there are only sources, on a builder and two nodes that have the stack."""
+    before, settings = locked(cluster), cluster.inventory / "group_vars/all.yml"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("stack_packages: [tzdata, docopt]\nstack_build_wheels: true\n")
+    lock_again(cluster)
+    # An earlier run may have built them.
+    for built in (*lab_builds().glob(f"stacks/{locked(cluster)}.*"), *lab_builds().glob("parts/wheel-docopt-*")):
+        built.unlink()
+    added = cluster.play()
+    assert added.rc == 0, added.output
+    tasks = {task for task, _ in added.changes}
+    assert {"stack : Build the wheel", "stack : Install your own packages"} < tasks
+    assert not {task for task in tasks if re.search("Compile|Make the Python environment", task)}
+    (packed,) = (lab_builds() / "stacks").glob(f"{locked(cluster)}.*.zst")
+    assert packed.stat().st_size < 5_000_000
+    for node in ("node-1", "node-2", "node-3"):
+        asked = f"{CURRENT}/venv/bin/python -c 'import docopt, tzdata, horovod.torch; print(tzdata.__file__)'"
+        shown = cluster.ssh(node, "runuser", "-l", "trainer", "-c", asked).stdout
+        assert shown.startswith(f"{CURRENT}/venv/lib/")
+        assert stack_of(cluster, node) == locked(cluster)
+    assert proven(cluster, "node-1", "node-2")
+    assert set(cluster.play().count("changed").values()) == {0}
+    # A changed file of the stack below it is found and mended.
+    cluster.ssh("node-2", "sh", "-c", f"echo >>{CURRENT}/base/venv/bin/torchrun")
+    mended = cluster.play()
+    assert {task for task, _ in mended.changes} == {"stack : Install the stack alongside the others"}
+    settings.unlink()
+    settings.parent.rmdir()
+    lock_again(cluster)
+    assert locked(cluster) == before
+    back = cluster.play()
+    assert {task for task, _ in back.changes} == {"stack : Switch to the stack"}
+    assert stack_of(cluster, "node-3") == before
+
+
 def test_upgrade_and_rollback_switch_whole_stacks(cluster: Cluster) -> None:
     before = locked(cluster)
-    subprocess.run(
-        [sys.executable, "-m", "farandole", "lock", "-i", cluster.inventory, "--want", EARLIER_NUMPY],
-        cwd=ROOT,
-        check=True,
-    )
+    lock_again(cluster, "--want", EARLIER_NUMPY)
     assert locked(cluster) != before
     upgraded = cluster.play()
     assert upgraded.rc == 0, upgraded.output
