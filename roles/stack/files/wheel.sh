@@ -1,5 +1,6 @@
 # Makes a wheel of SOURCE with TOOLS (one pinned and hashed wheel per line), and checks that it needs what its sources said,
-# REQUIRES. The package decides what runs here: not as root, without the network, and with one folder to write to.
+# REQUIRES. VENV and MPI are the stack's: extensions of PyTorch import it, others call mpicc. The package decides what runs
+# here: not as root, without the network, and with one folder to write to.
 here=$PWD
 cd "$CACHE_DIRECTORY"
 find . -mindepth 1 -delete
@@ -7,8 +8,10 @@ export HOME="$PWD" PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP
 printf '%s\n' "$TOOLS" >tools.txt
 python3 -m venv venv
 venv/bin/pip install --no-deps --find-links "$here" --require-hashes --requirement tools.txt
-PATH=$PWD/venv/bin:$PATH venv/bin/pip wheel --no-deps --no-build-isolation --check-build-dependencies --wheel-dir wheel \
-    "$here/$SOURCE"
+stack=$(echo "$VENV"/lib/python3.*/site-packages)
+printf 'import site; site.addsitedir("%s")\n' "$stack" >"$(echo venv/lib/python3.*/site-packages)/stack.pth"
+PATH=$PWD/venv/bin:$MPI/bin:$PATH venv/bin/pip wheel --no-deps --no-build-isolation --check-build-dependencies \
+    --wheel-dir wheel "$here/$SOURCE"
 venv/bin/python - "$REQUIRES" wheel/*.whl <<'END'
 import json, sys
 from importlib.metadata import PathDistribution

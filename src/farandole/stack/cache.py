@@ -126,8 +126,9 @@ class Builds:
         return self.parts / f"horovod-{lock['horovod']['version']}-{horovod_key(lock)}.tar.zst"
 
     def wheel(self, lock: Lock, source: dict[str, Any]) -> Path:
-        """The path of a wheel that was made of sources in a lock."""
-        key = digest(lock["platform"], source["sha256"], source["tools"])
+        """The path of a wheel that was made of sources in a lock, perhaps against the frameworks."""
+        against = [openmpi_key(lock), *(one for one in lock["wheels"] if one["name"] in ("numpy", *COMPILED_AGAINST))]
+        key = digest(lock["platform"], source["sha256"], source["tools"], against)
         return self.parts / f"wheel-{source['name']}-{source['version']}-{key}.tar.zst"
 
     def packed(self) -> list[Built]:

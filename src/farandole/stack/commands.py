@@ -144,7 +144,7 @@ def _sizes(new: locks.Lock) -> list[str]:
     sizes = {wheel["name"]: new["index"]["files"][wheel["file"]]["size"] for wheel in new["wheels"]}
     lines = [f"{len(sizes)} wheels, {sum(sizes.values()) / 1e6:.0f} MB"]
     if built := [source["name"] for source in new.get("sources", ())]:
-        lines.append(f"to build on the builder: {', '.join(built)}, which have no wheel")
+        lines.append(f"to build on the builder, as there is no wheel: {', '.join(built)}")
     gpu = sum(size for name, size in sizes.items() if name.startswith(("nvidia-", "cuda-", "triton")))
     if new["wanted"]["accelerator"] == "cpu" and gpu:
         torch = new["versions"]["torch"]
