@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from farandole.errors import FarandoleError, Interrupted
+from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
 from farandole.stack import bundle, prove, show
 from farandole.stack import commands as stack_commands
@@ -28,6 +29,9 @@ app.command()(bundle.bundle)
 app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
 app.command()(validation_commands.validate)
+app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
+for command in (jobs.runs, jobs.logs, jobs.attach, jobs.stop):
+    app.command()(command)
 
 
 @app.callback()

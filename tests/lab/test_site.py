@@ -5,11 +5,13 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster, Run
 
 NODES = 2
@@ -216,6 +218,144 @@ def test_the_validation_play_is_green_and_names_faults(cluster: Cluster) -> None
         cluster.farandole("fault", "heal", "node-3")
 
 
+# Runs of the user's own programs. They import no framework, which would take most of the time.
+
+TRAIN = """
+import os, pathlib, socket, sys, time
+print("rank", os.environ["HOROVOD_RANK"], "on", socket.gethostname())
+print(sorted(map(str, pathlib.Path(".").rglob("*"))))
+if sys.argv[1:] == ["fail"] and os.environ["HOROVOD_RANK"] == "1":
+    raise ValueError("the learning rate is negative")
+elif sys.argv[1:] and sys.argv[1] != "fail":
+    time.sleep(float(sys.argv[1]))
+pathlib.Path("results").mkdir(exist_ok=True)
+pathlib.Path("results/rank").write_text(os.environ["HOROVOD_RANK"])
+"""
+ODD = "some data/it's $HOME; [1]*.txt"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a program, files with odd names, and files that stay here."""
+    for file in (ODD, "old/1.log", "old/2", "cache/2", "cache/[x]"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(file)
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / ".farandoleignore").write_text("cache/\n")
+    return tmp_path
+
+
+def farandole(cluster: Cluster, name: str, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "farandole", name, "-i", str(cluster.inventory), *arguments]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, text=True, capture_output=True, check=False)
+
+
+def begin(cluster: Cluster, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a run of train.py, and wait until the program runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "farandole", "run", "-i", str(cluster.inventory), *arguments],
+        cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert any("rank" in line for line in process.stdout)
+    return process
+
+
+def running(cluster: Cluster) -> list[str]:
+    """The processes of runs on all nodes, by the mark that they inherit."""
+    script = "grep -lz ^FARANDOLE_JOB= /proc/[0-9]*/environ 2>/dev/null"
+    return [
+        pid for node in ("node-1", "node-2", "node-3") for pid in cluster.ssh(node, "sh", "-c", script).stdout.split()
+    ]
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_a_program_runs_with_its_files_on_every_node(cluster: Cluster, project: Path, *, in_git: bool) -> None:
+    if in_git:
+        subprocess.run(["git", "init", "--quiet", project], check=True)
+    done = farandole(cluster, "run", "--fetch", "results", "--", "python", "train.py", folder=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(3):
+        assert f"[{rank}] rank {rank} on node-{rank + 1}" in done.stdout
+    files = [".farandoleignore", ".gitignore", "old", "old/2", "some data", ODD, "train.py"]
+    assert {line.partition("] ")[2] for line in done.stdout.splitlines() if "[" in line[3:]} == {str(files)}
+    assert (project / "results/rank").read_text() == "0"
+    (project / "train.py").write_text("print('changed')")
+    (project / ODD).unlink()
+    again = farandole(cluster, "run", "--mpi", "-np", "2", "--", "python", "train.py", folder=project)
+    assert sorted(again.stdout.splitlines()) == ["[0] changed", "[1] changed"]
+    assert "finished after" in farandole(cluster, "runs").stdout.splitlines()[-1]
+
+
+def test_a_failed_run_says_which_rank_and_why(cluster: Cluster, project: Path) -> None:
+    done = farandole(cluster, "run", "--", "python", "train.py", "fail", folder=project)
+    assert done.returncode == 1
+    assert "cause: rank 1 on node-2: ValueError: the learning rate is negative" in done.stderr
+    assert "ValueError: the learning rate" in farandole(cluster, "logs").stdout
+
+
+def test_an_interrupt_ends_a_run_on_every_node(cluster: Cluster, project: Path) -> None:
+    process = begin(cluster, project, "--", "python", "train.py", "600")
+    assert len(running(cluster)) > 3
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "is ended on every node" in said
+    assert running(cluster) == []
+    assert "stopped after" in farandole(cluster, "runs").stdout.splitlines()[-1]
+    twice = farandole(cluster, "stop")
+    assert twice.returncode == 1
+    assert "has already ended: stopped after" in twice.stderr
+
+
+def test_a_lost_control_machine_ends_nothing_and_another_can_attach(cluster: Cluster, project: Path) -> None:
+    process = begin(cluster, project, "--", "python", "train.py", "10")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    attached = farandole(cluster, "attach")
+    assert attached.returncode == 0, attached.stderr
+    assert "[2] rank 2 on node-3" in attached.stdout
+    assert "finished after" in attached.stderr
+
+
+def test_runs_wait_for_each_other_or_take_free_nodes(cluster: Cluster, project: Path) -> None:
+    first = begin(cluster, project, "-np", "2", "--", "python", "train.py", "600")
+    refused = farandole(cluster, "run", "-np", "2", "--", "python", "train.py", folder=project)
+    assert refused.returncode == 1
+    assert re.search(
+        r"too few free slots for 2 ranks: run \d+ of trainer, since \d\d:\d\d, on node-1, node-2", refused.stderr
+    )
+    beside = farandole(cluster, "run", "-np", "1", "--", "python", "train.py", folder=project)
+    assert "[0] rank 0 on node-3" in beside.stdout
+    waiting = farandole(cluster, "run", "--wait", "--detach", "--", "python", "train.py", folder=project)
+    number = re.findall(r"run (\d+) is started", waiting.stderr)[0]
+    assert "waiting: python train.py" in farandole(cluster, "runs").stdout.splitlines()[-1]
+    farandole(cluster, "stop", str(int(number) - 3))
+    first.communicate(timeout=60)
+    then = farandole(cluster, "attach", number)
+    assert then.returncode == 0, then.stderr
+    assert "[2] rank 2 on node-3" in then.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--", "python", "none.py"], "there is no none.py in this folder"),
+        (["--time", "2x", "--", "python", "train.py"], "'2x' is no time: write 90s, 30m, 2h or 1d"),
+        (["--hosts", "node-9", "--", "python", "train.py"], "there is no node node-9; the nodes are node-1, node-2"),
+        (["-np", "7", "--", "python", "train.py"], "-np 7: node-1, node-2, node-3 have 3 slots"),
+        (["--fetch", "../x", "--", "python", "train.py"], "--fetch ../x: name something below this folder"),
+        (["--time", "3", "--", "python", "train.py", "600"], "ended after 3 s (--time)"),
+    ],
+)
+def test_a_run_that_cannot_be(cluster: Cluster, project: Path, arguments: list[str], words: str) -> None:
+    done = farandole(cluster, "run", *arguments, folder=project)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert running(cluster) == []
+
+
 def test_no_secret_is_logged_and_the_ca_is_encrypted(cluster: Cluster, tmp_path: Path) -> None:
     vault, secrets = tmp_path / "vault-password", tmp_path / "secrets.yml"
     vault.write_text("of the vault\n")
@@ -248,6 +388,7 @@ def test_a_user_with_sudo_works_like_root(cluster: Cluster) -> None:
     done = cluster.play("--extra-vars", f"ansible_user=admin ssh_trust_ca_passphrase='{SECRET}'")
     assert done.rc == 0, done.output
     assert set(done.count("changed").values()) == {0}
+    assert "[1] node-2" in farandole(cluster, "run", "-u", "admin", "--", "hostname").stdout
 
 
 def test_ansible_doc_reads_every_plugin() -> None:

@@ -38,6 +38,8 @@ _NEEDS = {
     "mmdebstrap": "mmdebstrap",
     "ip": "iproute2",
     "ssh": "openssh-client",
+    # For `farandole run`.
+    "rsync": "rsync",
     "nsenter": "util-linux",
 }
 # Folders that podman and its helpers create in fixed places.

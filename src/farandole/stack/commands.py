@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -219,7 +220,7 @@ def defaults() -> dict[str, Any]:
 
 def inventory_variables(inventory: Path) -> dict[str, Any]:
     """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
-    values = _host_variables(inventory.absolute())
+    values = host_variables(inventory.absolute())
     if not values:
         raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
     found: dict[str, Any] = {"hosts": list(values)}
@@ -247,24 +248,34 @@ def builds_of(inventory: Path | None) -> list[Builds]:
     return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
 
 
-def _host_variables(inventory: Path) -> dict[str, dict[str, Any]]:
-    """The variables of each host in group cluster; Ansible reads them in this process, which is twice as fast."""
+def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
+    """The variables of each host in a group; Ansible reads them in this process, which is twice as fast."""
     os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar
     from ansible.vars.manager import VariableManager
 
     try:
         loader = DataLoader()
+        # Whose group_vars say how to log in, from wherever this is called.
+        loader.set_basedir(str(ROOT))
         read = InventoryManager(loader, [str(inventory)])
         manager = VariableManager(loader, read)
-        cluster = read.groups.get("cluster")
-        hosts = cluster.get_hosts() if cluster else ()
-        return {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
+        found = read.groups.get(group)
+        hosts = found.get_hosts() if found else ()
+        found = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
+        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in found.items()}
     except AnsibleError as error:
         raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:
+    """Evaluate what says how to log in."""
+    login = {name: value for name, value in variables.items() if re.match(r"ansible_(ssh_|host$|user$|port$)", name)}
+    return {**variables, **{name: templar.template(value) for name, value in login.items()}}
 
 
 def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:

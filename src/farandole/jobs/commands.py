@@ -1,0 +1,284 @@
+"""`farandole run`, `runs`, `logs`, `attach`, `stop`: send a folder to the head, and start and follow programs there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from farandole.causes import recognize
+from farandole.errors import FarandoleError, Interrupted
+from farandole.jobs.head import RefusedError, filters, refuse_early
+from farandole.jobs.head import reason as why
+from farandole.playbook import Login, PrivateKey, User
+from farandole.stack.commands import host_variables
+from farandole.words import on_terminal, one_line
+
+console = Console(highlight=False, soft_wrap=True, stderr=True)
+Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
+Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
+# From here on the user is asked before a folder is sent.
+LARGE = 200 << 20
+# Lines in which a cause is searched.
+REMEMBERED = 2000
+# The exit status of ssh itself.
+OF_SSH = 255
+OF_RANK = re.compile(r"\[(\d+)\] (.*)")
+RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The node where jobs are started, and how to log in there."""
+
+    name: str
+    ssh: tuple[str, ...]
+    target: str
+    # What makes a command run as the job user there.
+    become: tuple[str, ...]
+
+    def command(self, *words: str) -> list[str]:
+        """A command of the job user's on the head."""
+        return [*self.ssh, self.target, shlex.join([*self.become, *words])]
+
+    def ask(self, *words: str) -> str:
+        """Run a command there and return what it prints."""
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            raise FarandoleError(self.reason(done))
+        return done.stdout
+
+    def rsync(
+        self, through: Sequence[str], arguments: Sequence[str], remote: str, patterns: str = "", to: Path | None = None
+    ) -> str:
+        """Copy to or from a folder that the head's command enters; returns why it failed."""
+        there = ["--rsync-path", f"cd / && {shlex.join([*self.become, 'farandole', *through])}"]
+        places = [f"{self.target}:{remote}", *([f"{to}/"] if to else [])]
+        done = subprocess.run(
+            ["rsync", "--archive", "--rsh", shlex.join(self.ssh), *there, *arguments, *places],
+            input=patterns, capture_output=True, text=True, errors="surrogateescape", check=False,
+        )  # fmt: skip
+        return one_line(why(done.stderr)) if done.returncode else ""
+
+    def reason(self, done: subprocess.CompletedProcess[str]) -> str:
+        """Why a command failed there."""
+        said = done.stderr.strip()
+        if "farandole: command not found" in said or done.returncode == 127:
+            return f"{self.name} has no command farandole: run site.yml"
+        return said.removeprefix("error: ") if done.returncode == 1 else f"{self.name}: {one_line(said)}"
+
+
+def head_of(inventory: Path, login: Login) -> Head:
+    """The head of an inventory's cluster."""
+    hosts = host_variables(inventory.absolute(), "head")
+    if not hosts:
+        raise FarandoleError(f"{inventory}: group head is missing or empty; see inventory/example/hosts.yml")
+    name, known = next(iter(hosts.items()))
+    user = login.user or str(known.get("ansible_user") or known.get("ansible_ssh_user") or "")
+    key = login.private_key or known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
+    port = known.get("ansible_port") or known.get("ansible_ssh_port")
+    # Where Ansible keeps its own connections, too.
+    shared = Path.home() / ".ansible/cp"
+    shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5"]
+    ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-%C"]
+    ssh += [*(["-p", str(port)] if port else []), *(["-i", str(key)] if key else [])]
+    ssh += [
+        *shlex.split(str(known.get("ansible_ssh_common_args") or "")),
+        *shlex.split(str(known.get("ansible_ssh_extra_args") or "")),
+    ]
+    address = str(known.get("ansible_host") or name)
+    job_user = str(known.get("base_user") or "trainer")
+    become = {"root": ("runuser", "-u", job_user, "--"), job_user: ()}.get(user, ("sudo", "-n", "-u", job_user, "--"))
+    return Head(name, tuple(ssh), f"{user}@{address}" if user else address, become)
+
+
+def run(
+    inventory: Inventory,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- PROGRAM...", help="For example python train.py --epochs 3.")
+    ],
+    ranks: Annotated[
+        int | None,
+        typer.Option("-np", min=1, metavar="N", help="Number of ranks; all slots of the nodes, if not given."),
+    ] = None,
+    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="End it after 90s, 30m, 2h or 1d.")] = "",
+    fetch: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
+    ] = None,
+    *,
+    mpi: Annotated[bool, typer.Option("--mpi/--gloo", help="Start the ranks with MPI, or with Gloo.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for slots that other runs use.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is started.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send even a large folder without asking.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """Send this folder to the nodes and start a program there, with one rank per slot.
+
+    Git's ignored files stay here, and what a file .farandoleignore names. Ctrl-C ends the run on every node; a lost
+    connection does not.
+    """
+    if not shutil.which("rsync"):
+        raise FarandoleError("rsync is not installed on this machine: apt install rsync")
+    head, folder = head_of(inventory, Login(user, private_key)), Path.cwd()
+    source = hashlib.sha256(f"{socket.gethostname()} {os.getuid()} {folder}".encode()).hexdigest()[:16]
+    try:
+        refuse_early(command, fetch or [], folder)
+    except RefusedError as refused:
+        raise FarandoleError(str(refused)) from None
+    send(head, folder, source, yes=yes)
+    options = ["--detach", *(["-np", str(ranks)] if ranks else []), *(["--hosts", hosts] if hosts else [])]
+    options += [*(["--time", time] if time else []), *(["--mpi"] if mpi else []), *(["--wait"] if wait else [])]
+    options += [f"--fetch={path}" for path in fetch or ()]
+    number = head.ask("farandole", "run", *options, f"--source={source}", "--", *command).strip()
+    if not number.isdigit():
+        raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
+    if detach:
+        console.print(f"run {number} is started; next: farandole attach -i {inventory} {number}")
+        return
+    try:
+        status = follow(head, number)
+    except Interrupted:
+        console.print(f"stopping run {number}; interrupt again to leave it to itself")
+        head.ask("farandole", "stop", number)
+        raise Interrupted(f"run {number} is ended on every node") from None
+    for path in fetch or ():
+        get(head, number, path, folder)
+    raise typer.Exit(status)
+
+
+def attach(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+    """Show what a run prints until it ends; Ctrl-C leaves it running."""
+    try:
+        status = follow(head_of(inventory, Login(user, private_key)), number)
+    except Interrupted:
+        raise Interrupted(f"the run goes on; to end it: farandole stop -i {inventory} {number}") from None
+    raise typer.Exit(status)
+
+
+def logs(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+    """Print what a run has printed so far."""
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "logs", *([number] if number else [])))
+
+
+def runs(inventory: Inventory, user: User = "", private_key: PrivateKey = None) -> None:
+    """List the runs: when, with which stack, where, how long, and how they ended."""
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "runs"))
+
+
+def stop(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+    """End a run on all of its nodes."""
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", *([number] if number else [])))
+
+
+def show(text: str) -> None:
+    """Print what a node says."""
+    sys.stdout.write(on_terminal(text))
+    sys.stdout.flush()
+
+
+# Files
+
+
+def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
+    """Copy a folder to the head; of files that it has, only the changes."""
+    options, patterns = filters(folder)
+    if not yes and (size := size_of(folder, options, patterns)) > LARGE:
+        console.print(
+            f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. What is large and seldom changes belongs "
+            "on storage that all nodes see; a file .farandoleignore, written like a .gitignore, names what stays here."
+        )
+        if not sys.stdin.isatty():
+            raise FarandoleError("nothing was sent; to send it: --yes")
+        typer.confirm("Send it?", abort=True)
+    failed = head.rsync(["_receive", source], [*options, "--delete", "--delete-excluded", f"{folder}/"], "./", patterns)
+    if failed:
+        raise FarandoleError(f"{folder} could not be sent to {head.name}: {failed}")
+
+
+def size_of(folder: Path, options: Sequence[str], patterns: str) -> int:
+    """The bytes that would be sent if the head had nothing."""
+    done = subprocess.run(
+        ["rsync", "--archive", "--dry-run", "--stats", *options, f"{folder}/", "/nonexistent/"],
+        input=patterns, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="surrogateescape",
+        check=False,
+    )  # fmt: skip
+    found = re.search(r"Total file size: ([\d,]+)", done.stdout)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def get(head: Head, number: str, path: str, folder: Path) -> None:
+    """Get a result from the head."""
+    failed = head.rsync(["_give", number], ["--relative", "--safe-links"], f"./{path}", to=folder)
+    console.print(f"{path} could not be fetched: {failed}" if failed else f"fetched {path}", markup=False)
+
+
+# Output
+
+
+def follow(head: Head, number: str) -> int:
+    """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
+    command = head.command("farandole", "attach", *([number] if number else []))
+    lines: deque[str] = deque(maxlen=REMEMBERED)
+    # An interrupt is for this process: the run is then ended in order, or goes on.
+    with tempfile.TemporaryFile("w+", errors="replace") as said, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace",
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip("\n"))
+                show(line)
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        said.seek(0)
+        sys.stderr.write(on_terminal(said.read()))
+    if status == OF_SSH:
+        raise FarandoleError(
+            f"the connection to {head.name} was lost, and the run goes on there: farandole attach shows it"
+        )
+    if status:
+        explain(head, number, lines)
+    return status
+
+
+def explain(head: Head, number: str, lines: Sequence[str]) -> None:
+    """Say why a run failed."""
+    state: Mapping[str, Any] = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+    if state["ended"].get("why"):
+        return
+    nodes = [node for node, ranks in state["started"].get("slots", {}).items() for _ in range(ranks)]
+    match = recognize("job", lines) or recognize("job", lines, cascade=True)
+    raised = next((line for line in lines if RAISED.match(line)), "")
+    if not match and not raised:
+        return
+    rank = OF_RANK.match(match.line if match else raised)
+    at = int(rank[1]) if rank else len(nodes)
+    host = nodes[at] if at < len(nodes) else "a node"
+    where = f"rank {at} on {host}" if rank else host
+    if match:
+        console.print(
+            f"[bold red]cause:[/] {where}: {on_terminal(match.cause.description({'host': host, **match.words}))}"
+        )
+        console.print(f"cure: {match.cause.remedy({'host': shlex.quote(host)})}", markup=False)
+    else:
+        console.print(f"cause: {where}: {on_terminal(one_line(rank[2] if rank else raised))}", markup=False)

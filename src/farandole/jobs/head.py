@@ -1,0 +1,649 @@
+#!/usr/bin/python3 -I
+"""Run programs on the cluster's nodes: farandole run, runs, logs, attach, stop."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+HOSTFILE = Path("/etc/farandole/hostfile")
+STACK = Path("/opt/farandole/current")
+# Who uses which slots: a file for each run, locked while it runs.
+SLOTS_IN_USE = Path("/run/farandole/slots")
+HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
+RUNS = HOME / "runs"
+# Folders that a control machine has sent, by what it calls them.
+SENT = RUNS / ".sent"
+HERE = socket.gethostname()
+# What ranks print, behind what horovodrun puts in front of it.
+OF_RANK = re.compile(rb"^\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
+MARK = "FARANDOLE_JOB"
+# Seconds that a job has to end by itself, and that an ssh login may take.
+GRACE, LOGIN = 10, 10
+AT_ONCE = 32
+# The number of slots, or of ranks, of each node.
+Slots = dict[str, int]
+Given = argparse.Namespace
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class RefusedError(Exception):
+    """A message for the user."""
+
+
+# Runs
+
+
+class Run:
+    """A run's folder, which has the same path on all of its nodes."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.folder = number, RUNS / str(number)
+        self.code, self.output = self.folder / "code", self.folder / "output"
+
+    @property
+    def unit(self) -> str:
+        return f"farandole-run-{self.number}.service"
+
+    def write(self, kind: str, **values: Any) -> None:
+        draft = self.folder / f".{kind}"
+        draft.write_text(json.dumps(values))
+        draft.replace(self.folder / f"{kind}.json")
+
+    def read(self, kind: str) -> Any:
+        try:
+            return json.loads((self.folder / f"{kind}.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def is_alive(self) -> bool:
+        shown = systemctl("show", "--property=ActiveState", self.unit).stdout
+        return shown.strip() in ("ActiveState=active", "ActiveState=activating", "ActiveState=deactivating")
+
+    def end(self) -> Any:
+        """How it ended; empty while it runs."""
+        if found := self.read("ended"):
+            return found
+        # In this order, as it can end between the two.
+        return {} if self.is_alive() else self.read("ended") or {"status": 1, "why": "lost: the head was restarted"}
+
+
+def all_runs() -> list[Run]:
+    """All runs, the latest one last."""
+    numbers = [int(path.name) for path in RUNS.glob("[0-9]*") if path.name.isdigit()]
+    return [Run(number) for number in sorted(numbers)]
+
+
+def chosen(text: str) -> Run:
+    """The run with a number, or the latest one."""
+    runs = all_runs()
+    found = [run for run in runs if str(run.number) == text] if text else runs[-1:]
+    if not found:
+        known = ", ".join(str(run.number) for run in runs[-5:]) or "none yet"
+        raise RefusedError(
+            f"there is no run {text}; the latest are: {known} (farandole runs)" if text else "no runs yet"
+        )
+    return found[0]
+
+
+def new_run() -> Run:
+    """A folder for a new run."""
+    RUNS.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        run = Run(max([one.number for one in all_runs()], default=0) + 1)
+        with suppress(FileExistsError):
+            run.folder.mkdir(mode=0o700)
+            return run
+
+
+def systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemctl", "--user", *arguments], env=bus(), capture_output=True, text=True, check=False)
+
+
+def bus() -> dict[str, str]:
+    """Where the user's systemd listens, which a shell of runuser or sudo does not know."""
+    return {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
+
+
+# Slots
+
+
+def hostfile() -> Slots:
+    """The number of slots of each node."""
+    lines = [line.split() for line in HOSTFILE.read_text().splitlines() if line.strip()]
+    return {line[0]: int(line[1].partition("=")[2]) if line[1:] else 1 for line in lines}
+
+
+def others() -> Iterator[tuple[str, str, float, Slots]]:
+    """The runs that use slots: whose, since when, and how many of which node."""
+    for path in sorted(SLOTS_IN_USE.glob("[0-9]*")):
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                status = os.fstat(file.fileno())
+                uses = {str(node): int(slots) for node, slots in json.loads(file.read(1 << 16)).items()}
+                yield path.name.partition("-")[2], owner(status.st_uid), status.st_mtime, uses
+
+
+def owner(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def wanted_hosts(text: str, known: Slots) -> list[str]:
+    """The nodes that the user named, or all."""
+    names = [name.strip() for name in text.split(",")] if text else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise RefusedError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
+    return names
+
+
+def fill(count: int, free: Slots) -> Slots:
+    """So many ranks on the nodes, in their order; empty if they have too few slots."""
+    found = {}
+    for node, slots in free.items():
+        if slots > 0 and count > 0:
+            found[node] = min(slots, count)
+            count -= found[node]
+    return {} if count else found
+
+
+@contextmanager
+def claimed(run: Run, wish: Any) -> Iterator[Slots]:
+    """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
+    known = hostfile()
+    hosts = wanted_hosts(wish["hosts"], known)
+    count = wish["np"] or sum(known[node] for node in hosts)
+    if not fill(count, {node: known[node] for node in hosts}):
+        slots = sum(known[node] for node in hosts)
+        raise RefusedError(
+            f"-np {count}: {', '.join(hosts)} have {slots} slots; a node's are fabric_slots in the inventory"
+        )
+    told = False
+    with (SLOTS_IN_USE / f"{os.getuid()}-{run.number}").open("w") as file:
+        while not (found := claim(file, count, {node: known[node] for node in hosts})):
+            busy = in_the_way(hosts)
+            if not wish["wait"]:
+                raise RefusedError(f"too few free slots for {count} ranks: {busy}. To wait for them, add --wait")
+            if not told:
+                say(f"waiting for {count} slots: {busy}")
+                told = True
+            time.sleep(1)
+        try:
+            yield found
+        finally:
+            Path(file.name).unlink()
+
+
+def claim(file: TextIO, count: int, slots: Slots) -> Slots:
+    with (SLOTS_IN_USE / ".lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        free = dict(slots)
+        for _, _, _, uses in others():
+            for node in uses.keys() & free.keys():
+                free[node] -= max(0, uses[node])
+        if found := fill(count, free):
+            file.write(json.dumps(found))
+            file.flush()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        return found
+
+
+def in_the_way(hosts: list[str]) -> str:
+    runs = [
+        f"run {number} of {who}, since {clock(since)}, on {', '.join(uses)}"
+        for number, who, since, uses in others()
+        if uses.keys() & set(hosts)
+    ]
+    return "; ".join(runs) or "another run is just starting or ending"
+
+
+def clock(seconds: float) -> str:
+    then, now = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%d %b %H:%M", then)
+
+
+# The job, in a unit of the user's systemd
+
+
+def say(line: str) -> None:
+    """Write a line of our own to the run's output."""
+    print(f"farandole: {line}", file=sys.stderr, flush=True)
+
+
+class Job:
+    """Everything from the claim of slots until no process is left."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.wish = run, run.read("run")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.why = ""
+        self.mark = str(uuid.uuid4())
+        signal.signal(signal.SIGTERM, lambda *_: self.stop("stopped"))
+
+    def stop(self, why: str) -> None:
+        """End it; what still has to be done then goes on."""
+        self.why = self.why or why
+        if self.process is None:
+            raise StoppedError
+        threading.Thread(target=end, args=(self.process,), daemon=True).start()
+
+    def __call__(self) -> None:
+        begun, status = time.time(), 1
+        try:
+            with claimed(self.run, self.wish) as slots:
+                begun = time.time()
+                self.run.write("started", slots=slots, begun=begun, stack=stack())
+                self.send(slots)
+                try:
+                    status = self.execute(slots)
+                finally:
+                    self.clean(slots)
+                self.collect(slots)
+        except RefusedError as error:
+            self.why = str(error)
+        except StoppedError:
+            pass
+        self.run.write("ended", status=status, why=self.why, seconds=round(time.time() - begun, 1))
+
+    def send(self, slots: Slots) -> None:
+        """Copy the code to the other nodes; of files that an earlier run of the same folder has, only the changes."""
+        nodes = [node for node in slots if node != HERE]
+        same = [
+            one
+            for one in all_runs()
+            if one.number < self.run.number and one.read("run").get("source") == self.wish["source"]
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            failed = [error for error in pool.map(lambda node: self.send_to(node, same[-3:]), nodes) if error]
+        if failed:
+            raise RefusedError(f"the folder could not be copied: {'; '.join(failed)}")
+
+    def send_to(self, node: str, same: list[Run]) -> str:
+        before = [f"--copy-dest=../../{one.number}/code" for one in same]
+        command = ["rsync", "--archive", "--mkpath", "--ignore-missing-args", *before, f"{self.run.code}/"]
+        target = f"{node}:runs/{self.run.number}/code/"
+        done = subprocess.run(
+            [*command, target],
+            env={**os.environ, "RSYNC_RSH": shlex.join(ssh())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return f"{node}: {reason(done.stderr)}" if done.returncode else ""
+
+    def execute(self, slots: Slots) -> int:
+        where = ",".join(f"{node}:{ranks}" for node, ranks in slots.items())
+        launcher = "--mpi" if self.wish["mpi"] else "--gloo"
+        command = ["horovodrun", launcher, "-np", str(sum(slots.values())), "-H", where, *self.wish["program"]]
+        environment = {**os.environ, MARK: self.mark}
+        if not self.wish["mpi"]:
+            # OpenMPI gives ranks a terminal, so that Python prints line by line; here it would print at the end.
+            environment["PYTHONUNBUFFERED"] = "1"
+        environment["PATH"] = f"/usr/local/lib/farandole:{os.environ['PATH']}"
+        self.process = subprocess.Popen(
+            command, cwd=self.run.code, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        if limit := self.wish["seconds"]:
+            timer = threading.Timer(limit, self.stop, [f"ended after {limit} s (--time)"])
+            timer.daemon = True
+            timer.start()
+        for line in self.process.stdout or ():
+            sys.stdout.buffer.write(OF_RANK.sub(rb"[\1] ", line))
+            sys.stdout.buffer.flush()
+        status = self.process.wait()
+        return 128 - status if status < 0 else status
+
+    def clean(self, slots: Slots) -> None:
+        """Leave no process on any node."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            left = dict(zip(slots, pool.map(self.reap, slots), strict=True))
+        for node, names in left.items():
+            if names is None:
+                say(f"{node} does not answer; what still runs there of this run is not ended")
+            elif names:
+                say(f"{node}: ended {', '.join(names)}, which the job had left")
+
+    def reap(self, node: str) -> list[str] | None:
+        command = ["python3", "-I", "-"] if node == HERE else [*ssh(), node, "python3", "-I", "-"]
+        script = REAP.replace("MARK", repr(f"{MARK}={self.mark}".encode()))
+        try:
+            done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=2 * LOGIN, check=False)
+        except subprocess.TimeoutExpired:
+            return None
+        return done.stdout.split() if done.returncode == 0 else None
+
+    def collect(self, slots: Slots) -> None:
+        """Get the results from the node of rank 0, which usually writes them."""
+        first = next(iter(slots))
+        for path in self.wish["fetch"] if first != HERE else ():
+            source = f"{first}:runs/{self.run.number}/code/./{path}"
+            command = ["rsync", "--archive", "--relative", source, f"{self.run.code}/"]
+            environment = {**os.environ, "RSYNC_RSH": shlex.join(ssh())}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                say(f"{path} could not be fetched from {first}: {reason(done.stderr)}")
+
+
+class StoppedError(Exception):
+    """The run was stopped before its job began."""
+
+
+# Kills what still runs of a job, found by the mark that its processes inherit, and prints its names.
+REAP = """
+import os, pathlib, signal, time
+def found():
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if MARK in (entry / "environ").read_bytes().split(b"\\0"):
+                yield int(entry.name), (entry / "comm").read_text().strip()
+        except (OSError, ValueError):
+            pass
+until = time.monotonic() + 3
+while (left := [one for one in found() if one[0] != os.getpid()]) and time.monotonic() < until:
+    time.sleep(0.1)
+for number, _ in left:
+    try:
+        os.kill(number, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+print(*(name for _, name in left), sep="\\n")
+"""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a job's process group, gently at first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(GRACE)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def ssh() -> list[str]:
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={LOGIN}"]
+
+
+def stack() -> str:
+    return STACK.readlink().name if STACK.is_symlink() else ""
+
+
+def reason(text: str) -> str:
+    """The line of rsync or ssh that says why."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("rsync error: ")]
+    return lines[0] if lines else "it said nothing"
+
+
+# Folders
+
+
+def filters(folder: Path) -> tuple[list[str], str]:
+    """What a run does not get of a folder, as options and input of rsync: what git ignores, and .farandoleignore."""
+    options = ["--exclude=/.git", "--filter=:- .farandoleignore", "--exclude-from=-"]
+    listed = subprocess.run(
+        ["git", "-C", folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"],
+        capture_output=True, text=True, errors="surrogateescape", check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        # Not a checkout, so rsync reads what git would.
+        return [*options, "--filter=:- .gitignore"], ""
+    paths = (re.sub(r"([\\*?[])", r"\\\1", path) for path in listed.stdout.split("\0") if path)
+    return options, "".join(f"/{path}\n" for path in paths if "\n" not in path)
+
+
+def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
+    """Refuse what cannot work before anything is copied."""
+    python = re.fullmatch(r"python[\d.]*", Path(command[0]).name)
+    script = next((word for word in command[1:] if not word.startswith("-")), "") if python else command[0]
+    if python and command[1:2] and command[1] in ("-m", "-c"):
+        script = ""
+    if ("/" in script or script.endswith(".py")) and not (folder / script).exists():
+        raise RefusedError(f"there is no {script} in this folder, and every node gets this folder alone")
+    for path in fetch:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise RefusedError(f"--fetch {path}: name something below this folder")
+
+
+def copy(folder: Path, code: Path, options: list[str], patterns: str) -> None:
+    """Copy a folder to a new run."""
+    command = ["rsync", "--archive", *options, f"{folder}/", f"{code}/"]
+    done = subprocess.run(
+        command, input=patterns, capture_output=True, text=True, errors="surrogateescape", check=False
+    )
+    if done.returncode:
+        raise RefusedError(f"{folder} could not be copied: {reason(done.stderr)}")
+
+
+def sent(name: str) -> Path:
+    """The folder that a control machine has sent."""
+    if not re.fullmatch("[0-9a-f]{16}", name):
+        raise RefusedError(f"{name} is no folder that was sent")
+    return SENT / name
+
+
+def receive(given: Given) -> None:
+    """Be the rsync that gets the files of a control machine."""
+    folder = sent(given.name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    become_rsync(folder, given.arguments)
+
+
+def give(given: Given) -> None:
+    """Be the rsync that sends the results of a run."""
+    become_rsync(chosen(given.name).code, given.arguments)
+
+
+def become_rsync(folder: Path, arguments: list[str]) -> None:
+    os.chdir(folder)
+    os.execvp("rsync", ["rsync", *arguments])  # noqa: S606
+
+
+# Commands
+
+
+def start(given: Given) -> int:
+    """Start a run, and show it unless it is detached."""
+    folder = sent(given.source) if given.source else Path.cwd()
+    refuse_early(given.program, given.fetch, folder)
+    me = owner(os.getuid())
+    if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
+        raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
+    run = new_run()
+    # What a control machine sent has been filtered there.
+    options, patterns = ([], "") if given.source else filters(folder)
+    copy(folder, run.code, options, patterns)
+    run.write(
+        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
+        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch, created=time.time(),
+    )  # fmt: skip
+    run.output.touch(0o600)
+    properties = {
+        "WorkingDirectory": run.code,
+        "StandardOutput": f"append:{run.output}",
+        "StandardError": f"append:{run.output}",
+        # The job's processes are ended in order, by this program.
+        "KillMode": "mixed",
+        "TimeoutStopSec": 6 * GRACE,
+    }
+    unit = [f"--unit={run.unit}", f"--description={shlex.join(given.program)}"]
+    unit += [f"--property={name}={value}" for name, value in properties.items()]
+    job = [sys.executable, "-I", __file__, "_job", str(run.number)]
+    done = subprocess.run(
+        ["systemd-run", "--user", "--quiet", "--collect", *unit, *job],
+        env=bus(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RefusedError(f"systemd could not start the run: {done.stderr.strip()}")
+    if given.detach:
+        print(run.number)
+        return 0
+    print(f"run {run.number}", file=sys.stderr)
+    try:
+        return attach(run)
+    except KeyboardInterrupt:
+        stop(run)
+        return 130
+
+
+def attach(run: Run) -> int:
+    """Print the output of a run until it ends; returns its exit status."""
+    ended: dict[str, Any] = {}
+    with run.output.open("rb") as file:
+        while True:
+            ended = run.end()
+            while chunk := file.read(1 << 16):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            if ended:
+                break
+            time.sleep(0.1)
+    print(f"run {run.number}: {told(run)}", file=sys.stderr)
+    return int(ended["status"])
+
+
+def logs(run: Run) -> int:
+    """Print what a run has printed so far."""
+    with run.output.open("rb") as file:
+        shutil.copyfileobj(file, sys.stdout.buffer)
+    return 0
+
+
+def stop(run: Run) -> int:
+    """End a run on all of its nodes."""
+    if run.end():
+        raise RefusedError(f"run {run.number} has already ended: {told(run)}")
+    systemctl("stop", "--no-block", run.unit)
+    while not run.end():
+        time.sleep(0.2)
+    print(f"run {run.number}: {told(run)}")
+    return 0
+
+
+def job(run: Run) -> int:
+    """Do everything of a run, in its unit."""
+    Job(run)()
+    return 0
+
+
+def state(run: Run) -> int:
+    """Print what is known of a run."""
+    print(json.dumps({"started": run.read("started"), "ended": run.end()}))
+    return 0
+
+
+def told(run: Run) -> str:
+    """How a run goes or went, in a few words."""
+    started, ended = run.read("started"), run.end()
+    where = ", ".join(f"{node}:{ranks}" for node, ranks in started.get("slots", {}).items())
+    if not ended:
+        return f"running on {where}" if where else "waiting"
+    how = ended["why"] or ("finished" if ended["status"] == 0 else f"failed with exit status {ended['status']}")
+    return f"{how} after {ended.get('seconds', 0):.0f} s on {where}" if where else how
+
+
+def show(_: Given) -> int:
+    """List the runs, and those of other people that use slots."""
+    for run in all_runs():
+        if wish := run.read("run"):
+            stack = run.read("started").get("stack", "-")
+            begun, program = clock(wish["created"]), shlex.join(wish["program"])
+            print(f"{run.number:>4}  {begun:12}  {stack:12}  {told(run)}: {program}")
+    for number, who, since, uses in others():
+        if who != owner(os.getuid()):
+            print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
+    return 0
+
+
+def duration(text: str) -> int:
+    """Seconds, of a text such as 2h."""
+    found = re.fullmatch(r"(\d{1,7})([smhd]?)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 30m, 2h or 1d")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def positive(text: str) -> int:
+    """A number of ranks."""
+    if not re.fullmatch(r"0*[1-9]\d{0,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="send this folder to the nodes and start a program there", allow_abbrev=False)
+    run.add_argument("-np", type=positive, default=0, metavar="N", help="number of ranks; all slots, if not given")
+    run.add_argument("--hosts", default="", help="only these nodes, separated by commas")
+    run.add_argument("--mpi", action="store_true", help="start the ranks with MPI")
+    run.add_argument("--gloo", dest="mpi", action="store_false", help="start the ranks with Gloo, which is the default")
+    run.add_argument("--time", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d")
+    run.add_argument("--wait", action="store_true", help="wait for slots that other runs use")
+    run.add_argument("--detach", action="store_true", help="print its number and return")
+    run.add_argument(
+        "--fetch", action="append", default=[], metavar="PATH", help="get this from the first node when the run ends"
+    )
+    run.add_argument("--source", help=argparse.SUPPRESS)
+    run.add_argument("program", nargs="+", metavar="-- PROGRAM", help="for example python train.py --epochs 3")
+    run.set_defaults(call=start)
+    commands.add_parser("runs", help="list your runs").set_defaults(call=show)
+    known: dict[str, tuple[str, Callable[[Run], int]]] = {
+        "logs": ("print what a run has printed", logs),
+        "attach": ("print what a run prints until it ends", attach),
+        "stop": ("end a run on all of its nodes", stop),
+        "_job": ("", job),
+        "_state": ("", state),
+    }
+    for name, (words, call) in known.items():
+        command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
+        command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
+        command.set_defaults(call=lambda given, call=call: call(chosen(given.run)))
+    for name, end in (("_receive", receive), ("_give", give)):
+        command = commands.add_parser(name)
+        command.add_argument("name")
+        command.add_argument("arguments", nargs=argparse.REMAINDER)
+        command.set_defaults(call=end)
+    return top
+
+
+def main() -> None:
+    """Run the command."""
+    given = parser().parse_args()
+    try:
+        sys.exit(given.call(given))
+    except RefusedError as refused:
+        sys.exit(f"error: {refused}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Runs: which slots they get, what is refused, and what is told of them."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.jobs import head
+from farandole.jobs.head import Job, RefusedError, Run, Slots, StoppedError
+
+WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A head with three nodes, and no runs."""
+    (tmp_path / "hostfile").write_text("node-1 slots=1\nnode-2 slots=2\nnode-3\n")
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "slots/.lock").touch()
+    monkeypatch.setattr(head, "HOSTFILE", tmp_path / "hostfile")
+    monkeypatch.setattr(head, "SLOTS_IN_USE", tmp_path / "slots")
+    monkeypatch.setattr(head, "RUNS", tmp_path / "runs")
+    return tmp_path
+
+
+@contextmanager
+def taken(here: Path, number: int, **slots: int) -> Iterator[None]:
+    """Another run that uses slots."""
+    path = here / "slots" / f"{os.getuid()}-{number}"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps({name.replace("_", "-"): count for name, count in slots.items()}))
+        file.flush()
+        yield
+
+
+def slots_of(**wish: Any) -> Slots:
+    with head.claimed(Run(9), {**WISH, **wish}) as found:
+        return found
+
+
+@pytest.mark.parametrize(
+    ("wish", "slots"),
+    [
+        ({}, {"node-1": 1, "node-2": 2, "node-3": 1}),
+        ({"np": 2}, {"node-1": 1, "node-2": 1}),
+        ({"hosts": "node-3, node-2", "np": 2}, {"node-3": 1, "node-2": 1}),
+        ({"hosts": "node-2"}, {"node-2": 2}),
+    ],
+)
+def test_ranks_fill_the_nodes_in_order(wish: dict[str, Any], slots: Slots) -> None:
+    assert slots_of(**wish) == slots
+
+
+def test_slots_that_others_use_are_left_out(here: Path) -> None:
+    with taken(here, 3, node_1=1, node_2=1):
+        assert slots_of(np=2) == {"node-2": 1, "node-3": 1}
+        with pytest.raises(
+            RefusedError, match=r"free slots for 3 ranks: run 3 of \w+, since \d\d:\d\d, on node-1, node-2"
+        ):
+            slots_of(np=3)
+    # The file of a run that was killed is locked by nobody.
+    assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"node-1": "x"}', '{"node-1": [1]}', '{"node-1": -9}', "[" * 9999])
+def test_nonsense_of_others_is_ignored(here: Path, content: str) -> None:
+    with (here / "slots/0-1").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(content)
+        file.flush()
+        assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+def test_a_run_waits_for_slots_if_asked(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor() as pool:
+        with taken(here, 3, node_1=1):
+            waits = pool.submit(slots_of, wait=True)
+            time.sleep(1.5)
+            assert not waits.done()
+        assert waits.result() == {"node-1": 1, "node-2": 2, "node-3": 1}
+    assert "farandole: waiting for 4 slots: run 3 of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"hosts": "node-9,node-1"}, "--hosts: there is no node node-9; the nodes are node-1, node-2, node-3"),
+        ({"np": 5}, "-np 5: node-1, node-2, node-3 have 4 slots"),
+        ({"np": 3, "hosts": "node-2"}, "-np 3: node-2 have 2 slots"),
+    ],
+)
+def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], words: str) -> None:
+    with pytest.raises(RefusedError) as refusal:
+        slots_of(**wish, wait=True)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "there"),
+    [
+        (["python", "train.py"], True),
+        (["python3", "-u", "none.py", "train.py"], False),
+        (["python", "-m", "package.module"], True),
+        (["python", "-c", "import x.py"], True),
+        (["./run.sh"], False),
+        (["hostname"], True),
+        (["/usr/bin/env", "x"], True),
+    ],
+)
+def test_a_program_that_is_not_in_the_folder(tmp_path: Path, program: list[str], *, there: bool) -> None:
+    (tmp_path / "train.py").touch()
+    if there:
+        head.refuse_early(program, [], tmp_path)
+    else:
+        with pytest.raises(RefusedError, match="in this folder"):
+            head.refuse_early(program, [], tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x"])
+def test_results_are_below_the_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(RefusedError, match="name something below this folder"):
+        head.refuse_early(["hostname"], ["results", path], tmp_path)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
+def test_times(text: str, seconds: int) -> None:
+    assert head.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0h", "-1", "1.5h", "2 h", "1w", "h", "99999999"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        head.duration(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"[1]<stdout>:step 3\n", b"[1] step 3\n"),
+        (b"[1,12]<stderr>: oh\n", b"[12] oh\n"),
+        (b"[INFO] mine\n", b"[INFO] mine\n"),
+        (b"x [0]<stdout>:y\n", b"x [0]<stdout>:y\n"),
+    ],
+)
+def test_the_rank_in_front_of_a_line(line: bytes, shown: bytes) -> None:
+    assert head.OF_RANK.sub(rb"[\1] ", line) == shown
+
+
+def test_runs_are_counted_and_found() -> None:
+    with pytest.raises(RefusedError, match="no runs yet"):
+        head.chosen("")
+    assert [head.new_run().number for _ in range(3)] == [1, 2, 3]
+    (head.RUNS / ".sent").mkdir()
+    assert (head.chosen("").number, head.chosen("2").number) == (3, 2)
+    for text in ("4", "02", "x", "../1"):
+        with pytest.raises(RefusedError, match=rf"there is no run {text}; the latest are: 1, 2, 3"):
+            head.chosen(text)
+
+
+def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head.new_run()
+    run.write("run", **WISH, program=["hostname"])
+    job = Job(run)
+    with pytest.raises(StoppedError):
+        job.stop("stopped")
+    # As the signal would, in the middle of what comes before.
+    monkeypatch.setattr(job, "send", lambda _: job.stop("stopped"))
+    job()
+    assert run.read("ended")["why"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ({"status": 0, "why": "", "seconds": 61.4}, "finished after 61 s on node-1:1"),
+        ({"status": 3, "why": "", "seconds": 2}, "failed with exit status 3 after 2 s on node-1:1"),
+        ({"status": 143, "why": "stopped", "seconds": 2}, "stopped after 2 s on node-1:1"),
+    ],
+)
+def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
+    run = head.new_run()
+    run.write("started", slots={"node-1": 1})
+    run.write("ended", **ended)
+    assert head.told(run) == told
+
+
+def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
+    run = head.new_run()
+    (run.folder / "run.json").write_text("{")
+    assert run.read("run") == {}
