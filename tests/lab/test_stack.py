@@ -553,7 +553,9 @@ def test_packages_of_the_users_own_cost_only_themselves(cluster: Cluster) -> Non
     # A changed file of the stack below it is found and mended.
     cluster.ssh("node-2", "sh", "-c", f"echo >>{CURRENT}/base/venv/bin/torchrun")
     mended = cluster.play()
-    assert {task for task, _ in mended.changes} == {"stack : Install the stack alongside the others"}
+    # The head may no longer have its archive.
+    by_stack = {task for task, _ in mended.changes if not task.startswith("depot :")}
+    assert by_stack == {"stack : Install the stack alongside the others"}
     settings.unlink()
     settings.parent.rmdir()
     lock_again(cluster)
