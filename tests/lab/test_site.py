@@ -241,6 +241,7 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(file)
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "away").symlink_to("/etc/hostname")
     (tmp_path / ".gitignore").write_text("*.log\n")
     (tmp_path / ".farandoleignore").write_text("cache/\n")
     return tmp_path
@@ -278,7 +279,8 @@ def test_a_program_runs_with_its_files_on_every_node(cluster: Cluster, project: 
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(3):
         assert f"[{rank}] rank {rank} on node-{rank + 1}" in done.stdout
-    files = [".farandoleignore", ".gitignore", "old", "old/2", "some data", ODD, "train.py"]
+    assert "the nodes get these links, but not what they lead to: away -> /etc/hostname" in done.stderr
+    files = [".farandoleignore", ".gitignore", "away", "old", "old/2", "some data", ODD, "train.py"]
     assert {line.partition("] ")[2] for line in done.stdout.splitlines() if "[" in line[3:]} == {str(files)}
     assert (project / "results/rank").read_text() == "0"
     (project / "train.py").write_text("print('changed')")

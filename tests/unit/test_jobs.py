@@ -195,6 +195,16 @@ def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
     assert head.told(run) == told
 
 
+def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head.new_run()
+    run.code.mkdir()
+    run.write("run", **WISH, program=["hostname"])
+    monkeypatch.setattr(head, "HERE", "node-1")
+    monkeypatch.setenv("PATH", "/none")
+    Job(run)()
+    assert run.read("ended")["why"].startswith("the head could not start it: [Errno 2] No such file")
+
+
 def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
     run = head.new_run()
     (run.folder / "run.json").write_text("{")

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from farandole.causes import recognize
 from farandole.errors import FarandoleError, Interrupted
+from farandole.findings import some
 from farandole.jobs.head import RefusedError, filters, refuse_early
 from farandole.jobs.head import reason as why
 from farandole.playbook import Login, PrivateKey, User
@@ -156,8 +157,11 @@ def run(
     try:
         status = follow(head, number)
     except Interrupted:
-        console.print(f"stopping run {number}; interrupt again to leave it to itself")
-        head.ask("farandole", "stop", number)
+        console.print(f"stopping run {number}")
+        try:
+            show(head.ask("farandole", "stop", number))
+        except Interrupted:
+            raise Interrupted(f"run {number} may still be ending; farandole runs -i {inventory} shows it") from None
         raise Interrupted(f"run {number} is ended on every node") from None
     for path in fetch or ():
         get(head, number, path, folder)
@@ -189,8 +193,8 @@ def stop(inventory: Inventory, number: Number = "", user: User = "", private_key
 
 
 def show(text: str) -> None:
-    """Print what a node says."""
-    sys.stdout.write(on_terminal(text))
+    """Print what a node says; a progress bar, which overwrites its line, becomes several lines."""
+    sys.stdout.write(on_terminal(text.replace("\r\n", "\n").replace("\r", "\n")))
     sys.stdout.flush()
 
 
@@ -200,7 +204,10 @@ def show(text: str) -> None:
 def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
     """Copy a folder to the head; of files that it has, only the changes."""
     options, patterns = filters(folder)
-    if not yes and (size := size_of(folder, options, patterns)) > LARGE:
+    size, outside = survey(folder, options, patterns)
+    if outside:
+        console.print(f"warning: the nodes get these links, but not what they lead to: {some(outside)}", markup=False)
+    if not yes and size > LARGE:
         console.print(
             f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. What is large and seldom changes belongs "
             "on storage that all nodes see; a file .farandoleignore, written like a .gitignore, names what stays here."
@@ -213,15 +220,23 @@ def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
         raise FarandoleError(f"{folder} could not be sent to {head.name}: {failed}")
 
 
-def size_of(folder: Path, options: Sequence[str], patterns: str) -> int:
-    """The bytes that would be sent if the head had nothing."""
+def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, list[str]]:
+    """The bytes that would be sent if the head had nothing, and the links that lead out of the folder."""
     done = subprocess.run(
-        ["rsync", "--archive", "--dry-run", "--stats", *options, f"{folder}/", "/nonexistent/"],
+        ["rsync", "--archive", "--dry-run", "--out-format=%l %i %n%L", *options, f"{folder}/", "/nonexistent/"],
         input=patterns, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="surrogateescape",
         check=False,
     )  # fmt: skip
-    found = re.search(r"Total file size: ([\d,]+)", done.stdout)
-    return int(found[1].replace(",", "")) if found else 0
+    size, outside = 0, []
+    for line in done.stdout.splitlines():
+        length, kind, name = (*line.split(" ", 2), "", "")[:3]
+        if kind.startswith("cL"):
+            link, _, target = name.partition(" -> ")
+            if not Path(os.path.normpath(folder / Path(link).parent / target)).is_relative_to(folder):
+                outside.append(name)
+        elif kind[1:2] == "f":
+            size += int(length)
+    return size, outside
 
 
 def get(head: Head, number: str, path: str, folder: Path) -> None:
@@ -252,7 +267,7 @@ def follow(head: Head, number: str) -> int:
             raise
         said.seek(0)
         sys.stderr.write(on_terminal(said.read()))
-    if status == OF_SSH:
+    if status == OF_SSH and not known(head, number)["ended"]:
         raise FarandoleError(
             f"the connection to {head.name} was lost, and the run goes on there: farandole attach shows it"
         )
@@ -261,9 +276,15 @@ def follow(head: Head, number: str) -> int:
     return status
 
 
+def known(head: Head, number: str) -> Mapping[str, Any]:
+    """What the head knows of a run."""
+    said: Mapping[str, Any] = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+    return said
+
+
 def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
-    state: Mapping[str, Any] = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+    state = known(head, number)
     if state["ended"].get("why"):
         return
     nodes = [node for node, ranks in state["started"].get("slots", {}).items() for _ in range(ranks)]

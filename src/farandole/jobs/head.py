@@ -83,7 +83,12 @@ class Run:
         if found := self.read("ended"):
             return found
         # In this order, as it can end between the two.
-        return {} if self.is_alive() else self.read("ended") or {"status": 1, "why": "lost: the head was restarted"}
+        return (
+            {}
+            if self.is_alive()
+            else self.read("ended")
+            or {"status": 1, "why": "lost: it ended without a result, as when the head restarts"}
+        )
 
 
 def all_runs() -> list[Run]:
@@ -265,6 +270,8 @@ class Job:
             self.why = str(error)
         except StoppedError:
             pass
+        except OSError as error:
+            self.why = f"the head could not start it: {error}"
         self.run.write("ended", status=status, why=self.why, seconds=round(time.time() - begun, 1))
 
     def send(self, slots: Slots) -> None:
@@ -282,7 +289,15 @@ class Job:
 
     def send_to(self, node: str, same: list[Run]) -> str:
         before = [f"--copy-dest=../../{one.number}/code" for one in same]
-        command = ["rsync", "--archive", "--mkpath", "--ignore-missing-args", *before, f"{self.run.code}/"]
+        command = [
+            "rsync",
+            "--archive",
+            "--mkpath",
+            "--rsync-path=umask 077 && rsync",
+            "--ignore-missing-args",
+            *before,
+            f"{self.run.code}/",
+        ]
         target = f"{node}:runs/{self.run.number}/code/"
         done = subprocess.run(
             [*command, target],
@@ -449,7 +464,8 @@ def sent(name: str) -> Path:
 def receive(given: Given) -> None:
     """Be the rsync that gets the files of a control machine."""
     folder = sent(given.name)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (RUNS, SENT, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
     become_rsync(folder, given.arguments)
 
 
@@ -490,7 +506,7 @@ def start(given: Given) -> int:
         "KillMode": "mixed",
         "TimeoutStopSec": 6 * GRACE,
     }
-    unit = [f"--unit={run.unit}", f"--description={shlex.join(given.program)}"]
+    unit = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
     unit += [f"--property={name}={value}" for name, value in properties.items()]
     job = [sys.executable, "-I", __file__, "_job", str(run.number)]
     done = subprocess.run(
