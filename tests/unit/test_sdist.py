@@ -190,12 +190,12 @@ def test_what_is_read_of_sources(tmp_path: Path) -> None:
     egg = {"x.egg-info/requires.txt": OF_SETUPTOOLS, "src/x.egg-info/top_level.txt": "x\n_x\n", "requires.txt": "no"}
     found = sdist.read(write_sdist(tmp_path, "x", "1", {**about(), **egg}))
     assert found == sdist.Content(
-        ("six", 'enum34; python_version < "3"', 'pandas; (python_version > "3") and extra == "extra"'),
+        ("six", 'enum34; python_version < "3"', 'pandas; python_version > "3" and extra == "extra"'),
         ("x", "_x"),
         ("setuptools>=40.8.0", "wheel"),
     )
     project = {"pyproject.toml": '[build-system]\nrequires = ["flit_core <4"]\n', "docs/pyproject.toml": "["}
-    assert sdist.read(write_sdist(tmp_path, "y", "1", project)) == sdist.Content((), (), ("flit_core <4",))
+    assert sdist.read(write_sdist(tmp_path, "y", "1", project)) == sdist.Content((), (), ("flit_core<4",))
     with zipfile.ZipFile(tmp_path / "z-1.zip", "w") as archive:
         archive.writestr("z-1/PKG-INFO", about("six")["PKG-INFO"])
     assert sdist.read(tmp_path / "z-1.zip").requires == ("six",)
@@ -212,6 +212,22 @@ def test_sources_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
 def test_a_pyproject_that_is_none(tmp_path: Path, text: str) -> None:
     with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read"):
         sdist.read(write_sdist(tmp_path, "x", "1", {"pyproject.toml": text}))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (about("six @ https://example.org/${HOME}/six.whl"), "it requires six @ https://example.org/${HOME}/six.whl"),
+        ({"pyproject.toml": '[build-system]\nrequires = ["six @ file:///etc/passwd"]\n'}, "only what an index has"),
+        ({"pyproject.toml": '[build-system]\nrequires = ["six\\n--index-url http://example.org"]\n'}, "--index-url"),
+        ({"pyproject.toml": '[build-system]\nrequires = ["-r /etc/passwd"]\n'}, "-r /etc/passwd"),
+        ({"x.egg-info/requires.txt": "six\n--index-url http://example.org\n"}, "--index-url"),
+    ],
+)
+def test_sources_cannot_say_where_to_look(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read: ") as refusal:
+        sdist.read(write_sdist(tmp_path, "x", "1", files))
+    assert words in str(refusal.value)
 
 
 def test_what_cannot_be_taken(pages: Path) -> None:

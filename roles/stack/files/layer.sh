@@ -7,16 +7,18 @@ sh -euc "$REPLACE" - "$STACK"
 mkdir -p "$STACK"
 ln --symbolic "../$BASE" "$STACK/base"
 printf '%s\n' "$REQUIREMENTS" >requirements.txt
+rm -rf wheel
+for archive in $ARCHIVES; do
+    tar --extract --zstd --file "$archive"
+done
+for wheel in wheel/*.whl; do
+    [ ! -e "$wheel" ] || echo "./$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d ' ' -f 1)" >>requirements.txt
+done
 python3 -m venv "$venv"
+# In one go: a second pip would already run what the packages put there.
 packages=$(echo "$venv"/lib/python3.*/site-packages)
 PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
     --no-index --find-links wheels --require-hashes --requirement requirements.txt
-for archive in $ARCHIVES; do
-    rm -rf wheel
-    tar --extract --zstd --file "$archive"
-    PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
-        --no-index wheel/*.whl
-done
 # The base has them.
 rm -rf "$packages"/pip "$packages"/pip-* "$packages"/setuptools "$packages"/setuptools-* "$packages"/pkg_resources \
     "$packages"/_distutils_hack "$packages"/distutils-precedence.pth "$venv"/bin/pip*

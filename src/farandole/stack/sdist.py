@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urldefrag, urlsplit
 
+from packaging.requirements import Requirement
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -158,7 +159,15 @@ def _content(texts: dict[str, str]) -> Content:
         requires = PathDistribution(Path(name)).requires or ()
     system = tomllib.loads(texts.get("pyproject.toml", "")).get("build-system", {})
     modules = texts.get("top_level.txt", "").split()
-    return Content(tuple(requires), tuple(modules), tuple(map(str, system.get("requires", USUAL))))
+    return Content(_plain(requires), tuple(modules), _plain(system.get("requires", USUAL)))
+
+
+def _plain(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Requirements in their canonical form, on one line, which name no place: whoever wrote the sources wrote them."""
+    found = tuple(map(Requirement, requirements))
+    if places := [str(one) for one in found if one.url]:
+        raise ValueError(f"it requires {places[0]}, and only what an index has is taken")
+    return tuple(map(str, found))
 
 
 def _texts(path: Path) -> dict[str, str]:
