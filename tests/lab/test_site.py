@@ -306,7 +306,8 @@ def test_an_interrupt_ends_a_run_on_every_node(cluster: Cluster, project: Path) 
     assert "is ended on every node" in said
     assert running(cluster) == []
     assert "stopped after" in farandole(cluster, "runs").stdout.splitlines()[-1]
-    twice = farandole(cluster, "stop")
+    latest = farandole(cluster, "runs").stdout.split("\n")[-2].split()[0]
+    twice = farandole(cluster, "stop", latest)
     assert twice.returncode == 1
     assert "has already ended: stopped after" in twice.stderr
 

@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def taken(here: Path, number: int, **slots: int) -> Iterator[None]:
     """Another run that uses slots."""
-    path = here / "slots" / f"{os.getuid()}-{number}"
+    path = here / "slots" / f"{os.getuid()}-{number}-x"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps({name.replace("_", "-"): count for name, count in slots.items()}))
@@ -75,11 +75,33 @@ def test_slots_that_others_use_are_left_out(here: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"node-1": "x"}', '{"node-1": [1]}', '{"node-1": -9}', "[" * 9999])
 def test_nonsense_of_others_is_ignored(here: Path, content: str) -> None:
-    with (here / "slots/0-1").open("w") as file:
+    with (here / "slots/0-1-x").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(content)
         file.flush()
         assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+@pytest.mark.parametrize("name", ["0-1-x\x1b[2J", "0-1", "x-1-x", "0-9999999999-x"])
+def test_files_with_other_names_are_ignored(here: Path, name: str) -> None:
+    with (here / "slots" / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write('{"node-1": 1}')
+        file.flush()
+        assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+def test_what_is_no_file_blocks_nobody(here: Path) -> None:
+    os.mkfifo(here / "slots/0-1-fifo")
+    (here / "slots/0-2-folder").mkdir()
+    (here / "slots/0-3-link").symlink_to("/dev/zero")
+    assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+    assert sorted(path.name for path in (here / "slots").iterdir())[1:] == ["0-1-fifo", "0-2-folder", "0-3-link"]
+
+
+def test_others_name_only_nodes(here: Path) -> None:
+    with taken(here, 3, **{"node_1": 1, "evil\x1b": 1}):
+        assert [uses for *_, uses in head.others()] == [{"node-1": 1}]
 
 
 def test_a_run_waits_for_slots_if_asked(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +149,7 @@ def test_a_program_that_is_not_in_the_folder(tmp_path: Path, program: list[str],
             head.refuse_early(program, [], tmp_path)
 
 
-@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x"])
+@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", ".", "", ".git", "a/.git/hooks"])
 def test_results_are_below_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(RefusedError, match="name something below this folder"):
         head.refuse_early(["hostname"], ["results", path], tmp_path)
@@ -150,17 +172,23 @@ def test_no_times(text: str) -> None:
         (b"[1]<stdout>:step 3\n", b"[1] step 3\n"),
         (b"[1,12]<stderr>: oh\n", b"[12] oh\n"),
         (b"[INFO] mine\n", b"[INFO] mine\n"),
+        (b"[0]<stderr>:\r[0]<stderr>:50%\n", b"[0] \r[0] 50%\n"),
         (b"x [0]<stdout>:y\n", b"x [0]<stdout>:y\n"),
     ],
 )
 def test_the_rank_in_front_of_a_line(line: bytes, shown: bytes) -> None:
-    assert head.OF_RANK.sub(rb"[\1] ", line) == shown
+    assert head.OF_RANK.sub(rb"\1[\2] ", line) == shown
 
 
 def test_runs_are_counted_and_found() -> None:
     with pytest.raises(RefusedError, match="no runs yet"):
         head.chosen("")
     assert [head.new_run().number for _ in range(3)] == [1, 2, 3]
+    assert head.new_run().number == 4
+    # The nodes may still have what the head has no more.
+    (head.RUNS / "4").rmdir()
+    assert head.new_run().number == 5
+    (head.RUNS / "5").rmdir()
     (head.RUNS / ".sent").mkdir()
     assert (head.chosen("").number, head.chosen("2").number) == (3, 2)
     for text in ("4", "02", "x", "../1"):
@@ -202,7 +230,7 @@ def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(head, "HERE", "node-1")
     monkeypatch.setenv("PATH", "/none")
     Job(run)()
-    assert run.read("ended")["why"].startswith("the head could not start it: [Errno 2] No such file")
+    assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
 
 
 def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:

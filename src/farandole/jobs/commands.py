@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -36,10 +36,10 @@ Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the la
 # From here on the user is asked before a folder is sent.
 LARGE = 200 << 20
 # Lines in which a cause is searched.
-REMEMBERED = 2000
-# The exit status of ssh itself.
-OF_SSH = 255
-OF_RANK = re.compile(r"\[(\d+)\] (.*)")
+REMEMBERED, LONGEST = 2000, 1 << 16
+# The exit statuses of ssh itself, and of a shell that does not find a command.
+OF_SSH, NO_COMMAND = 255, 127
+OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
 RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
@@ -61,7 +61,7 @@ class Head:
         """Run a command there and return what it prints."""
         done = subprocess.run(self.command(*words), capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
-            raise FarandoleError(self.reason(done))
+            raise FarandoleError(self.reason(done.returncode, done.stderr))
         return done.stdout
 
     def rsync(
@@ -76,12 +76,13 @@ class Head:
         )  # fmt: skip
         return one_line(why(done.stderr)) if done.returncode else ""
 
-    def reason(self, done: subprocess.CompletedProcess[str]) -> str:
+    def reason(self, status: int, said: str) -> str:
         """Why a command failed there."""
-        said = done.stderr.strip()
-        if "farandole: command not found" in said or done.returncode == 127:
+        if status == NO_COMMAND or "farandole: No such file" in said or "farandole: command not found" in said:
             return f"{self.name} has no command farandole: run site.yml"
-        return said.removeprefix("error: ") if done.returncode == 1 else f"{self.name}: {one_line(said)}"
+        if said.startswith("error: "):
+            return on_terminal(said.strip().removeprefix("error: "))
+        return f"{self.name}: {one_line(said)}"
 
 
 def head_of(inventory: Path, login: Login) -> Head:
@@ -96,7 +97,8 @@ def head_of(inventory: Path, login: Login) -> Head:
     # Where Ansible keeps its own connections, too.
     shared = Path.home() / ".ansible/cp"
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", "-o", "ServerAliveInterval=5"]
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"]
+    ssh += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
     ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-%C"]
     ssh += [*(["-p", str(port)] if port else []), *(["-i", str(key)] if key else [])]
     ssh += [
@@ -136,10 +138,14 @@ def run(
     Git's ignored files stay here, and what a file .farandoleignore names. Ctrl-C ends the run on every node; a lost
     connection does not.
     """
+    if detach and fetch:
+        raise FarandoleError("--fetch brings results back when the run ends, so it does not go with --detach")
     if not shutil.which("rsync"):
         raise FarandoleError("rsync is not installed on this machine: apt install rsync")
     head, folder = head_of(inventory, Login(user, private_key)), Path.cwd()
-    source = hashlib.sha256(f"{socket.gethostname()} {os.getuid()} {folder}".encode()).hexdigest()[:16]
+    machine = Path("/etc/machine-id")
+    here = machine.read_text() if machine.exists() else socket.gethostname()
+    source = hashlib.sha256(f"{here} {os.getuid()} {folder}".encode()).hexdigest()[:16]
     try:
         refuse_early(command, fetch or [], folder)
     except RefusedError as refused:
@@ -173,13 +179,16 @@ def attach(inventory: Inventory, number: Number = "", user: User = "", private_k
     try:
         status = follow(head_of(inventory, Login(user, private_key)), number)
     except Interrupted:
-        raise Interrupted(f"the run goes on; to end it: farandole stop -i {inventory} {number}") from None
+        raise Interrupted(f"the run goes on; to end it: farandole stop -i {inventory} {number or 'RUN'}") from None
     raise typer.Exit(status)
 
 
 def logs(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
     """Print what a run has printed so far."""
-    show(head_of(inventory, Login(user, private_key)).ask("farandole", "logs", *([number] if number else [])))
+    head = head_of(inventory, Login(user, private_key))
+    status, said, _ = stream(head, "logs", number)
+    if status:
+        raise FarandoleError(head.reason(status, said))
 
 
 def runs(inventory: Inventory, user: User = "", private_key: PrivateKey = None) -> None:
@@ -187,9 +196,14 @@ def runs(inventory: Inventory, user: User = "", private_key: PrivateKey = None) 
     show(head_of(inventory, Login(user, private_key)).ask("farandole", "runs"))
 
 
-def stop(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+def stop(
+    inventory: Inventory,
+    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
     """End a run on all of its nodes."""
-    show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", *([number] if number else [])))
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", number))
 
 
 def show(text: str) -> None:
@@ -241,7 +255,9 @@ def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, li
 
 def get(head: Head, number: str, path: str, folder: Path) -> None:
     """Get a result from the head."""
-    failed = head.rsync(["_give", number], ["--relative", "--safe-links"], f"./{path}", to=folder)
+    # The jobs wrote it: neither owners nor special files and modes, and nothing that git would run.
+    plain = ["--relative", "--safe-links", "--no-perms", "--no-owner", "--no-group", "--no-devices", "--no-specials"]
+    failed = head.rsync(["_give", number], [*plain, "--exclude=.git"], f"./{path}", to=folder)
     console.print(f"{path} could not be fetched: {failed}" if failed else f"fetched {path}", markup=False)
 
 
@@ -250,15 +266,27 @@ def get(head: Head, number: str, path: str, folder: Path) -> None:
 
 def follow(head: Head, number: str) -> int:
     """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
-    command = head.command("farandole", "attach", *([number] if number else []))
+    status, said, lines = stream(head, "attach", number)
+    if status == OF_SSH and not has_ended(head, number):
+        raise FarandoleError(
+            f"the connection to {head.name} was lost, and the run goes on there; `farandole attach` shows it again"
+        )
+    sys.stderr.write(on_terminal(said))
+    if status and not said.startswith("error: "):
+        explain(head, number, lines)
+    return status
+
+
+def stream(head: Head, what: str, number: str) -> tuple[int, str, Sequence[str]]:
+    """Show what a command on the head prints; returns its exit status, its errors, and its last lines."""
     lines: deque[str] = deque(maxlen=REMEMBERED)
     # An interrupt is for this process: the run is then ended in order, or goes on.
     with tempfile.TemporaryFile("w+", errors="replace") as said, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace",
-        start_new_session=True,
+        head.command("farandole", what, *([number] if number else [])), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            for line in process.stdout or ():
+            while line := process.stdout.readline(LONGEST) if process.stdout else "":
                 lines.append(line.rstrip("\n"))
                 show(line)
             status = process.wait()
@@ -266,40 +294,47 @@ def follow(head: Head, number: str) -> int:
             process.kill()
             raise
         said.seek(0)
-        sys.stderr.write(on_terminal(said.read()))
-    if status == OF_SSH and not known(head, number)["ended"]:
-        raise FarandoleError(
-            f"the connection to {head.name} was lost, and the run goes on there: farandole attach shows it"
-        )
-    if status:
-        explain(head, number, lines)
-    return status
+        return status, said.read(1 << 16), lines
 
 
-def known(head: Head, number: str) -> Mapping[str, Any]:
-    """What the head knows of a run."""
-    said: Mapping[str, Any] = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
-    return said
+def has_ended(head: Head, number: str) -> bool:
+    """Whether the run has ended, as far as is known."""
+    try:
+        return known(head, number)[0]
+    except FarandoleError:
+        return False
+
+
+def known(head: Head, number: str) -> tuple[bool, str, list[tuple[str, int]]]:
+    """What the head says of a run: whether it has ended, why if not by itself, and the ranks of each node."""
+    try:
+        said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+        slots = [(str(node), int(ranks)) for node, ranks in said["started"].get("slots", {}).items()]
+        return bool(said["ended"]), str(said["ended"].get("why", "")), slots
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FarandoleError(f"{head.name} gives no valid description of run {number}") from None
 
 
 def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
-    state = known(head, number)
-    if state["ended"].get("why"):
-        return
-    nodes = [node for node, ranks in state["started"].get("slots", {}).items() for _ in range(ranks)]
+    _, why_it_ended, slots = known(head, number)
     match = recognize("job", lines) or recognize("job", lines, cascade=True)
     raised = next((line for line in lines if RAISED.match(line)), "")
-    if not match and not raised:
+    if why_it_ended or not (match or raised):
         return
     rank = OF_RANK.match(match.line if match else raised)
-    at = int(rank[1]) if rank else len(nodes)
-    host = nodes[at] if at < len(nodes) else "a node"
-    where = f"rank {at} on {host}" if rank else host
+    host = host_of(int(rank[1]), slots) if rank else "a node"
+    where = f"rank {rank[1]} on {host}" if rank else host
+    cause = match.cause.description({"host": host, **match.words}) if match else one_line(rank[2] if rank else raised)
+    console.print(f"cause: {where}: {on_terminal(cause)}", markup=False)
     if match:
-        console.print(
-            f"[bold red]cause:[/] {where}: {on_terminal(match.cause.description({'host': host, **match.words}))}"
-        )
         console.print(f"cure: {match.cause.remedy({'host': shlex.quote(host)})}", markup=False)
-    else:
-        console.print(f"cause: {where}: {on_terminal(one_line(rank[2] if rank else raised))}", markup=False)
+
+
+def host_of(rank: int, slots: Sequence[tuple[str, int]]) -> str:
+    """The node of a rank; the launcher fills them in order."""
+    for node, ranks in slots:
+        if rank < ranks:
+            return on_terminal(node)
+        rank -= ranks
+    return "a node"

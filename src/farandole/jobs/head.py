@@ -13,8 +13,10 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 HOSTFILE = Path("/etc/farandole/hostfile")
 STACK = Path("/opt/farandole/current")
@@ -34,11 +36,13 @@ RUNS = HOME / "runs"
 SENT = RUNS / ".sent"
 HERE = socket.gethostname()
 # What ranks print, behind what horovodrun puts in front of it.
-OF_RANK = re.compile(rb"^\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
+OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 MARK = "FARANDOLE_JOB"
 # Seconds that a job has to end by itself, and that an ssh login may take.
 GRACE, LOGIN = 10, 10
 AT_ONCE = 32
+# Seconds between two questions to systemd whether a run is alive.
+ASK_EVERY = 5
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 Given = argparse.Namespace
@@ -74,9 +78,17 @@ class Run:
         except (OSError, ValueError):
             return {}
 
+    def printed(self) -> BinaryIO:
+        """What it has printed."""
+        try:
+            return self.output.open("rb")
+        except FileNotFoundError:
+            raise RefusedError(f"run {self.number} has printed nothing here") from None
+
     def is_alive(self) -> bool:
-        shown = systemctl("show", "--property=ActiveState", self.unit).stdout
-        return shown.strip() in ("ActiveState=active", "ActiveState=activating", "ActiveState=deactivating")
+        shown = systemctl("show", "--property=ActiveState", self.unit)
+        # If systemd does not answer, nothing is known.
+        return shown.returncode != 0 or shown.stdout.strip() not in ("ActiveState=inactive", "ActiveState=failed")
 
     def end(self) -> Any:
         """How it ended; empty while it runs."""
@@ -112,10 +124,14 @@ def chosen(text: str) -> Run:
 def new_run() -> Run:
     """A folder for a new run."""
     RUNS.mkdir(mode=0o700, exist_ok=True)
+    # A number is never used again: nodes may still have the folder of a run that was removed here.
+    last = RUNS / ".last"
+    known = int(last.read_text()) if last.exists() else 0
     while True:
-        run = Run(max([one.number for one in all_runs()], default=0) + 1)
+        run = Run(max([known, *(one.number for one in all_runs())]) + 1)
         with suppress(FileExistsError):
             run.folder.mkdir(mode=0o700)
+            last.write_text(str(run.number))
             return run
 
 
@@ -139,14 +155,28 @@ def hostfile() -> Slots:
 
 def others() -> Iterator[tuple[str, str, float, Slots]]:
     """The runs that use slots: whose, since when, and how many of which node."""
-    for path in sorted(SLOTS_IN_USE.glob("[0-9]*")):
-        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError), path.open() as file:
+    nodes = hostfile()
+    for path in sorted(SLOTS_IN_USE.iterdir()):
+        # Others could have put anything there.
+        if not (name := re.fullmatch(r"\d+-(\d{1,9})-\w+", path.name)):
+            continue
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError), only_a_file(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 status = os.fstat(file.fileno())
-                uses = {str(node): int(slots) for node, slots in json.loads(file.read(1 << 16)).items()}
-                yield path.name.partition("-")[2], owner(status.st_uid), status.st_mtime, uses
+                found = {node: int(slots) for node, slots in json.loads(file.read(1 << 16)).items()}
+                uses = {node: slots for node, slots in found.items() if node in nodes}
+                yield name[1], owner(status.st_uid), status.st_mtime, uses
+
+
+def only_a_file(path: Path) -> TextIO:
+    """Open a regular file, and nothing that would block or lead elsewhere."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no file")
+    return os.fdopen(handle)
 
 
 def owner(uid: int) -> str:
@@ -186,19 +216,21 @@ def claimed(run: Run, wish: Any) -> Iterator[Slots]:
             f"-np {count}: {', '.join(hosts)} have {slots} slots; a node's are fabric_slots in the inventory"
         )
     told = False
-    with (SLOTS_IN_USE / f"{os.getuid()}-{run.number}").open("w") as file:
-        while not (found := claim(file, count, {node: known[node] for node in hosts})):
-            busy = in_the_way(hosts)
-            if not wish["wait"]:
-                raise RefusedError(f"too few free slots for {count} ranks: {busy}. To wait for them, add --wait")
-            if not told:
-                say(f"waiting for {count} slots: {busy}")
-                told = True
-            time.sleep(1)
-        try:
+    handle, path = tempfile.mkstemp(prefix=f"{os.getuid()}-{run.number}-", dir=SLOTS_IN_USE)
+    try:
+        with os.fdopen(handle, "w") as file:
+            os.fchmod(handle, 0o644)
+            while not (found := claim(file, count, {node: known[node] for node in hosts})):
+                busy = in_the_way(hosts)
+                if not wish["wait"]:
+                    raise RefusedError(f"too few free slots for {count} ranks: {busy}. To wait for them, add --wait")
+                if not told:
+                    say(f"waiting for {count} slots: {busy}")
+                    told = True
+                time.sleep(1)
             yield found
-        finally:
-            Path(file.name).unlink()
+    finally:
+        Path(path).unlink()
 
 
 def claim(file: TextIO, count: int, slots: Slots) -> Slots:
@@ -265,13 +297,14 @@ class Job:
                     status = self.execute(slots)
                 finally:
                     self.clean(slots)
-                self.collect(slots)
+                if not self.why:
+                    self.collect(slots)
         except RefusedError as error:
             self.why = str(error)
         except StoppedError:
             pass
         except OSError as error:
-            self.why = f"the head could not start it: {error}"
+            self.why = f"broke off on the head: {error}"
         self.run.write("ended", status=status, why=self.why, seconds=round(time.time() - begun, 1))
 
     def send(self, slots: Slots) -> None:
@@ -289,15 +322,8 @@ class Job:
 
     def send_to(self, node: str, same: list[Run]) -> str:
         before = [f"--copy-dest=../../{one.number}/code" for one in same]
-        command = [
-            "rsync",
-            "--archive",
-            "--mkpath",
-            "--rsync-path=umask 077 && rsync",
-            "--ignore-missing-args",
-            *before,
-            f"{self.run.code}/",
-        ]
+        command = ["rsync", "--archive", "--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *before]
+        command += [f"{self.run.code}/"]
         target = f"{node}:runs/{self.run.number}/code/"
         done = subprocess.run(
             [*command, target],
@@ -321,14 +347,16 @@ class Job:
             command, cwd=self.run.code, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        if limit := self.wish["seconds"]:
-            timer = threading.Timer(limit, self.stop, [f"ended after {limit} s (--time)"])
+        limit = self.wish["seconds"]
+        timer = threading.Timer(limit, self.stop, [f"ended after {limit} s (--time)"])
+        if limit:
             timer.daemon = True
             timer.start()
         for line in self.process.stdout or ():
-            sys.stdout.buffer.write(OF_RANK.sub(rb"[\1] ", line))
+            sys.stdout.buffer.write(OF_RANK.sub(rb"\1[\2] ", line))
             sys.stdout.buffer.flush()
         status = self.process.wait()
+        timer.cancel()
         return 128 - status if status < 0 else status
 
     def clean(self, slots: Slots) -> None:
@@ -376,15 +404,19 @@ def found():
                 yield int(entry.name), (entry / "comm").read_text().strip()
         except (OSError, ValueError):
             pass
-until = time.monotonic() + 3
-while (left := [one for one in found() if one[0] != os.getpid()]) and time.monotonic() < until:
+def left():
+    return [one for one in found() if one[0] != os.getpid()]
+until, killed = time.monotonic() + 3, {}
+while left() and time.monotonic() < until:
     time.sleep(0.1)
-for number, _ in left:
-    try:
-        os.kill(number, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-print(*(name for _, name in left), sep="\\n")
+while (now := left()) and time.monotonic() < until + 5:
+    for number, name in now:
+        killed[number] = name
+        try:
+            os.kill(number, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+print(*killed.values(), sep="\\n")
 """
 
 
@@ -440,7 +472,7 @@ def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
     if ("/" in script or script.endswith(".py")) and not (folder / script).exists():
         raise RefusedError(f"there is no {script} in this folder, and every node gets this folder alone")
     for path in fetch:
-        if Path(path).is_absolute() or ".." in Path(path).parts:
+        if Path(path).is_absolute() or {"..", ".git"} & {*Path(path).parts} or not Path(path).parts:
             raise RefusedError(f"--fetch {path}: name something below this folder")
 
 
@@ -461,11 +493,20 @@ def sent(name: str) -> Path:
     return SENT / name
 
 
+def locked(folder: Path) -> int:
+    """Lock a folder that was sent, so that it is not copied while it changes."""
+    handle = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
 def receive(given: Given) -> None:
     """Be the rsync that gets the files of a control machine."""
     folder = sent(given.name)
     for path in (RUNS, SENT, folder):
         path.mkdir(mode=0o700, exist_ok=True)
+    # rsync keeps it until it ends.
+    os.set_inheritable(locked(folder), True)
     become_rsync(folder, given.arguments)
 
 
@@ -492,7 +533,14 @@ def start(given: Given) -> int:
     run = new_run()
     # What a control machine sent has been filtered there.
     options, patterns = ([], "") if given.source else filters(folder)
-    copy(folder, run.code, options, patterns)
+    lock = locked(folder) if given.source else -1
+    try:
+        copy(folder, run.code, options, patterns)
+    except RefusedError:
+        shutil.rmtree(run.folder)
+        raise
+    if lock >= 0:
+        os.close(lock)
     run.write(
         "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
         mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch, created=time.time(),
@@ -504,6 +552,9 @@ def start(given: Given) -> int:
         "StandardError": f"append:{run.output}",
         # The job's processes are ended in order, by this program.
         "KillMode": "mixed",
+        # A rank that runs out of memory is the job's failure, and no reason to stop this program.
+        "OOMPolicy": "continue",
+        "TasksMax": "infinity",
         "TimeoutStopSec": 6 * GRACE,
     }
     unit = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
@@ -528,10 +579,12 @@ def start(given: Given) -> int:
 
 def attach(run: Run) -> int:
     """Print the output of a run until it ends; returns its exit status."""
-    ended: dict[str, Any] = {}
-    with run.output.open("rb") as file:
+    asked = 0.0
+    with run.printed() as file:
         while True:
-            ended = run.end()
+            ended = run.read("ended")
+            if not ended and time.monotonic() - asked > ASK_EVERY:
+                asked, ended = time.monotonic(), run.end()
             while chunk := file.read(1 << 16):
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
@@ -544,7 +597,7 @@ def attach(run: Run) -> int:
 
 def logs(run: Run) -> int:
     """Print what a run has printed so far."""
-    with run.output.open("rb") as file:
+    with run.printed() as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
     return 0
 
@@ -638,7 +691,11 @@ def parser() -> argparse.ArgumentParser:
     }
     for name, (words, call) in known.items():
         command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
-        command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
+        if name == "stop":
+            # Everybody is the job user, so the latest may be somebody else's.
+            command.add_argument("run", help="its number")
+        else:
+            command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
         command.set_defaults(call=lambda given, call=call: call(chosen(given.run)))
     for name, end in (("_receive", receive), ("_give", give)):
         command = commands.add_parser(name)
@@ -653,12 +710,12 @@ def main() -> None:
     given = parser().parse_args()
     try:
         sys.exit(given.call(given))
-    except RefusedError as refused:
-        sys.exit(f"error: {refused}")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         os._exit(141)
+    except (RefusedError, OSError) as refused:
+        sys.exit(f"error: {refused}")
 
 
 if __name__ == "__main__":
