@@ -74,11 +74,19 @@ class Head:
             ["rsync", "--archive", "--rsh", shlex.join(self.ssh), *there, *arguments, *places],
             input=patterns, capture_output=True, text=True, errors="surrogateescape", check=False,
         )  # fmt: skip
+        if self.lacks_command(done.returncode, done.stderr):
+            raise FarandoleError(self.reason(NO_COMMAND, ""))
         return one_line(why(done.stderr)) if done.returncode else ""
+
+    @staticmethod
+    def lacks_command(status: int, said: str) -> bool:
+        """Whether the head's own command is missing there."""
+        words = ("farandole: No such file", "farandole: command not found")
+        return status == NO_COMMAND or any(one in said for one in words)
 
     def reason(self, status: int, said: str) -> str:
         """Why a command failed there."""
-        if status == NO_COMMAND or "farandole: No such file" in said or "farandole: command not found" in said:
+        if self.lacks_command(status, said):
             return f"{self.name} has no command farandole: run site.yml"
         if said.startswith("error: "):
             return on_terminal(said.strip().removeprefix("error: "))
