@@ -232,7 +232,7 @@ def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
     if not yes and size > LARGE:
         console.print(
             f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. What is large and seldom changes belongs "
-            "on storage that all nodes see; a file .farandoleignore, written like a .gitignore, names what stays here."
+            "on storage that all nodes see; a file .farandoleignore names what stays here."
         )
         if not sys.stdin.isatty():
             raise FarandoleError("nothing was sent; to send it: --yes")

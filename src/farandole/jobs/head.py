@@ -451,7 +451,7 @@ def reason(text: str) -> str:
 
 def filters(folder: Path) -> tuple[list[str], str]:
     """What a run does not get of a folder, as options and input of rsync: what git ignores, and .farandoleignore."""
-    options = ["--exclude=/.git", "--filter=:- .farandoleignore", "--exclude-from=-"]
+    options = ["--exclude=.git", "--filter=:- .farandoleignore", "--exclude-from=-"]
     listed = subprocess.run(
         ["git", "-C", folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"],
         capture_output=True, text=True, errors="surrogateescape", check=False,

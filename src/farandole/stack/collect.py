@@ -141,7 +141,8 @@ def _reason(output: str, wheels: Sequence[Mapping[str, str]], folder: Path) -> s
     if mismatch := re.search(r"(\S+) from (\S+).*?Expected sha256 (\w+)\s+Got\s+(\w+)", output, re.DOTALL):
         return (
             f"{mismatch[1].split('===')[0]} from {mismatch[2]} is not the file named in the lock: its sha256 is "
-            f"{mismatch[4]}, expected {mismatch[3]}. Nothing of it was kept"
+            f"{mismatch[4]}, expected {mismatch[3]}. Nothing of it was kept: take the index that the "
+            "lock was made with, or make a new lock"
         )
     if match := re.search(UNREACHABLE, output):
         line = next(line.strip() for line in output.splitlines() if match[0] in line)
