@@ -11,7 +11,7 @@ def test_packages_are_installed(host, package):
 def test_the_job_user_is_the_same_on_all_nodes_and_unprivileged(host):
     user = host.user("trainer")
     assert (user.uid, user.gid, user.shell) == (2000, 2000, "/bin/bash")
-    assert user.groups == ["trainer"]
+    assert sorted(user.groups) == ["farandole-jobs", "trainer"]
     assert user.password == "*"  # noqa: S105, the entry that no password matches
 
 

@@ -98,6 +98,75 @@ def test_a_key_left_in_the_home_is_refused(head, worker):
         worker.check_output("truncate --size 0 %s", keys)
 
 
+def test_a_person_s_certificate_gives_no_login_as_another(head, worker):
+    worker.check_output("printf 'alice\n' >/etc/ssh/test-principals")
+    for other in ("bob", "trainer"):
+        assert refused(as_job(head, f"{other}@node-2", user="alice"))
+        with weakened(worker, f"Match User {other}\n  AuthorizedPrincipalsFile /etc/ssh/test-principals\n"):
+            assert as_job(head, f"{other}@node-2", user="alice").stdout == "node-2\n"
+
+
+@contextmanager
+def opened(host, *paths):
+    """Let everybody read files for a while."""
+    modes = [host.check_output("stat -c %%a %s", path) for path in paths]
+    for path in paths:
+        host.check_output("chmod o+rx %s", path)
+    try:
+        yield
+    finally:
+        for path, mode in zip(paths, modes, strict=True):
+            host.check_output("chmod %s %s", mode, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "protected"),
+    [(f"{FOLDER}/id_jobs/bob", f"{FOLDER}/id_jobs/bob"), ("/home/bob/notes", "/home/bob")],
+    ids=["job key", "home"],
+)
+def test_people_cannot_read_each_other_s_keys_and_homes(head, path, protected):
+    head.check_output("runuser -u bob -- touch /home/bob/notes")
+    attack = ("runuser -u alice -- cat %s", path)
+    assert head.run(*attack).rc == 1
+    with opened(head, protected):
+        assert head.run(*attack).rc == 0
+
+
+def test_people_cannot_end_each_other_s_processes(head):
+    attack = (
+        "runuser -u bob -- sleep 600 >/dev/null 2>&1 & sleep 0.2; runuser -u %s -- kill -9 $(pgrep -u bob -x sleep)"
+    )
+    assert head.run(attack, "alice").rc == 1
+    assert head.check_output("pgrep -c -u bob -x sleep") == "1"
+    assert head.run(attack, "bob").rc == 0
+
+
+def test_people_log_in_on_the_head_only(head, worker):
+    """A person's own key, which is not on any node."""
+    head.check_output("runuser -u bob -- sh -c %s", "rm -f ~/own*; ssh-keygen -q -t ed25519 -N '' -f ~/own")
+    key = head.check_output("cat /home/bob/own.pub")
+    options = ["-F", "none", "-o", "IdentitiesOnly=yes", "-i", "/home/bob/own"]
+    keys = f"{FOLDER}/login_keys.d/bob"
+    head.check_output("echo %s >%s", key, keys)
+    assert as_job(head, "node-1", "id -un", *options, user="bob").stdout == "bob\n"
+    assert refused(as_job(head, "alice@node-1", "id -un", *options, user="bob"))
+    head.check_output("cp %s %s && truncate --size 0 %s", keys, f"{FOLDER}/login_keys.d/alice", keys)
+    assert as_job(head, "alice@node-1", "id -un", *options, user="bob").stdout == "alice\n"
+    head.check_output("truncate --size 0 %s", f"{FOLDER}/login_keys.d/alice")
+    assert refused(as_job(head, "node-2", "id -un", *options, user="bob"))
+    worker.check_output("mkdir -p %s && echo %s >%s", f"{FOLDER}/login_keys.d", key, keys)
+    assert as_job(head, "node-2", "id -un", *options, user="bob").stdout == "bob\n"
+    worker.check_output("rm -r %s", f"{FOLDER}/login_keys.d")
+
+
+def test_people_have_no_sudo(head):
+    head.check_output("apt-get -qq install sudo")
+    assert head.run("runuser -u alice -- sudo -n id -u").rc == 1
+    head.check_output("echo 'alice ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/test")
+    assert head.check_output("runuser -u alice -- sudo -n id -u") == "0"
+    head.check_output("rm /etc/sudoers.d/test")
+
+
 def test_password_login_as_the_job_user_is_refused(head, worker):
     worker.check_output("echo trainer:known | chpasswd")
     head.check_output("printf '#!/bin/sh\necho known\n' >/run/askpass && chmod 755 /run/askpass")

@@ -5,9 +5,9 @@ import pytest
 FOLDER = "/etc/farandole/ssh"
 
 
-def as_job(host, target, command="hostname", *options):
+def as_job(host, target, command="hostname", *options, user="trainer"):
     """Use ssh as a job does; status 255 becomes 1, because testinfra reads 255 as a failure of its own ssh."""
-    words = ["runuser", "-u", "trainer", "--", "ssh", "-o", "BatchMode=yes", *options, target, command]
+    words = ["runuser", "-u", user, "--", "ssh", "-o", "BatchMode=yes", *options, target, command]
     return host.run(" ".join(["%s"] * len(words)) + " || exit 1", *words)
 
 
@@ -18,8 +18,13 @@ def test_the_head_logs_in_by_name_and_by_address_without_a_prompt(head, addresse
         assert (result.stdout.strip(), result.stderr, result.rc) == (name, "", 0)
 
 
+@pytest.mark.parametrize("name", ["alice", "bob"])
+def test_people_reach_every_node_as_themselves(head, name):
+    assert as_job(head, "node-2", "id -un", user=name).stdout == f"{name}\n"
+
+
 def test_a_worker_has_no_job_key(worker):
-    assert not worker.file(f"{FOLDER}/id_job").exists
+    assert worker.check_output("find %s -path '*/id_job*' -type f", FOLDER) == ""
     assert "Permission denied" in as_job(worker, "node-1").stderr
 
 

@@ -16,6 +16,7 @@ from farandole.ahead.action import AsksAhead
 from farandole.ahead.calls import Answer
 from farandole.bounds import bounded
 from farandole.errors import FarandoleError
+from farandole.findings import some
 
 DOCUMENTATION = r"""
 module: node_probe
@@ -25,13 +26,9 @@ description:
   - If a node cannot be reached or cannot run the module, the task does not fail but returns RV(unreachable_reason), so
     that M(preflight) can check all nodes together.
 options:
-  user:
-    description: Name of the account that runs jobs, and of its group.
-    type: str
-    required: true
-  id:
-    description: Uid and gid intended for this account.
-    type: int
+  accounts:
+    description: Names of the accounts that run jobs, and of their groups, with the uid and gid intended for each.
+    type: dict
     required: true
 attributes:
   check_mode:
@@ -43,8 +40,7 @@ author: Farandole
 EXAMPLES = r"""
 - name: Probe the nodes
   node_probe:
-    user: trainer
-    id: 2000
+    accounts: {trainer: 2000}
   register: _preflight_probe
 """
 
@@ -69,12 +65,11 @@ probe:
     gpus: {description: "Number of NVIDIA GPUs.", type: int}
     init: {description: "Name of process 1.", type: str, sample: systemd}
     container: {description: "Whether the node is a container.", type: bool}
-    user: {description: "The account asked about.", type: str}
-    id: {description: "The uid and gid asked about.", type: int}
-    user_id: {description: "Uid of the account; null if it does not exist.", type: int}
-    group_id: {description: "Gid of the group; null if it does not exist.", type: int}
-    id_owner: {description: "The account that has this uid; null if it is free.", type: str}
-    group_id_owner: {description: "The group that has this gid; null if it is free.", type: str}
+    accounts:
+      description: >-
+        For each account asked about, its C(user_id) and the C(group_id) of its group, null if they do not exist, and
+        C(id_owner) and C(group_id_owner), who has the intended uid and gid, null if they are free.
+      type: dict
     python_apt: {description: "Whether the interpreter has python3-apt.", type: bool}
     sshd_drop_ins: {description: "Whether sshd reads /etc/ssh/sshd_config.d/*.conf.", type: bool}
     disk_free_mb: {description: "Free space for /opt, in MiB.", type: int}
@@ -117,8 +112,10 @@ class ActionModule(AsksAhead, Action):
         if "probe" not in answer:
             self._forget_connection()
             return {**result, **answer}
+        if unasked := arguments["accounts"].keys() - answer["probe"]["accounts"].keys():
+            return {**result, "unfit": f"it says nothing about {some(sorted(unasked))}"}
         skew = round(answer["probe"]["time"] - time.time(), 3)
-        return {**result, "probe": answer["probe"] | arguments, "skew": skew}
+        return {**result, "probe": answer["probe"], "skew": skew}
 
     def _probed(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Only what has been validated, never anything that Ansible itself takes from the answer."""

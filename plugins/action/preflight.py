@@ -45,6 +45,9 @@ options:
   roles_dir:
     description: Folder of the roles, whose argument specs define which variables exist. Required for V(inventory).
     type: path
+  accounts:
+    description: The accounts that will run jobs, the job user first, with their uids. Required for V(hosts).
+    type: dict
   fabric_network:
     description: The variable of role fabric; V(hosts) checks that there is a network for jobs.
     type: str
@@ -103,7 +106,7 @@ class ActionModule(Action):
     """Runs on the control machine alone."""
 
     _requires_connection = False
-    required_if = (("phase", "inventory", ("roles_dir",)),)
+    required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts",)))
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
@@ -136,7 +139,11 @@ class ActionModule(Action):
         # Like role fabric: all nodes, whatever --limit says.
         members = [name for name in variables["groups"]["cluster"] if name not in revoked]
         network = fabric.choose(members, hostvars, arguments["fabric_network"])
-        findings = [*broken, *judge_hosts(nodes, answers, self._task.check_mode), *network.findings]
+        findings = [
+            *broken,
+            *judge_hosts(nodes, answers, arguments["accounts"], self._task.check_mode),
+            *network.findings,
+        ]
         if arguments["stack"]:
             findings += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
         findings = [*dict.fromkeys(findings)]

@@ -23,8 +23,8 @@ options:
   folder: {description: The authority's folder on the control machine., type: path, required: true}
   nodes:
     description:
-      - One entry per node with C(name), C(host_key), C(job_key) (empty if it launches no jobs), C(names) for the
-        host certificate and C(sources), the addresses from which the user certificate is valid.
+      - One entry per node with C(name), C(host_key), C(job_keys) by user (empty if it launches no jobs), C(names) for
+        the host certificate and C(sources), the addresses from which user certificates are valid.
       - The keys come from the nodes and are not trusted. Anything but a single ed25519 public key, or another node's
         key, is refused.
     type: list
@@ -35,7 +35,11 @@ options:
     type: list
     elements: str
     required: true
-  user: {description: The only principal of user certificates., type: str, required: true}
+  users:
+    description: Those who launch jobs, the job user first. Each one's name is the only principal of the certificates.
+    type: list
+    elements: str
+    required: true
   host_days: {description: Lifetime of a host certificate in days., type: int, required: true}
   user_days: {description: Lifetime of a user certificate in days., type: int, required: true}
   passphrase: {description: Passphrase of the authority's private keys., type: str, default: "", no_log: true}
@@ -53,7 +57,7 @@ EXAMPLES = """
     folder: .farandole/mine/ca
     nodes: "{{ ansible_play_hosts | ssh_nodes(hostvars) }}"
     launchers: "{{ groups['head'] }}"
-    user: trainer
+    users: [trainer]
     host_days: 3650
     user_days: 365
 """
@@ -62,7 +66,7 @@ RETURN = """
 host_ca: {description: Public key of the host CA., type: str, returned: always}
 user_ca: {description: Public key of the user CA., type: str, returned: always}
 host: {description: Host certificates by node., type: dict, returned: always}
-user: {description: User certificates by node., type: dict, returned: always}
+user: {description: User certificates by node and user., type: dict, returned: always}
 revoked: {description: "Every key revoked under this authority, one per line.", type: list, returned: always}
 """
 

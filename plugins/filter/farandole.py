@@ -9,14 +9,16 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, fabric, nccl, samples, state
+from farandole import cluster, fabric, nccl, samples, state, trust
 from farandole.errors import FarandoleError
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    "accounts": cluster.accounts,
     "builders": cluster.builders,
     "cache_root": lambda home: str(cache.cache_root(home)),
+    "certificate_files": trust.certificate_files,
     "depot_debs": nccl.depot_debs,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
@@ -24,6 +26,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "nccl_decision": nccl.decision,
+    "job_keys": trust.job_keys,
+    "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
     "ssh_nodes": cluster.ssh_nodes,

@@ -42,6 +42,11 @@ class Request:
     days: int
 
     @property
+    def ca(self) -> str:
+        """The kind of the CA that signs it."""
+        return self.kind.partition(":")[0]
+
+    @property
     def signed(self) -> Signed:
         """The ledger's record of this request."""
         return Signed(self.key, self.name, self.kind)
@@ -127,7 +132,7 @@ def options(request: Request) -> dict[bytes, bytes]:
 
 def extensions(request: Request) -> dict[bytes, bytes]:
     """Extensions: a user may have a terminal, but no forwarding and no ~/.ssh/rc."""
-    return {b"permit-pty": b""} if request.kind == "user" else {}
+    return {b"permit-pty": b""} if request.ca == "user" else {}
 
 
 def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
@@ -135,7 +140,7 @@ def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
     key = serialization.load_ssh_public_key(request.key.encode())
     if not isinstance(key, Ed25519PublicKey):
         raise FarandoleError(f"{request.name}: its {request.kind} key is not an ed25519 key")
-    kind = ssh.SSHCertificateType.HOST if request.kind == "host" else ssh.SSHCertificateType.USER
+    kind = ssh.SSHCertificateType.HOST if request.ca == "host" else ssh.SSHCertificateType.USER
     builder = (
         ssh.SSHCertificateBuilder()
         .public_key(key)
@@ -153,14 +158,17 @@ def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
     return builder.sign(ca).public_bytes().decode()
 
 
-def requests(nodes: list[dict[str, Any]], user: str, days: dict[str, int]) -> list[Request]:
-    """Request a host certificate for every node and a user certificate for every launcher."""
+def requests(nodes: list[dict[str, Any]], users: Sequence[str], days: dict[str, int]) -> list[Request]:
+    """Request a host certificate for every node, and for every launcher one for each user."""
     found = []
     for node in nodes:
         name, sources = node["name"], tuple(node["sources"])
         found.append(Request("host", name, node["host_key"], tuple(node["names"]), (), days["host"]))
-        if node["job_key"]:
-            found.append(Request("user", name, node["job_key"], (user,), sources, days["user"]))
+        if node["job_keys"]:
+            found += [
+                Request(kind, name, node["job_keys"][user], (user,), sources, days["user"])
+                for user, kind in trust.kinds_of(users).items()
+            ]
     return [request for request in found if request.key]
 
 
@@ -287,10 +295,11 @@ class Authority:
             self.revoked = lines
             self._write(REVOKED, "".join(f"{line}\n" for line in lines))
 
-    def withdraw(self, launchers: list[str]) -> None:
-        """Remove the user certificates of nodes that no longer launch jobs."""
-        for path in (self.folder / "issued").glob("*.user-cert.pub"):
-            if path.name.removesuffix(".user-cert.pub") not in launchers:
+    def withdraw(self, launchers: Sequence[str], users: Sequence[str]) -> None:
+        """Remove the user certificates of nodes that no longer launch jobs, and of people who are no longer listed."""
+        kept = {self.issued(name, kind) for name in launchers for kind in trust.kinds_of(users).values()}
+        for path in (self.folder / "issued").glob("*.user*-cert.pub"):
+            if path not in kept:
                 self.changed = True
                 if not self.check_mode:
                     path.unlink()
@@ -298,9 +307,10 @@ class Authority:
 
 @dataclass(frozen=True)
 class Members:
-    """The nodes of the cluster according to the inventory, and those that take part in this run."""
+    """The nodes and users of the cluster according to the inventory, and the nodes that take part in this run."""
 
     cluster: Sequence[str]
+    users: list[str]
     launchers: list[str]
     revoked: list[str]
     present: list[str]
@@ -322,7 +332,7 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
         trust.refuse_partial(members.left_out, why_all, lost=bool(authority.missing) and not rotate)
     if not rotate:
         authority.refuse_incomplete()
-    authority.revoke(trust.withdrawn(authority.ledger, members.launchers, members.revoked))
+    authority.revoke(trust.withdrawn(authority.ledger, members.launchers, members.revoked, members.users))
     return why
 
 
@@ -336,26 +346,31 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
     if renew:
         authority.renew()
     authority.record(asked)
-    authority.withdraw(members.launchers)
+    authority.withdraw(members.launchers, members.users)
     keys = {kind: authority.key(kind) for kind in KINDS}
     host_ca = public_text(keys["host"].public_key())
     authority.announce(host_ca)
-    certificates: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
+    hosts: dict[str, str] = {}
+    users: dict[str, dict[str, str]] = {}
     for request in wanted:
-        certificates[request.kind][request.name] = authority.certificate(request, keys[request.kind])
+        text = authority.certificate(request, keys[request.ca])
+        if request.kind == "host":
+            hosts[request.name] = text
+        else:
+            users.setdefault(request.name, {})[request.principals[0]] = text
     user_ca = public_text(keys["user"].public_key())
-    return {"host_ca": host_ca, "user_ca": user_ca, **certificates, "revoked": authority.revoked}
+    return {"host_ca": host_ca, "user_ca": user_ca, "host": hosts, "user": users, "revoked": authority.revoked}
 
 
 def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Do all that a run asks of the CA; return the result and a warning for the operator."""
-    nodes, launchers = arguments["nodes"], arguments["launchers"]
-    members = Members(cluster, launchers, arguments["revoked"], present=[node["name"] for node in nodes])
+    nodes, launchers, users = arguments["nodes"], arguments["launchers"], arguments["users"]
+    members = Members(cluster, users, launchers, arguments["revoked"], present=[node["name"] for node in nodes])
     why = follow_inventory(authority, members, rotate=arguments["rotate"])
     notice = ""
     # Whoever rotates the CA knows.
     if why and authority.ledger and not arguments["rotate"]:
         notice = f"{why}: a new CA replaces it, and nothing signed before is valid any longer"
-    trust.refuse_answers(nodes, launchers, check_mode=authority.check_mode)
-    wanted = requests(nodes, arguments["user"], {"host": arguments["host_days"], "user": arguments["user_days"]})
+    trust.refuse_answers(nodes, launchers, users, check_mode=authority.check_mode)
+    wanted = requests(nodes, users, {"host": arguments["host_days"], "user": arguments["user_days"]})
     return sign_all(authority, wanted, members, renew=bool(why)), notice

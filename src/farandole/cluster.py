@@ -14,6 +14,11 @@ def builders(groups: Mapping[str, Sequence[str]]) -> list[str]:
     return list(groups.get("builders") or groups["head"])
 
 
+def accounts(people: Sequence[Mapping[str, Any]], job_user: str, job_user_id: int) -> dict[str, int]:
+    """The uids of all who start jobs, by name, the job user first."""
+    return {job_user: int(job_user_id), **{str(one["name"]): int(one["uid"]) for one in people}}
+
+
 def node_address(variables: Mapping[str, Any]) -> str:
     """The address by which the other nodes reach a node."""
     return str(variables.get("cluster_ip") or variables.get("ansible_host") or "")
@@ -51,7 +56,7 @@ def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
             "name": name,
             # The certificate authority validates what the nodes answered.
             "host_key": hostvars[name]["_ssh_trust_identity"].get("host_key"),
-            "job_key": hostvars[name]["_ssh_trust_identity"].get("job_key"),
+            "job_keys": hostvars[name]["_ssh_trust_identity"].get("job_keys"),
             "names": node_names(name, hostvars),
             "sources": node_sources(name, hostvars),
         }

@@ -60,6 +60,14 @@ def interface(value: Any) -> dict[str, Any]:
 
 
 LINK = fields({"name": words(r"[\w.:@+~-]{1,15}"), "address": address, "prefix": whole(128)})
+ACCOUNT = fields(
+    {
+        "user_id": optional(NUMBER),
+        "group_id": optional(NUMBER),
+        "id_owner": optional(account),
+        "group_id_owner": optional(account),
+    }
+)
 PROBE = fields(
     {
         "os_id": SHORT,
@@ -77,12 +85,7 @@ PROBE = fields(
         "gpus": whole(1024),
         "init": words(r"[\w.()@+-]{0,15}"),
         "container": yes_or_no,
-        "user": words(r"[!-~]{1,255}"),
-        "id": NUMBER,
-        "user_id": optional(NUMBER),
-        "group_id": optional(NUMBER),
-        "id_owner": optional(account),
-        "group_id_owner": optional(account),
+        "accounts": named(words(r"[!-~]{1,255}"), ACCOUNT),
         "python_apt": yes_or_no,
         "sshd_drop_ins": yes_or_no,
         "disk_free_mb": whole(1 << 44),

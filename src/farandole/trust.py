@@ -14,12 +14,13 @@ from farandole.findings import Finding, FindingsError, finding
 
 # Exactly one ed25519 key: no options before it, no comment or second line after it.
 _KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
-_FILES = {"host": "/etc/ssh/ssh_host_ed25519_key", "user": "/etc/farandole/ssh/id_job"}
+# The job user's kind is `user`; those of people with accounts of their own have their names in them.
+_KIND = re.compile("host|user(:[a-z][a-z0-9_-]*)?")
 
 
 @dataclass(frozen=True)
 class Signed:
-    """A public key, the node for which it was signed, and its kind: host or user."""
+    """A public key, the node for which it was signed, and its kind: host, user or user:NAME."""
 
     key: str
     name: str
@@ -30,12 +31,43 @@ def read_ledger(text: str, where: str) -> list[Signed]:
     """Parse the record of every key ever signed, oldest first."""
     rows = [line.rsplit(" ", 2) for line in text.splitlines()]
     for number, row in enumerate(rows, 1):
-        if len(row) != 3 or not is_key(row[0]) or row[2] not in _FILES:
+        if len(row) != 3 or not is_key(row[0]) or not _KIND.fullmatch(row[2]):
             raise FarandoleError(
                 f"line {number} of {where} is not a signed key: restore the file from your backup, "
                 "or move it away and make a new CA with -e ssh_trust_rotate=true"
             )
     return [Signed(*row) for row in rows]
+
+
+def kinds_of(users: Sequence[str]) -> dict[str, str]:
+    """The kind of each user's keys; the first one is the job user."""
+    return {user: f"user:{user}" if number else "user" for number, user in enumerate(users)}
+
+
+def job_keys(users: Sequence[str]) -> dict[str, str]:
+    """Where a node that launches jobs has the key of each user; the first one is the job user."""
+    return {user: _file(kind) for user, kind in kinds_of(users).items()}
+
+
+def certificate_files(certificates: Mapping[str, str], keys: Mapping[str, str]) -> list[dict[str, str]]:
+    """The files of a node's user certificates, beside their keys."""
+    return [{"path": f"{keys[user]}-cert.pub", "content": text} for user, text in certificates.items()]
+
+
+def login_files(people: Sequence[Mapping[str, Any]], folder: str) -> list[dict[str, str]]:
+    """The files of the keys with which people log in."""
+    return [
+        {"path": f"{folder}/{one['name']}", "content": "".join(f"{key.strip()}\n" for key in one.get("ssh_keys", []))}
+        for one in people
+    ]
+
+
+def _file(kind: str) -> str:
+    """Where a node has its key of a kind."""
+    if kind == "host":
+        return "/etc/ssh/ssh_host_ed25519_key"
+    _, _, user = kind.partition(":")
+    return f"/etc/farandole/ssh/id_jobs/{user}" if user else "/etc/farandole/ssh/id_job"
 
 
 def ledger_text(ledger: Sequence[Signed]) -> str:
@@ -54,16 +86,21 @@ def is_key(text: object) -> bool:
     return True
 
 
-def refuse_answers(nodes: Sequence[Mapping[str, Any]], launchers: Collection[str], *, check_mode: bool) -> None:
+def refuse_answers(
+    nodes: Sequence[Mapping[str, Any]], launchers: Collection[str], users: Sequence[str], *, check_mode: bool
+) -> None:
     """Refuse to sign if any node answered with anything but the keys it was asked for."""
-    _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, check_mode)])
+    _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, users, check_mode)])
 
 
-def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mode: bool) -> Iterator[Finding]:
-    name, wanted = node["name"], {"host": node["host_key"]}
+def _answer_faults(
+    node: Mapping[str, Any], launchers: Collection[str], users: Sequence[str], check_mode: bool
+) -> Iterator[Finding]:
+    name, wanted, keys = node["name"], {"host": node["host_key"]}, node["job_keys"]
     if name in launchers:
-        wanted["user"] = node["job_key"]
-    elif node["job_key"]:
+        given = keys if isinstance(keys, Mapping) else {}
+        wanted |= {kind: given.get(user) for user, kind in kinds_of(users).items()}
+    elif keys:
         yield _finding("launcher-unexpected", name)
     for kind, key in wanted.items():
         # In check mode a bare node has no key yet.
@@ -72,7 +109,7 @@ def _answer_faults(node: Mapping[str, Any], launchers: Collection[str], check_mo
 
 
 def _finding(code: str, name: str, kind: str = "host", **words: str) -> Finding:
-    return finding(code, name, kind=kind, file=_FILES[kind], **words)
+    return finding(code, name, kind=kind, file=_file(kind), **words)
 
 
 def _shown(answer: object) -> str:
@@ -98,9 +135,16 @@ def _refuse(findings: Sequence[Finding]) -> None:
         raise FindingsError(findings, "found {problems} with the keys of the nodes; nothing was signed.")
 
 
-def withdrawn(ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str]) -> list[Signed]:
-    """The keys that the inventory revokes: all keys of revoked nodes, and user keys of nodes that launch no jobs."""
-    return [one for one in ledger if one.name in revoked or (one.kind == "user" and one.name not in launchers)]
+def withdrawn(
+    ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str], users: Sequence[str]
+) -> list[Signed]:
+    """The keys that the inventory revokes: of revoked nodes, of people not listed, of users on nodes without jobs."""
+    kept = kinds_of(users).values()
+    return [
+        one
+        for one in ledger
+        if one.name in revoked or (one.kind != "host" and (one.name not in launchers or one.kind not in kept))
+    ]
 
 
 def replaced(ledger: Sequence[Signed], asked: Sequence[Signed]) -> list[Signed]:
@@ -123,8 +167,9 @@ def key_of(line: str) -> str:
 def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
     """Refuse to sign a revoked key again."""
     gone = {key_of(line) for line in revoked}
-    codes = {"host": "host-key-revoked", "user": "job-key-revoked"}
-    _refuse([_finding(codes[one.kind], one.name, one.kind) for one in asked if one.key in gone])
+    found = [one for one in asked if one.key in gone]
+    codes = {"host": "host-key-revoked"}
+    _refuse([_finding(codes.get(one.kind, "job-key-revoked"), one.name, one.kind) for one in found])
 
 
 def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:

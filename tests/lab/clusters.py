@@ -1,5 +1,6 @@
 """Real clusters for tests, driven by the commands that users run."""
 
+import json
 import os
 import re
 import shlex
@@ -39,6 +40,19 @@ class Run:
     def tasks(self) -> list[str]:
         """The tasks that at least one node has answered, in order."""
         return re.findall(r"^TASK \[(.*)\]", self.output, re.MULTILINE)
+
+
+def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:
+    """An entry of cluster_users, with a key that is in a folder."""
+    key = folder / name
+    if not key.exists():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    return {"name": name, "uid": uid, "ssh_keys": [key.with_suffix(".pub").read_text().strip()], **more}
+
+
+def people(*entries: dict[str, object]) -> tuple[str, str]:
+    """The option with which site.yml gets cluster_users."""
+    return ("--extra-vars", json.dumps({"cluster_users": entries}))
 
 
 @dataclass
@@ -112,6 +126,15 @@ class Cluster:
     def job_ssh(self, node: str, target: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run ssh from a node in the same way as a job."""
         return self.ssh(node, "runuser", "-u", "trainer", "--", "ssh", "-o", "BatchMode=yes", target, *command)
+
+    def person_ssh(self, name: str, key: Path, node: str, script: str) -> subprocess.CompletedProcess[str]:
+        """Log in as a person does, with a key of their own."""
+        config = self.inventory / ".ssh" / "config"
+        options = ["-o", "ControlPath=none", "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
+        return subprocess.run(
+            ["ssh", "-F", config, *options, "-i", key, "-l", name, node, script],
+            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
 
     def reset(self, nodes: int) -> None:
         """Replace all nodes with bare ones."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, ROOT, Cluster, Run
+from clusters import ENVIRONMENT, ROOT, Cluster, Run, people, person
 
 NODES = 2
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
@@ -173,7 +173,7 @@ def test_check_mode_on_a_finished_cluster_predicts_no_change(cluster: Cluster) -
 
 DRIFT = {
     ("base : Write limits and package holds", "echo x >>/etc/security/limits.d/90-farandole.conf"),
-    ("base : Create the job user's account", "groupadd --force other && usermod --gid other trainer"),
+    ("base : Create the accounts of those who start jobs", "groupadd --force other && usermod --gid other trainer"),
     (
         "ssh_trust : Write certificates and settings of sshd and ssh",
         "chmod 600 /etc/ssh/ssh_config.d/10-farandole.conf",
@@ -357,6 +357,48 @@ def test_a_run_that_cannot_be(cluster: Cluster, project: Path, arguments: list[s
     assert done.returncode != 0
     assert words in done.stderr
     assert running(cluster) == []
+
+
+def on_head(cluster: Cluster, tmp_path: Path, name: str, script: str) -> subprocess.CompletedProcess[str]:
+    return cluster.person_ssh(name, tmp_path / name, "node-1", script)
+
+
+@pytest.fixture
+def keys(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the keys of alice and bob, who are in the inventory."""
+    folder, variables = tmp_path_factory.mktemp("keys"), cluster.inventory / "group_vars/all.yml"
+    variables.parent.mkdir()
+    variables.write_text(people(person("alice", 2001, folder), person("bob", 2002, folder))[1])
+    yield folder
+    shutil.rmtree(variables.parent)
+
+
+def test_two_people_run_programs_side_by_side_and_reach_nothing_of_each_other(
+    cluster: Cluster, project: Path, keys: Path
+) -> None:
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    own = {name: ("--user", name, "--private-key", str(keys / name)) for name in ("alice", "bob")}
+    first = begin(cluster, project, *own["alice"], "-np", "2", "--", "python", "train.py", "600")
+    refused = farandole(cluster, "run", *own["bob"], "-np", "2", "--", "python", "train.py", folder=project)
+    assert re.search(r"run 1 of alice, since \d\d:\d\d, on node-1, node-2", refused.stderr), refused.stderr
+    beside = farandole(cluster, "run", *own["bob"], "-np", "1", "--", "python", "train.py", folder=project)
+    assert "[0] rank 0 on node-3" in beside.stdout, beside.stderr
+    assert "run 1 of alice on node-1, node-2" in farandole(cluster, "runs", *own["bob"]).stdout
+    assert farandole(cluster, "stop", *own["bob"], "9").returncode == 1
+    # Whatever they try there, it is as if the other's files did not exist.
+    for path in ("/home/alice/runs/1/output", "/home/alice/runs/1/code/train.py", "/etc/farandole/ssh/id_jobs/alice"):
+        assert "Permission denied" in on_head(cluster, keys, "bob", f"cat {path}").stderr
+        assert on_head(cluster, keys, "alice", f"cat {path}").returncode == 0
+    ranks = "pgrep -u alice -f train.py"
+    assert "not permitted" in on_head(cluster, keys, "bob", f"kill -9 $({ranks})").stderr
+    assert on_head(cluster, keys, "alice", ranks).stdout.split()
+    waiting = farandole(cluster, "run", *own["bob"], "--wait", "--detach", "--", "python", "train.py", folder=project)
+    number = re.findall(r"run (\d+) is started", waiting.stderr)[0]
+    assert "run 1: stopped" in on_head(cluster, keys, "alice", "farandole stop 1").stdout
+    first.communicate(timeout=60)
+    then = farandole(cluster, "attach", *own["bob"], number)
+    assert "[2] rank 2 on node-3" in then.stdout, then.stderr
 
 
 def test_no_secret_is_logged_and_the_ca_is_encrypted(cluster: Cluster, tmp_path: Path) -> None:

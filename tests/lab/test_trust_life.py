@@ -3,8 +3,9 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from clusters import ENVIRONMENT, ROOT, Cluster, Run
+from clusters import ENVIRONMENT, ROOT, Cluster, Run, people, person
 
 NODES = 3
 MESH = ("--extra-vars", "ssh_trust_mesh=true")
@@ -17,7 +18,7 @@ ssh-keygen -q -t ed25519 -N '' -f /run/lie
 cat >/run/python3 <<'END'
 #!/bin/sh
 answer=$(/usr/bin/python3.real "$@") || exit
-printf '%s\n' "$answer" | sed "s|\"job_key\": \"\"|\"job_key\": \"$(cut -d ' ' -f 1,2 /run/lie.pub)\"|"
+printf '%s\n' "$answer" | sed "s|\"job_keys\": {}|\"job_keys\": {\"trainer\": \"$(cut -d ' ' -f 1,2 /run/lie.pub)\"}|"
 END
 chmod 755 /run/python3 && mv /usr/bin/python3 /usr/bin/python3.real && ln -s /run/python3 /usr/bin/python3
 """
@@ -199,3 +200,62 @@ def test_rotation_invalidates_old_certificates_and_the_cluster_works(cluster: Cl
         assert cluster.job_ssh(here, there, "hostname").stdout == f"{there}\n"
     assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-2").stderr
     assert set(trust(cluster, *MESH).count("changed").values()) == {0}
+
+
+# What somebody could leave behind: a key in each home, a copy of the job key, and a program.
+LEAVE = """
+mkdir -p -m 700 .ssh && echo "$0" >.ssh/authorized_keys
+setsid sleep 900 >/dev/null 2>&1 </dev/null &
+cp /etc/farandole/ssh/id_jobs/alice /etc/farandole/ssh/id_jobs/alice-cert.pub . 2>/dev/null || true
+"""
+
+
+def sleeping(cluster: Cluster) -> list[str]:
+    """The nodes on which her program runs."""
+    nodes = ("node-1", "node-2")
+    return [node for node in nodes if cluster.ssh(node, "pgrep", "-u", "alice", "sleep").returncode == 0]
+
+
+def test_people_who_are_taken_off_the_list_are_locked_out_everywhere(cluster: Cluster, tmp_path: Path) -> None:
+    alice, bob = person("alice", 2001, tmp_path, admin=True), person("bob", 2002, tmp_path)
+    key = tmp_path / "alice"
+    done = trust(cluster, *people(alice, bob))
+    assert done.rc == 0, done.output
+    assert cluster.person_ssh("alice", key, "node-1", "sudo -n id -un").stdout == "root\n"
+    for node in ("node-1", "node-2"):
+        left = (
+            "runuser",
+            "--login",
+            "alice",
+            "--command",
+            f"bash -c '{LEAVE}' '{key.with_suffix('.pub').read_text()}'",
+        )
+        assert cluster.ssh(node, *left).returncode == 0
+    assert set(trust(cluster, *people(alice, bob)).count("changed").values()) == {0}
+
+    done = trust(cluster, *people(bob))
+    assert done.rc == 0, done.output
+    assert sleeping(cluster) == ["node-1", "node-2"]
+    assert cluster.person_ssh("bob", tmp_path / "bob", "node-1", "ssh node-2 hostname").stdout == "node-2\n"
+    for node in ("node-1", "node-2"):
+        assert "Permission denied" in cluster.person_ssh("alice", key, node, "id").stderr
+    thief = ("ssh", "-F", "none", "-o", "BatchMode=yes", "-i", "/home/alice/alice", "alice@node-2", "hostname")
+    assert "Permission denied" in cluster.ssh("node-1", *thief).stderr
+
+    # Each protection is enough: her own key needs both gone, and so does the stolen one.
+    cluster.ssh("node-2", "gpasswd", "--delete", "alice", "farandole-jobs")
+    expired = cluster.person_ssh("alice", key, "node-2", "id")
+    assert (expired.returncode, "Permission denied" in expired.stderr) == (255, False)
+    cluster.ssh("node-2", "usermod", "--expiredate", "", "alice")
+    assert cluster.person_ssh("alice", key, "node-2", "id -un").stdout == "alice\n"
+    cluster.ssh("node-2", "gpasswd", "--add", "alice", "farandole-jobs")
+    assert "Permission denied" in cluster.person_ssh("alice", key, "node-2", "id").stderr
+    assert "Permission denied" in cluster.ssh("node-1", *thief).stderr
+    with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-2"):
+        assert cluster.ssh("node-1", *thief).stdout == "node-2\n"
+
+    ended = (*people(bob), "--extra-vars", "base_end_jobs=true")
+    assert ("base : Create the accounts of those who start jobs", "node-2") in trust(cluster, *ended).changes
+    assert sleeping(cluster) == []
+    assert cluster.ssh("node-2", "test", "-e", "/home/alice/.ssh/authorized_keys").returncode == 0
+    assert set(trust(cluster, *ended).count("changed").values()) == {0}

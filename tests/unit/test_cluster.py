@@ -12,7 +12,10 @@ LOOPBACK = ["127.0.0.1", "::1"]
 
 
 def node(**variables: Any) -> dict[str, Any]:
-    return {"_ssh_trust_identity": {"host_key": "ssh-ed25519 host", "job_key": "ssh-ed25519 job"}, **variables}
+    return {
+        "_ssh_trust_identity": {"host_key": "ssh-ed25519 host", "job_keys": {"trainer": "ssh-ed25519 job"}},
+        **variables,
+    }
 
 
 def asked_for(name: str, **variables: Any) -> dict[str, Any]:
@@ -79,8 +82,8 @@ def test_sources_are_only_addresses(variables: dict[str, Any], own: list[str]) -
 def test_the_ca_gets_only_the_requested_nodes_keys() -> None:
     hostvars = {name: node(ansible_host=name) for name in ("node-1", "node-2", "node-3")}
     found = cluster.ssh_nodes(["node-3", "node-1"], hostvars)
-    assert [(one["name"], one["host_key"], one["job_key"]) for one in found] == [
-        (name, "ssh-ed25519 host", "ssh-ed25519 job") for name in ("node-3", "node-1")
+    assert [(one["name"], one["host_key"], one["job_keys"]) for one in found] == [
+        (name, "ssh-ed25519 host", {"trainer": "ssh-ed25519 job"}) for name in ("node-3", "node-1")
     ]
 
 

@@ -35,12 +35,14 @@ GOOD: dict[str, Any] = {
     "gpus": 8,
     "init": "systemd",
     "container": False,
-    "user": "trainer",
-    "id": 2000,
-    "user_id": None,
-    "group_id": 2000,
-    "id_owner": "EXAMPLE\\jürgen groß",
-    "group_id_owner": "domain users@example.org",
+    "accounts": {
+        "trainer": {
+            "user_id": None,
+            "group_id": 2000,
+            "id_owner": "EXAMPLE\\jürgen groß",
+            "group_id_owner": "domain users@example.org",
+        }
+    },
     "python_apt": True,
     "sshd_drop_ins": True,
     "disk_free_mb": 100_000,
@@ -94,6 +96,14 @@ def test_a_field_with_an_invalid_value_is_refused(field: str, value: Any) -> Non
         ({"addresses": ["fe80::1%$(id)"]}, "probe.addresses[0] is 'fe80::1%$(id)', not an address"),
         ({"root": 1}, "probe.root is 1"),
         ({"gpus": True}, "probe.gpus is True"),
+        (
+            {"accounts": {"trainer": {**GOOD["accounts"]["trainer"], "user_id": -1}}},
+            "probe.accounts.trainer.user_id is -1",
+        ),
+        (
+            {"accounts": {"trainer": {**GOOD["accounts"]["trainer"], "id_owner": "a;b"}}},
+            "probe.accounts.trainer.id_owner is",
+        ),
         ({"os_id": "debian\n"}, r"probe.os_id is 'debian\n'"),
         ({"more": 1}, "probe has missing or unknown fields: more"),
         ({"arch": "x" * 100_000}, "probe.arch is … xxx"),
@@ -130,7 +140,7 @@ def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> No
 
 
 def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -> None:
-    arguments = {"user": "nobody", "id": 65534}
+    arguments = {"accounts": {"nobody": 65534}}
     assert "probe" in run_action("node_probe", arguments, tmp_path)
     answer = run_action("node_probe", arguments, tmp_path, modules=[tmp_path])
     assert "node_probe was not found" in answer.get("msg", "")

@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from farandole.fabric import Fabric
 from farandole.files import write_private
 from farandole.findings import Finding, refused, report
 from farandole.preflight import inventory, nodes, unreachable
+from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load
 
@@ -46,6 +48,10 @@ def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
     return [(one.host, one.code) for one in findings]
 
 
+FREE: dict[str, Any] = {"user_id": None, "group_id": None, "id_owner": None, "group_id_owner": None}
+ACCOUNTS = {"trainer": 2000, "alice": 2001}
+
+
 def probe(**changes: Any) -> dict[str, Any]:
     return {
         "os_id": "debian",
@@ -57,12 +63,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"],
         "init": "systemd",
         "container": False,
-        "user": "trainer",
-        "id": 2000,
-        "user_id": None,
-        "group_id": None,
-        "id_owner": None,
-        "group_id_owner": None,
+        "accounts": dict.fromkeys(ACCOUNTS, FREE),
         "python_apt": True,
         "sshd_drop_ins": True,
         "disk_free_mb": 100000,
@@ -70,6 +71,11 @@ def probe(**changes: Any) -> dict[str, Any]:
         "root": True,
         **changes,
     }
+
+
+def account(name: str = "trainer", **changes: Any) -> dict[str, Any]:
+    """A node's answer about one account; the others are free."""
+    return {"accounts": dict.fromkeys(ACCOUNTS, FREE) | {name: FREE | changes}}
 
 
 def login(**changes: Any) -> dict[str, Any]:
@@ -82,11 +88,11 @@ def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
 
 
 def judged(reply: dict[str, Any], check_mode: bool = False) -> list[tuple[str, str]]:
-    return codes(nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode))
+    return codes(nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS, check_mode))
 
 
 def found(reply: dict[str, Any]) -> Finding:
-    (finding,) = nodes.judge_hosts([node("node-1")], {"node-1": reply}, check_mode=False)
+    (finding,) = nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS, check_mode=False)
     return finding
 
 
@@ -266,9 +272,71 @@ def test_declared_names_of_all_entry_points() -> None:
     assert inventory.declared_names(specs) == {"a_x", "a_y"}
 
 
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZWw2YvoLBN9V2a/VDrDnQrl+Yb9mxSAnxMjZxFTefk"
+
+
+def people(*persons: dict[str, Any], **variables: Any) -> list[tuple[str, str]]:
+    """The codes of the findings about cluster_users, each with its cause."""
+    own = {"ansible_user": "admin", "cluster_users": persons, **variables}
+    return [(one.code, one.cause) for one in judge_people({"node-1": own, "node-2": own}, ["node-1", "node-2"])]
+
+
+def test_good_people_have_no_finding() -> None:
+    kinds = ["ssh-ed25519", "ecdsa-sha2-nistp256", "sk-ssh-ed25519@openssh.com"]
+    assert people() == []
+    keys = [KEY, f"{KEY} alice@laptop of hers\n", *(encoded(kind) for kind in kinds[2:])]
+    assert people({"name": "alice", "uid": 2001, "ssh_keys": keys}, {"name": "b-o_b2", "uid": 1000}) == []
+
+
+def encoded(kind: str) -> str:
+    return f"{kind} {b64encode(len(kind).to_bytes(4, 'big') + kind.encode() + b'the rest').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("person", "code", "words"),
+    [
+        ({"name": name}, "person-name-malformed", repr(name))
+        for name in ("", "Alice", "al ice", "al,ice", "*", "-f", "2alice", "alice:0", "a" * 32, "%sudo", "al/ice")
+    ]
+    + [
+        ({"name": "root"}, "person-name-taken", "root is root"),
+        ({"name": "admin"}, "person-name-taken", "admin is the account with which Ansible logs in"),
+        ({"name": "trainer"}, "person-name-taken", "trainer is the job user"),
+        ({"name": "carol"}, "person-name-taken", "carol is already another entry"),
+        ({"uid": 0}, "person-uid-wrong", "alice has uid 0;"),
+        ({"uid": 999}, "person-uid-wrong", "999"),
+        ({"uid": 65534}, "person-uid-wrong", "65534"),
+        ({"uid": 2000}, "person-uid-repeated", "uid 2000, which the job user has, too"),
+        ({"uid": 2009}, "person-uid-repeated", "which carol has, too"),
+        ({"ssh_keys": [KEY, KEY[:-5]]}, "person-key-wrong", "one of the ssh_keys of alice is 'ssh-ed25519 AAAA"),
+        ({"ssh_keys": [f"{KEY}\n{KEY}"]}, "person-key-wrong", "several lines"),
+        ({"ssh_keys": [f'command="id" {KEY}']}, "person-key-wrong", "command="),
+        ({"ssh_keys": [encoded("sk-ssh-ed25519@openssh.com")[3:]]}, "person-key-wrong", "ssh-ed25519"),
+        ({"ssh_keys": ["~/.ssh/id_ed25519.pub"]}, "person-key-wrong", "'~/.ssh/id_ed25519.pub'"),
+    ],
+)
+def test_bad_people(person: dict[str, Any], code: str, words: str) -> None:
+    carol = {"name": "carol", "uid": 2009}
+    (found,) = people(carol, {"name": "alice", "uid": 2001, **person})
+    assert (found[0], words in found[1]) == (code, True), found
+
+
+def test_nothing_of_a_private_key_is_shown() -> None:
+    (found,) = people({"name": "alice", "uid": 2001, "ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----\nsecret"]})
+    assert found == ("person-key-wrong", found[1])
+    assert "a private key, which you should replace now" in found[1]
+    assert "secret" not in found[1]
+
+
+def test_people_are_the_same_on_all_nodes() -> None:
+    own: dict[str, Any] = {"cluster_users": [{"name": "alice", "uid": 2001}]}
+    findings = judge_people({"node-1": own, "node-2": own, "node-3": {}}, ["node-1", "node-2", "node-3"])
+    assert codes(findings) == [("node-3", "people-uneven")]
+
+
 def test_a_good_node_has_no_finding() -> None:
     assert judged(answer()) == []
-    assert judged(answer(user_id=2000, group_id=2000, id_owner="trainer", group_id_owner="trainer")) == []
+    assert judged(answer(**account(user_id=2000, group_id=2000, id_owner="trainer", group_id_owner="trainer"))) == []
 
 
 @pytest.mark.parametrize(
@@ -283,11 +351,17 @@ def test_a_good_node_has_no_finding() -> None:
         ({"addresses": None}, "ip-missing", ""),
         ({"addresses": ["127.0.0.1", "10.0.0.1", "fe80::1"]}, "address-absent", " 10.0.0.1"),
         ({"addresses": ["127.0.0.1"]}, "address-absent", "none"),
-        ({"id_owner": "bob"}, "id-taken", "bob already has uid 2000, meant for trainer"),
-        ({"group_id_owner": "staff"}, "id-taken", "staff already has gid 2000"),
-        ({"id_owner": "bob", "group_id_owner": "bob"}, "id-taken", "bob already has uid and gid 2000"),
-        ({"user_id": 1001}, "id-differs", "trainer already has uid 1001, not 2000"),
-        ({"user_id": 7, "group_id": 7}, "id-differs", "uid and gid 7"),
+        (account(id_owner="bob"), "id-taken", "bob already has uid 2000, meant for trainer"),
+        (account(group_id_owner="staff"), "id-taken", "staff already has gid 2000"),
+        (account(id_owner="bob", group_id_owner="bob"), "id-taken", "bob already has uid and gid 2000"),
+        (account(user_id=1001), "id-differs", "trainer already has uid 1001, not 2000"),
+        (account(user_id=7, group_id=7), "id-differs", "uid and gid 7"),
+        (
+            account("alice", id_owner="bob"),
+            "person-id-taken",
+            "bob already has uid 2001, meant for alice of cluster_users",
+        ),
+        (account("alice", user_id=33), "person-id-differs", "alice of cluster_users already has uid 33, not 2001"),
         ({"skew": 400.0}, "clock-wrong", "400 s ahead of"),
         ({"skew": -3600.0}, "clock-wrong", "3600 s behind"),
         ({"root": False, "sshd_drop_ins": False}, "not-root", ""),
@@ -302,7 +376,7 @@ def test_bad_nodes(changes: dict[str, Any], code: str, words: str) -> None:
 
 def test_a_node_s_words_are_in_the_cause_and_not_in_the_cure() -> None:
     assert "10.9.8.7" not in found(answer(addresses=["10.9.8.7"])).cure
-    assert "1001" not in found(answer(user_id=1001)).cure
+    assert "1001" not in found(answer(**account(user_id=1001))).cure
 
 
 def test_python_apt_matters_in_check_mode_only() -> None:
@@ -505,7 +579,7 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -
     """Run the action for the nodes."""
     action = object.__new__(preflight.ActionModule)
     action._task = SimpleNamespace(check_mode=False)
-    arguments = {"phase": "hosts", "state_dir": str(state), "fabric_network": "", "stack": stack}
+    arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
     return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 

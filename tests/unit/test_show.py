@@ -175,4 +175,4 @@ def test_the_nodes_are_really_asked(tmp_path: Path) -> None:
     here = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(yaml.safe_dump({"cluster": {"hosts": {"node-1": here}}}))
-    assert show.nodes_of(inventory)["node-1"]["probe"]["user"] == "nobody"
+    assert show.nodes_of(inventory)["node-1"]["probe"]["accounts"] == {}

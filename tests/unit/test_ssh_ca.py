@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from farandole import authority as ca_of
@@ -306,7 +306,7 @@ def test_check_mode_creates_nothing(tmp_path: Path) -> None:
         lambda ca: issue(ca, replace(USER, key=OTHER_KEY)),
         lambda ca: ca.record([Signed(OTHER_KEY, "node-2", "host")]),
         lambda ca: ca.revoke([HOST.signed]),
-        lambda ca: ca.withdraw([]),
+        lambda ca: ca.withdraw([], ["trainer"]),
         lambda ca: ca.renew(),
     ],
     ids=["another key", "record", "revoke", "withdraw", "new CA"],
@@ -331,13 +331,15 @@ def test_check_mode_encrypts_nothing(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == before
 
 
-def node(name: str, host_key: Any, job_key: Any = "") -> dict[str, Any]:
-    return {"name": name, "host_key": host_key, "job_key": job_key, "names": [name], "sources": ["192.0.2.1"]}
+def node(name: str, host_key: Any, job_key: Any = None, **others: Any) -> dict[str, Any]:
+    keys = {"trainer": job_key, **others} if job_key is not None else {}
+    return {"name": name, "host_key": host_key, "job_keys": keys, "names": [name], "sources": ["192.0.2.1"]}
 
 
 CLUSTER = ["node-1", "node-2"]
 HEAD = node("node-1", HOST_KEY, JOB_KEY)
 WORKER = node("node-2", OTHER_KEY)
+WORKERS_KEY = Signed(OTHER_KEY, "node-2", "host")
 A, B, C = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
@@ -346,7 +348,7 @@ def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = 
     arguments = {
         "nodes": nodes or (HEAD, WORKER),
         "launchers": ["node-1"],
-        "user": "trainer",
+        "users": ["trainer"],
         "host_days": 3650,
         "user_days": 300,
         "revoked": [],
@@ -398,6 +400,49 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == before
 
 
+ALICE, BOB = "user:alice", "user:bob"
+EVERYBODY = ["trainer", "alice", "bob"]
+
+
+def test_everyone_gets_a_certificate_for_their_own_name(tmp_path: Path) -> None:
+    head = node("node-1", HOST_KEY, JOB_KEY, alice=A, bob=B)
+    found = given(tmp_path, head, WORKER, users=EVERYBODY)["user"]["node-1"]
+    assert {name: parsed(text) for name, text in found.items()} == {
+        "trainer": (JOB_KEY, [b"trainer"]),
+        "alice": (A, [b"alice"]),
+        "bob": (B, [b"bob"]),
+    }
+    assert authority(tmp_path).ledger[2:] == [Signed(A, "node-1", ALICE), Signed(B, "node-1", BOB), WORKERS_KEY]
+
+
+def parsed(certificate: str) -> tuple[str, list[bytes]]:
+    found = ca_of.parse(certificate)
+    assert found
+    key = found.public_key()
+    assert isinstance(key, Ed25519PublicKey)
+    return ca_of.public_text(key), found.valid_principals
+
+
+def test_people_who_are_no_longer_listed_lose_their_keys_for_ever(tmp_path: Path) -> None:
+    given(tmp_path, node("node-1", HOST_KEY, JOB_KEY, alice=A, bob=B), WORKER, users=EVERYBODY)
+    head, users = node("node-1", HOST_KEY, JOB_KEY, bob=B), ["trainer", "bob"]
+    assert given(tmp_path, head, WORKER, users=users)["user"]["node-1"].keys() == {"trainer", "bob"}
+    assert revoked_keys(tmp_path) == {A}
+    assert not authority(tmp_path).issued("node-1", ALICE).exists()
+    back = node("node-1", HOST_KEY, JOB_KEY, alice=A, bob=B)
+    assert findings(tmp_path, back, WORKER, users=EVERYBODY) == [("node-1", "job-key-revoked")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [({}, "key-malformed"), ({"bob": A}, "key-shared"), ({"bob": JOB_KEY}, "key-shared")],
+    ids=["missing", "another person's", "the job user's"],
+)
+def test_a_key_is_one_person_s(tmp_path: Path, keys: dict[str, str], code: str) -> None:
+    head = node("node-1", HOST_KEY, JOB_KEY, alice=A, **keys)
+    assert findings(tmp_path, head, WORKER, users=EVERYBODY) == [("node-1", code)]
+
+
 @pytest.mark.parametrize("job_key", [A, HOST_KEY, "x", ["x"], {"x": 1}])
 def test_a_node_cannot_make_itself_a_launcher(tmp_path: Path, job_key: Any) -> None:
     given(tmp_path)
@@ -436,7 +481,7 @@ def test_all_bad_answers_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_a_bare_node_has_no_keys_yet_in_check_mode(tmp_path: Path) -> None:
-    found = given(tmp_path, node("node-1", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
+    found = given(tmp_path, node("node-1", "", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
     assert (found["host"], found["user"]) == ({}, {})
 
 
@@ -553,7 +598,8 @@ def test_rotation_keeps_nothing_of_the_old_ca_except_the_record_of_keys(tmp_path
     assert revoked_keys(tmp_path) == {OTHER_KEY}
     assert authority(tmp_path).ledger == [HOST.signed, USER.signed, Signed(OTHER_KEY, "node-2", "host")]
     # Line 2 is the CA; the names and options start at line 5.
-    for one, other in ((old[kind]["node-1"], new[kind]["node-1"]) for kind in ("host", "user")):
+    one_of = [[found["host"]["node-1"], found["user"]["node-1"]["trainer"]] for found in (old, new)]
+    for one, other in zip(*one_of, strict=True):
         assert shown(one)[2] != shown(other)[2]
         assert shown(one)[5:] == shown(other)[5:]
     assert (on_disk(tmp_path) == before) is check_mode
@@ -668,11 +714,11 @@ def test_keys_are_recorded_on_disk_before_they_are_signed(tmp_path: Path, monkey
 def test_a_node_without_a_key_gets_no_certificate() -> None:
     one = {"name": "node-1", "names": ["node-1", "192.0.2.1"], "sources": ["192.0.2.1", "127.0.0.1", "::1"]}
     nodes = [
-        {**one, "host_key": HOST_KEY, "job_key": JOB_KEY},
-        {**one, "name": "node-2", "host_key": OTHER_KEY, "job_key": ""},
-        {**one, "name": "node-3", "host_key": "", "job_key": ""},
+        {**one, "host_key": HOST_KEY, "job_keys": {"trainer": JOB_KEY}},
+        {**one, "name": "node-2", "host_key": OTHER_KEY, "job_keys": {}},
+        {**one, "name": "node-3", "host_key": "", "job_keys": {}},
     ]
-    assert ca_of.requests(nodes, "trainer", {"host": 3650, "user": 300}) == [
+    assert ca_of.requests(nodes, ["trainer"], {"host": 3650, "user": 300}) == [
         HOST,
         USER,
         replace(HOST, name="node-2", key=OTHER_KEY),

@@ -20,7 +20,7 @@ class Module:
     """The parts of AnsibleModule that the module uses."""
 
     def __init__(self, check_mode: bool, **params: Any) -> None:
-        self.check_mode, self.params = check_mode, {"user": ME, "revoked": "", **params}
+        self.check_mode, self.params = check_mode, {"revoked": "", **params}
         self.answer: dict[str, Any] = {}
 
     def run_command(self, words: list[str], check_rc: bool) -> tuple[int, str, str]:
@@ -38,7 +38,7 @@ def job_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, job_key: Path, *, check_mode: bool = False, **params: Any) -> dict[str, Any]:
-    module = Module(check_mode, **{"job_key": str(job_key), "launcher": True, **params})
+    module = Module(check_mode, **{"folder": str(job_key.parent), "job_keys": {ME: str(job_key)}, **params})
     monkeypatch.setattr(ssh_identity, "AnsibleModule", lambda **_: module)
     ssh_identity.main()
     return module.answer
@@ -47,14 +47,14 @@ def run(monkeypatch: pytest.MonkeyPatch, job_key: Path, *, check_mode: bool = Fa
 def test_a_revoked_job_key_is_replaced_by_a_new_pair(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(monkeypatch, job_key)
     assert run(monkeypatch, job_key, revoked="ssh-ed25519 other node-1\n") == {**first, "changed": False}
-    arguments: dict[str, Any] = {"revoked": f"{first['job_key']} node-1\n{first['host_key']} node-1\n"}
+    arguments: dict[str, Any] = {"revoked": f"{first['job_keys'][ME]} node-1\n{first['host_key']} node-1\n"}
     predicted = run(monkeypatch, job_key, check_mode=True, **arguments)
-    assert (predicted["changed"], predicted["job_key"]) == (True, "")
+    assert (predicted["changed"], predicted["job_keys"]) == (True, {ME: ""})
     second = run(monkeypatch, job_key, **arguments)
     # Only the operator replaces a host key, because the operator must know it.
     assert (second["changed"], second["host_key"]) == (True, first["host_key"])
     private = subprocess.run(["ssh-keygen", "-y", "-f", job_key], capture_output=True, text=True, check=True).stdout
-    assert " ".join(private.split()[:2]) == second["job_key"] != first["job_key"]
+    assert " ".join(private.split()[:2]) == second["job_keys"][ME] != first["job_keys"][ME]
 
 
 def test_check_mode_does_not_return_a_job_key_that_will_be_removed(
@@ -62,6 +62,6 @@ def test_check_mode_does_not_return_a_job_key_that_will_be_removed(
 ) -> None:
     run(monkeypatch, job_key)
     for check_mode in (True, False):
-        left = run(monkeypatch, job_key, check_mode=check_mode, launcher=False)
-        assert (left["changed"], left["job_key"]) == (True, "")
+        left = run(monkeypatch, job_key, check_mode=check_mode, job_keys={})
+        assert (left["changed"], left["job_keys"]) == (True, {})
         assert job_key.exists() is check_mode

@@ -118,8 +118,6 @@ def checksum(path: Path) -> str:
 
 def account(user: str, wanted: int) -> dict[str, Any]:
     return {
-        "user": user,
-        "id": wanted,
         "user_id": find(pwd.getpwnam, user, "pw_uid"),
         "group_id": find(grp.getgrnam, user, "gr_gid"),
         "id_owner": find(pwd.getpwuid, wanted, "pw_name"),
@@ -158,7 +156,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
         "init": read(Path("/proc/1/comm")),
         "container": any(mark.exists() for mark in CONTAINER_MARKS),
-        **account(module.params["user"], module.params["id"]),
+        "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
         "python_apt": importlib.util.find_spec("apt") is not None,
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
@@ -171,10 +169,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={
-            "user": {"type": "str", "required": True},
-            "id": {"type": "int", "required": True},
-        },
+        argument_spec={"accounts": {"type": "dict", "required": True}},
         supports_check_mode=True,
     )
     module.exit_json(changed=False, probe=probe(module))

@@ -7,23 +7,19 @@ DOCUMENTATION = """
 module: ssh_identity
 short_description: Ensure that a node has its ssh keys, and return the public ones
 description:
-  - Generates an ed25519 host key and, on nodes that launch jobs, a key for the job user, if they are missing.
+  - Generates an ed25519 host key and, on nodes that launch jobs, a key for each user, if they are missing.
   - Private keys never leave the node.
 options:
-  user:
-    description: The job user, the owner of the job key.
-    type: str
-    required: true
-  job_key:
-    description: Path of the job user's private key, outside its home, which nodes may share.
+  folder:
+    description: Where job keys are, outside the homes, which nodes may share.
     type: path
     required: true
-  launcher:
-    description: Whether the node launches jobs; otherwise a job key and its certificate are removed.
-    type: bool
+  job_keys:
+    description: Path of each user's private key; all others, and their certificates, are removed.
+    type: dict
     required: true
   revoked:
-    description: List of revoked keys; a job key among them is replaced.
+    description: List of revoked keys; a job key among them is replaced, and so is one that somebody else owns.
     type: str
     default: ""
 author: Farandole
@@ -32,9 +28,8 @@ author: Farandole
 EXAMPLES = """
 - name: Read the node's public keys
   ssh_identity:
-    user: trainer
-    job_key: /etc/farandole/ssh/id_job
-    launcher: true
+    folder: /etc/farandole/ssh
+    job_keys: {trainer: /etc/farandole/ssh/id_job}
 """
 
 RETURN = """
@@ -42,9 +37,9 @@ host_key:
   description: The public host key; empty in check mode if there is none yet.
   type: str
   returned: always
-job_key:
-  description: The public job key; empty on nodes that launch no jobs.
-  type: str
+job_keys:
+  description: The public job keys by user; none on nodes that launch no jobs.
+  type: dict
   returned: always
 openssh:
   description: Version of OpenSSH, as a number.
@@ -93,8 +88,15 @@ def read(key: Path) -> str:
 
 def is_revoked(key: Path, revoked: str) -> bool:
     """Whether a key is in the list of revoked ones."""
-    public_key = read(key)
-    return bool(public_key) and public_key in {" ".join(line.split()[:2]) for line in revoked.splitlines()}
+    return read(key) in {" ".join(line.split()[:2]) for line in revoked.splitlines()}
+
+
+def belongs_to(key: Path, user: str) -> bool:
+    """Whether nobody else can read a key, as the job user of earlier could."""
+    try:
+        return key.owner() == user
+    except KeyError:
+        return False
 
 
 def openssh(module: AnsibleModule) -> float:
@@ -108,32 +110,35 @@ def main() -> None:
     """Generate the missing keys, remove unwanted ones, and return the public keys."""
     module = AnsibleModule(
         argument_spec={
-            "user": {"type": "str", "required": True},
-            "job_key": {"type": "path", "required": True, "no_log": False},
-            "launcher": {"type": "bool", "required": True},
+            "folder": {"type": "path", "required": True},
+            "job_keys": {"type": "dict", "required": True, "no_log": False},
             "revoked": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
-    job_key = Path(module.params["job_key"])
-    wanted = {HOST_KEY: "root"}
-    if module.params["launcher"]:
-        wanted[job_key] = module.params["user"]
-    missing = [key for key in wanted if not key.exists()]
-    if job_key in wanted and is_revoked(job_key, module.params["revoked"]):
-        missing.append(job_key)
-    unwanted = [] if job_key in wanted else [job_key, public(job_key), certificate(job_key)]
-    unwanted = [path for path in unwanted if path.exists()]
+    folder, revoked = Path(module.params["folder"]), module.params["revoked"]
+    job_keys = {user: Path(path) for user, path in module.params["job_keys"].items()}
+    missing = [
+        (key, user)
+        for user, key in job_keys.items()
+        if not key.exists() or is_revoked(key, revoked) or not belongs_to(key, user)
+    ]
+    due = [*missing, *([] if HOST_KEY.exists() else [(HOST_KEY, "root")])]
+    wanted = {path for key in job_keys.values() for path in (key, public(key), certificate(key))}
+    unwanted = [path for path in [*folder.glob("id_job*"), *folder.glob("id_jobs/*")] if path.is_file()]
+    unwanted = [path for path in unwanted if path not in wanted]
     if not module.check_mode:
-        for key in missing:
-            generate(module, key, wanted[key])
+        for key, user in due:
+            generate(module, key, user)
         for path in unwanted:
             path.unlink()
     module.exit_json(
-        changed=bool(missing or unwanted),
+        changed=bool(due or unwanted),
         host_key=read(HOST_KEY),
-        # In check mode, a key that would be removed or replaced still exists.
-        job_key=read(job_key) if job_key in wanted and not (module.check_mode and job_key in missing) else "",
+        # In check mode, a key that would be replaced still exists.
+        job_keys={
+            user: "" if module.check_mode and (key, user) in missing else read(key) for user, key in job_keys.items()
+        },
         openssh=openssh(module),
     )
 

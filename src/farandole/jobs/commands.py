@@ -115,7 +115,9 @@ def head_of(inventory: Path, login: Login) -> Head:
     ]
     address = str(known.get("ansible_host") or name)
     job_user = str(known.get("base_user") or "trainer")
-    become = {"root": ("runuser", "-u", job_user, "--"), job_user: ()}.get(user, ("sudo", "-n", "-u", job_user, "--"))
+    # People with accounts of their own start jobs as themselves.
+    themselves = {job_user: (), **{str(one["name"]): () for one in known.get("cluster_users") or ()}}
+    become = {"root": ("runuser", "-u", job_user, "--"), **themselves}.get(user, ("sudo", "-n", "-u", job_user, "--"))
     return Head(name, tuple(ssh), f"{user}@{address}" if user else address, become)
 
 

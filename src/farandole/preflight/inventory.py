@@ -15,12 +15,14 @@ from typing import Any
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from farandole.findings import Finding, finding, some
+from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]
 Declared = Mapping[str, frozenset[str]]
 Options = Mapping[str, Mapping[str, Any]]
 
-OUR_VARIABLES = frozenset({"cluster_ip"})
+# Variables that several roles read; they have no default.
+OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users"})
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -224,7 +226,10 @@ def judge_settings(
     """Check the values of the roles' variables and the revoked nodes of an otherwise correct inventory."""
     options = {name: option for spec in specs for name, option in declared_options(spec).items()}
     values = {node.name: {name: hostvars[node.name][name] for name in node.variables & set(options)} for node in nodes}
-    return judge_values(values, options) or judge_revoked(groups, revoked)
+    return judge_values(values, options) or [
+        *judge_revoked(groups, revoked),
+        *judge_people(hostvars, [node.name for node in nodes]),
+    ]
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:

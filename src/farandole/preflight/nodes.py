@@ -22,12 +22,14 @@ SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-def judge_hosts(nodes: Sequence[Node], answers: Mapping[str, Answer], check_mode: bool) -> list[Finding]:
+def judge_hosts(
+    nodes: Sequence[Node], answers: Mapping[str, Answer], accounts: Mapping[str, int], check_mode: bool
+) -> list[Finding]:
     findings: list[Finding] = []
     for node in nodes:
         answer = answers[node.name]
         if "probe" in answer:
-            findings += judge_node(node, answer, check_mode)
+            findings += judge_node(node, answer, accounts, check_mode)
         else:
             findings.append(judge_unreachable(node.name, answer))
     return [*findings, *judge_machine_ids(probes_of(answers))]
@@ -37,11 +39,12 @@ def probes_of(answers: Mapping[str, Answer]) -> dict[str, Probe]:
     return {host: answer["probe"] for host, answer in answers.items() if "probe" in answer}
 
 
-def judge_node(node: Node, answer: Answer, check_mode: bool) -> Iterator[Finding]:
+def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int], check_mode: bool) -> Iterator[Finding]:
     name, probe = node.name, answer["probe"]
     yield from judge_system(name, probe)
     yield from judge_address(node, probe)
-    yield from judge_account(name, probe)
+    for number, (account, wanted) in enumerate(accounts.items()):
+        yield from judge_account(name, account, wanted, probe["accounts"][account], person=number > 0)
     yield from judge_clock(name, answer)
     yield from judge_privileges(name, probe)
     if check_mode and not probe["python_apt"]:
@@ -69,14 +72,20 @@ def judge_address(node: Node, probe: Probe) -> Iterator[Finding]:
         yield address_absent(node.name, str(node.address), probe["addresses"])
 
 
-def judge_account(name: str, probe: Probe) -> Iterator[Finding]:
-    account, wanted = probe["user"], probe["id"]
-    for owner, kinds in alike(uid=probe["id_owner"], gid=probe["group_id_owner"]):
-        if owner != account:
-            yield finding("id-taken", name, owner=owner, seen=f"{kinds} {wanted}", account=account)
-    for number, kinds in alike(uid=probe["user_id"], gid=probe["group_id"]):
-        if number != wanted:
-            yield finding("id-differs", name, account=account, seen=f"{kinds} {number}", wanted=wanted)
+def judge_account(name: str, account: str, wanted: int, found: Mapping[str, Any], *, person: bool) -> Iterator[Finding]:
+    """Whether an account, the job user's or a person's, exists with the intended number, or could."""
+    for owner, kinds in alike(uid=found["id_owner"], gid=found["group_id_owner"]):
+        seen = f"{kinds} {wanted}"
+        if owner != account and person:
+            yield finding("person-id-taken", name, owner=owner, seen=seen, account=account)
+        elif owner != account:
+            yield finding("id-taken", name, owner=owner, seen=seen, account=account)
+    for number, kinds in alike(uid=found["user_id"], gid=found["group_id"]):
+        seen = f"{kinds} {number}"
+        if number != wanted and person:
+            yield finding("person-id-differs", name, account=account, seen=seen, wanted=wanted)
+        elif number != wanted:
+            yield finding("id-differs", name, account=account, seen=seen, wanted=wanted)
 
 
 def alike(**values: Hashable) -> list[tuple[Hashable, str]]:

@@ -273,8 +273,12 @@ def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[st
 
 
 def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:
-    """Evaluate what says how to log in."""
-    login = {name: value for name, value in variables.items() if re.match(r"ansible_(ssh_|host$|user$|port$)", name)}
+    """Evaluate what says how to log in, and who does."""
+    login = {
+        name: value
+        for name, value in variables.items()
+        if re.match(r"ansible_(ssh_|host$|user$|port$)|base_user$|cluster_users$", name)
+    }
     return {**variables, **{name: templar.template(value) for name, value in login.items()}}
 
 

@@ -1,0 +1,154 @@
+#!/usr/bin/python
+"""Create the accounts of those who start jobs, and lock those that are no longer listed."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: accounts
+short_description: Create the accounts of those who start jobs, and lock those that are no longer listed
+description:
+  - Each account has a group of the same name and number, no password, and a home that nobody else can read. It is a
+    member of group farandole-jobs, to which sshd's settings and the limits apply.
+  - Members of that group that are not listed are locked. Their files stay.
+  - One module for all accounts, because with many users and nodes the time of a run depends on the number of calls.
+options:
+  users:
+    description: The accounts, by name, with their uids.
+    type: dict
+    required: true
+  end_jobs:
+    description: Whether to end what the accounts run that are locked.
+    type: bool
+    default: false
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Create the accounts of those who start jobs
+  accounts:
+    users: {trainer: 2000, alice: 2001}
+"""
+
+RETURN = """
+done:
+  description: The commands that were run, or would be.
+  type: list
+  returned: always
+"""
+
+import grp
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+GROUP = "farandole-jobs"
+LINGER = Path("/var/lib/systemd/linger")
+# Days since 1970 from which a locked account is not valid.
+LOCKED = "1"
+Command = list[str]
+
+
+def members() -> list[str]:
+    try:
+        return grp.getgrnam(GROUP).gr_mem
+    except KeyError:
+        return []
+
+
+def shadow() -> dict[str, list[str]]:
+    """The fields of /etc/shadow by account."""
+    return {line.split(":")[0]: line.split(":") for line in Path("/etc/shadow").read_text().splitlines()}
+
+
+def group_id(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def user_id(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def wanted(name: str, uid: int) -> Iterator[Command]:
+    """The commands that make an account as it has to be."""
+    if group_id(name) is None:
+        yield ["groupadd", "--gid", str(uid), name]
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        home = ["--create-home", "--key", "HOME_MODE=0700", "--shell", "/bin/bash", "--password", "*"]
+        yield ["useradd", "--uid", str(uid), "--gid", name, "--groups", GROUP, *home, name]
+        return
+    # Those of a directory service are as they are.
+    known = shadow().get(name)
+    if known:
+        if account.pw_gid != uid:
+            yield ["usermod", "--gid", name, name]
+        if account.pw_shell != "/bin/bash":
+            yield ["usermod", "--shell", "/bin/bash", name]
+        # No password matches `*` either, but sshd may refuse an account with `!`.
+        if known[1].startswith("!"):
+            yield ["usermod", "--password", "*", name]
+        if known[7]:
+            yield ["usermod", "--expiredate", "", name]
+    if name not in members():
+        yield ["gpasswd", "--add", name, GROUP]
+
+
+def locking(name: str) -> Iterator[Command]:
+    """The commands that lock an account."""
+    known = shadow().get(name)
+    if known and known[7] != LOCKED:
+        yield ["usermod", "--expiredate", LOCKED, name]
+
+
+def ending(name: str) -> Iterator[Command]:
+    """The commands that end what an account runs: its sessions and services in order, and then the rest."""
+    if (LINGER / name).exists():
+        yield ["loginctl", "disable-linger", name]
+    uid = user_id(name)
+    if any(owner(path) == uid for path in Path("/proc").glob("[0-9]*")):
+        yield ["systemctl", "stop", f"user-{uid}.slice"]
+        left = f"find /proc -maxdepth 1 -name '[0-9]*' -uid {uid} -printf '%f '"
+        yield ["sh", "-c", f"kill -KILL $({left}) 2>/dev/null; true"]
+
+
+def owner(process: Path) -> int:
+    """The account of a process, which may have ended meanwhile."""
+    try:
+        return process.stat().st_uid
+    except OSError:
+        return -1
+
+
+def main() -> None:
+    """Run the commands that are due."""
+    module = AnsibleModule(
+        argument_spec={
+            "users": {"type": "dict", "required": True},
+            "end_jobs": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    users = {str(name): int(uid) for name, uid in module.params["users"].items()}
+    due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
+    for name, uid in users.items():
+        due += wanted(name, uid)
+    for name in members():
+        if name not in users and user_id(name):
+            due += [*locking(name), *(ending(name) if module.params["end_jobs"] else [])]
+    if not module.check_mode:
+        for command in due:
+            module.run_command(command, check_rc=True)
+    module.exit_json(changed=bool(due), done=[" ".join(command) for command in due])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Checks of cluster_users, made before any node is contacted."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from farandole.findings import Finding, finding
+
+Person = Mapping[str, Any]
+# As Debian's adduser wants it, so that neither sshd's patterns nor sudo's read it as anything else.
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
+# Debian's range for people; what a package creates is below, and what has no name is above.
+LOWEST, HIGHEST = 1000, 59999
+WITH_TOKEN = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
+SHOWN = 40
+
+
+def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[Finding]:
+    """Findings about cluster_users of all nodes, whose values have the right types."""
+    lists = [(hostvars[name].get("cluster_users") or [], name) for name in names]
+    people, first = next(iter(lists), ([], ""))
+    uneven = [finding("people-uneven", name, other=first) for others, name in lists if others != people]
+    taken = {"root": "root", "farandole": "a name of Farandole's"}
+    uids = {}
+    for name in names:
+        own = hostvars[name]
+        taken.setdefault(str(own.get("ansible_user") or "root"), "the account with which Ansible logs in")
+        taken.setdefault(str(own.get("base_user") or "trainer"), "the job user")
+        uids[int(own.get("base_user_id") or 2000)] = "the job user"
+    return uneven or [one for person in people for one in judge_person(person, taken, uids)]
+
+
+def judge_person(person: Person, taken: dict[str, str], uids: dict[int, str]) -> Iterator[Finding]:
+    """Findings about a person; adds the name and the uid to those that are taken."""
+    name, uid = str(person["name"]), int(person["uid"])
+    if not NAME.fullmatch(name):
+        yield finding("person-name-malformed", "inventory", seen=start(name))
+        return
+    if name in taken:
+        yield finding("person-name-taken", "inventory", seen=name, owner=taken[name])
+    if not LOWEST <= uid <= HIGHEST:
+        yield finding("person-uid-wrong", "inventory", account=name, seen=uid)
+    elif uid in uids:
+        yield finding("person-uid-repeated", "inventory", account=name, seen=uid, owner=uids[uid])
+    taken.setdefault(name, "already another entry")
+    uids.setdefault(uid, name)
+    for key in person.get("ssh_keys") or ():
+        if why := key_fault(key):
+            yield finding("person-key-wrong", "inventory", account=name, seen=why)
+
+
+def key_fault(line: str) -> str:
+    """What a line is, if it is not a single public key; shows nothing of a private one."""
+    text = line.strip()
+    if "PRIVATE KEY" in text:
+        return "a private key, which you should replace now"
+    if not text.isprintable():
+        return "several lines"
+    kind, _, rest = text.partition(" ")
+    key = " ".join((kind, *rest.split()[:1]))
+    try:
+        serialization.load_ssh_public_key(key.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        return "" if kind in WITH_TOKEN and has_kind(rest, kind) else start(text)
+    return ""
+
+
+def start(text: str) -> str:
+    """The start of a text that is not what it should be."""
+    return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+
+
+def has_kind(text: str, kind: str) -> bool:
+    """Whether an encoded key is of a kind, as cryptography does not read those of security keys."""
+    try:
+        return b64decode(text.partition(" ")[0], validate=True)[4 : 4 + len(kind)] == kind.encode()
+    except ValueError:
+        return False
