@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, fabric, nccl, samples, state, trust
+from farandole import cluster, fabric, nccl, removal, samples, state, trust
 from farandole.errors import FarandoleError
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import nodes
@@ -34,6 +34,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,
     "stack_cached": parts.stack_cached,
+    "stack_in_use": removal.in_use,
     "stack_known": lambda folder: cache.Builds(Path(folder)).known(),
     "stack_modules": parts.stack_modules,
     "stack_own": lock.own_wheels,

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from farandole import removal
 from farandole.errors import FarandoleError, Interrupted
 from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
@@ -29,6 +30,7 @@ app.command()(bundle.bundle)
 app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
 app.command()(validation_commands.validate)
+app.command()(removal.remove)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
 for command in (jobs.runs, jobs.logs, jobs.attach, jobs.stop):
     app.command()(command)

@@ -1,0 +1,142 @@
+#!/usr/bin/python
+"""Remove accounts with their processes and homes."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: former_accounts
+short_description: Remove accounts with their processes and homes
+description:
+  - Ends all their processes, then removes account, group, home, mail and crontab.
+  - A home on storage of the network stays, because other machines use it.
+options:
+  names:
+    description: The accounts.
+    type: list
+    elements: str
+    required: true
+  keep:
+    description: Remove nothing, and only return what stays.
+    type: bool
+    default: false
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Remove the job user
+  former_accounts:
+    names: [trainer]
+"""
+
+RETURN = """
+removed:
+  description: What was removed.
+  type: list
+  returned: always
+left:
+  description: What stays, each with the reason.
+  type: list
+  returned: always
+"""
+
+import os
+import pwd
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+# Below are the accounts of the system.
+FIRST_UID = 1000
+# Only there, a home belongs to this machine alone.
+LOCAL = ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs")
+PATIENCE_S = 10
+CRONTABS = Path("/var/spool/cron/crontabs")
+
+
+def processes(uid: int) -> list[int]:
+    """The processes of an account."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if entry.stat().st_uid == uid:
+                found.append(int(entry.name))
+    return found
+
+
+def end_processes(module: AnsibleModule, account: pwd.struct_passwd) -> None:
+    """End an account's sessions and services, then whatever else it runs."""
+    # It fails if the account has none.
+    module.run_command(["loginctl", "disable-linger", account.pw_name])
+    module.run_command(["loginctl", "terminate-user", account.pw_name])
+    deadline = time.monotonic() + PATIENCE_S
+    while found := processes(account.pw_uid):
+        if time.monotonic() > deadline:
+            module.fail_json(msg=f"processes of {account.pw_name} do not end: {', '.join(map(str, found))}; reboot")
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+def is_local(module: AnsibleModule, home: str) -> bool:
+    """Whether no other machine uses a home."""
+    kind = module.run_command(["findmnt", "--noheadings", "--output=FSTYPE", "--target", home])[1].strip()
+    return kind in LOCAL and not Path(home).is_symlink()
+
+
+def remove(module: AnsibleModule, account: pwd.struct_passwd, *, with_home: bool) -> None:
+    """Remove an account, and its home."""
+    name = account.pw_name
+    end_processes(module, account)
+    module.run_command(["userdel", *(["--remove"] if with_home else []), name], check_rc=True)
+    (CRONTABS / name).unlink(missing_ok=True)
+
+
+def stays(account: pwd.struct_passwd) -> list[str]:
+    """What stays with an account, and what that means."""
+    found = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
+    keys = Path(account.pw_dir) / ".ssh/authorized_keys"
+    with suppress(OSError):
+        if keys.stat().st_size:
+            found.append(f"{keys}, which lets people log in again: its keys were ignored until now")
+    return found
+
+
+def main() -> None:
+    """Remove the accounts, or say that they stay."""
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "keep": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    removed, left = [], []
+    for name in module.params["names"]:
+        try:
+            account = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if module.params["keep"]:
+            left += stays(account)
+            continue
+        if account.pw_uid < FIRST_UID:
+            module.fail_json(msg=f"{name} is an account of the system (uid {account.pw_uid}): correct base_user")
+        home = Path(account.pw_dir)
+        with_home = home.is_dir() and is_local(module, account.pw_dir)
+        removed.append(f"account {name}{f' with its home {home}' if with_home else ''}")
+        if home.is_dir() and not with_home:
+            left.append(f"{home}, because it is on storage that other machines can use")
+        if not module.check_mode:
+            remove(module, account, with_home=with_home)
+    module.exit_json(
+        changed=bool(removed), removed=removed, left=left,
+        diff={"before": "".join(f"{one}\n" for one in removed), "after": ""},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+#!/usr/bin/python
+"""Find the jobs and builds that use the stack."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: stack_use
+short_description: Find the jobs and builds that use the stack, and end them on request
+description:
+  - Finds processes that were started from the stack or by a run, and builds that are still running.
+options:
+  end:
+    description: End them.
+    type: bool
+    default: false
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Look for jobs and builds
+  stack_use:
+"""
+
+RETURN = """
+running:
+  description: What is running, each once.
+  type: list
+  returned: always
+"""
+
+import os
+import pwd
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+ROOT, COMMAND = b"/opt/farandole/", b"/usr/local/bin/farandole"
+# In the environment of every process of a run.
+MARK = b"FARANDOLE_JOB="
+UNITS = "farandole-build*.service"
+# Seconds that a run has to end on all of its nodes; it takes up to 10 there, and some more here.
+GRACE_S = 20
+
+
+class Process(NamedTuple):
+    """A process, and what it belongs to."""
+
+    pid: int
+    job: str
+
+
+def processes() -> list[Process]:
+    """The processes of jobs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, marked = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes()
+            runs = COMMAND in words[:3] and b"_job" in words
+            if runs or any(word.startswith(ROOT) for word in words[:2]) or b"\0" + MARK in b"\0" + marked:
+                found.append(Process(int(entry.name), job(entry, words)))
+    return found
+
+
+def job(entry: Path, words: list[bytes]) -> str:
+    """Whose job a process belongs to, and which."""
+    uid = entry.stat().st_uid
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = str(uid)
+    number = re.search(r"/runs/(\d+)/", f"{(entry / 'cwd').readlink()}/")
+    if b"_job" in words[:-2]:
+        return f"run {words[words.index(b'_job') + 1].decode(errors='replace')} of {owner}"
+    program = Path(os.fsdecode(next(iter(words[1:2] if words[0].endswith(b"python") else words)) or words[0])).name
+    return f"run {number[1]} of {owner}" if number else f"{program} of {owner}"
+
+
+def builds(module: AnsibleModule) -> list[str]:
+    """The units of running builds."""
+    command = ["systemctl", "list-units", "--plain", "--no-legend", "--state=running", UNITS]
+    return [line.split()[0] for line in module.run_command(command)[1].splitlines()]
+
+
+def end(module: AnsibleModule) -> None:
+    """End all of it, in order if possible."""
+    for unit in builds(module):
+        module.run_command(["systemctl", "stop", unit], check_rc=True)
+    deadline, told = time.monotonic() + GRACE_S, set()
+    while found := processes():
+        late = time.monotonic() > deadline
+        if time.monotonic() > deadline + GRACE_S:
+            module.fail_json(msg=f"some processes do not end: {', '.join(str(one.pid) for one in found)}; reboot")
+        for process in found:
+            if late or process.pid not in told:
+                told.add(process.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL if late else signal.SIGTERM)
+        time.sleep(0.2)
+
+
+def main() -> None:
+    """Look, and end what is found if that is wanted."""
+    module = AnsibleModule(argument_spec={"end": {"type": "bool", "default": False}}, supports_check_mode=True)
+    running = sorted({one.job for one in processes()} | {f"build {unit}" for unit in builds(module)})
+    changed = bool(running) and module.params["end"]
+    if changed and not module.check_mode:
+        end(module)
+    module.exit_json(changed=changed, running=running)
+
+
+if __name__ == "__main__":
+    main()

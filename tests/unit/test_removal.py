@@ -1,0 +1,173 @@
+"""What leaves a node again: the module remove, run as on a node, the roles' lists, and the report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole.removal import HostVars, in_use, report
+
+from .loading import ROOT, load
+from .stack import run_module
+
+hosts = load("modules", "former_hosts")
+ANSWER = {
+    "_stack_use": {"running": []},
+    "_stack_removed": {"removed": ["/opt/farandole"], "left": [], "packages": ["curl", "x; reboot", "openssh-server"]},
+    "_base_removed": {"removed": [], "left": ["\x1b[2Jaccount trainer"], "packages": []},
+}
+
+
+def remove(*, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
+    texts = {name: value if name == "lines" else [str(one) for one in value] for name, value in arguments.items()}
+    return run_module("remove", texts, check_mode=check_mode)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file, a folder and a link to something that is not ours."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/data").write_text("data")
+    ours = tmp_path / "ours"
+    (ours / "stacks/1").mkdir(parents=True)
+    (ours / "stacks/link").symlink_to(tmp_path / "theirs")
+    (ours / "current").symlink_to("stacks/1")
+    return ours
+
+
+def test_removes_once_and_then_finds_nothing(folder: Path) -> None:
+    wanted: dict[str, Any] = {"paths": [folder / "current", folder / "stacks", folder / "mpi"], "empty": [folder]}
+    predicted = remove(check_mode=True, **wanted)
+    assert (folder / "stacks/1").is_dir()
+    done = remove(**wanted)
+    assert predicted["removed"] == done["removed"] == [str(folder / "current"), str(folder / "stacks"), str(folder)]
+    assert list(folder.parent.iterdir()) == [folder.parent / "theirs"]
+    assert (folder.parent / "theirs/data").read_text() == "data"
+    assert remove(**wanted)["changed"] is False
+
+
+def test_removes_what_a_killed_run_has_left(folder: Path) -> None:
+    (folder / "stacks").rename(folder / ".stacks.removing")
+    (folder / ".environment.abc.new").touch()
+    done = remove(paths=[folder / "stacks", folder / "environment", folder / "current"], empty=[folder])
+    assert done["left"] == []
+    assert not folder.exists()
+
+
+def test_leaves_what_is_not_ours_and_says_so(folder: Path) -> None:
+    (folder / "notes").touch()
+    done = remove(paths=[folder / "stacks", folder / "current"], empty=[folder])
+    assert done["left"] == [f"{folder}, because others have put something there: notes"]
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+    (folder.parent / "elsewhere").symlink_to(folder)
+    assert "because it is a link" in remove(empty=[folder.parent / "elsewhere"])["left"][0]
+
+
+def test_never_removes_what_is_mounted() -> None:
+    done = remove(paths=["/proc", "/"], check_mode=True)
+    assert (done["changed"], len(done["left"])) == (False, 2)
+
+
+def test_a_pattern_takes_only_roots_own_where_every_account_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    for name in ("landing.1", "landing.2", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "landing.3").symlink_to("other")
+    os.chown(tmp_path / "landing.2", 65534, 65534)
+    assert remove(paths=[tmp_path / "landing*"])["removed"] == [str(tmp_path / "landing.1")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["landing.2", "landing.3", "other"]
+
+
+def test_removes_lines_and_a_file_without_others(tmp_path: Path) -> None:
+    mixed, ours = tmp_path / "mixed", tmp_path / "ours"
+    mixed.write_text("@cert x farandole\nhost key\n")
+    mixed.chmod(0o640)
+    ours.write_text("@cert x farandole\n")
+    remove(lines={str(path): "^@.* farandole$" for path in (mixed, ours)})
+    assert (mixed.read_text(), mixed.stat().st_mode & 0o777) == ("host key\n", 0o640)
+    assert not ours.exists()
+
+
+@pytest.mark.parametrize("end", ["# END\n", "# END", ""])
+def test_the_block_leaves_the_table_of_hosts_even_if_it_was_cut_off(end: str) -> None:
+    assert hosts.without(f"127.0.0.1 localhost\n# BEGIN\n10.0.0.1 node-1\n{end}", "# BEGIN", "# END") == (
+        "127.0.0.1 localhost\n"
+    )
+
+
+def test_the_own_name_is_where_the_installer_puts_it() -> None:
+    assert hosts.with_own("127.0.0.1\tlocalhost\n\n::1 ip6\n", "n.example.org") == (
+        "127.0.0.1\tlocalhost\n127.0.1.1\tn.example.org n\n\n::1 ip6\n"
+    )
+    assert hosts.names("127.0.1.1 a b # c\n# 1 d\n") == {"a", "b"}
+
+
+def written(tasks: Any) -> list[str]:
+    """The paths of all files that tasks write."""
+    if isinstance(tasks, list):
+        return [path for task in tasks for path in written(task)]
+    if not isinstance(tasks, dict):
+        return []
+    own = [str(tasks["path"])] if "path" in tasks and {"content", "template"} & {*tasks} else []
+    return own + [path for value in tasks.values() for path in written(value)]
+
+
+def is_removed(path: str, listed: set[str]) -> bool:
+    return path in listed or any(path.startswith(f"{folder}/") for folder in listed)
+
+
+@pytest.mark.parametrize(
+    "role", sorted(path.parents[1] for path in ROOT.glob("roles/*/tasks/remove.yml")), ids=lambda role: role.name
+)
+def test_a_role_removes_every_file_that_it_writes(role: Path) -> None:
+    files = {name: yaml.safe_load(name.read_text()) for name in (role / "tasks").glob("*.yml")}
+    (removal,) = (tasks for name, tasks in files.items() if name.name == "remove.yml")
+    listed = {str(path) for task in removal for path in task.get("remove", {}).get("paths", [])}
+    listed |= {path for task in removal for path in task.get("remove", {}).get("lines", {})}
+    if role.name == "ssh_trust":
+        # The user's key and certificate.
+        assert "{{ __ssh_trust_folder }}" in listed
+        listed |= {"{{ __ssh_trust_job_key }}-cert.pub"}
+    assert {path for path in written(list(files.values())) if not is_removed(path, listed)} == set()
+
+
+def test_every_role_that_writes_files_or_installs_packages_can_be_removed() -> None:
+    verbs = {"write_files", "packages", "ansible.builtin.apt", "apt_source", "held_debs", "stack_install"}
+    for role in sorted(ROOT.glob("roles/*")):
+        text = "".join(path.read_text() for path in role.glob("tasks/*.yml") if path.name != "remove.yml")
+        if any(f"\n  {verb}:" in text for verb in verbs):
+            assert (role / "tasks/remove.yml").exists(), role.name
+            assert f"name: {role.name}, tasks_from: remove" in (ROOT / "playbooks/remove.yml").read_text()
+
+
+def test_the_report_names_what_stays_and_what_is_not_done() -> None:
+    lost = {"_stack_use": {"unreachable": True, "msg": "No route to host"}}
+    text, missed = report(
+        ["node-1", "node-2", "node-3"],
+        {"node-1": ANSWER, "node-2": lost, "node-3": {"ssh_trust_revoked": ["node-3"]}},
+        cluster=["node-1", "node-2", "node-3"], inventory="/inventory/mine", state="/state",
+    )  # fmt: skip
+    assert "node-1: removed\n  /opt/farandole\n" in text
+    # Their words are shown, but never run.
+    assert "\\x1b[2Jaccount trainer" in text
+    assert "apt-get purge curl\n" in text
+    assert "Take node-1 out of /inventory/mine and run site.yml" in text
+    assert "/state" in text
+    assert "node-2 does not answer (No route to host)" in missed
+    assert "node-3 is revoked" in missed
+
+
+def test_a_removal_of_the_whole_cluster_tells_nobody_to_take_nodes_out() -> None:
+    text, missed = report(["node-1"], {"node-1": ANSWER}, cluster=["node-1"], inventory="i", state="s")
+    assert "Take " not in text
+    assert missed == ""
+
+
+def test_what_is_running_is_named_for_each_node() -> None:
+    used: HostVars = {"node-1": {"_stack_use": {"running": ["run 3 of trainer"]}}, "node-2": ANSWER, "node-3": {}}
+    assert "node-1: run 3 of trainer. Wait" in in_use(list(used), used)
+    assert in_use(["node-2", "node-3"], used) == ""
