@@ -79,10 +79,10 @@ class Cluster:
         )  # fmt: skip
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, task: int | str) -> Run:
+    def play_until(self, task: int | str, playbook: str = "site.yml") -> Run:
         """Start a run and kill it, with all its processes, once the first node has answered that task (a number or a
         name)."""
-        process = self._start("site.yml", subprocess.PIPE)
+        process = self._start(playbook, subprocess.PIPE)
         output, begun = "", 0
         assert process.stdout
         for line in process.stdout:

@@ -1,6 +1,7 @@
-"""A run that is killed at any task and started again ends in the same state as an undisturbed one."""
+"""A run that is killed at any task, and started again, ends in the same state as an undisturbed one; also a removal."""
 
 import os
+import re
 
 import pytest
 from clusters import Cluster, Run
@@ -64,3 +65,86 @@ def test_killed_runs_recover(cluster: Cluster, tasks: tuple[int | str, ...]) -> 
         cluster.play_while("node-2", "test -e /opt/farandole/incoming/tree")
         assert cluster.ssh("node-2", "test", "-e", "/opt/farandole/current").returncode == 1
     assert_recovers(cluster, run.tasks[-1], finished)
+
+
+REMOVE = "playbooks/remove.yml"
+WITH_ACCOUNTS = ("--extra-vars", "base_remove_accounts=true")
+# What there is: files with their sums, mounts, open ports, what sshd and logind have read; without the name of a node.
+STATE = r"""
+cd / && export LC_ALL=C
+find opt srv home root usr/local var/cache var/lib/systemd var/mail var/spool var/tmp run/farandole* \
+  /var/lib/farandole* -maxdepth 3 -path var/cache/apt -prune -o -printf '/%p\n' 2>/dev/null
+find etc -printf '/%p %m %u:%g %l\n'
+find etc usr/local -type f -exec sha256sum {} + | awk '{print "/" $2, $1}' | grep -v -e ^/etc/host
+sed "s/$(hostname)/NODE/" etc/hosts
+findmnt --raw --noheadings --output TARGET | sed 's/^/mount /'
+ss --no-header -ltn | awk '{print "port", $4}'
+sshd -T | grep -v listenaddress
+read=$(systemctl show --property=StateChangeTimestamp --value ssh)
+[ "$(date -d "$read" +%s)" -ge "$(stat -c %Y /etc/ssh/sshd_config.d)" ] || echo "sshd still has its former settings"
+busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager RemoveIPC
+"""
+# What differs between two nodes of the same kind, and what installing packages changes or makes without recording it.
+OTHERWISE = re.compile(
+    r"/etc/(machine-id|ssh/ssh_host_\w+(\.pub)?|ld\.so\.cache|(passwd|group|shadow|gshadow|subuid|subgid)-?) |"
+    r"/etc/alternatives/|/etc/rc\w\.d/|/etc/systemd/system/(\w+\.target\.wants/systemd-timesyncd|dbus-org\.freedesktop\.t)|"
+    r"/etc/nginx/sites-enabled/default |/etc/dpkg/shlibs\.|/etc/systemd/system/nginx\.service |"
+    r"/var/cache/(man|ldconfig|debconf)|/var/lib/systemd/(deb-systemd-helper|random-seed|timesync)|/var/tmp/systemd-private-"
+)
+
+
+def state(cluster: Cluster, node: str) -> set[str]:
+    """What is on a node, without what its packages have brought."""
+    lines = cluster.ssh(node, "sh", "-c", STATE).stdout.splitlines()
+    brought = set(cluster.ssh(node, "sh", "-c", "cat /var/lib/dpkg/info/*.list").stdout.splitlines())
+    return {line for line in lines if line.split(" ")[0] not in brought and not OTHERWISE.match(line)}
+
+
+def accounts(cluster: Cluster, node: str) -> set[str]:
+    return set(cluster.ssh(node, "sh", "-c", "getent passwd; getent group").stdout.splitlines())
+
+
+def test_a_removal_leaves_packages_and_accounts_and_site_yml_brings_everything_back(cluster: Cluster) -> None:
+    cluster.farandole("up", "--nodes", "3")
+    bare = state(cluster, "node-3")
+    (cluster.inventory / "hosts.yml").write_text(
+        re.sub(r"    node-3:\n.*\n", "", (cluster.inventory / "hosts.yml").read_text())
+    )
+    assert cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "touch", "/home/trainer/result").returncode == 0
+    assert state(cluster, "node-1") - bare > {"port 0.0.0.0:8480", "/opt/farandole/current", "b false"}
+    predicted = cluster.play("--check", "--diff", playbook=REMOVE)
+    assert predicted.rc == 0, predicted.output
+    done = cluster.play(playbook=REMOVE)
+    assert done.rc == 0, done.output
+    assert predicted.changes == done.changes != set()
+    again = cluster.play(playbook=REMOVE)
+    assert again.count("changed") == {"node-1": 0, "node-2": 0}, again.output
+    assert "account trainer with its home /home/trainer, because it was not asked for" in again.output
+    for node in ("node-1", "node-2"):
+        kept = {line for line in state(cluster, node) if not line.startswith("/home/trainer")}
+        assert (kept - bare, bare - kept) == (set(), set()), node
+        assert cluster.ssh(node, "getent", "hosts", node).returncode == 0
+    back = cluster.play("--skip-tags", "stack")
+    assert back.rc == 0, back.output
+    assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
+    assert cluster.ssh("node-1", "test", "-e", "/home/trainer/result").returncode == 0
+
+
+def test_a_removal_that_is_killed_or_refused_can_be_run_again(cluster: Cluster) -> None:
+    # As if it were started by a job.
+    busy = "FARANDOLE_JOB=x setsid --fork runuser -u trainer sleep 600 >/dev/null 2>&1 </dev/null"
+    assert cluster.ssh("node-2", "sh", "-c", busy).returncode == 0
+    refused = cluster.play(playbook=REMOVE)
+    assert refused.rc != 0
+    assert set(refused.count("changed").values()) == {0}
+    assert "node-2: runuser of root, sleep of trainer" in " ".join(refused.output.split())
+    assert cluster.ssh("node-2", "pkill", "-u", "trainer", "sleep").returncode == 0
+    killed = cluster.play_until("ssh_trust : Remove certificate", playbook=REMOVE)
+    assert killed.tasks[-1].startswith("ssh_trust : Remove certificate")
+    done = cluster.play(*WITH_ACCOUNTS, playbook=REMOVE)
+    assert done.rc == 0, done.output
+    bare = accounts(cluster, "node-3")
+    for node in ("node-1", "node-2"):
+        assert {name.split(":")[0] for name in accounts(cluster, node) ^ bare} <= {"systemd-timesync"}
+        assert cluster.ssh(node, "ls", "/home").stdout == ""
+        assert cluster.ssh(node, "sshd", "-t").returncode == 0
