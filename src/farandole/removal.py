@@ -144,11 +144,11 @@ def report(
     for name in done:
         same.setdefault(_node(hostvars[name]), []).append(name)
     lines = [line for node, names in same.items() for line in node.lines(names, check_mode=check_mode)]
-    rest, where = [name for name in cluster if name not in done], shlex.quote(inventory)
+    rest, where = [name for name in cluster if name not in nodes], shlex.quote(inventory)
     if done and rest:
         lines.append(
-            f"Take {', '.join(done)} out of {where} and run site.yml, or the others go on starting jobs there; if a "
-            "machine is given away, name it in ssh_trust_revoked first."
+            f"Take {', '.join(done)} out of {where} and run site.yml, or the others go on starting jobs there. If "
+            "a machine is gone for good, also name it in ssh_trust_revoked."
         )
     lines.append(f"On this machine stay the cluster's certificate authority and reports, {state}, and its inventory.")
     missed = [_missed(name, hostvars[name]) for name in nodes if name not in done]

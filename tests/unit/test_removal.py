@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from farandole.removal import HostVars, in_use, report
 from .loading import ROOT, load
 from .stack import run_module
 
+module = load("modules", "remove")
 hosts = load("modules", "former_hosts")
 ANSWER = {
     "_stack_use": {"running": []},
@@ -67,9 +69,16 @@ def test_leaves_what_is_not_ours_and_says_so(folder: Path) -> None:
     assert "because it is a link" in remove(empty=[folder.parent / "elsewhere"])["left"][0]
 
 
-def test_never_removes_what_is_mounted() -> None:
-    done = remove(paths=["/proc", "/"], check_mode=True)
-    assert (done["changed"], len(done["left"])) == (False, 2)
+def test_never_removes_what_is_mounted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = folder.parent / "mountinfo"
+    table.write_text(f"1 0 0:1 / {folder}/stacks/1 rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(module, "MOUNTS", table)
+    removal = module.Removal(SimpleNamespace(check_mode=False))
+    for name in ("stacks", "current"):
+        removal.path(folder / name)
+    assert removal.removed == [str(folder / "current")]
+    assert removal.left == [f"{folder}/stacks: {folder}/stacks/1 is a mount point; unmount it and run this again"]
+    assert (folder / "stacks/1").is_dir()
 
 
 def test_a_pattern_takes_only_roots_own_where_every_account_can_write(tmp_path: Path) -> None:
@@ -149,7 +158,7 @@ def test_the_report_names_what_stays_and_what_is_not_done() -> None:
     text, missed = report(
         ["node-1", "node-2", "node-3"],
         {"node-1": ANSWER, "node-2": lost, "node-3": {"ssh_trust_revoked": ["node-3"]}},
-        cluster=["node-1", "node-2", "node-3"], inventory="/inventory/mine", state="/state",
+        cluster=["node-1", "node-2", "node-3", "node-4"], inventory="/inventory/mine", state="/state",
     )  # fmt: skip
     assert "node-1: removed\n  /opt/farandole\n" in text
     # Their words are shown, but never run.
