@@ -32,7 +32,10 @@ def remove(
     hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     *,
     accounts: Annotated[
-        bool, typer.Option("--accounts", help="Also the job user's account and home, with everything in it.")
+        bool,
+        typer.Option(
+            "--accounts", help="Also the accounts of those who start jobs, and their homes with everything in them."
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="End jobs and builds that are running.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -49,7 +52,7 @@ def remove(
     if unknown := [name for name in names if name not in known]:
         raise FarandoleError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
     if not yes:
-        typer.echo(loss(names, sorted({str(known[name].get("base_user", "trainer")) for name in names}), accounts))
+        typer.echo(loss(names, users(known[names[0]]), accounts))
         if not sys.stdin.isatty():
             raise FarandoleError("nothing was removed; to remove it: --yes")
         typer.confirm("Remove it?", abort=True)
@@ -70,13 +73,21 @@ def remove(
         raise typer.Exit(1)
 
 
+def users(variables: Mapping[str, Any]) -> list[str]:
+    """The accounts of those who start jobs, the same on all nodes."""
+    return [
+        str(variables.get("base_user", "trainer")),
+        *(str(one["name"]) for one in variables.get("cluster_users") or ()),
+    ]
+
+
 def loss(names: Sequence[str], users: Sequence[str], accounts: bool) -> str:
     """What will be lost."""
     who = ", ".join(users)
     homes = (
-        f"the account {who} with its home, and so all runs, their output and all other files there"
+        f"the accounts of those who start jobs ({who}) with their homes, and so all runs, their output and other files"
         if accounts
-        else f"not the account {who}, its home and the runs there (that takes --accounts)"
+        else f"not the accounts of those who start jobs ({who}), their homes and runs (that takes --accounts)"
     )
     return (
         f"This removes from {', '.join(names)}:\n"

@@ -137,10 +137,6 @@ def test_a_role_removes_every_file_that_it_writes(role: Path) -> None:
     (removal,) = (tasks for name, tasks in files.items() if name.name == "remove.yml")
     listed = {str(path) for task in removal for path in task.get("remove", {}).get("paths", [])}
     listed |= {path for task in removal for path in task.get("remove", {}).get("lines", {})}
-    if role.name == "ssh_trust":
-        # The user's key and certificate.
-        assert "{{ __ssh_trust_folder }}" in listed
-        listed |= {"{{ __ssh_trust_job_key }}-cert.pub"}
     assert {path for path in written(list(files.values())) if not is_removed(path, listed)} == set()
 
 

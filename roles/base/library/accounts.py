@@ -16,6 +16,11 @@ options:
     description: The accounts, by name, with their uids.
     type: dict
     required: true
+  admins:
+    description: Those who may use sudo here without a password.
+    type: list
+    elements: str
+    default: []
   end_jobs:
     description: Whether to end what the accounts run that are locked.
     type: bool
@@ -31,7 +36,7 @@ EXAMPLES = """
 
 RETURN = """
 done:
-  description: The commands that were run, or would be.
+  description: What was done, or would be.
   type: list
   returned: always
 """
@@ -42,9 +47,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.folders import replacing
 
 GROUP = "farandole-jobs"
 LINGER = Path("/var/lib/systemd/linger")
+SUDOERS = Path("/etc/sudoers.d/farandole")
 # Days since 1970 from which a locked account is not valid.
 LOCKED = "1"
 Command = list[str]
@@ -128,11 +135,26 @@ def owner(process: Path) -> int:
         return -1
 
 
+def allow(admins: list[str], *, check_mode: bool) -> list[str]:
+    """Let exactly these use sudo; says what was done."""
+    rules = [f"{name} ALL=(ALL:ALL) NOPASSWD: ALL\n" for name in admins]
+    text = "".join(["# Managed by Farandole, role base.\n", *rules]) if admins else ""
+    if text == (SUDOERS.read_text() if SUDOERS.exists() else ""):
+        return []
+    if text and not check_mode:
+        with replacing(SUDOERS, 0o440) as draft:
+            draft.write(text.encode())
+    elif not check_mode:
+        SUDOERS.unlink()
+    return [f"{'write' if text else 'remove'} {SUDOERS}"]
+
+
 def main() -> None:
     """Run the commands that are due."""
     module = AnsibleModule(
         argument_spec={
             "users": {"type": "dict", "required": True},
+            "admins": {"type": "list", "elements": "str", "default": []},
             "end_jobs": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -147,7 +169,8 @@ def main() -> None:
     if not module.check_mode:
         for command in due:
             module.run_command(command, check_rc=True)
-    module.exit_json(changed=bool(due), done=[" ".join(command) for command in due])
+    done = [" ".join(command) for command in due] + allow(module.params["admins"], check_mode=module.check_mode)
+    module.exit_json(changed=bool(done), done=done)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ module: former_accounts
 short_description: Remove accounts with their processes and homes
 description:
   - Ends all their processes, then removes account, group, home, mail and crontab.
+  - Their common group is removed in any case.
   - A home on storage of the network stays, because other machines use it.
 options:
   names:
@@ -15,8 +16,12 @@ options:
     type: list
     elements: str
     required: true
+  group:
+    description: Their common group. Its other members, who were taken off the list, are removed as well.
+    type: str
+    required: true
   keep:
-    description: Remove nothing, and only return what stays.
+    description: Remove no account, and only return which stay.
     type: bool
     default: false
 author: Farandole
@@ -26,6 +31,7 @@ EXAMPLES = """
 - name: Remove the job user
   former_accounts:
     names: [trainer]
+    group: farandole-jobs
 """
 
 RETURN = """
@@ -39,6 +45,7 @@ left:
   returned: always
 """
 
+import grp
 import os
 import pwd
 import signal
@@ -95,6 +102,14 @@ def remove(module: AnsibleModule, account: pwd.struct_passwd, *, with_home: bool
     (CRONTABS / name).unlink(missing_ok=True)
 
 
+def members(group: str) -> list[str] | None:
+    """The members of a group; None if there is no such group."""
+    try:
+        return grp.getgrnam(group).gr_mem
+    except KeyError:
+        return None
+
+
 def stays(account: pwd.struct_passwd) -> list[str]:
     """What stays with an account, and what that means."""
     found = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
@@ -110,12 +125,14 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
+            "group": {"type": "str", "required": True},
             "keep": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     removed, left = [], []
-    for name in module.params["names"]:
+    group = members(module.params["group"])
+    for name in dict.fromkeys([*module.params["names"], *(group or ())]):
         try:
             account = pwd.getpwnam(name)
         except KeyError:
@@ -124,7 +141,8 @@ def main() -> None:
             left += stays(account)
             continue
         if account.pw_uid < FIRST_UID:
-            module.fail_json(msg=f"{name} is an account of the system (uid {account.pw_uid}): correct base_user")
+            where = f"base_user, cluster_users and group {module.params['group']}"
+            module.fail_json(msg=f"{name} is an account of the system (uid {account.pw_uid}): take it out of {where}")
         home = Path(account.pw_dir)
         with_home = home.is_dir() and is_local(module, account.pw_dir)
         removed.append(f"account {name}{f' with its home {home}' if with_home else ''}")
@@ -132,6 +150,10 @@ def main() -> None:
             left.append(f"{home}, because it is on storage that other machines can use")
         if not module.check_mode:
             remove(module, account, with_home=with_home)
+    if group is not None:
+        removed.append(f"group {module.params['group']}")
+        if not module.check_mode:
+            module.run_command(["groupdel", module.params["group"]], check_rc=True)
     module.exit_json(
         changed=bool(removed), removed=removed, left=left,
         diff={"before": "".join(f"{one}\n" for one in removed), "after": ""},
