@@ -32,7 +32,7 @@ app.add_typer(show.app, name="stack")
 app.command()(validation_commands.validate)
 app.command()(removal.remove)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
-for command in (jobs.runs, jobs.logs, jobs.attach, jobs.stop):
+for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
     app.command()(command)
 
 

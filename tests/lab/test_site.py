@@ -320,6 +320,32 @@ def test_a_lost_control_machine_ends_nothing_and_another_can_attach(cluster: Clu
     assert attached.returncode == 0, attached.stderr
     assert "[2] rank 2 on node-3" in attached.stdout
     assert "finished after" in attached.stderr
+    number = re.findall(r"run (\d+): finished", attached.stderr)[0]
+    assert farandole(cluster, "fetch", number, "results", folder=project).returncode == 0
+    assert (project / "results/rank").read_text() == "0"
+    none = farandole(cluster, "fetch", number, "none", folder=project)
+    assert (none.returncode, "none" in none.stderr) == (1, True)
+
+
+def test_a_node_that_is_lost_in_mid_run_ends_it_and_is_named(cluster: Cluster, project: Path) -> None:
+    process = begin(cluster, project, "--", "python", "train.py", "600")
+    cluster.farandole("fault", "kill", "node-3")
+    _, said = process.communicate(timeout=120)
+    cluster.farandole("fault", "start", "node-3")
+    assert process.returncode == 1
+    assert "cause: node-3 does not answer any more\ncure: start or reconnect it" in said
+    assert running(cluster) == []
+
+
+def test_a_full_disk_on_a_node_is_named_and_leaves_nothing_running(cluster: Cluster, project: Path) -> None:
+    full = "mount -t tmpfs -o size=32k,uid=2000 tmpfs /home/trainer/runs"
+    assert cluster.ssh("node-2", "sh", "-c", full).returncode == 0
+    (project / "large").write_bytes(b"x" * 100_000)
+    done = farandole(cluster, "run", "--", "python", "train.py", folder=project)
+    cluster.ssh("node-2", "umount", "/home/trainer/runs")
+    assert done.returncode == 1
+    assert re.search(r"could not be copied: node-2: .*(No space left|the disk is full)", done.stderr), done.stderr
+    assert running(cluster) == []
 
 
 def test_runs_wait_for_each_other_or_take_free_nodes(cluster: Cluster, project: Path) -> None:
@@ -381,13 +407,14 @@ def test_two_people_run_programs_side_by_side_and_reach_nothing_of_each_other(
     own = {name: ("--user", name, "--private-key", str(keys / name)) for name in ("alice", "bob")}
     first = begin(cluster, project, *own["alice"], "-np", "2", "--", "python", "train.py", "600")
     refused = farandole(cluster, "run", *own["bob"], "-np", "2", "--", "python", "train.py", folder=project)
-    assert re.search(r"run 1 of alice, since \d\d:\d\d, on node-1, node-2", refused.stderr), refused.stderr
+    (hers,) = re.findall(r"run (\d+) of alice, since \d\d:\d\d, on node-1, node-2", refused.stderr)
     beside = farandole(cluster, "run", *own["bob"], "-np", "1", "--", "python", "train.py", folder=project)
     assert "[0] rank 0 on node-3" in beside.stdout, beside.stderr
-    assert "run 1 of alice on node-1, node-2" in farandole(cluster, "runs", *own["bob"]).stdout
-    assert farandole(cluster, "stop", *own["bob"], "9").returncode == 1
+    assert f"run {hers} of alice on node-1, node-2" in farandole(cluster, "runs", *own["bob"]).stdout
+    assert farandole(cluster, "stop", *own["bob"], "999").returncode == 1
     # Whatever they try there, it is as if the other's files did not exist.
-    for path in ("/home/alice/runs/1/output", "/home/alice/runs/1/code/train.py", "/etc/farandole/ssh/id_jobs/alice"):
+    folder = f"/home/alice/runs/{hers}"
+    for path in (f"{folder}/output", f"{folder}/code/train.py", "/etc/farandole/ssh/id_jobs/alice"):
         assert "Permission denied" in on_head(cluster, keys, "bob", f"cat {path}").stderr
         assert on_head(cluster, keys, "alice", f"cat {path}").returncode == 0
     ranks = "pgrep -u alice -f train.py"
@@ -395,7 +422,7 @@ def test_two_people_run_programs_side_by_side_and_reach_nothing_of_each_other(
     assert on_head(cluster, keys, "alice", ranks).stdout.split()
     waiting = farandole(cluster, "run", *own["bob"], "--wait", "--detach", "--", "python", "train.py", folder=project)
     number = re.findall(r"run (\d+) is started", waiting.stderr)[0]
-    assert "run 1: stopped" in on_head(cluster, keys, "alice", "farandole stop 1").stdout
+    assert f"run {hers}: stopped" in on_head(cluster, keys, "alice", f"farandole stop {hers}").stdout
     first.communicate(timeout=60)
     then = farandole(cluster, "attach", *own["bob"], number)
     assert "[2] rank 2 on node-3" in then.stdout, then.stderr

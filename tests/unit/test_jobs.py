@@ -237,3 +237,20 @@ def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
     run = head.new_run()
     (run.folder / "run.json").write_text("{")
     assert run.read("run") == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("--copy-dest x\nrsync: write failed: No space\nrsync error: x (code 11)\n", "rsync: write failed: No space"),
+        ("--copy-dest x\nrsync error: error in file IO\n", "a file could not be written, as when the disk is full"),
+    ],
+)  # fmt: skip
+def test_why_a_copy_failed(said: str, why: str) -> None:
+    assert head.reason(said) == why
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", ".git/config", ".", ""])
+def test_results_are_below_the_folder_of_a_run(path: str) -> None:
+    with pytest.raises(RefusedError, match="name something below this folder"):
+        head.refuse_outside([path])

@@ -1,4 +1,4 @@
-"""`farandole run`, `runs`, `logs`, `attach`, `stop`: send a folder to the head, and start and follow programs there."""
+"""`farandole run`, `runs`, `logs`, `attach`, `fetch`, `stop`: send a folder to the head, and run programs there."""
 
 from __future__ import annotations
 
@@ -90,6 +90,11 @@ class Head:
             return f"{self.name} has no command farandole: run site.yml"
         if said.startswith("error: "):
             return on_terminal(said.strip().removeprefix("error: "))
+        if said.startswith("sudo: "):
+            others = (
+                "as root, as somebody who may use sudo without a password, or as yourself if you are in cluster_users"
+            )
+            return f"{self.name}: {one_line(said)}; log in {others}: --user NAME"
         return f"{self.name}: {one_line(said)}"
 
 
@@ -178,7 +183,8 @@ def run(
             show(head.ask("farandole", "stop", number))
         except Interrupted:
             raise Interrupted(f"run {number} may still be ending; farandole runs -i {inventory} shows it") from None
-        raise Interrupted(f"run {number} is ended on every node") from None
+        words = f"; its results: farandole fetch -i {inventory} {number} {shlex.join(fetch)}" if fetch else ""
+        raise Interrupted(f"run {number} is ended on every node{words}") from None
     for path in fetch or ():
         get(head, number, path, folder)
     raise typer.Exit(status)
@@ -214,6 +220,21 @@ def stop(
 ) -> None:
     """End a run on all of its nodes."""
     show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", number))
+
+
+def fetch(
+    inventory: Inventory,
+    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="What to get, paths in the run's folder.")],
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """Get results of a run, from its first node, into this folder; also while it runs."""
+    head = head_of(inventory, Login(user, private_key))
+    head.ask("farandole", "fetch", number, "--", *paths)
+    fetched = [get(head, number, path, Path.cwd()) for path in paths]
+    if not all(fetched):
+        raise typer.Exit(1)
 
 
 def show(text: str) -> None:
@@ -263,12 +284,13 @@ def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, li
     return size, outside
 
 
-def get(head: Head, number: str, path: str, folder: Path) -> None:
-    """Get a result from the head."""
+def get(head: Head, number: str, path: str, folder: Path) -> bool:
+    """Get a result from the head; whether that was possible."""
     # The jobs wrote it: neither owners nor special files and modes, and nothing that git would run.
     plain = ["--relative", "--safe-links", "--no-perms", "--no-owner", "--no-group", "--no-devices", "--no-specials"]
     failed = head.rsync(["_give", number], [*plain, "--exclude=.git"], f"./{path}", to=folder)
     console.print(f"{path} could not be fetched: {failed}" if failed else f"fetched {path}", markup=False)
+    return not failed
 
 
 # Output
@@ -279,7 +301,8 @@ def follow(head: Head, number: str) -> int:
     status, said, lines = stream(head, "attach", number)
     if status == OF_SSH and not has_ended(head, number):
         raise FarandoleError(
-            f"the connection to {head.name} was lost, and the run goes on there; `farandole attach` shows it again"
+            f"the connection to {head.name} was lost; if that node is up, the run goes on there, and "
+            "`farandole attach` shows it again"
         )
     sys.stderr.write(on_terminal(said))
     if status and not said.startswith("error: "):
@@ -310,30 +333,46 @@ def stream(head: Head, what: str, number: str) -> tuple[int, str, Sequence[str]]
 def has_ended(head: Head, number: str) -> bool:
     """Whether the run has ended, as far as is known."""
     try:
-        return known(head, number)[0]
+        return known(head, number).ended
     except FarandoleError:
         return False
 
 
-def known(head: Head, number: str) -> tuple[bool, str, list[tuple[str, int]]]:
-    """What the head says of a run: whether it has ended, why if not by itself, and the ranks of each node."""
+@dataclass(frozen=True)
+class State:
+    """What the head says of a run: whether and why it ended, the nodes that it lost, and the ranks of each node."""
+
+    ended: bool
+    why: str
+    lost: tuple[str, ...]
+    slots: tuple[tuple[str, int], ...]
+
+
+def known(head: Head, number: str) -> State:
+    """What the head knows of a run."""
     try:
         said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
         slots = [(str(node), int(ranks)) for node, ranks in said["started"].get("slots", {}).items()]
-        return bool(said["ended"]), str(said["ended"].get("why", "")), slots
+        lost = tuple(on_terminal(str(node)) for node in said["ended"].get("lost", ()))
+        return State(bool(said["ended"]), str(said["ended"].get("why", "")), lost, tuple(slots))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FarandoleError(f"{head.name} gives no valid description of run {number}") from None
 
 
 def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
-    _, why_it_ended, slots = known(head, number)
+    state = known(head, number)
     match = recognize("job", lines) or recognize("job", lines, cascade=True)
     raised = next((line for line in lines if RAISED.match(line)), "")
-    if why_it_ended or not (match or raised):
+    if state.lost and not state.why:
+        # The ranks only tell that a connection broke.
+        console.print(f"cause: {some(state.lost)} does not answer any more", markup=False)
+        console.print("cure: start or reconnect it, and run the job again", markup=False)
+        return
+    if state.why or not (match or raised):
         return
     rank = OF_RANK.match(match.line if match else raised)
-    host = host_of(int(rank[1]), slots) if rank else "a node"
+    host = host_of(int(rank[1]), state.slots) if rank else "a node"
     where = f"rank {rank[1]} on {host}" if rank else host
     cause = match.cause.description({"host": host, **match.words}) if match else one_line(rank[2] if rank else raised)
     console.print(f"cause: {where}: {on_terminal(cause)}", markup=False)

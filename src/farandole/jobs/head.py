@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""Run programs on the cluster's nodes: farandole run, runs, logs, attach, stop."""
+"""Run programs on the cluster's nodes: farandole run, runs, logs, attach, fetch, stop."""
 
 from __future__ import annotations
 
@@ -276,8 +276,10 @@ class Job:
         self.run, self.wish = run, run.read("run")
         self.process: subprocess.Popen[bytes] | None = None
         self.why = ""
+        # Nodes that do not answer when it has ended.
+        self.lost: list[str] = []
         self.mark = str(uuid.uuid4())
-        signal.signal(signal.SIGTERM, lambda *_: self.stop("stopped"))
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
 
     def stop(self, why: str) -> None:
         """End it; what still has to be done then goes on."""
@@ -298,14 +300,17 @@ class Job:
                 finally:
                     self.clean(slots)
                 if not self.why:
-                    self.collect(slots)
+                    for failure in collect(self.run, self.wish["fetch"]):
+                        say(failure)
         except RefusedError as error:
             self.why = str(error)
+            # It has written nothing there.
+            shutil.rmtree(self.run.code, ignore_errors=True)
         except StoppedError:
             pass
         except OSError as error:
             self.why = f"broke off on the head: {error}"
-        self.run.write("ended", status=status, why=self.why, seconds=round(time.time() - begun, 1))
+        self.run.write("ended", status=status, why=self.why, lost=self.lost, seconds=round(time.time() - begun, 1))
 
     def send(self, slots: Slots) -> None:
         """Copy the code to the other nodes; of files that an earlier run of the same folder has, only the changes."""
@@ -365,6 +370,7 @@ class Job:
             left = dict(zip(slots, pool.map(self.reap, slots), strict=True))
         for node, names in left.items():
             if names is None:
+                self.lost.append(node)
                 say(f"{node} does not answer; what still runs there of this run is not ended")
             elif names:
                 say(f"{node}: ended {', '.join(names)}, which the job had left")
@@ -378,16 +384,23 @@ class Job:
             return None
         return done.stdout.split() if done.returncode == 0 else None
 
-    def collect(self, slots: Slots) -> None:
-        """Get the results from the node of rank 0, which usually writes them."""
-        first = next(iter(slots))
-        for path in self.wish["fetch"] if first != HERE else ():
-            source = f"{first}:runs/{self.run.number}/code/./{path}"
-            command = ["rsync", "--archive", "--relative", source, f"{self.run.code}/"]
-            environment = {**os.environ, "RSYNC_RSH": shlex.join(ssh())}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                say(f"{path} could not be fetched from {first}: {reason(done.stderr)}")
+
+def collect(run: Run, paths: list[str]) -> Iterator[str]:
+    """Get results from the node of rank 0, which usually writes them; yields why one cannot be had."""
+    first = next(iter(run.read("started").get("slots", {})), HERE)
+    for path in paths if first != HERE else ():
+        source = f"{first}:runs/{run.number}/code/./{path}"
+        command = ["rsync", "--archive", "--relative", source, f"{run.code}/"]
+        environment = {**os.environ, "RSYNC_RSH": shlex.join(ssh())}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            yield f"{path} could not be fetched from {first}: {reason(done.stderr)}"
+
+
+def why_stopped() -> str:
+    """Whether somebody stops the run, or the machine."""
+    state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, check=False).stdout
+    return "ended by the shutdown of the head" if state.strip() == "stopping" else "stopped"
 
 
 class StoppedError(Exception):
@@ -442,8 +455,10 @@ def stack() -> str:
 
 def reason(text: str) -> str:
     """The line of rsync or ssh that says why."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("rsync error: ")]
-    return lines[0] if lines else "it said nothing"
+    other = ("rsync error: ", "--copy-dest ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(other)]
+    # rsync can lose what the other side says when it cannot write.
+    return lines[0] if lines else "a file could not be written, as when the disk is full"
 
 
 # Folders
@@ -471,6 +486,11 @@ def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
         script = ""
     if ("/" in script or script.endswith(".py")) and not (folder / script).exists():
         raise RefusedError(f"there is no {script} in this folder, and every node gets this folder alone")
+    refuse_outside(fetch)
+
+
+def refuse_outside(fetch: list[str]) -> None:
+    """Refuse results that are not below a run's folder."""
     for path in fetch:
         if Path(path).is_absolute() or {"..", ".git"} & {*Path(path).parts} or not Path(path).parts:
             raise RefusedError(f"--fetch {path}: name something below this folder")
@@ -613,6 +633,17 @@ def stop(run: Run) -> int:
     return 0
 
 
+def fetch(given: Given) -> int:
+    """Get results of a run from its first node, even while it runs."""
+    run = chosen(given.run)
+    refuse_outside(given.paths)
+    failures = list(collect(run, given.paths))
+    if failures:
+        raise RefusedError("; ".join(failures))
+    print("\n".join(str(run.code / path) for path in given.paths))
+    return 0
+
+
 def job(run: Run) -> int:
     """Do everything of a run, in its unit."""
     Job(run)()
@@ -632,7 +663,8 @@ def told(run: Run) -> str:
     if not ended:
         return f"running on {where}" if where else "waiting"
     how = ended["why"] or ("finished" if ended["status"] == 0 else f"failed with exit status {ended['status']}")
-    return f"{how} after {ended.get('seconds', 0):.0f} s on {where}" if where else how
+    after = f" after {ended['seconds']:.0f} s" if "seconds" in ended else ""
+    return f"{how}{after} on {where}" if where else how
 
 
 def show(_: Given) -> int:
@@ -697,6 +729,10 @@ def parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
         command.set_defaults(call=lambda given, call=call: call(chosen(given.run)))
+    command = commands.add_parser("fetch", help="get results of a run from its first node")
+    command.add_argument("run", help="its number")
+    command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
+    command.set_defaults(call=fetch)
     for name, end in (("_receive", receive), ("_give", give)):
         command = commands.add_parser(name)
         command.add_argument("name")
