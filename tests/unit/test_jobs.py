@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from farandole.jobs import head
+from farandole.jobs.commands import first_cause
 from farandole.jobs.head import Job, RefusedError, Run, Slots, StoppedError
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
@@ -254,3 +255,20 @@ def test_why_a_copy_failed(said: str, why: str) -> None:
 def test_results_are_below_the_folder_of_a_run(path: str) -> None:
     with pytest.raises(RefusedError, match="name something below this folder"):
         head.refuse_outside([path])
+
+
+SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "raised"),
+    [
+        ([f"[0] HorovodInternalError: {SHUT_DOWN}", "[1] ValueError: negative"], "", "[1] ValueError: negative"),
+        ([f"[0] RuntimeError: {SHUT_DOWN}", "[1] mine.OddError: x"], "", "[1] mine.OddError: x"),
+        ([f"[0] horovod.common.exceptions.HorovodInternalError: {SHUT_DOWN}"], "horovod-shut-down", ""),
+        (["[0] step 1", "[1] Errors: none"], "", ""),
+    ],
+)
+def test_the_rank_that_failed_is_told_and_not_the_others(lines: list[str], code: str, raised: str) -> None:
+    match, line = first_cause(lines)
+    assert (match.cause.code if match else "", line) == (code, raised)

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from farandole.causes import recognize
+from farandole.causes import Match, recognize
 from farandole.errors import FarandoleError, Interrupted
 from farandole.findings import some
 from farandole.jobs.head import RefusedError, filters, refuse_early
@@ -362,8 +362,7 @@ def known(head: Head, number: str) -> State:
 def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
     state = known(head, number)
-    match = recognize("job", lines) or recognize("job", lines, cascade=True)
-    raised = next((line for line in lines if RAISED.match(line)), "")
+    match, raised = first_cause(lines)
     if state.lost and not state.why:
         # The ranks only tell that a connection broke.
         console.print(f"cause: {some(state.lost)} does not answer any more", markup=False)
@@ -378,6 +377,15 @@ def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     console.print(f"cause: {where}: {on_terminal(cause)}", markup=False)
     if match:
         console.print(f"cure: {match.cause.remedy({'host': shlex.quote(host)})}", markup=False)
+
+
+def first_cause(lines: Sequence[str]) -> tuple[Match | None, str]:
+    """A cause of the catalogue, or the line of a rank's own exception, of which the others' are often a consequence."""
+    if match := recognize("job", lines):
+        return match, ""
+    own = (line for line in lines if RAISED.match(line) and not recognize("job", [line], cascade=True))
+    raised = next(own, "")
+    return None if raised else recognize("job", lines, cascade=True), raised
 
 
 def host_of(rank: int, slots: Sequence[tuple[str, int]]) -> str:
