@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
+from farandole import storage
 from farandole.findings import Finding, finding, some
 from farandole.preflight.people import judge_people
 
@@ -229,7 +230,17 @@ def judge_settings(
     return judge_values(values, options) or [
         *judge_revoked(groups, revoked),
         *judge_people(hostvars, [node.name for node in nodes]),
+        *judge_mounts(values),
     ]
+
+
+def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Report file systems that would hide something, or that no unit of systemd can describe."""
+    hosts: dict[Finding, list[str]] = {}
+    for host, own in values.items():
+        for fault in storage.faults(own.get("storage_mounts") or []):
+            hosts.setdefault(finding("mount-wrong", "all", seen=fault), []).append(host)
+    return per_host(hosts, len(values))
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:

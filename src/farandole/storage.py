@@ -1,0 +1,60 @@
+"""File systems that all nodes see: what may be mounted where, and what that needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+Mount = Mapping[str, Any]
+
+# Nothing may be mounted on, below or above these.
+SYSTEM = [
+    PurePosixPath(path)
+    for path in (
+        *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt/farandole", "/proc", "/root"),
+        *("/run", "/sbin", "/sys", "/tmp", "/usr", "/var"),  # noqa: S108
+    )
+]
+# Administrators have their own homes there.
+HOMES = PurePosixPath("/home")
+WHERE = re.compile(r"(/[\w.-]+)+", re.ASCII)
+KIND = re.compile(r"[a-z0-9][a-z0-9._+-]*")
+
+
+def faults(mounts: Sequence[Mount]) -> Iterator[str]:
+    """What is wrong with a list of file systems, which otherwise has the declared form."""
+    places: list[PurePosixPath] = []
+    for mount in mounts:
+        where = PurePosixPath(mount["where"])
+        why = _misplaced(str(mount["where"])) or next(
+            (f"lies in or above {other}, which is mounted, too" for other in places if _overlap(where, other)), ""
+        )
+        if why:
+            yield f"{mount['where']} {why}"
+        places.append(where)
+        for name in ("what", "options"):
+            if not re.fullmatch(r"[^\x00-\x20\x7f\\]*", str(mount.get(name) or "")):
+                yield f"{name} of {mount['where']} contains a blank, a control character or a backslash"
+        if not str(mount["what"]):
+            yield f"what of {mount['where']} is empty"
+        if not KIND.fullmatch(str(mount["type"])):
+            yield f"{mount['type']!r}, the type of {mount['where']}, is no type of file system"
+        if int(mount.get("timeout", 10)) < 1:
+            yield f"timeout of {mount['where']} must be at least 1"
+
+
+def _misplaced(where: str) -> str:
+    path = PurePosixPath(where)
+    if not WHERE.fullmatch(where) or {".", ".."} & set(where.split("/")):
+        return "is no absolute path of letters, digits, dots, hyphens and underscores"
+    if path == HOMES:
+        return "would hide the homes of administrators; mount below it"
+    if system := next((one for one in SYSTEM if _overlap(path, one)), None):
+        return f"lies in or above {system}, which belongs to the system" if path != system else "belongs to the system"
+    return ""
+
+
+def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)

@@ -1,0 +1,108 @@
+"""File systems that all nodes see: what is refused, and the units that mount the others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import storage
+from farandole.preflight import inventory
+
+from .loading import load
+
+mount_units = load("modules", "mount_units")
+
+
+def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
+    return {
+        "what": "nas:/export",
+        "where": where,
+        "type": "nfs4",
+        "options": "",
+        "timeout": 10,
+        "hides": False,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mounts", "words"),
+    [
+        ([mount("data")], "no absolute path"),
+        ([mount("/data/../etc")], "no absolute path"),
+        ([mount("/my data")], "no absolute path"),
+        ([mount("/")], "no absolute path"),
+        ([mount("/etc")], "belongs to the system"),
+        ([mount("/etc/data")], "lies in or above /etc"),
+        ([mount("/opt")], "lies in or above /opt/farandole"),
+        ([mount("/home")], "homes of administrators"),
+        ([mount(), mount("/data/more")], "lies in or above /data, which is mounted"),
+        ([mount(), mount()], "lies in or above /data, which is mounted"),
+        ([mount(what="nas:/x\nExecStart=/x")], "what of /data contains"),
+        ([mount(options="ro\\")], "options of /data contains"),
+        ([mount(what="")], "what of /data is empty"),
+        ([mount(type="a b")], "no type of file system"),
+        ([mount(timeout=0)], "at least 1"),
+    ],
+)
+def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dict[str, Any]], words: str) -> None:
+    (fault,) = storage.faults(mounts)
+    assert words in fault
+    found = inventory.judge_mounts({"a": {"storage_mounts": mounts}, "b": {}})
+    assert [(one.host, one.code) for one in found] == [("a", "mount-wrong")]
+    assert fault in found[0].cause
+
+
+def test_ordinary_mounts_are_accepted() -> None:
+    mounts = [
+        mount(),
+        mount("/srv/set_1.x", type="fuse.sshfs"),
+        mount("/home/alice"),
+        mount("/opt/data"),
+        mount("/mnt"),
+    ]
+    assert list(storage.faults(mounts)) == []
+
+
+@pytest.mark.parametrize("where", ["/data", "/data/my-set", "/srv/a.b_c", "/x/.hidden", "/a:b"])
+def test_units_have_the_names_that_systemd_requires(where: str) -> None:
+    escaped = subprocess.run(["systemd-escape", "--path", where], capture_output=True, text=True, check=True)
+    assert mount_units.unit_name(where) == escaped.stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+def test_systemd_accepts_the_units(tmp_path: Path, kind: str) -> None:
+    texts = mount_units.texts(mount("/data/my-set", type=kind, what="nas:/100%", options="ro"))
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", *(tmp_path / name for name in texts)]
+    verified = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line for line in verified.stderr.splitlines() if "my" in line] == []
+    assert {mount_units.place(text) for text in texts.values()} == {"/data/my-set"}
+
+
+def test_what_cannot_be_mounted_on_a_node_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    kinds = {"full": "contains files, such as notes", "file": "is not a folder", "link": "is not a folder"}
+    for name, words in kinds.items():
+        (why,) = mount_units.refusals([mount(str(tmp_path / name), type="tmpfs")], [])
+        assert words in why
+    assert mount_units.refusals([mount(str(tmp_path / "full"), type="tmpfs", hides=True)], []) == []
+    assert mount_units.refusals([mount(str(tmp_path / "new"), type="tmpfs")], []) == []
+    (why,) = mount_units.refusals([mount("/proc", type="tmpfs")], [])
+    assert "/proc is already mounted by somebody else, as proc" in why
+    (why,) = mount_units.refusals([mount(str(tmp_path / "new"), type="none-such")], [])
+    assert "no /sbin/mount.none-such" in why
+    assert mount_units.refusals([mount(str(tmp_path / "new"), type="none-such")], ["none-such"]) == []
+
+
+def test_who_uses_a_file_system_is_named(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
+        assert mount_units.users(str(tmp_path)) == [f"sleep (process {process.pid})"]
+        process.kill()
