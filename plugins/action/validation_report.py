@@ -21,6 +21,10 @@ options:
     required: true
   trust: {description: "The results of C(trust.py), by the node that ran it.", type: dict, required: true}
   stacks: {description: "The results of M(stack_proof), by node.", type: dict, default: {}}
+  files:
+    description: "By node: the folders that it shares with others, and the results of C(shared_files.py)."
+    type: dict
+    default: {}
   inventory: {description: "The inventory, for the commands in the report.", type: path, default: inventory}
   jobs: {description: Registered results of the job loop., type: list, elements: dict, required: true}
   bars:

@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 from farandole import cluster, fabric, nccl, removal, samples, state, trust
 from farandole.errors import FarandoleError
 from farandole.stack import cache, lock, parts, plan, sources
-from farandole.validation import nodes
+from farandole.validation import files, nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "accounts": cluster.accounts,
@@ -43,12 +43,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_requirements": parts.stack_requirements,
     "stack_unavailable": plan.unavailable,
     "state_folder": lambda folder: str(state.state_folder(folder)),
+    "validation_files": files.answers,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,
+    "validation_shared": files.shared,
     "validation_stacks": nodes.stack_answers,
     "validation_task": nodes.task,
     "validation_trust": nodes.trust_answers,
     "validation_unmeasured": nodes.unmeasured,
+    "validation_usable": files.usable,
 }
 
 

@@ -13,9 +13,9 @@ import yaml
 
 # Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
 # in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of the probe of
-# connections between nodes (trust), in that of a job's probe (probe), or in a check that this package makes itself
-# (check).
-Place = Literal["login", "peer", "job", "trust", "probe", "check"]
+# connections between nodes (trust) or of shared files (files), in that of a job's probe (probe), or in a check that
+# this package makes itself (check).
+Place = Literal["login", "peer", "job", "trust", "files", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
 # Whether a finding ends the run, or is only shown.
 Severity = Literal["stop", "warn"]

@@ -96,6 +96,7 @@ def test_a_cure_uses_only_the_inventory(cause: Cause) -> None:
         "peer": {"host"},
         "trust": {"host"},
         "probe": {"host"},
+        "files": {"host"},
         "job": {"host"},
         "check": CURE_FIELDS,
     }
@@ -197,6 +198,7 @@ def test_probes_print_the_codes_in_the_file() -> None:
     """And those of a job nothing but lines of JSON."""
     sources = {path.name: path.read_text() for path in (ROOT / "files/probes").glob("*.py")}
     printed = {"trust": set(re.findall(r'"(peer-[a-z-]+)"', sources.pop("trust.py")))}
+    printed["files"] = set(re.findall(r'"(files-[a-z-]+)"', sources.pop("shared_files.py")))
     del sources["job.py"]
     calls = r'\b(?:error|fail|WayError)\(\s*"([a-z-]+)"'
     printed["probe"] = {code for source in sources.values() for code in re.findall(calls, source)}

@@ -326,6 +326,7 @@ def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
     measured = {
         "trust": {"node-1": {"unreachable": True, "msg": "no route to host"}},
         "stacks": {"node-1": {"stack": "0123456789ab", "proven": True, "wrong": ""}},
+        "files": {},
         "inventory": "inventory/mine",
         "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": said}],
         "bars": {"accuracy": 0.6, "parity": None},

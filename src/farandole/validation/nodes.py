@@ -104,7 +104,7 @@ def trust_checks(trust: Mapping[str, Answer], hosts: Collection[str]) -> list[Ch
 def _trust_check(name: str, answer: Answer, hosts: Collection[str]) -> Check:
     check = Check(f"trust.{name}", RED, f"from {name}", hosts=[name])
     if not answer.get("stdout") or "rc" not in answer:
-        return _unanswered(check, answer, name)
+        return unanswered(check, answer, name)
     try:
         tried = connections(answer, hosts)
         failed = _failed(tried)
@@ -112,7 +112,7 @@ def _trust_check(name: str, answer: Answer, hosts: Collection[str]) -> Check:
             raise UnfitError("its exit status contradicts it")
     except UnfitError as error:
         check.log = lines(answer.get("stderr"))
-        return _explained(check, "answer-malformed", str(error), name)
+        return explained(check, "answer-malformed", str(error), name)
     if failed:
         check.code, check.cause, check.cure = failed[0]
         check.log = [cause for _, cause, _ in failed]
@@ -145,16 +145,17 @@ def _cause(code: str, seen: str) -> tuple[Cause, str]:
     return (match.cause, match.words["seen"]) if match else (causes()[code], one_line(seen))
 
 
-def _unanswered(check: Check, answer: Answer, host: str) -> Check:
-    """Why a program on a node gave no answer: the last line that there is."""
+def unanswered(check: Check, answer: Answer, host: str) -> Check:
+    """Say why a program on a node gave no answer: the last line that there is."""
     output = [
         line for source in ("msg", "module_stdout", "stderr", "module_stderr") for line in lines(answer.get(source))
     ]
     code = "node-unreachable" if answer.get("unreachable") else "node-unusable"
-    return _explained(check, code, output[-1] if output else "it gave no reason", host)
+    return explained(check, code, output[-1] if output else "it gave no reason", host)
 
 
-def _explained(check: Check, code: str, seen: str, host: str, inventory: str = "") -> Check:
+def explained(check: Check, code: str, seen: str, host: str, inventory: str = "") -> Check:
+    """Give a check its cause and its cure."""
     cause, fields = causes()[code], {"host": shlex.quote(host), "inventory": shlex.quote(inventory)}
     check.code, check.cause, check.cure = code, cause.description({"seen": seen}), cause.remedy(fields)
     return check
@@ -168,15 +169,15 @@ def stack_checks(stacks: Mapping[str, Answer], inventory: str) -> list[Check]:
 def _stack_check(name: str, answer: Answer, inventory: str) -> Check:
     check = Check(f"stack.{name}", RED, "the stack could not be verified", hosts=[name])
     if "proven" not in answer:
-        return _unanswered(check, answer, name)
+        return unanswered(check, answer, name)
     try:
         found = stack(answer)
     except UnfitError as error:
-        return _explained(check, "answer-malformed", str(error), name)
+        return explained(check, "answer-malformed", str(error), name)
     if found["proven"]:
         check.status, check.words = GREEN, "every file is as it was built"
         return check
     if found["proven"] is None:
         check.status, check.words = NOT_MEASURED, "the stack has no list of contents"
-        return _explained(check, "stack-unlisted", "", name, inventory)
-    return _explained(check, "stack-altered" if found["stack"] else "stack-missing", found["wrong"], name, inventory)
+        return explained(check, "stack-unlisted", "", name, inventory)
+    return explained(check, "stack-altered" if found["stack"] else "stack-missing", found["wrong"], name, inventory)

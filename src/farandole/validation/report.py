@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from farandole.table import table
 from farandole.validation.answer import job_result
+from farandole.validation.files import file_checks
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
 from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.words import in_xml, on_terminal
@@ -30,6 +31,7 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     checks = [
         *trust_checks(measured["trust"], measured["about"]["hosts"]),
         *stack_checks(measured["stacks"], measured["inventory"]),
+        *file_checks(measured["files"]),
         *judge(results, bars),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]

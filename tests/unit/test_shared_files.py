@@ -1,0 +1,140 @@
+"""The proof that nodes share files: its probe on a real folder, and the judgement of its answers."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.validation import files
+from farandole.validation.judge import GREEN, RED, Check
+
+from .loading import ROOT
+
+PROBE = ROOT / "files/probes/shared_files.py"
+HOSTS = ("node-1", "node-2")
+
+
+def folder(path: Path, host: str, **changes: Any) -> dict[str, Any]:
+    mount = {"where": str(path), "what": "nas:/export", "options": changes.pop("options", "")}
+    (found,) = files.shared(HOSTS, {one: {"storage_mounts": [mount]} for one in HOSTS}, getpass.getuser())[host]
+    return {**found, "mounted": False, **changes}
+
+
+def ask(do: str, host: str, *folders: files.Folder) -> dict[str, Any]:
+    """A node's answer, as a registered result."""
+    task = {"do": do, "mark": "7", "host": host, "folders": folders}
+    command = [sys.executable, str(PROBE), json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=60, check=False)
+    assert done.stderr == ""
+    return {"rc": done.returncode, "stdout": done.stdout}
+
+
+def proof(path: Path, *, between: Sequence[Any] = (), **changes: Any) -> Check:
+    """All steps on two nodes that share a folder."""
+    folders = {host: folder(path, host, **changes) for host in HOSTS}
+    wrote = {host: ask("write", host, folders[host]) for host in HOSTS}
+    for call in between:
+        call()
+    usable = {host: files.usable([folders[host]], wrote[host]) for host in HOSTS}
+    read = {host: ask("read", host, *usable[host]) for host in HOSTS}
+    for host in HOSTS:
+        ask("remove", host, *usable[host])
+    answers = {host: {"folders": [folders[host]], "wrote": wrote[host], "read": read[host]} for host in HOSTS}
+    (check,) = files.file_checks(answers)
+    return check
+
+
+def test_what_each_writes_the_others_read_and_nothing_is_left(tmp_path: Path) -> None:
+    check = proof(tmp_path)
+    assert (check.status, check.hosts) == (GREEN, list(HOSTS)), check
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_only_read_must_look_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert proof(tmp_path, options="ro").status == GREEN
+    answers = {}
+    for host in HOSTS:
+        (tmp_path / host).touch()
+        one = folder(tmp_path, host, options="noatime,ro")
+        answers[host] = {"folders": [one], "wrote": ask("write", host, one), "read": {}}
+    (check,) = files.file_checks(answers)
+    assert (check.status, check.code) == (RED, "files-differ")
+    assert "node-2" in check.cause
+
+
+def lose(path: Path) -> None:
+    (path / ".farandole-7-node-2").unlink()
+
+
+def hang(path: Path) -> None:
+    lose(path)
+    os.mkfifo(path / ".farandole-7-node-2")
+
+
+def give_away(path: Path) -> None:
+    os.chown(path / ".farandole-7-node-1", 12345, -1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "host"),
+    [
+        (lose, "files-missing", "node-1"),
+        (hang, "files-silent", "node-1"),
+        pytest.param(
+            give_away, "files-owner", "node-2", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can")
+        ),
+        (shutil.rmtree, "files-failed", "node-1"),
+    ],
+)
+def test_a_fault_is_red_on_the_node_that_sees_it(tmp_path: Path, fault: Any, code: str, host: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    check = proof(shared, between=[lambda: fault(shared)], seconds=2 if fault is hang else 20)
+    assert (check.status, check.code) == (RED, code)
+    assert f"{shared} on {host}, from nas:/export" in check.cause
+    assert check.cure
+
+
+def test_what_is_not_mounted_is_red_although_it_can_be_written(tmp_path: Path) -> None:
+    check = proof(tmp_path, mounted=True)
+    assert (check.status, check.code) == (RED, "files-unmounted")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_red(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    check = proof(tmp_path / "there")
+    assert (check.status, check.code) == (RED, "files-failed")
+
+
+@pytest.mark.parametrize("said", ["", "x", "{}", '{"folders": {"/data": {"code": "files-good"}}}'])
+def test_an_answer_of_another_form_is_red(said: str) -> None:
+    one = {**folder(Path("/data"), "node-1"), "peers": []}
+    good = json.dumps({"folders": {"/data": {"code": "", "seen": "", "listing": "", "seconds": 1}}})
+    for wrote, read in ((said, ""), (good, said)):
+        answers = {"folders": [one], "wrote": {"rc": 1, "stdout": wrote}, "read": {"rc": 1, "stdout": read}}
+        (check,) = files.file_checks({"node-1": answers})
+        assert (check.status, check.code) == (RED, "answer-malformed" if said else "node-unusable")
+    assert files.usable([one], {"stdout": said}) == []
+
+
+def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
+    mounts = {
+        "node-1": {"storage_mounts": [{"where": "/data", "what": "a:/x"}]},
+        "node-2": {"storage_mounts": [{"where": "/data", "what": "b:/x"}]},
+        "node-3": {},
+    }
+    found = files.shared(list(mounts), mounts, "trainer")
+    assert {host: [one["peers"] for one in own] for host, own in found.items()} == {
+        "node-1": [[]], "node-2": [[]], "node-3": [],
+    }  # fmt: skip
