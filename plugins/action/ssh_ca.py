@@ -35,6 +35,12 @@ options:
     type: list
     elements: str
     required: true
+  mounters:
+    description: Nodes where root mounts homes from the head, by a certificate for files alone.
+    type: list
+    elements: str
+    default: []
+  homes: {description: Users whose homes these nodes mount., type: list, elements: str, default: []}
   users:
     description: Those who launch jobs, the job user first. Each one's name is the only principal of the certificates.
     type: list

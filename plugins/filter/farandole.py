@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, fabric, nccl, removal, samples, state, trust
+from farandole import cluster, fabric, nccl, removal, samples, state, storage, trust
 from farandole.errors import FarandoleError
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import files, nodes
@@ -30,6 +30,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
+    "principal_files": trust.principal_files,
+    "shared_homes": storage.shared_homes,
     "ssh_nodes": cluster.ssh_nodes,
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,
@@ -43,6 +45,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_requirements": parts.stack_requirements,
     "stack_unavailable": plan.unavailable,
     "state_folder": lambda folder: str(state.state_folder(folder)),
+    "storage_homes": storage.homes,
     "validation_files": files.answers,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,

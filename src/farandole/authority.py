@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Request:
     @property
     def ca(self) -> str:
         """The kind of the CA that signs it."""
-        return self.kind.partition(":")[0]
+        return "host" if self.kind == "host" else "user"
 
     @property
     def signed(self) -> Signed:
@@ -126,13 +127,14 @@ def is_good(text: str, request: Request, ca: Ed25519PublicKey, now: float) -> bo
 
 
 def options(request: Request) -> dict[bytes, bytes]:
-    """Critical options: none for a host; a user certificate is valid from its own node only."""
-    return {b"source-address": ",".join(request.sources).encode()} if request.sources else {}
+    """Critical options: none for a host; a user certificate is valid from its own node, and may be for files alone."""
+    found = {b"force-command": b"internal-sftp"} if request.kind == "files" else {}
+    return found | ({b"source-address": ",".join(request.sources).encode()} if request.sources else {})
 
 
 def extensions(request: Request) -> dict[bytes, bytes]:
     """Extensions: a user may have a terminal, but no forwarding and no ~/.ssh/rc."""
-    return {b"permit-pty": b""} if request.ca == "user" else {}
+    return {b"permit-pty": b""} if request.kind not in ("host", "files") else {}
 
 
 def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
@@ -158,17 +160,24 @@ def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
     return builder.sign(ca).public_bytes().decode()
 
 
-def requests(nodes: list[dict[str, Any]], users: Sequence[str], days: dict[str, int]) -> list[Request]:
-    """Request a host certificate for every node, and for every launcher one for each user."""
+def requests(
+    nodes: list[dict[str, Any]],
+    users: Sequence[str],
+    launchers: Collection[str],
+    mounters: Collection[str],
+    homes: Sequence[str],
+    days: dict[str, int],
+) -> list[Request]:
+    """Request a host certificate for every node, for launchers one for each user, and for mounters one for files."""
     found = []
     for node in nodes:
         name, sources = node["name"], tuple(node["sources"])
         found.append(Request("host", name, node["host_key"], tuple(node["names"]), (), days["host"]))
-        if node["job_keys"]:
-            found += [
-                Request(kind, name, node["job_keys"][user], (user,), sources, days["user"])
-                for user, kind in trust.kinds_of(users).items()
-            ]
+        for user, kind in trust.kinds_at(name, users, launchers, mounters).items():
+            names = trust.principals(user, kind, homes)
+            # Nobody mounts the homes of the machine that has them.
+            real = tuple(one for one in sources if kind != "files" or not ip_address(one).is_loopback)
+            found.append(Request(kind, name, node["job_keys"][user], names, real, days["user"]))
     return [request for request in found if request.key]
 
 
@@ -295,11 +304,12 @@ class Authority:
             self.revoked = lines
             self._write(REVOKED, "".join(f"{line}\n" for line in lines))
 
-    def withdraw(self, launchers: Sequence[str], users: Sequence[str]) -> None:
+    def withdraw(self, launchers: Sequence[str], mounters: Sequence[str], users: Sequence[str]) -> None:
         """Remove the user certificates of nodes that no longer launch jobs, and of people who are no longer listed."""
         kept = {self.issued(name, kind) for name in launchers for kind in trust.kinds_of(users).values()}
-        for path in (self.folder / "issued").glob("*.user*-cert.pub"):
-            if path not in kept:
+        kept |= {self.issued(name, "files") for name in mounters}
+        for path in (self.folder / "issued").glob("*-cert.pub"):
+            if not path.name.endswith(".host-cert.pub") and path not in kept:
                 self.changed = True
                 if not self.check_mode:
                     path.unlink()
@@ -312,6 +322,7 @@ class Members:
     cluster: Sequence[str]
     users: list[str]
     launchers: list[str]
+    mounters: list[str]
     revoked: list[str]
     present: list[str]
 
@@ -319,6 +330,10 @@ class Members:
     def left_out(self) -> set[str]:
         """The nodes that do not take part in this run and are not revoked."""
         return set(self.cluster) - set(self.present) - set(self.revoked)
+
+
+def _withdrawn(ledger: Sequence[Signed], members: Members) -> list[Signed]:
+    return trust.withdrawn(ledger, members.launchers, members.mounters, members.revoked, members.users)
 
 
 def follow_inventory(authority: Authority, members: Members, *, rotate: bool) -> str:
@@ -332,7 +347,7 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
         trust.refuse_partial(members.left_out, why_all, lost=bool(authority.missing) and not rotate)
     if not rotate:
         authority.refuse_incomplete()
-    authority.revoke(trust.withdrawn(authority.ledger, members.launchers, members.revoked, members.users))
+    authority.revoke(_withdrawn(authority.ledger, members))
     return why
 
 
@@ -346,7 +361,7 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
     if renew:
         authority.renew()
     authority.record(asked)
-    authority.withdraw(members.launchers, members.users)
+    authority.withdraw(members.launchers, members.mounters, members.users)
     keys = {kind: authority.key(kind) for kind in KINDS}
     host_ca = public_text(keys["host"].public_key())
     authority.announce(host_ca)
@@ -357,7 +372,9 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
         if request.kind == "host":
             hosts[request.name] = text
         else:
-            users.setdefault(request.name, {})[request.principals[0]] = text
+            users.setdefault(request.name, {})[trust.MOUNTER if request.kind == "files" else request.principals[0]] = (
+                text
+            )
     user_ca = public_text(keys["user"].public_key())
     return {"host_ca": host_ca, "user_ca": user_ca, "host": hosts, "user": users, "revoked": authority.revoked}
 
@@ -365,12 +382,14 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
 def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Do all that a run asks of the CA; return the result and a warning for the operator."""
     nodes, launchers, users = arguments["nodes"], arguments["launchers"], arguments["users"]
-    members = Members(cluster, users, launchers, arguments["revoked"], present=[node["name"] for node in nodes])
+    mounters, present = arguments["mounters"], [node["name"] for node in nodes]
+    members = Members(cluster, users, launchers, mounters, arguments["revoked"], present)
     why = follow_inventory(authority, members, rotate=arguments["rotate"])
     notice = ""
     # Whoever rotates the CA knows.
     if why and authority.ledger and not arguments["rotate"]:
         notice = f"{why}: a new CA replaces it, and nothing signed before is valid any longer"
-    trust.refuse_answers(nodes, launchers, users, check_mode=authority.check_mode)
-    wanted = requests(nodes, users, {"host": arguments["host_days"], "user": arguments["user_days"]})
+    trust.refuse_answers(nodes, launchers, mounters, users, check_mode=authority.check_mode)
+    days = {"host": arguments["host_days"], "user": arguments["user_days"]}
+    wanted = requests(nodes, users, launchers, mounters, arguments["homes"], days)
     return sign_all(authority, wanted, members, renew=bool(why)), notice

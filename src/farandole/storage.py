@@ -23,9 +23,30 @@ WHERE = re.compile(r"(/[\w.-]+)+", re.ASCII)
 KIND = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 
 
-def faults(mounts: Sequence[Mount]) -> Iterator[str]:
-    """What is wrong with a list of file systems, which otherwise has the declared form."""
-    places: list[PurePosixPath] = []
+def shared_homes(people: Sequence[Mapping[str, Any]], job_user: str) -> list[str]:
+    """Whose homes may be shared: with an administrator's, root of any node would get to root of the head."""
+    return [job_user, *(str(one["name"]) for one in people if not one.get("admin"))]
+
+
+def homes(kind: str, users: Sequence[str], head: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The homes that a node mounts from the head; one by one, as others have theirs beside them."""
+    sources = {"nfs": "{head}:/home/{user}", "sshfs": "{user}@{head}:/home/{user}"}
+    if kind not in sources:
+        return []
+    return [
+        {
+            "what": sources[kind].format(head=head, user=user),
+            "where": f"/home/{user}",
+            "hides": True,
+            **options[kind],
+        }
+        for user in users
+    ]
+
+
+def faults(mounts: Sequence[Mount], homes: Sequence[str] = ()) -> Iterator[str]:
+    """What is wrong with a list of file systems, which otherwise has the declared form, beside these users' homes."""
+    places = [HOMES / user for user in homes]
     for mount in mounts:
         where = PurePosixPath(mount["where"])
         why = _misplaced(str(mount["where"])) or next(

@@ -14,8 +14,11 @@ from farandole.findings import Finding, FindingsError, finding
 
 # Exactly one ed25519 key: no options before it, no comment or second line after it.
 _KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
-# The job user's kind is `user`; those of people with accounts of their own have their names in them.
-_KIND = re.compile("host|user(:[a-z][a-z0-9_-]*)?")
+# The job user's kind is `user`; those of people with accounts of their own have their names in them. With a key of kind
+# `files`, root on a node mounts homes of the head.
+_KIND = re.compile("host|files|user(:[a-z][a-z0-9_-]*)?")
+# Whose key that is. No person can have this name.
+MOUNTER = "root"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,22 @@ def kinds_of(users: Sequence[str]) -> dict[str, str]:
     return {user: f"user:{user}" if number else "user" for number, user in enumerate(users)}
 
 
+def kinds_at(name: str, users: Sequence[str], launchers: Collection[str], mounters: Collection[str]) -> dict[str, str]:
+    """The kinds of a node's keys other than its host key, by their owners."""
+    return {**(kinds_of(users) if name in launchers else {}), **({MOUNTER: "files"} if name in mounters else {})}
+
+
+def principals(user: str, kind: str, homes: Sequence[str]) -> tuple[str, ...]:
+    """What a certificate is good for: a login as the user, or the files in these users' homes."""
+    return tuple(f"files-{one}" for one in homes) if kind == "files" else (user,)
+
+
+def principal_files(users: Sequence[str], homes: Collection[str], folder: str) -> list[dict[str, str]]:
+    """What the head's sshd accepts for each user: the user, and nodes that mount the home, which get files alone."""
+    files = {user: f'restrict,command="internal-sftp" files-{user}\n' if user in homes else "" for user in users}
+    return [{"path": f"{folder}/{user}", "content": f"{user}\n{line}"} for user, line in files.items()]
+
+
 def job_keys(users: Sequence[str]) -> dict[str, str]:
     """Where a node that launches jobs has the key of each user; the first one is the job user."""
     return {user: _file(kind) for user, kind in kinds_of(users).items()}
@@ -66,6 +85,8 @@ def _file(kind: str) -> str:
     """Where a node has its key of a kind."""
     if kind == "host":
         return "/etc/ssh/ssh_host_ed25519_key"
+    if kind == "files":
+        return "/etc/farandole/ssh/id_files"
     _, _, user = kind.partition(":")
     return f"/etc/farandole/ssh/id_jobs/{user}" if user else "/etc/farandole/ssh/id_job"
 
@@ -87,20 +108,23 @@ def is_key(text: object) -> bool:
 
 
 def refuse_answers(
-    nodes: Sequence[Mapping[str, Any]], launchers: Collection[str], users: Sequence[str], *, check_mode: bool
+    nodes: Sequence[Mapping[str, Any]],
+    launchers: Collection[str],
+    mounters: Collection[str],
+    users: Sequence[str],
+    *,
+    check_mode: bool,
 ) -> None:
     """Refuse to sign if any node answered with anything but the keys it was asked for."""
-    _refuse([fault for node in nodes for fault in _answer_faults(node, launchers, users, check_mode)])
+    kinds = {node["name"]: kinds_at(node["name"], users, launchers, mounters) for node in nodes}
+    _refuse([fault for node in nodes for fault in _answer_faults(node, kinds[node["name"]], check_mode)])
 
 
-def _answer_faults(
-    node: Mapping[str, Any], launchers: Collection[str], users: Sequence[str], check_mode: bool
-) -> Iterator[Finding]:
+def _answer_faults(node: Mapping[str, Any], kinds: Mapping[str, str], check_mode: bool) -> Iterator[Finding]:
     name, wanted, keys = node["name"], {"host": node["host_key"]}, node["job_keys"]
-    if name in launchers:
-        given = keys if isinstance(keys, Mapping) else {}
-        wanted |= {kind: given.get(user) for user, kind in kinds_of(users).items()}
-    elif keys:
+    given = keys if isinstance(keys, Mapping) else {}
+    wanted |= {kind: given.get(user) for user, kind in kinds.items()}
+    if (given.keys() - kinds.keys()) or (keys and not given):
         yield _finding("launcher-unexpected", name)
     for kind, key in wanted.items():
         # In check mode a bare node has no key yet.
@@ -136,15 +160,17 @@ def _refuse(findings: Sequence[Finding]) -> None:
 
 
 def withdrawn(
-    ledger: Sequence[Signed], launchers: Collection[str], revoked: Collection[str], users: Sequence[str]
+    ledger: Sequence[Signed],
+    launchers: Collection[str],
+    mounters: Collection[str],
+    revoked: Collection[str],
+    users: Sequence[str],
 ) -> list[Signed]:
     """The keys that the inventory revokes: of revoked nodes, of people not listed, of users on nodes without jobs."""
-    kept = kinds_of(users).values()
-    return [
-        one
-        for one in ledger
-        if one.name in revoked or (one.kind != "host" and (one.name not in launchers or one.kind not in kept))
-    ]
+    kept = {
+        name: {"host", *kinds_at(name, users, launchers, mounters).values()} for name in {one.name for one in ledger}
+    }
+    return [one for one in ledger if one.name in revoked or one.kind not in kept[one.name]]
 
 
 def replaced(ledger: Sequence[Signed], asked: Sequence[Signed]) -> list[Signed]:

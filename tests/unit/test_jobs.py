@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,21 @@ def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
     run.write("started", slots={"node-1": 1})
     run.write("ended", **ended)
     assert head.told(run) == told
+
+
+def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head.new_run()
+    run.write("run", **{**WISH, "fetch": ["x"]}, program=["hostname"])
+    monkeypatch.setattr(head, "SHARED", tmp_path / "home")
+    # No command is found, so a copy would fail.
+    monkeypatch.setenv("PATH", "/none")
+    for users, fails in (("root-not\n", True), (f"alice\n{head.owner(os.getuid())}\n", False)):
+        (tmp_path / "home").write_text(users)
+        with pytest.raises(FileNotFoundError) if fails else nullcontext():
+            Job(run).send({"elsewhere": 1})
+        run.write("started", slots={"elsewhere": 1})
+        with pytest.raises(FileNotFoundError) if fails else nullcontext():
+            assert list(head.collect(run, ["x"])) == []
 
 
 def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

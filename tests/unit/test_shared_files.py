@@ -25,7 +25,9 @@ HOSTS = ("node-1", "node-2")
 
 def folder(path: Path, host: str, **changes: Any) -> dict[str, Any]:
     mount = {"where": str(path), "what": "nas:/export", "options": changes.pop("options", "")}
-    (found,) = files.shared(HOSTS, {one: {"storage_mounts": [mount]} for one in HOSTS}, getpass.getuser())[host]
+    (found,) = files.shared(HOSTS, {one: {"storage_mounts": [mount]} for one in HOSTS}, getpass.getuser(), HOSTS[0])[
+        host
+    ]
     return {**found, "mounted": False, **changes}
 
 
@@ -134,7 +136,18 @@ def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
         "node-2": {"storage_mounts": [{"where": "/data", "what": "b:/x"}]},
         "node-3": {},
     }
-    found = files.shared(list(mounts), mounts, "trainer")
+    found = files.shared(list(mounts), mounts, "trainer", "node-1")
     assert {host: [one["peers"] for one in own] for host, own in found.items()} == {
         "node-1": [[]], "node-2": [[]], "node-3": [],
     }  # fmt: skip
+
+
+def test_homes_are_shared_except_those_of_administrators() -> None:
+    people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002, "admin": True}]
+    own = {"storage_home": "sshfs", "cluster_users": people}
+    found = files.shared(HOSTS, dict.fromkeys(HOSTS, own), "trainer", "node-1")
+    assert [(one["path"], one["user"], one["mounted"], one["peers"]) for one in found["node-2"]] == [
+        ("/home/trainer", "trainer", True, ["node-1"]),
+        ("/home/alice", "alice", True, ["node-1"]),
+    ]
+    assert not any(one["mounted"] for one in found["node-1"])

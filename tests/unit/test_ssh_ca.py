@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from farandole import authority as ca_of
+from farandole import trust
 from farandole.authority import Request
 from farandole.errors import FarandoleError
 from farandole.files import write_private
@@ -306,7 +307,7 @@ def test_check_mode_creates_nothing(tmp_path: Path) -> None:
         lambda ca: issue(ca, replace(USER, key=OTHER_KEY)),
         lambda ca: ca.record([Signed(OTHER_KEY, "node-2", "host")]),
         lambda ca: ca.revoke([HOST.signed]),
-        lambda ca: ca.withdraw([], ["trainer"]),
+        lambda ca: ca.withdraw([], [], ["trainer"]),
         lambda ca: ca.renew(),
     ],
     ids=["another key", "record", "revoke", "withdraw", "new CA"],
@@ -349,6 +350,8 @@ def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = 
         "nodes": nodes or (HEAD, WORKER),
         "launchers": ["node-1"],
         "users": ["trainer"],
+        "mounters": [],
+        "homes": [],
         "host_days": 3650,
         "user_days": 300,
         "revoked": [],
@@ -413,6 +416,57 @@ def test_everyone_gets_a_certificate_for_their_own_name(tmp_path: Path) -> None:
         "bob": (B, [b"bob"]),
     }
     assert authority(tmp_path).ledger[2:] == [Signed(A, "node-1", ALICE), Signed(B, "node-1", BOB), WORKERS_KEY]
+
+
+def mounter(key: Any) -> dict[str, Any]:
+    """A worker where root has a key for files."""
+    return {**WORKER, "job_keys": {"root": key}, "sources": ["192.0.2.2", "127.0.0.1", "::1"]}
+
+
+SHARED = {"mounters": ["node-2"], "homes": ["trainer", "alice"]}
+
+
+def test_a_node_that_mounts_homes_gets_their_files_alone(tmp_path: Path) -> None:
+    found = given(tmp_path, HEAD, mounter(A), **SHARED)["user"]["node-2"]
+    lines = shown(found["root"])
+    assert lines[lines.index("Principals:") + 1 :] == [
+        "files-trainer",
+        "files-alice",
+        "Critical Options:",
+        "force-command internal-sftp",
+        "source-address 192.0.2.2",
+        "Extensions: (none)",
+    ]
+    assert Signed(A, "node-2", "files") in authority(tmp_path).ledger
+    ca = authority(tmp_path)
+    given(tmp_path, HEAD, mounter(A), ca=ca, **SHARED)
+    assert not ca.changed
+
+
+@pytest.mark.parametrize("key", [A, HOST_KEY, "x"])
+def test_a_node_cannot_make_itself_mount_homes(tmp_path: Path, key: str) -> None:
+    assert findings(tmp_path, HEAD, mounter(key)) == [("node-2", "launcher-unexpected")]
+    assert findings(tmp_path, HEAD, mounter(JOB_KEY), **SHARED) == [("node-2", "key-shared")]
+    assert findings(tmp_path, HEAD, node("node-2", OTHER_KEY, A, root=B), **SHARED) == [
+        ("node-2", "launcher-unexpected")
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"revoked": ["node-2"], **SHARED}, {}])
+def test_a_node_that_mounts_no_homes_any_more_has_its_key_revoked(tmp_path: Path, changes: dict[str, Any]) -> None:
+    given(tmp_path, HEAD, mounter(A), **SHARED)
+    nodes = [HEAD] if changes else [HEAD, WORKER]
+    given(tmp_path, *nodes, **{**changes, "mounters": []})
+    assert A in revoked_keys(tmp_path)
+    assert not authority(tmp_path).issued("node-2", "files").exists()
+    if not changes:
+        assert findings(tmp_path, HEAD, mounter(A), **SHARED) == [("node-2", "job-key-revoked")]
+
+
+def test_the_head_accepts_nodes_for_the_homes_that_are_shared() -> None:
+    alice, bob = trust.principal_files(["alice", "bob"], ["alice"], "/x")
+    assert alice == {"path": "/x/alice", "content": 'alice\nrestrict,command="internal-sftp" files-alice\n'}
+    assert bob == {"path": "/x/bob", "content": "bob\n"}
 
 
 def parsed(certificate: str) -> tuple[str, list[bytes]]:
@@ -718,7 +772,7 @@ def test_a_node_without_a_key_gets_no_certificate() -> None:
         {**one, "name": "node-2", "host_key": OTHER_KEY, "job_keys": {}},
         {**one, "name": "node-3", "host_key": "", "job_keys": {}},
     ]
-    assert ca_of.requests(nodes, ["trainer"], {"host": 3650, "user": 300}) == [
+    assert ca_of.requests(nodes, ["trainer"], ["node-1"], [], [], {"host": 3650, "user": 300}) == [
         HOST,
         USER,
         replace(HOST, name="node-2", key=OTHER_KEY),

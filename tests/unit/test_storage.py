@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
-from farandole import storage
+from farandole import cluster, storage
 from farandole.preflight import inventory
 
-from .loading import load
+from .loading import ROOT, load
 
 mount_units = load("modules", "mount_units")
 
@@ -54,6 +55,13 @@ def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dic
     found = inventory.judge_mounts({"a": {"storage_mounts": mounts}, "b": {}})
     assert [(one.host, one.code) for one in found] == [("a", "mount-wrong")]
     assert fault in found[0].cause
+
+
+def test_a_home_is_not_mounted_twice() -> None:
+    own = {"storage_home": "sshfs", "storage_mounts": [mount("/home/trainer")]}
+    (found,) = inventory.judge_mounts({"a": own})
+    assert "lies in or above /home/trainer" in found.cause
+    assert inventory.judge_mounts({"a": {**own, "storage_home": "none"}}) == []
 
 
 def test_ordinary_mounts_are_accepted() -> None:
@@ -106,3 +114,42 @@ def test_who_uses_a_file_system_is_named(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
         assert mount_units.users(str(tmp_path)) == [f"sleep (process {process.pid})"]
         process.kill()
+
+
+def test_homes_are_mounted_one_by_one() -> None:
+    people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002, "admin": True}]
+    users = storage.shared_homes(people, "trainer")
+    options = {"nfs": {"type": "nfs4", "options": "x"}, "sshfs": {"type": "fuse.sshfs", "options": "y"}}
+    assert [(one["what"], one["where"], one["type"]) for one in storage.homes("sshfs", users, "node-1", options)] == [
+        ("trainer@node-1:/home/trainer", "/home/trainer", "fuse.sshfs"),
+        ("alice@node-1:/home/alice", "/home/alice", "fuse.sshfs"),
+    ]
+    assert [one["what"] for one in storage.homes("nfs", users[:1], "node-1", options)] == ["node-1:/home/trainer"]
+    assert storage.homes("none", users, "node-1", options) == []
+
+
+def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
+    folder = ROOT / "roles/storage/templates"
+    environment = Environment(loader=FileSystemLoader(folder), trim_blocks=True, autoescape=False)  # noqa: S701
+    environment.filters |= {
+        "accounts": cluster.accounts,
+        "node_address": cluster.node_address,
+        "difference": lambda one, other: [name for name in one if name not in other],
+    }
+    values = {
+        "groups": {"cluster": ["node-1", "node-2", "node-3", "node-4"], "head": ["node-1"]},
+        "hostvars": {f"node-{number}": {"ansible_host": f"192.0.2.{number}"} for number in range(1, 5)},
+        "inventory_hostname": "node-1",
+        "ssh_trust_revoked": ["node-4"],
+        "cluster_users": [{"name": "alice", "uid": 2001}],
+        "base_user": "trainer",
+        "base_user_id": 2000,
+        "__storage_users": ["trainer", "alice"],
+    }
+    options = "rw,sync,sec=sys,root_squash,no_subtree_check"
+    assert environment.get_template("exports.j2").render(values).splitlines()[1:] == [
+        f"/home/{name} 192.0.2.2({options},fsid={uid}) 192.0.2.3({options},fsid={uid})"
+        for name, uid in (("trainer", 2000), ("alice", 2001))
+    ]
+    settings = environment.get_template("nfs.conf.j2").render(values).split()
+    assert {"host=192.0.2.1", "vers3=n", "vers4.0=n", "vers4.1=n", "vers4.2=y"} <= set(settings)

@@ -125,8 +125,8 @@ def main() -> None:
     ]
     due = [*missing, *([] if HOST_KEY.exists() else [(HOST_KEY, "root")])]
     wanted = {path for key in job_keys.values() for path in (key, public(key), certificate(key))}
-    unwanted = [path for path in [*folder.glob("id_job*"), *folder.glob("id_jobs/*")] if path.is_file()]
-    unwanted = [path for path in unwanted if path not in wanted]
+    ours = [path for pattern in ("id_job*", "id_jobs/*", "id_files*") for path in folder.glob(pattern)]
+    unwanted = [path for path in ours if path.is_file() and path not in wanted]
     if not module.check_mode:
         for key, user in due:
             generate(module, key, user)

@@ -44,6 +44,10 @@ units:
   description: The units that were written or removed.
   type: list
   returned: always
+removed:
+  description: The files of units that were removed.
+  type: list
+  returned: always
 """
 
 import os
@@ -102,8 +106,9 @@ def unit_name(where: str) -> str:
 
 def texts(mount: Mount) -> dict[str, str]:
     """The units of a file system, by name."""
-    # By _netdev, systemd unmounts any type of file system before it stops the network.
-    options = ",".join(filter(None, ["_netdev", mount["options"]]))
+    # By _netdev, systemd unmounts any type of file system before it stops the network. What other machines wrote is
+    # neither set-user-ID nor a device, unless the options that follow say so.
+    options = ",".join(filter(None, ["_netdev,nosuid,nodev", mount["options"]]))
     fields = {name: str(value).replace("%", "%%") for name, value in {**mount, "options": options}.items()}
     name = unit_name(mount["where"])
     return {f"{name}.mount": MOUNT.format(**fields), f"{name}.automount": AUTOMOUNT.format(**fields)}
@@ -220,7 +225,7 @@ def change(module: AnsibleModule, wanted: dict[str, str], differing: list[str], 
     known = own_units()
     old = {name: text for name, text in known.items() if name in gone or name in differing}
     if busy := list(filter(None, map(unmount, sorted({place(text) for text in old.values()})))):
-        module.fail_json(msg=f"nothing was changed: {'; '.join(busy)}")
+        module.fail_json(msg=f"nothing was changed on this node: {'; '.join(busy)}")
     systemctl = ["systemctl", "--quiet"]
     # Stopped before its file changes: then a unit that runs is always what its file says.
     if stopped := [name for name in old if name.endswith(".automount")]:
@@ -266,7 +271,7 @@ def main() -> None:
     new = [mount for mount in mounts if f"{unit_name(mount['where'])}.mount" not in known]
     supplied = module.params["supplied"] if module.check_mode else []
     if why := refusals(new, supplied):
-        module.fail_json(msg=f"nothing was changed: {'; '.join(why)}")
+        module.fail_json(msg=f"nothing was changed on this node: {'; '.join(why)}")
     changed = bool(differing or gone) or not loaded(module, list(wanted))
     if changed and not module.check_mode:
         change(module, wanted, differing, gone)
@@ -274,7 +279,8 @@ def main() -> None:
         {"before_header": name, "after_header": name, "before": known.get(name, ""), "after": wanted.get(name, "")}
         for name in [*differing, *gone]
     ]
-    module.exit_json(changed=changed, units=[*differing, *gone], diff=diff)
+    removed = [str(UNITS / name) for name in gone]
+    module.exit_json(changed=changed, units=[*differing, *gone], removed=removed, diff=diff)
 
 
 if __name__ == "__main__":

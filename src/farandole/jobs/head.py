@@ -30,6 +30,8 @@ HOSTFILE = Path("/etc/farandole/hostfile")
 STACK = Path("/opt/farandole/current")
 # Who uses which slots: a file for each run, locked while it runs.
 SLOTS_IN_USE = Path("/run/farandole/slots")
+# Whose homes all nodes see, so that nothing has to be copied to them.
+SHARED = Path("/etc/farandole/storage/home")
 HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
 RUNS = HOME / "runs"
 # Folders that a control machine has sent, by what it calls them.
@@ -314,6 +316,8 @@ class Job:
 
     def send(self, slots: Slots) -> None:
         """Copy the code to the other nodes; of files that an earlier run of the same folder has, only the changes."""
+        if has_shared_home():
+            return
         nodes = [node for node in slots if node != HERE]
         same = [
             one
@@ -388,7 +392,7 @@ class Job:
 def collect(run: Run, paths: list[str]) -> Iterator[str]:
     """Get results from the node of rank 0, which usually writes them; yields why one cannot be had."""
     first = next(iter(run.read("started").get("slots", {})), HERE)
-    for path in paths if first != HERE else ():
+    for path in paths if first != HERE and not has_shared_home() else ():
         source = f"{first}:runs/{run.number}/code/./{path}"
         command = ["rsync", "--archive", "--relative", source, f"{run.code}/"]
         environment = {**os.environ, "RSYNC_RSH": shlex.join(ssh())}
@@ -447,6 +451,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def ssh() -> list[str]:
     return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={LOGIN}"]
+
+
+def has_shared_home() -> bool:
+    """Whether all nodes see this home."""
+    return SHARED.exists() and owner(os.getuid()) in SHARED.read_text().split()
 
 
 def stack() -> str:

@@ -238,7 +238,9 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Report file systems that would hide something, or that no unit of systemd can describe."""
     hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
-        for fault in storage.faults(own.get("storage_mounts") or []):
+        shares = own.get("storage_home", "none") != "none"
+        users = storage.shared_homes(own.get("cluster_users") or [], str(own.get("base_user") or "trainer"))
+        for fault in storage.faults(own.get("storage_mounts") or [], users if shares else []):
             hosts.setdefault(finding("mount-wrong", "all", seen=fault), []).append(host)
     return per_host(hosts, len(values))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farandole.form import UnfitError, fields, load, named, number, text, words
-from farandole.storage import Mount
+from farandole.storage import shared_homes
 from farandole.validation.answer import LONGEST, code
 from farandole.validation.judge import GREEN, RED, Check
 from farandole.validation.nodes import Answer, HostVars, explained, unanswered
@@ -20,27 +20,39 @@ ANSWER = fields(
 ANSWERS = fields({"folders": named(text(200), ANSWER)})
 
 
-def shared(hosts: Sequence[str], hostvars: HostVars, user: str) -> dict[str, list[Folder]]:
+def shared(hosts: Sequence[str], hostvars: HostVars, user: str, head: str) -> dict[str, list[Folder]]:
     """The folders that each node shares with others, by node."""
-    mounts = {host: hostvars[host].get("storage_mounts") or [] for host in hosts}
+    found = {host: [*_mounts(hostvars[host], user), *_homes(host, hostvars[host], user, head)] for host in hosts}
     users: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        for mount in mounts[host]:
-            users.setdefault((mount["where"], mount["what"]), []).append(host)
-    return {host: [_folder(host, mount, user, users) for mount in mounts[host]] for host in hosts}
-
-
-def _folder(host: str, mount: Mount, user: str, users: Mapping[tuple[str, str], Sequence[str]]) -> Folder:
-    others = [one for one in users[mount["where"], mount["what"]] if one != host]
+    for host, folders in found.items():
+        for one in folders:
+            users.setdefault((one["path"], one["what"]), []).append(host)
     return {
-        "path": mount["where"],
-        "what": mount["what"],
-        "user": user,
-        "mounted": True,
-        "writable": "ro" not in str(mount.get("options", "")).split(","),
-        "seconds": int(mount.get("timeout", 10)) + REST,
-        "peers": others,
+        host: [
+            {**one, "peers": [other for other in users[one["path"], one["what"]] if other != host]} for one in folders
+        ]
+        for host, folders in found.items()
     }
+
+
+def _mounts(own: Mapping[str, Any], user: str) -> Iterator[Folder]:
+    for mount in own.get("storage_mounts") or []:
+        yield {
+            "path": mount["where"],
+            "what": mount["what"],
+            "user": user,
+            "mounted": True,
+            "writable": "ro" not in str(mount.get("options", "")).split(","),
+            "seconds": int(mount.get("timeout", 10)) + REST,
+        }
+
+
+def _homes(host: str, own: Mapping[str, Any], job_user: str, head: str) -> Iterator[Folder]:
+    if own.get("storage_home", "none") == "none":
+        return
+    for user in shared_homes(own.get("cluster_users") or [], job_user):
+        path, mounted = f"/home/{user}", host != head
+        yield {"path": path, "what": head, "user": user, "mounted": mounted, "writable": True, "seconds": 10 + REST}
 
 
 def usable(folders: Iterable[Folder], written: Answer) -> list[Folder]:
