@@ -353,7 +353,7 @@ def test_runs_wait_for_each_other_or_take_free_nodes(cluster: Cluster, project: 
     refused = farandole(cluster, "run", "-np", "2", "--", "python", "train.py", folder=project)
     assert refused.returncode == 1
     assert re.search(
-        r"too few free slots for 2 ranks: run \d+ of trainer, since \d\d:\d\d, on node-1, node-2", refused.stderr
+        r"too few free slots for -np 2: run \d+ of trainer, since \d\d:\d\d, on node-1, node-2", refused.stderr
     )
     beside = farandole(cluster, "run", "-np", "1", "--", "python", "train.py", folder=project)
     assert "[0] rank 0 on node-3" in beside.stdout
@@ -375,7 +375,7 @@ def test_runs_wait_for_each_other_or_take_free_nodes(cluster: Cluster, project: 
         (["--hosts", "node-9", "--", "python", "train.py"], "there is no node node-9; the nodes are node-1, node-2"),
         (["-np", "7", "--", "python", "train.py"], "-np 7: node-1, node-2, node-3 have 3 slots"),
         (["--fetch", "../x", "--", "python", "train.py"], "--fetch ../x: name something below this folder"),
-        (["--time", "3", "--", "python", "train.py", "600"], "ended after 3 s (--time)"),
+        (["--time", "3", "--", "python", "train.py", "600"], "ended at its limit of 3 s (--time)"),
     ],
 )
 def test_a_run_that_cannot_be(cluster: Cluster, project: Path, arguments: list[str], words: str) -> None:
@@ -394,7 +394,7 @@ def keys(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The folder of the keys of alice and bob, who are in the inventory."""
     folder, variables = tmp_path_factory.mktemp("keys"), cluster.inventory / "group_vars/all.yml"
     variables.parent.mkdir()
-    variables.write_text(people(person("alice", 2001, folder), person("bob", 2002, folder))[1])
+    variables.write_text(people(person("alice", 2101, folder), person("bob", 2102, folder))[1])
     yield folder
     shutil.rmtree(variables.parent)
 

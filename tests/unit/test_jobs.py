@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from farandole.jobs import head
-from farandole.jobs.commands import first_cause
+from farandole.jobs.commands import first_cause, first_end, in_words
 from farandole.jobs.head import Job, RefusedError, Run, Slots, StoppedError
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
@@ -67,7 +67,7 @@ def test_slots_that_others_use_are_left_out(here: Path) -> None:
     with taken(here, 3, node_1=1, node_2=1):
         assert slots_of(np=2) == {"node-2": 1, "node-3": 1}
         with pytest.raises(
-            RefusedError, match=r"free slots for 3 ranks: run 3 of \w+, since \d\d:\d\d, on node-1, node-2"
+            RefusedError, match=r"free slots for -np 3: run 3 of \w+, since \d\d:\d\d, on node-1, node-2"
         ):
             slots_of(np=3)
     # The file of a run that was killed is locked by nobody.
@@ -287,3 +287,37 @@ SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one 
 def test_the_rank_that_failed_is_told_and_not_the_others(lines: list[str], code: str, raised: str) -> None:
     match, line = first_cause(lines)
     assert (match.cause.code if match else "", line) == (code, raised)
+
+
+@pytest.mark.parametrize(
+    ("lines", "first", "words"),
+    [
+        (["Process 2 exit with status code 7."], 2, "it ended with exit status 7"),
+        (
+            [f"[0] x: {SHUT_DOWN}", "Process 0 exit with status code 1.", "Process 1 exit with status code 7."],
+            1,
+            "it ended",
+        ),
+        (
+            ["Process 0 exit with status code 143.", "Process 1 exit with status code 137."],
+            1,
+            "it was ended by SIGKILL",
+        ),
+        (["  Process name: [[37815,1],1]", "  Exit code:    127"], 1, "it was not found"),
+        ([f"[0] x: {SHUT_DOWN}", "  Process name: [[3,1],0]", "  Exit code:    1"], -1, ""),
+        (["[0] Process 3 exit with status code 3."], -1, ""),
+        (["Process 3 exit with status code 0."], -1, ""),
+    ],
+)
+def test_the_rank_that_failed_by_itself(lines: list[str], first: int, words: str) -> None:
+    rank, status = first_end(lines)
+    assert rank == first
+    assert rank < 0 or in_words(status).startswith(words)
+
+
+def test_a_folder_that_is_no_checkout_is_filtered_as_git_would(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.pt\n!keep.pt\n/data/\n")
+    (tmp_path / "data").mkdir()
+    for name in ("a.pt", "keep.pt", "data/x", "b"):
+        (tmp_path / name).touch()
+    assert set(head.filters(tmp_path)[1].split()) == {"/a.pt", "/data/"}

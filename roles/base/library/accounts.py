@@ -21,6 +21,10 @@ options:
     type: list
     elements: str
     default: []
+  linger:
+    description: Whether their services run without a login, as runs do, which are units of the user's own systemd.
+    type: bool
+    default: false
   end_jobs:
     description: Whether to end what the accounts run that are locked.
     type: bool
@@ -109,6 +113,12 @@ def wanted(name: str, uid: int) -> Iterator[Command]:
         yield ["gpasswd", "--add", name, GROUP]
 
 
+def lingering(name: str) -> Iterator[Command]:
+    """The command that lets an account's services run without a login."""
+    if not (LINGER / name).exists():
+        yield ["loginctl", "enable-linger", name]
+
+
 def locking(name: str) -> Iterator[Command]:
     """The commands that lock an account."""
     known = shadow().get(name)
@@ -155,6 +165,7 @@ def main() -> None:
         argument_spec={
             "users": {"type": "dict", "required": True},
             "admins": {"type": "list", "elements": "str", "default": []},
+            "linger": {"type": "bool", "default": False},
             "end_jobs": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -162,7 +173,7 @@ def main() -> None:
     users = {str(name): int(uid) for name, uid in module.params["users"].items()}
     due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
     for name, uid in users.items():
-        due += wanted(name, uid)
+        due += [*wanted(name, uid), *(lingering(name) if module.params["linger"] else [])]
     for name in members():
         if name not in users and user_id(name):
             due += [*locking(name), *(ending(name) if module.params["end_jobs"] else [])]

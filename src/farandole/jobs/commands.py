@@ -8,10 +8,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentTypeError
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from rich.console import Console
 from farandole.causes import Match, recognize
 from farandole.errors import FarandoleError, Interrupted
 from farandole.findings import some
-from farandole.jobs.head import RefusedError, filters, refuse_early
+from farandole.jobs.head import RefusedError, duration, filters, refuse_early
 from farandole.jobs.head import reason as why
 from farandole.playbook import Login, PrivateKey, User
 from farandole.stack.commands import host_variables
@@ -40,6 +42,14 @@ REMEMBERED, LONGEST = 2000, 1 << 16
 # The exit statuses of ssh itself, and of a shell that does not find a command.
 OF_SSH, NO_COMMAND = 255, 127
 OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
+# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one.
+ENDED = re.compile(
+    r"^Process (\d{1,6}) exit with status code (-?\d{1,3})\.$|"
+    r"^  Process name: \[\[\d+,\d+\],(\d{1,6})\]\n  Exit code:\s+(\d{1,3})$",
+    re.MULTILINE,
+)
+# Ended by the launcher, after another one.
+TERMINATED = {143, -15}
 RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
@@ -74,8 +84,8 @@ class Head:
             ["rsync", "--archive", "--rsh", shlex.join(self.ssh), *there, *arguments, *places],
             input=patterns, capture_output=True, text=True, errors="surrogateescape", check=False,
         )  # fmt: skip
-        if self.lacks_command(done.returncode, done.stderr):
-            raise FarandoleError(self.reason(NO_COMMAND, ""))
+        if "sudo: " in done.stderr or self.lacks_command(done.returncode, done.stderr):
+            raise FarandoleError(self.reason(NO_COMMAND, done.stderr))
         return one_line(why(done.stderr)) if done.returncode else ""
 
     @staticmethod
@@ -86,15 +96,15 @@ class Head:
 
     def reason(self, status: int, said: str) -> str:
         """Why a command failed there."""
-        if self.lacks_command(status, said):
-            return f"{self.name} has no command farandole: run site.yml"
         if said.startswith("error: "):
             return on_terminal(said.strip().removeprefix("error: "))
-        if said.startswith("sudo: "):
-            others = (
-                "as root, as somebody who may use sudo without a password, or as yourself if you are in cluster_users"
+        if "sudo: " in said:
+            return (
+                f"{self.name}: {one_line(said)}; log in as root, as somebody who may use sudo without a password, or, "
+                "with --user NAME, as somebody in cluster_users of this inventory"
             )
-            return f"{self.name}: {one_line(said)}; log in {others}: --user NAME"
+        if self.lacks_command(status, said):
+            return f"{self.name} has no command farandole: run site.yml, without --skip-tags stack"
         return f"{self.name}: {one_line(said)}"
 
 
@@ -112,7 +122,9 @@ def head_of(inventory: Path, login: Login) -> Head:
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"]
     ssh += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-    ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-%C"]
+    # Somebody else's key opens a connection of its own.
+    kind = hashlib.sha256(str(key).encode()).hexdigest()[:8]
+    ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-{kind}-%C"]
     ssh += [*(["-p", str(port)] if port else []), *(["-i", str(key)] if key else [])]
     ssh += [
         *shlex.split(str(known.get("ansible_ssh_common_args") or "")),
@@ -157,23 +169,26 @@ def run(
         raise FarandoleError("--fetch brings results back when the run ends, so it does not go with --detach")
     if not shutil.which("rsync"):
         raise FarandoleError("rsync is not installed on this machine: apt install rsync")
+    again = options(inventory, user, private_key)
     head, folder = head_of(inventory, Login(user, private_key)), Path.cwd()
     machine = Path("/etc/machine-id")
     here = machine.read_text() if machine.exists() else socket.gethostname()
     source = hashlib.sha256(f"{here} {os.getuid()} {folder}".encode()).hexdigest()[:16]
     try:
         refuse_early(command, fetch or [], folder)
-    except RefusedError as refused:
+        if time:
+            duration(time)
+    except (RefusedError, ArgumentTypeError) as refused:
         raise FarandoleError(str(refused)) from None
     send(head, folder, source, yes=yes)
-    options = ["--detach", *(["-np", str(ranks)] if ranks else []), *(["--hosts", hosts] if hosts else [])]
-    options += [*(["--time", time] if time else []), *(["--mpi"] if mpi else []), *(["--wait"] if wait else [])]
-    options += [f"--fetch={path}" for path in fetch or ()]
-    number = head.ask("farandole", "run", *options, f"--source={source}", "--", *command).strip()
+    wish = ["--detach", *(["-np", str(ranks)] if ranks else []), *(["--hosts", hosts] if hosts else [])]
+    wish += [*(["--time", time] if time else []), *(["--mpi"] if mpi else []), *(["--wait"] if wait else [])]
+    wish += [f"--fetch={path}" for path in fetch or ()]
+    number = head.ask("farandole", "run", *wish, f"--source={source}", "--", *command).strip()
     if not number.isdigit():
         raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
     if detach:
-        console.print(f"run {number} is started; next: farandole attach -i {inventory} {number}")
+        console.print(f"run {number} is started; next: farandole attach {again} {number}")
         return
     try:
         status = follow(head, number)
@@ -182,20 +197,29 @@ def run(
         try:
             show(head.ask("farandole", "stop", number))
         except Interrupted:
-            raise Interrupted(f"run {number} may still be ending; farandole runs -i {inventory} shows it") from None
-        words = f"; its results: farandole fetch -i {inventory} {number} {shlex.join(fetch)}" if fetch else ""
+            raise Interrupted(f"run {number} may still be ending; farandole runs {again} shows it") from None
+        words = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
         raise Interrupted(f"run {number} is ended on every node{words}") from None
-    for path in fetch or ():
-        get(head, number, path, folder)
+    if fetch and known(head, number).fetched:
+        got = [get(head, number, path, folder) for path in fetch]
+        status = status or int(not all(got))
     raise typer.Exit(status)
+
+
+def options(inventory: Path, user: str, private_key: Path | None) -> str:
+    """The options with which a hint means the same cluster and the same person."""
+    words = ["-i", str(inventory), *(["--user", user] if user else [])]
+    return shlex.join([*words, *(["--private-key", str(private_key)] if private_key else [])])
 
 
 def attach(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
     """Show what a run prints until it ends; Ctrl-C leaves it running."""
+    head, again = head_of(inventory, Login(user, private_key)), options(inventory, user, private_key)
+    number = number or known(head, "").number
     try:
-        status = follow(head_of(inventory, Login(user, private_key)), number)
+        status = follow(head, number)
     except Interrupted:
-        raise Interrupted(f"the run goes on; to end it: farandole stop -i {inventory} {number or 'RUN'}") from None
+        raise Interrupted(f"the run goes on; to end it: farandole stop {again} {number}") from None
     raise typer.Exit(status)
 
 
@@ -342,8 +366,10 @@ def has_ended(head: Head, number: str) -> bool:
 class State:
     """What the head says of a run: whether and why it ended, the nodes that it lost, and the ranks of each node."""
 
+    number: str
     ended: bool
     why: str
+    fetched: bool
     lost: tuple[str, ...]
     slots: tuple[tuple[str, int], ...]
 
@@ -354,7 +380,15 @@ def known(head: Head, number: str) -> State:
         said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
         slots = [(str(node), int(ranks)) for node, ranks in said["started"].get("slots", {}).items()]
         lost = tuple(on_terminal(str(node)) for node in said["ended"].get("lost", ()))
-        return State(bool(said["ended"]), str(said["ended"].get("why", "")), lost, tuple(slots))
+        ended = said["ended"]
+        return State(
+            str(int(said["number"])),
+            bool(ended),
+            str(ended.get("why", "")),
+            ended.get("fetched") is True,
+            lost,
+            tuple(slots),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FarandoleError(f"{head.name} gives no valid description of run {number}") from None
 
@@ -363,20 +397,28 @@ def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
     state = known(head, number)
     match, raised = first_cause(lines)
+    first, status = first_end(lines)
     if state.lost and not state.why:
         # The ranks only tell that a connection broke.
         console.print(f"cause: {some(state.lost)} does not answer any more", markup=False)
         console.print("cure: start or reconnect it, and run the job again", markup=False)
         return
+    if first >= 0 and not state.why and not raised and (match is None or match.cause.cascade):
+        where = f"rank {first} on {host_of(first, state.slots)}"
+        console.print(f"cause: {where} failed: {in_words(status)}", markup=False)
+        return
     if state.why or not (match or raised):
         return
     rank = OF_RANK.match(match.line if match else raised)
     host = host_of(int(rank[1]), state.slots) if rank else "a node"
-    where = f"rank {rank[1]} on {host}" if rank else host
+    # A consequence says nothing of where its cause is.
+    where = "" if match and match.cause.cascade else f"rank {rank[1]} on {host}: " if rank else f"{host}: "
     cause = match.cause.description({"host": host, **match.words}) if match else one_line(rank[2] if rank else raised)
-    console.print(f"cause: {where}: {on_terminal(cause)}", markup=False)
+    console.print(f"cause: {where}{on_terminal(cause)}", markup=False)
     if match:
-        console.print(f"cure: {match.cause.remedy({'host': shlex.quote(host)})}", markup=False)
+        named = match.words.get("host", host)
+        there = shlex.quote(named) if named in dict(state.slots) else "that node"
+        console.print(f"cure: {match.cause.remedy({'host': there})}", markup=False)
 
 
 def first_cause(lines: Sequence[str]) -> tuple[Match | None, str]:
@@ -386,6 +428,33 @@ def first_cause(lines: Sequence[str]) -> tuple[Match | None, str]:
     own = (line for line in lines if RAISED.match(line) and not recognize("job", [line], cascade=True))
     raised = next(own, "")
     return None if raised else recognize("job", lines, cascade=True), raised
+
+
+def first_end(lines: Sequence[str]) -> tuple[int, int]:
+    """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
+    others = [line for line in lines if recognize("job", [line], cascade=True)]
+    innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
+    for found in ENDED.finditer("\n".join(lines)):
+        number, status = (int(text) for text in found.groups() if text)
+        if status and number not in innocent and status not in TERMINATED:
+            return number, status
+    return -1, 0
+
+
+def in_words(status: int) -> str:
+    """What an exit status means."""
+    number = status - 128 if status > 128 else -status
+    known = {
+        126: "it could not be executed; start a Python program with python",
+        127: "it was not found on this node",
+        255: "its exit status is not known; see what it printed, or journalctl -k there if the memory was full",
+    }
+    if status in known:
+        return known[status]
+    if number in {*signal.Signals}:
+        memory = ", as when the memory is full (journalctl -k on that node)" if number == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(number).name}{memory}"
+    return f"it ended with exit status {status}"
 
 
 def host_of(rank: int, slots: Sequence[tuple[str, int]]) -> str:

@@ -48,6 +48,7 @@ ASK_EVERY = 5
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 Given = argparse.Namespace
+TIME_IS_UP = "ended at its limit"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -190,7 +191,7 @@ def owner(uid: int) -> str:
 
 def wanted_hosts(text: str, known: Slots) -> list[str]:
     """The nodes that the user named, or all."""
-    names = [name.strip() for name in text.split(",")] if text else list(known)
+    names = list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(known)
     if unknown := [name for name in names if name not in known]:
         raise RefusedError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
     return names
@@ -225,7 +226,7 @@ def claimed(run: Run, wish: Any) -> Iterator[Slots]:
             while not (found := claim(file, count, {node: known[node] for node in hosts})):
                 busy = in_the_way(hosts)
                 if not wish["wait"]:
-                    raise RefusedError(f"too few free slots for {count} ranks: {busy}. To wait for them, add --wait")
+                    raise RefusedError(f"too few free slots for -np {count}: {busy}. To wait for them, add --wait")
                 if not told:
                     say(f"waiting for {count} slots: {busy}")
                     told = True
@@ -280,6 +281,8 @@ class Job:
         self.why = ""
         # Nodes that do not answer when it has ended.
         self.lost: list[str] = []
+        # Whether it ended in such a way that its results are wanted.
+        self.fetched = False
         self.mark = str(uuid.uuid4())
         signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
 
@@ -301,7 +304,8 @@ class Job:
                     status = self.execute(slots)
                 finally:
                     self.clean(slots)
-                if not self.why:
+                self.fetched = not self.why or self.why.startswith(TIME_IS_UP)
+                if self.fetched:
                     for failure in collect(self.run, self.wish["fetch"]):
                         say(failure)
         except RefusedError as error:
@@ -312,7 +316,8 @@ class Job:
             pass
         except OSError as error:
             self.why = f"broke off on the head: {error}"
-        self.run.write("ended", status=status, why=self.why, lost=self.lost, seconds=round(time.time() - begun, 1))
+        seconds = round(time.time() - begun, 1)
+        self.run.write("ended", status=status, why=self.why, lost=self.lost, fetched=self.fetched, seconds=seconds)
 
     def send(self, slots: Slots) -> None:
         """Copy the code to the other nodes; of files that an earlier run of the same folder has, only the changes."""
@@ -357,13 +362,16 @@ class Job:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         limit = self.wish["seconds"]
-        timer = threading.Timer(limit, self.stop, [f"ended after {limit} s (--time)"])
+        timer = threading.Timer(limit, self.stop, [f"{TIME_IS_UP} of {limit} s (--time)"])
         if limit:
             timer.daemon = True
             timer.start()
+        line = b"\n"
         for line in self.process.stdout or ():
             sys.stdout.buffer.write(OF_RANK.sub(rb"\1[\2] ", line))
             sys.stdout.buffer.flush()
+        if not line.endswith(b"\n"):
+            sys.stdout.buffer.write(b"\n")
         status = self.process.wait()
         timer.cancel()
         return 128 - status if status < 0 else status
@@ -476,15 +484,33 @@ def reason(text: str) -> str:
 def filters(folder: Path) -> tuple[list[str], str]:
     """What a run does not get of a folder, as options and input of rsync: what git ignores, and .farandoleignore."""
     options = ["--exclude=.git", "--filter=:- .farandoleignore", "--exclude-from=-"]
-    listed = subprocess.run(
-        ["git", "-C", folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"],
-        capture_output=True, text=True, errors="surrogateescape", check=False,
-    )  # fmt: skip
-    if listed.returncode:
-        # Not a checkout, so rsync reads what git would.
+    listed = ignored(folder)
+    if listed is None:
+        # Not a checkout, but .gitignore means the same.
+        with tempfile.TemporaryDirectory() as empty:
+            git("init", "--quiet", "--bare", empty)
+            listed = ignored(folder, f"--git-dir={empty}", f"--work-tree={folder}")
+    if listed is None:
+        # There is no git; rsync reads most of it in the same way.
         return [*options, "--filter=:- .gitignore"], ""
-    paths = (re.sub(r"([\\*?[])", r"\\\1", path) for path in listed.stdout.split("\0") if path)
+    paths = (re.sub(r"([\\*?[])", r"\\\1", path) for path in listed.split("\0") if path)
     return options, "".join(f"/{path}\n" for path in paths if "\n" not in path)
+
+
+def ignored(folder: Path, *where: str) -> str | None:
+    """What git ignores in a folder."""
+    asked = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    return git("-C", str(folder), *where, *asked)
+
+
+def git(*arguments: str) -> str | None:
+    """What git prints; None if it fails, or is not there."""
+    command = ["git", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", check=False)
+    except FileNotFoundError:
+        return None
+    return None if done.returncode else done.stdout
 
 
 def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
@@ -554,6 +580,8 @@ def become_rsync(folder: Path, arguments: list[str]) -> None:
 
 def start(given: Given) -> int:
     """Start a run, and show it unless it is detached."""
+    if os.getuid() == 0:
+        raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(given.source) if given.source else Path.cwd()
     refuse_early(given.program, given.fetch, folder)
     me = owner(os.getuid())
@@ -647,6 +675,7 @@ def fetch(given: Given) -> int:
     run = chosen(given.run)
     refuse_outside(given.paths)
     failures = list(collect(run, given.paths))
+    failures += [f"run {run.number} has no {path}" for path in given.paths if not (run.code / path).exists()]
     if failures:
         raise RefusedError("; ".join(failures))
     print("\n".join(str(run.code / path) for path in given.paths))
@@ -661,7 +690,7 @@ def job(run: Run) -> int:
 
 def state(run: Run) -> int:
     """Print what is known of a run."""
-    print(json.dumps({"started": run.read("started"), "ended": run.end()}))
+    print(json.dumps({"number": run.number, "started": run.read("started"), "ended": run.end()}))
     return 0
 
 
