@@ -173,7 +173,10 @@ def test_check_mode_on_a_finished_cluster_predicts_no_change(cluster: Cluster) -
 
 DRIFT = {
     ("base : Write limits and package holds", "echo x >>/etc/security/limits.d/90-farandole.conf"),
-    ("base : Create the accounts of those who start jobs", "groupadd --force other && usermod --gid other trainer"),
+    (
+        "base : Create the accounts of those who start jobs",
+        "groupadd --force other && usermod --gid other trainer && echo trainer:known | chpasswd",
+    ),
     (
         "ssh_trust : Write certificates and settings of sshd and ssh",
         "chmod 600 /etc/ssh/ssh_config.d/10-farandole.conf",
@@ -196,6 +199,8 @@ def test_drift_is_predicted_and_mended_although_most_tasks_ask_no_node(cluster: 
     expected = {(task, "node-2") for task, _ in DRIFT}
     assert cluster.play("--check").changes == expected
     assert cluster.play().changes == expected
+    account = cluster.ssh("node-2", "sh", "-c", "id -gn trainer; getent shadow trainer | cut -d : -f 2").stdout
+    assert account.split() == ["trainer", "*"]
     assert cluster.play().changes == set()
 
 

@@ -358,10 +358,10 @@ def test_a_good_node_has_no_finding() -> None:
         (account(user_id=7, group_id=7), "id-differs", "uid and gid 7"),
         (
             account("alice", id_owner="bob"),
-            "person-id-taken",
-            "bob already has uid 2001, meant for alice of cluster_users",
+            "id-taken",
+            "bob already has uid 2001, meant for alice",
         ),
-        (account("alice", user_id=33), "person-id-differs", "alice of cluster_users already has uid 33, not 2001"),
+        (account("alice", user_id=33), "id-differs", "alice already has uid 33, not 2001"),
         ({"skew": 400.0}, "clock-wrong", "400 s ahead of"),
         ({"skew": -3600.0}, "clock-wrong", "3600 s behind"),
         ({"root": False, "sshd_drop_ins": False}, "not-root", ""),

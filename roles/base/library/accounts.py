@@ -16,6 +16,10 @@ options:
     description: The accounts, by name, with their uids.
     type: dict
     required: true
+  job_user:
+    description: The account of the list whose password, if somebody has set one, is removed.
+    type: str
+    default: ""
   admins:
     description: Those who may use sudo here without a password.
     type: list
@@ -87,7 +91,7 @@ def user_id(name: str) -> int | None:
         return None
 
 
-def wanted(name: str, uid: int) -> Iterator[Command]:
+def wanted(name: str, uid: int, *, job_user: bool) -> Iterator[Command]:
     """The commands that make an account as it has to be."""
     if group_id(name) is None:
         yield ["groupadd", "--gid", str(uid), name]
@@ -105,7 +109,7 @@ def wanted(name: str, uid: int) -> Iterator[Command]:
         if account.pw_shell != "/bin/bash":
             yield ["usermod", "--shell", "/bin/bash", name]
         # No password matches `*` either, but sshd may refuse an account with `!`.
-        if known[1].startswith("!"):
+        if known[1].startswith("!") or (job_user and known[1] != "*"):
             yield ["usermod", "--password", "*", name]
         if known[7]:
             yield ["usermod", "--expiredate", "", name]
@@ -133,6 +137,7 @@ def ending(name: str) -> Iterator[Command]:
     uid = user_id(name)
     if any(owner(path) == uid for path in Path("/proc").glob("[0-9]*")):
         yield ["systemctl", "stop", f"user-{uid}.slice"]
+        # There may be none left, and then kill fails.
         left = f"find /proc -maxdepth 1 -name '[0-9]*' -uid {uid} -printf '%f '"
         yield ["sh", "-c", f"kill -KILL $({left}) 2>/dev/null; true"]
 
@@ -164,6 +169,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "users": {"type": "dict", "required": True},
+            "job_user": {"type": "str", "default": ""},
             "admins": {"type": "list", "elements": "str", "default": []},
             "linger": {"type": "bool", "default": False},
             "end_jobs": {"type": "bool", "default": False},
@@ -173,7 +179,8 @@ def main() -> None:
     users = {str(name): int(uid) for name, uid in module.params["users"].items()}
     due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
     for name, uid in users.items():
-        due += [*wanted(name, uid), *(lingering(name) if module.params["linger"] else [])]
+        one = wanted(name, uid, job_user=name == module.params["job_user"])
+        due += [*one, *(lingering(name) if module.params["linger"] else [])]
     for name in members():
         if name not in users and user_id(name):
             due += [*locking(name), *(ending(name) if module.params["end_jobs"] else [])]

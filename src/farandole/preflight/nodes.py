@@ -43,8 +43,8 @@ def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int], check_mo
     name, probe = node.name, answer["probe"]
     yield from judge_system(name, probe)
     yield from judge_address(node, probe)
-    for number, (account, wanted) in enumerate(accounts.items()):
-        yield from judge_account(name, account, wanted, probe["accounts"][account], person=number > 0)
+    for account, wanted in accounts.items():
+        yield from judge_account(name, account, wanted, probe["accounts"][account])
     yield from judge_clock(name, answer)
     yield from judge_privileges(name, probe)
     if check_mode and not probe["python_apt"]:
@@ -72,20 +72,13 @@ def judge_address(node: Node, probe: Probe) -> Iterator[Finding]:
         yield address_absent(node.name, str(node.address), probe["addresses"])
 
 
-def judge_account(name: str, account: str, wanted: int, found: Mapping[str, Any], *, person: bool) -> Iterator[Finding]:
-    """Whether an account, the job user's or a person's, exists with the intended number, or could."""
+def judge_account(name: str, account: str, wanted: int, found: Mapping[str, Any]) -> Iterator[Finding]:
     for owner, kinds in alike(uid=found["id_owner"], gid=found["group_id_owner"]):
-        seen = f"{kinds} {wanted}"
-        if owner != account and person:
-            yield finding("person-id-taken", name, owner=owner, seen=seen, account=account)
-        elif owner != account:
-            yield finding("id-taken", name, owner=owner, seen=seen, account=account)
+        if owner != account:
+            yield finding("id-taken", name, owner=owner, seen=f"{kinds} {wanted}", account=account)
     for number, kinds in alike(uid=found["user_id"], gid=found["group_id"]):
-        seen = f"{kinds} {number}"
-        if number != wanted and person:
-            yield finding("person-id-differs", name, account=account, seen=seen, wanted=wanted)
-        elif number != wanted:
-            yield finding("id-differs", name, account=account, seen=seen, wanted=wanted)
+        if number != wanted:
+            yield finding("id-differs", name, account=account, seen=f"{kinds} {number}", wanted=wanted)
 
 
 def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
