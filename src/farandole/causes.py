@@ -17,8 +17,8 @@ import yaml
 # this package makes itself (check).
 Place = Literal["login", "peer", "job", "trust", "files", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job")
-# Whether a finding ends the run, or is only shown.
-Severity = Literal["stop", "warn"]
+# Whether a finding ends the run, may spoil a job, or is only good to know.
+Severity = Literal["stop", "warn", "note"]
 # All that a cure may contain. The caller takes the values from the inventory or from this package, and quotes them
 # for a shell where the cure is a command: what a node says never becomes part of it.
 CURE_FIELDS = frozenset(

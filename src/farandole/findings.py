@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from farandole.causes import Severity, causes
 from farandole.errors import FarandoleError
 
 SHOWN_HOSTS = 5
-WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning"}
+WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning", "note": "note"}
+MARKS: dict[Severity, str] = {"stop": "", "warn": "warning: ", "note": "note: "}
 
 
 @dataclass(frozen=True)
@@ -38,27 +40,26 @@ def finding(code: str, host: str, /, **fields: object) -> Finding:
 
 
 def refused(findings: Iterable[Finding]) -> bool:
-    """Whether any finding ends the run; a warning does not."""
+    """Whether any finding ends the run; warnings and notes do not."""
     return any(one.severity == "stop" for one in findings)
 
 
 def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
-    """Format findings for the user, with one numbered item for all hosts that share cause and cure."""
+    """Format findings for the user, worst first, with one numbered item for all hosts that share cause and cure."""
     hosts: dict[Finding, list[str]] = {}
-    for one in findings:
+    for one in sorted(findings, key=lambda one: get_args(Severity).index(one.severity)):
         hosts.setdefault(replace(one, host=""), []).append(one.host)
     items = [
-        f"{number}. {some(names)}: {'warning: ' if one.severity == 'warn' else ''}{one.cause} [{one.code}]\n"
-        f"   cure: {one.cure}"
+        f"{number}. {some(names)}: {MARKS[one.severity]}{one.cause} [{one.code}]\n   cure: {one.cure}"
         for number, (one, names) in enumerate(hosts.items(), 1)
     ]
     return "\n\n".join([heading.format(problems=totals([one.severity for one in hosts])), *items])
 
 
 def totals(severities: Sequence[Severity]) -> str:
-    """How many problems and warnings there are."""
+    """How many problems, warnings and notes there are."""
     counts = [count(severities.count(severity), word) for severity, word in WORDS.items() if severity in severities]
-    return " and ".join(counts) or "no finding"
+    return ", ".join([*counts[:-2], " and ".join(counts[-2:])]) or "no finding"
 
 
 def some(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from farandole import probe as answers
+from farandole.causes import Severity
 from farandole.fabric import Fabric
 from farandole.files import write_private
 from farandole.findings import Finding, refused, report
@@ -547,6 +548,14 @@ def test_hosts_with_the_same_finding_share_a_number() -> None:
         "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off [off]\n   cure: switch it on\n\n"
         "2. x: warning: strange [odd]\n   cure: even"
     )
+
+
+def test_findings_are_listed_worst_first() -> None:
+    severities: tuple[Severity, ...] = ("note", "warn", "stop")
+    text = report([Finding("node-1", one, "it is so", "mend it", one) for one in severities])
+    assert text.splitlines()[0] == "preflight found 1 problem, 1 warning and 1 note; nothing was changed."
+    assert [line[:2] for line in text.splitlines() if "node-1" in line] == ["1.", "2.", "3."]
+    assert text.index("[stop]") < text.index("warning: it is so [warn]") < text.index("note: it is so [note]")
 
 
 def test_a_warning_refuses_nothing() -> None:
