@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.text.converters import to_text
 from ansible.module_utils.json_utils import _filter_non_json_lines
 
 from farandole import probe
@@ -90,7 +91,7 @@ unfit:
   returned: the node gave a malformed answer
   type: str
 login:
-  description: How Ansible tried to log in, also as an ssh command.
+  description: How Ansible tried to log in, also as an ssh command, and the words of one that shares its connection.
   returned: always
   type: dict
 """
@@ -161,7 +162,16 @@ class ActionModule(AsksAhead, Action):
             "key": self._option("private_key_file"),
             "common_args": " ".join(filter(None, map(self._option, ("ssh_common_args", "ssh_extra_args")))),
         }
-        return {**login, "command": probe.ssh_command(login)}
+        return {**login, "command": probe.ssh_command(login), "shared": self._shared()}
+
+    def _shared(self) -> list[str]:
+        """The ssh command that uses this connection; empty if it is not by ssh."""
+        connection = self._connection
+        if connection.transport != "ssh":
+            return []
+        ssh = connection.get_option("ssh_executable")
+        words = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host)]
+        return probe.shared_connection(words, ssh)
 
     def _option(self, name: str) -> Any:
         """An option of the connection; None if its plugin does not have it."""

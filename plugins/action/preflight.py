@@ -14,7 +14,9 @@ from farandole import fabric, nccl
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.files import write_private
-from farandole.findings import Finding, count, refused, report
+from farandole.findings import Finding, count, refused, report, stopped
+from farandole.pairs.examine import Examined, Wanted, examine, links_in
+from farandole.pairs.judge import Bars
 from farandole.preflight.inventory import (
     Node,
     declared_names,
@@ -31,8 +33,8 @@ module: preflight
 short_description: Check the inventory and the nodes
 description:
   - Runs on the control machine. Reports the host, cause and cure of everything that would make a later step fail, and
-    fails if there is any such finding that is not a warning. It changes no host and opens no connection. Use it with
-    C(run_once).
+    fails if any of it is no mere warning or note. It changes no host. For V(hosts) it starts a program on each node,
+    through the connection of M(node_probe), that measures the connections to the others. Use it with C(run_once).
 options:
   phase:
     description:
@@ -52,6 +54,19 @@ options:
     description: The variable of role fabric; V(hosts) checks that there is a network for jobs.
     type: str
     default: ""
+  network:
+    description: How much of the connections between the nodes V(hosts) measures.
+    type: str
+    choices: [auto, all, connections, nothing]
+    default: auto
+  bandwidth_share:
+    description: The share of what is usual in the cluster below which a connection is too slow.
+    type: float
+    default: 0.85
+  bandwidth_floor:
+    description: The megabits per second below which every connection is too slow.
+    type: float
+    default: 0
   stack:
     description: Whether the stack will be installed too, so that V(hosts) checks C(nccl_version).
     type: bool
@@ -146,9 +161,22 @@ class ActionModule(Action):
         ]
         if arguments["stack"]:
             findings += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
-        findings = [*dict.fromkeys(findings)]
-        write_private(Path(arguments["state_dir"]) / "preflight.json", record(findings, probes, network))
-        return findings, about(probes)
+        path = Path(arguments["state_dir"]) / "preflight.json"
+        links = Examined([], links_in(path))
+        if network.network:
+            bad = stopped(findings)
+            sound = [node for node in nodes if node.name in probes and node.name not in bad]
+            wanted = self._wanted(arguments, variables, network.network)
+            links = examine(sound, hostvars, wanted, links.links, self._display.display)
+        findings = [*dict.fromkeys([*findings, *links.findings])]
+        write_private(path, record(findings, probes, network, links.links))
+        return findings, ", ".join(filter(None, [about(probes), links.about]))
+
+    @staticmethod
+    def _wanted(arguments: Mapping[str, Any], variables: Mapping[str, Any], network: str) -> Wanted:
+        bars = Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"])
+        head = variables["groups"]["head"][0] if variables["groups"].get("head") else ""
+        return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"])), network)
 
     @staticmethod
     def _nccl(own: Mapping[str, Any], name: str, probe: Mapping[str, Any]) -> list[Finding]:

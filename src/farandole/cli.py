@@ -12,6 +12,7 @@ from farandole import removal
 from farandole.errors import FarandoleError, Interrupted
 from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
+from farandole.preflight import commands as preflight_commands
 from farandole.stack import bundle, prove, show
 from farandole.stack import commands as stack_commands
 from farandole.validation import commands as validation_commands
@@ -29,6 +30,7 @@ app.command()(stack_commands.lock)
 app.command()(bundle.bundle)
 app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
+app.command()(preflight_commands.preflight)
 app.command()(validation_commands.validate)
 app.command()(removal.remove)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)

@@ -44,6 +44,11 @@ def refused(findings: Iterable[Finding]) -> bool:
     return any(one.severity == "stop" for one in findings)
 
 
+def stopped(findings: Iterable[Finding]) -> set[str]:
+    """The hosts with a finding that ends the run."""
+    return {one.host for one in findings if one.severity == "stop"}
+
+
 def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
     """Format findings for the user, worst first, with one numbered item for all hosts that share cause and cure."""
     hosts: dict[Finding, list[str]] = {}

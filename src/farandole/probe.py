@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -160,3 +160,9 @@ def ssh_command(login: Mapping[str, Any]) -> str:
         f"{login['user']}@{login['host']}" if login["user"] else str(login["host"]),
     ]
     return shlex.join(["ssh", *parts])
+
+
+def shared_connection(words: Sequence[str], ssh: str) -> list[str]:
+    """Change an ssh command so that it never prompts; a program that supplies the password comes before ssh."""
+    options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
+    return [ssh, "-T", "-o", "BatchMode=yes", *options]

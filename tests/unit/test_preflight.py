@@ -530,8 +530,14 @@ def test_the_ssh_command_is_the_one_that_ansible_uses() -> None:
 
 def test_the_ssh_command_knows_the_hosts_that_ansible_knows() -> None:
     options = {"ssh_common_args": "-o A=b", "ssh_extra_args": "-o 'C=\"d e\" f'", "host": "192.0.2.1"}
-    action = SimpleNamespace(_option=options.get)
+    action = SimpleNamespace(_option=options.get, _shared=list)
     assert asking.ActionModule._login(action, {})["command"] == "ssh -o A=b -o 'C=\"d e\" f' 192.0.2.1"
+
+
+def test_a_command_on_the_same_connection_has_no_password_and_prompts_for_none() -> None:
+    words = ["sshpass", "-d5", "/usr/bin/ssh", "-vvv", "-o", "ControlPath=/x", "-p", "22", "192.0.2.1"]
+    ours = ["/usr/bin/ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlPath=/x", "-p", "22", "192.0.2.1"]
+    assert answers.shared_connection(words, "/usr/bin/ssh") == ours
 
 
 def test_debug_output_is_not_a_reason() -> None:
@@ -587,8 +593,9 @@ def cluster(**changes: Any) -> dict[str, Any]:
 def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -> dict[str, Any]:
     """Run the action for the nodes."""
     action = object.__new__(preflight.ActionModule)
-    action._task = SimpleNamespace(check_mode=False)
+    action._task, action._display = SimpleNamespace(check_mode=False), SimpleNamespace(display=print)
     arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
+    arguments |= {"network": "nothing", "bandwidth_share": 0.85, "bandwidth_floor": 0.0}
     return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 
@@ -656,7 +663,13 @@ def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
     for findings in ([Finding("a", "b", "c", "d")], []):
         write_private(path, nodes.record(findings, {"a": probe()}, Fabric("192.0.2.0/24", {"a": "eth0"})))
     fabric = {"network": "192.0.2.0/24", "interfaces": {"a": "eth0"}}
-    assert json.loads(path.read_text()) == {"schema": 1, "findings": [], "fabric": fabric, "hosts": {"a": probe()}}
+    assert json.loads(path.read_text()) == {
+        "schema": 1,
+        "findings": [],
+        "fabric": fabric,
+        "links": {},
+        "hosts": {"a": probe()},
+    }
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]
 

@@ -124,9 +124,11 @@ def about(probes: Mapping[str, Probe]) -> str:
     return f"{count(len(probes), 'node')}, {' and '.join(platforms)}"
 
 
-def record(findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric) -> str:
-    """The content of preflight.json: facts, the network for jobs, and findings."""
+def record(
+    findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric, links: Mapping[str, Any] | None = None
+) -> str:
+    """The content of preflight.json: facts, the network for jobs, its connections, and findings."""
     known = [asdict(one) for one in findings]
     chosen = {"network": network.network, "interfaces": network.interfaces} if network.network else {}
-    content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "hosts": probes}
+    content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "links": links or {}, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"

@@ -1,0 +1,321 @@
+"""The connections between this node and the others. The control machine sends this program through ssh and keeps its
+standard input open; every line there is a request, every line of its output that begins with the secret an answer."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# A connection that takes longer is one that a firewall drops.
+CONNECT_S = 1.5
+IDLE_S = 10
+PINGS = 5
+AT_A_TIME = 32
+# Failures that are reported; the rest is counted.
+REPORTED = 64
+BLOCK = memoryview(bytes(1 << 18))
+BUFFER = 1 << 20
+CHECK = 16
+RESULT = struct.Struct("!QQ")
+# From linux/in.h: fragments are forbidden, whatever is known of the path.
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
+IP_UDP_HEADERS = 28
+DATAGRAM_S, DATAGRAMS = 0.2, 3
+SIZES = (9000, 8900, 8000, 4000, 2000, 1500, 1492, 1480, 1450, 1430, 1400, 1300, 1280, 1000, 576)
+REASONS = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "reset",
+    errno.EHOSTUNREACH: "no route",
+    errno.ENETUNREACH: "no route",
+    errno.EACCES: "forbidden",
+    errno.EPERM: "forbidden",
+}
+
+
+def proof(secret: str, of: str) -> bytes:
+    """What only those who know the secret can say of a node."""
+    return hashlib.sha256(f"{secret} {of}".encode()).digest()[:CHECK]
+
+
+def exactly(connection: socket.socket, number: int) -> bytes:
+    got = b""
+    while len(got) < number:
+        more = connection.recv(number - len(got))
+        if not more:
+            raise ConnectionResetError(errno.ECONNRESET, "closed")
+        got += more
+    return got
+
+
+def reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return REASONS.get(error.errno or 0, "failed")
+
+
+class Node:
+    """This node's servers, and what it measures as a client."""
+
+    def __init__(self, name: str, address: str, secret: str, ports: list[int]) -> None:
+        self.name, self.address, self.secret = name, address, secret
+        self.listeners = [listener for port in ports if (listener := listen(address, port))]
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.bind((address, 0))
+        self.interface = Path("/sys/class/net") / interface_of(address)
+        self.mtu = number_in(self.interface / "mtu")
+        self.slots = threading.BoundedSemaphore(1024)
+        for listener in self.listeners:
+            background(self.accept, listener)
+        background(self.echo)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "ports": [listener.getsockname()[1] for listener in self.listeners],
+            "datagrams": self.datagrams.getsockname()[1],
+            "mtu": self.mtu,
+            "speed": number_in(self.interface / "speed"),
+        }
+
+    def accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            if self.slots.acquire(blocking=False):
+                background(self.answer, connection)
+            else:
+                connection.close()
+
+    def answer(self, connection: socket.socket) -> None:
+        """Serve one client, if it knows the secret."""
+        try:
+            with connection, suppress(OSError):
+                connection.settimeout(IDLE_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if exactly(connection, CHECK) != proof(self.secret, "client"):
+                    return
+                what = exactly(connection, 1)
+                connection.sendall(proof(self.secret, self.name))
+                if what == b"e":
+                    while byte := connection.recv(1):
+                        connection.sendall(byte)
+                else:
+                    self.sink(connection)
+        finally:
+            self.slots.release()
+
+    @staticmethod
+    def sink(connection: socket.socket) -> None:
+        buffer, count, begun, last = bytearray(BUFFER), 0, 0, 0
+        while got := connection.recv_into(buffer):
+            last = time.monotonic_ns()
+            begun = begun or last
+            count += got
+        connection.sendall(RESULT.pack(count, last - begun))
+
+    def echo(self) -> None:
+        """Answer each datagram with one that is smaller."""
+        hello, answer = proof(self.secret, "client"), proof(self.secret, self.name)
+        while True:
+            with suppress(OSError):
+                got, sender = self.datagrams.recvfrom(1 << 16)
+                if got.startswith(hello):
+                    self.datagrams.sendto(answer, sender)
+
+    def connect(self, name: str, address: str, port: int, what: bytes) -> socket.socket:
+        connection = socket.create_connection((address, port), CONNECT_S, source_address=(self.address, 0))
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(proof(self.secret, "client") + what)
+            if exactly(connection, CHECK) != proof(self.secret, name):
+                raise OSError(errno.EADDRINUSE, "another machine has this address")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def reach(self, peers: list[list[Any]], place: int, seconds: float, *, names: bool) -> dict[str, Any]:
+        """Connect to every peer. Begin with the next one, so that no peer is asked by all at the same time."""
+        number = len(peers)
+        order = [(place + offset) % number for offset in range(1, number)]
+        pool = ThreadPoolExecutor(AT_A_TIME)
+        tasks = []
+        for one in order:
+            name, address, ports, datagrams, mtu = peers[one]
+            tasks += [pool.submit(self.try_port, one, name, address, port, nth == 0) for nth, port in enumerate(ports)]
+            tasks.append(pool.submit(self.try_path, one, name, address, datagrams, mtu))
+            if names:
+                tasks.append(pool.submit(self.try_name, one, name, address))
+        done, late = wait(tasks, seconds)
+        pool.shutdown(wait=False, cancel_futures=True)
+        found = [task.result() for task in tasks if task in done and not task.cancelled()]
+        delays = [what for kind, _, what in found if kind == "delay"]
+        answer = {
+            kind: [[one, *what] for said, one, what in found if said == kind] for kind in ("closed", "path", "name")
+        }
+        return {
+            **{kind: rows[:REPORTED] for kind, rows in answer.items()},
+            "failures": len(answer["closed"]),
+            "untried": len(late),
+            "delay_us": round(statistics.median(delays)) if delays else None,
+        }
+
+    def try_port(self, one: int, name: str, address: str, port: int, timed: bool) -> tuple[str, int, Any]:
+        try:
+            with self.connect(name, address, port, b"e") as connection:
+                return ("delay", one, ping(connection)) if timed else ("open", one, None)
+        except OSError as error:
+            return "closed", one, [port, "another machine" if error.errno == errno.EADDRINUSE else reason(error)]
+
+    def try_path(self, one: int, name: str, address: str, port: int, peer_mtu: int) -> tuple[str, int, Any]:
+        """The largest packet that gets through in one piece, if that is less than both interfaces send."""
+        mtu = min(self.mtu, peer_mtu, 65535)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, suppress(OSError):
+            sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+            sender.bind((self.address, 0))
+            sender.connect((address, port))
+            sender.settimeout(DATAGRAM_S)
+            if self.passes(sender, name, 128) and not self.passes(sender, name, mtu):
+                lower = (size for size in SIZES if size < mtu and self.passes(sender, name, size))
+                return "path", one, [next(lower, 0), mtu]
+        return "whole", one, None
+
+    def passes(self, sender: socket.socket, name: str, size: int) -> bool:
+        packet = proof(self.secret, "client").ljust(max(size - IP_UDP_HEADERS, CHECK), b"\0")
+        for _ in range(DATAGRAMS):
+            try:
+                sender.send(packet)
+                if sender.recv(1 << 10) == proof(self.secret, name):
+                    return True
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    return False
+        return False
+
+    @staticmethod
+    def try_name(one: int, name: str, address: str) -> tuple[str, int, Any]:
+        """What the name of a peer resolves to, if not to its address."""
+        try:
+            seen = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
+        except OSError:
+            seen = []
+        return ("named", one, None) if seen == [address] else ("name", one, [seen[:4]])
+
+    def send(self, name: str, address: str, port: int, seconds: float) -> dict[str, Any]:
+        """Bytes in a second that arrive at a peer."""
+        try:
+            with self.connect(name, address, port, b"s") as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+                connection.settimeout(seconds + IDLE_S)
+                begun = time.monotonic()
+                while time.monotonic() - begun < seconds:
+                    connection.send(BLOCK)
+                connection.shutdown(socket.SHUT_WR)
+                count, _ = RESULT.unpack(exactly(connection, RESULT.size))
+                return {"rate": count / (time.monotonic() - begun)}
+        except OSError as error:
+            return {"rate": None, "why": reason(error)}
+
+
+def ping(connection: socket.socket) -> float:
+    """The shortest round trip, in microseconds."""
+    times = []
+    for _ in range(PINGS):
+        begun = time.monotonic_ns()
+        connection.sendall(b".")
+        exactly(connection, 1)
+        times.append((time.monotonic_ns() - begun) / 1000)
+    return min(times)
+
+
+def listen(address: str, port: int) -> socket.socket | None:
+    """A server on this port, or on a near one if it is taken."""
+    for near in range(port, port + 50):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, near))
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return listener
+    return None
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an address, as the kernel knows it."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return "lo"
+
+
+def number_in(path: Path) -> int:
+    """The number in a file of the kernel; 0 if there is none, or none that says anything."""
+    try:
+        return max(0, int(path.read_text()))
+    except (OSError, ValueError):
+        return 0
+
+
+def background(run: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=run, args=arguments, daemon=True).start()
+
+
+def job_ports(lowest: int, highest: int, number: int) -> list[int]:
+    """One random port in each part of the range that jobs use."""
+    width = (highest - lowest) // number
+    return [lowest + part * width + secrets.randbelow(width - 50) for part in range(number)]
+
+
+def serve(requests: Any, say: Callable[[dict[str, Any]], None]) -> None:
+    first = json.loads(requests.readline())
+    # Whatever happens to the control machine, this program ends.
+    timer = threading.Timer(first["seconds"], os._exit, [1])
+    timer.daemon = True
+    timer.start()
+    try:
+        node = Node(first["name"], first["address"], first["secret"], job_ports(*first["ports"]))
+    except OSError as error:
+        say({"error": f"cannot listen on {first['address']}: {error.strerror}"})
+        return
+    say(node.about())
+    while line := requests.readline():
+        request = json.loads(line)
+        what = request.pop("do")
+        say(node.reach(**request) if what == "reach" else node.send(**request))
+
+
+def main() -> None:
+    secret = sys.stdin.buffer.readline().decode().strip()
+
+    def say(answer: dict[str, Any]) -> None:
+        print(f"\n{secret} {json.dumps(answer)}", flush=True)
+
+    serve(sys.stdin.buffer, say)
+    # Threads may still wait for a peer.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

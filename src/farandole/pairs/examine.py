@@ -1,0 +1,149 @@
+"""Decide what to measure between the nodes, and judge it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from farandole.cluster import HostVars
+from farandole.findings import Finding, finding
+from farandole.form import UnfitError, fields, named, number, optional, words
+from farandole.pairs.judge import Bars, judge, record, slow_ways
+from farandole.pairs.measure import Measured, Place, measure
+from farandole.preflight.inventory import Node
+from farandole.words import one_line
+
+PYTHON = "/usr/bin/python3"
+LOGIN_S = 20
+# Measuring so many takes long enough to say so.
+MANY = 8
+# What is read of an earlier preflight.json, which may be of another version.
+LINK = fields({"delay_us": optional(number), "mb_per_s": optional(number)})
+LINKS = fields({"nodes": named(words(r"[a-z0-9-]{1,63}"), LINK), "usual_mb_per_s": optional(number)}, {})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured, and what is too slow."""
+
+    what: str
+    bars: Bars
+    head: str
+    job_user: str
+    network: str
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The findings about the connections, and what preflight.json keeps of them."""
+
+    findings: Sequence[Finding]
+    links: Mapping[str, Any]
+    about: str = ""
+
+
+def links_in(path: Path) -> dict[str, Any]:
+    """The connections in an earlier preflight.json; empty if there are none."""
+    try:
+        found: dict[str, Any] = LINKS(json.loads(path.read_text()).get("links"))
+    except (OSError, ValueError, AttributeError, UnfitError):
+        return {}
+    return found
+
+
+def examine(
+    nodes: Sequence[Node], hostvars: HostVars, wanted: Wanted, former: Mapping[str, Any], say: Callable[[str], None]
+) -> Examined:
+    """Measure the connections between these nodes, as far as wanted, and judge them."""
+    nodes = [node for node in nodes if login_of(hostvars, node.name).get("shared")]
+    names = [node.name for node in nodes]
+    if wanted.what == "nothing" or len(nodes) < 2:
+        return Examined([], former)
+    rates = wanted.what == "all" or (wanted.what == "auto" and not known(former, names))
+    if rates and len(nodes) > MANY:
+        say(f"measuring the connections between {len(nodes)} nodes")
+    trusted = all(has_account(hostvars, name, wanted.job_user) for name in names)
+    slow = partial(slow_ways, bars=wanted.bars) if rates else None
+    found = measure([place(node, hostvars) for node in nodes], slow, names=trusted)
+    findings = judge(found, wanted.bars, wanted.network)
+    if wanted.what == "all" and trusted and wanted.head in names:
+        findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
+    return Examined(findings, merged(record(found), former), summary(found))
+
+
+def login_of(hostvars: HostVars, name: str) -> Mapping[str, Any]:
+    return (hostvars[name].get("_preflight_probe") or {}).get("login") or {}
+
+
+def has_account(hostvars: HostVars, name: str, account: str) -> bool:
+    accounts = hostvars[name]["_preflight_probe"]["probe"]["accounts"]
+    return account in accounts and accounts[account]["user_id"] is not None
+
+
+def known(former: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether the rates of all these nodes were measured before."""
+    nodes = former.get("nodes", {})
+    return all(nodes.get(name, {}).get("mb_per_s") is not None for name in names)
+
+
+def place(node: Node, hostvars: HostVars) -> Place:
+    python = hostvars[node.name].get("ansible_python_interpreter") or PYTHON
+    return Place(
+        node.name,
+        str(node.address),
+        tuple(login_of(hostvars, node.name)["shared"]),
+        python if str(python).startswith("/") else PYTHON,
+    )
+
+
+def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates that were not measured this time are those of an earlier run."""
+    before = former.get("nodes", {})
+    nodes = {
+        name: {
+            **own,
+            "mb_per_s": before.get(name, {}).get("mb_per_s") if own["mb_per_s"] is None else own["mb_per_s"],
+        }
+        for name, own in links["nodes"].items()
+    }
+    usually = links["usual_mb_per_s"]
+    return {**links, "nodes": nodes, "usual_mb_per_s": former.get("usual_mb_per_s") if usually is None else usually}
+
+
+def summary(measured: Measured) -> str:
+    """One phrase for the user."""
+    usually = record(measured)["usual_mb_per_s"]
+    rate = f"connections carry {usually:.0f} MB/s" if usually is not None else "all connections tried"
+    return f"{rate} ({measured.seconds:.1f} s)"
+
+
+def logins(head: Sequence[str], names: Sequence[str], job_user: str) -> list[Finding]:
+    """Log in from the head to every node as the job user, as jobs do; not if only a password makes that user of us."""
+
+    def log_in(name: str) -> str:
+        """Why it fails; empty if it works."""
+        ssh = f"ssh -n -o BatchMode=yes -o ConnectTimeout=10 {name} true"
+        script = (
+            f'cd / && if [ "$(id -u)" = 0 ]; then runuser -u {job_user} -- {ssh}; '
+            f"elif sudo -n true 2>/dev/null; then sudo -n -u {job_user} -- {ssh}; fi"
+        )
+        try:
+            done = subprocess.run(
+                [*head, f"sh -c {shlex.quote(script)}"],
+                capture_output=True, stdin=subprocess.DEVNULL, timeout=LOGIN_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"no answer within {LOGIN_S} s"
+        return one_line(done.stderr.decode(errors="replace")) or "no reason given" if done.returncode else ""
+
+    # sshd allows ten sessions in a connection.
+    with ThreadPoolExecutor(8) as pool:
+        reasons = zip(names, pool.map(log_in, names), strict=True)
+    return [finding("pair-login-failed", name, seen=why) for name, why in reasons if why]
