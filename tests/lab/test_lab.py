@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,81 @@ def test_faults_are_injected_and_repaired(cluster: Cluster) -> None:
     assert cluster.ssh("node-2", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
 
 
+SERVE = """
+import socket
+server = socket.create_server(("", 9000))
+while True:
+    one, _ = server.accept()
+    while one.recv(65536):
+        pass
+    one.send(b"done")
+"""
+# Whether six megabytes take longer than a second.
+SEND = """
+import socket, time
+begun, one = time.monotonic(), socket.create_connection(("{address}", 9000), timeout=2)
+one.settimeout(20)
+one.sendall(bytes(6_000_000))
+one.shutdown(socket.SHUT_WR)
+one.recv(4)
+print(time.monotonic() - begun > 1)
+"""
+# A packet of 1500 bytes that may not be taken apart.
+PING = """
+import socket
+one = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+one.setsockopt(socket.IPPROTO_IP, 10, 2)
+one.settimeout(1)
+one.sendto(bytes.fromhex("0800f7ff00000000") + bytes(1472), ("{address}", 0))
+one.recv(9000)
+print(False)
+"""
+# Whether a computation waits most of the time.
+COMPUTE = """
+import time
+begun, used = time.monotonic(), time.process_time()
+sum(range(10_000_000))
+print(time.monotonic() - begun > 2.5 * (time.process_time() - used))
+"""
+
+
+def test_each_fault_is_felt_and_healed(cluster: Cluster) -> None:
+    address = {node: cluster.ssh(node, "hostname", "-I").stdout.strip() for node in ("node-1", "node-2")}
+    for node in address:
+        server = 'setsid -f python3 -c "$1" >/dev/null 2>&1 </dev/null'
+        cluster.ssh(node, "sh", "-c", server, "sh", SERVE)
+
+    def python(script: str) -> Callable[[str], str]:
+        def ask(node: str) -> str:
+            other = address["node-1" if node == "node-2" else "node-2"]
+            done = cluster.ssh(node, "python3", "-c", script.format(address=other))
+            return done.stdout.strip() or done.stderr.splitlines()[-1].split(":")[0]
+
+        return ask
+
+    def shell(script: str) -> Callable[[str], str]:
+        return lambda node: str(cluster.ssh(node, "sh", "-c", script).returncode)
+
+    for fault, ask, answers in (
+        (("throttle", "--mbit", "20"), python(SEND), ("True", "True")),
+        (("block", "--all-but-ssh"), python(SEND), ("TimeoutError", "False")),
+        (
+            ("block", "--from", "node-1", "--port", "9000", "--reject"),
+            python(SEND),
+            ("ConnectionRefusedError", "False"),
+        ),
+        (("mtu", "--bytes", "1400"), python(PING), ("TimeoutError", "OSError")),
+        (("slow", "--percent", "20"), python(COMPUTE), ("False", "True")),
+        (("fill", "/srv"), shell("echo x >/srv/x"), ("0", "1")),
+        (("fill", "--inodes", "/srv"), shell("touch /srv/y"), ("0", "1")),
+    ):
+        cluster.farandole("fault", fault[0], "node-2", *fault[1:])
+        assert (ask("node-1"), ask("node-2")) == answers, fault
+        cluster.farandole("fault", "heal", "node-2")
+        healed = ("0", "0") if answers[0].isdigit() else ("False", "False")
+        assert (ask("node-1"), ask("node-2")) == healed, fault
+
+
 def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> None:
     look = "cat /etc/machine-id /etc/ssh/*.pub /root/kept; ip -4 -o address show eth0"
     cluster.ssh("node-2", "sh", "-c", "echo kept >/root/kept")
@@ -189,7 +265,7 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
     ("arguments", "words"),
     [
         (["fault", "cut", "node-9", "--name", "test-lab"], "it has: node-1, node-2"),
-        (["fault", "explode", "node-1"], "'explode' is not one of"),
+        (["fault", "explode", "node-1"], "No such command 'explode'"),
         (["up", "--suite", "buster"], "'buster' is not one of"),
         (["up", "--name", "Not A Name"], "lower-case letters"),
         (["up", "--name", "example"], "was not written by the lab"),
@@ -198,6 +274,8 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
         (["ssh", "--name", "test-lab", "node-9"], "has no node node-9"),
         (["ssh", "node-1", "--name", "test-lab"], "this checkout knows no lab"),
         (["ssh", "--name", "test-lab", "node-1", "--", "-V"], "options of this command go before node-1"),
+        (["fault", "block", "node-1", "--port", "5", "--all-but-ssh", "--name", "test-lab"], "exclude each other"),
+        (["fault", "fill", "node-1", "/nowhere", "--name", "test-lab"], "node-1: /nowhere is not a folder"),
         (["fault", "resume", "node-1", "--name", "test-lab"], "is for a node that is paused"),
         (["fault", "start", "node-1", "--name", "test-lab"], "is for a node that is exited"),
     ],

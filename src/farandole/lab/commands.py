@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,34 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from farandole.errors import FarandoleError
-from farandole.lab import host, image, inventory, lab
+from farandole.lab import faults, host, image, inventory, lab
 from farandole.lab.shell import run
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
+fault = typer.Typer(no_args_is_help=True, help="Let something go wrong with a node, or mend it.")
+app.add_typer(fault, name="fault")
 console = Console(highlight=False, soft_wrap=True)
-
-
-class Fault(StrEnum):
-    """The faults and repairs that a node can be given."""
-
-    cut = "cut"
-    heal = "heal"
-    pause = "pause"
-    resume = "resume"
-    kill = "kill"
-    start = "start"
-    reboot = "reboot"
-
-
-FAULTS = {
-    Fault.cut: lab.cut,
-    Fault.heal: lab.heal,
-    Fault.pause: lab.pause,
-    Fault.resume: lab.resume,
-    Fault.kill: lab.kill,
-    Fault.start: lab.start,
-    Fault.reboot: lab.reboot,
-}
 
 
 def _lab_name(value: str) -> str:
@@ -111,6 +89,7 @@ def down(name: Name = "lab") -> None:
     with _work(f"{name} down") as progress:
         kept = inventory.remove(name)
         restored = lab.down(name, progress)
+        faults.forget(name)
     for line in kept:
         console.print(f"kept: {line}")
     for line in restored:
@@ -175,20 +154,129 @@ def ssh(
     os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])  # noqa: S606
 
 
-@app.command()
-def fault(
-    what: Annotated[Fault, typer.Argument(metavar="WHAT", help="cut, heal, pause, resume, kill, start or reboot")],
-    node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
+Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
+
+
+@contextmanager
+def _target(what: str, node: str, name: str, wanted: str = "running") -> Iterator[lab.Node]:
+    """The node that a fault or a repair is meant for, if its state allows it."""
+    with _work(f"{what} {node}"):
+        target = lab.node(name, node)
+        if target.state != wanted:
+            raise FarandoleError(f"{node} is {target.state}, and {what} is for a node that is {wanted}")
+        yield target
+
+
+@fault.command()
+def cut(node: Target, name: Name = "lab") -> None:
+    """Unplug the network cable."""
+    with _target("cut", node, name) as target:
+        faults.cut(target)
+
+
+@fault.command()
+def throttle(
+    node: Target,
+    mbit: Annotated[int, typer.Option(min=1, max=100_000, help="Megabits per second.")] = 100,
     name: Name = "lab",
 ) -> None:
-    """Inject a fault into a node, or repair it.
+    """Limit the rate of the node's link, in each direction."""
+    with _target("throttle", node, name) as target:
+        faults.throttle(target, mbit)
 
-    cut unplugs the network cable, heal plugs it back in; pause freezes the node, resume continues it; kill cuts its
-    power, start switches it back on; reboot reboots it.
+
+@fault.command()
+def block(
+    node: Target,
+    sender: Annotated[str, typer.Option("--from", help="Only what this other node sends.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Only this TCP and UDP port.")] = 0,
+    name: Name = "lab",
+    *,
+    all_but_ssh: Annotated[bool, typer.Option("--all-but-ssh", help="Everything except TCP port 22.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Refuse it, instead of dropping it in silence.")] = False,
+) -> None:
+    """Let a firewall on the node accept no new connection; without an option, none at all.
+
+    A second call adds to the first. Connections of the node's own, and those that exist, are left alone.
     """
-    with _work(f"{what.value} {node}"):
-        target = lab.node(name, node)
-        wanted = {Fault.resume: "paused", Fault.start: "exited"}.get(what, "running")
-        if target.state != wanted:
-            raise FarandoleError(f"{node} is {target.state}, and {what.value} is for a node that is {wanted}")
-        FAULTS[what](target)
+    if port and all_but_ssh:
+        raise FarandoleError("--port and --all-but-ssh exclude each other")
+    with _target("block", node, name) as target:
+        faults.block(target, lab.node(name, sender) if sender else None, port, all_but_ssh=all_but_ssh, reject=reject)
+
+
+@fault.command()
+def mtu(
+    node: Target,
+    size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
+    name: Name = "lab",
+) -> None:
+    """Give the node's link another MTU than the other nodes have."""
+    with _target("mtu", node, name) as target:
+        faults.mtu(target, size)
+
+
+@fault.command()
+def slow(
+    node: Target,
+    percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20,
+    name: Name = "lab",
+) -> None:
+    """Limit what the node computes."""
+    with _target("slow", node, name) as target:
+        faults.slow(target, percent)
+
+
+@fault.command()
+def fill(
+    node: Target,
+    path: Annotated[str, typer.Argument(help="The folder on the node.")] = "/opt",
+    name: Name = "lab",
+    *,
+    inodes: Annotated[bool, typer.Option("--inodes", help="Use up the inodes and leave space.")] = False,
+) -> None:
+    """Fill a folder up; it gets a small file system of its own, so this machine's disk is not filled."""
+    with _target("fill", node, name) as target:
+        faults.fill(target, path, inodes=inodes)
+
+
+@fault.command()
+def heal(node: Target, name: Name = "lab") -> None:
+    """Undo cut, throttle, block, mtu, slow and fill."""
+    with _target("heal", node, name) as target:
+        faults.heal(target)
+
+
+@fault.command()
+def pause(node: Target, name: Name = "lab") -> None:
+    """Freeze the node: it does not answer, but its connections stay open."""
+    with _target("pause", node, name) as target:
+        faults.pause(target)
+
+
+@fault.command()
+def resume(node: Target, name: Name = "lab") -> None:
+    """Continue a frozen node."""
+    with _target("resume", node, name, "paused") as target:
+        faults.resume(target)
+
+
+@fault.command()
+def kill(node: Target, name: Name = "lab") -> None:
+    """Cut the node's power."""
+    with _target("kill", node, name) as target:
+        faults.kill(target)
+
+
+@fault.command()
+def start(node: Target, name: Name = "lab") -> None:
+    """Switch a killed node back on."""
+    with _target("start", node, name, "exited") as target:
+        faults.start(target)
+
+
+@fault.command()
+def reboot(node: Target, name: Name = "lab") -> None:
+    """Reboot the node."""
+    with _target("reboot", node, name) as target:
+        faults.reboot(target)

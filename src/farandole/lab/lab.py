@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 # 64 labs of 1000 nodes each, away from podman's and docker's own ranges.
 _NETWORKS = ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22)
 _FIRST_NODE = 10
-_SSH_SECONDS = 90
+SSH_SECONDS = 90
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
         _fill(lab, count, suite, network, decoy=decoy, progress=progress)
     progress("waiting for ssh")
     ready = nodes(lab)
-    _wait_for_ssh(ready)
+    wait_for_ssh(ready)
     inventory.write(lab, {node.name: (node.address, node.root) for node in ready})
     return ready
 
@@ -125,53 +125,6 @@ def purge() -> None:
         raise FarandoleError("labs are up: remove each one first with `farandole lab down --name NAME`")
     if host.STORE.exists():
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
-
-
-def cut(target: Node) -> None:
-    """Unplug the network cable."""
-    _in_network(target, "ip", "link", "set", "eth0", "down")
-
-
-def heal(target: Node) -> None:
-    """Plug the network cable back in."""
-    gateway = next(ipaddress.IPv4Network(_subnet(target.lab)).hosts())
-    _in_network(target, "ip", "link", "set", "eth0", "up")
-    _in_network(target, "ip", "route", "replace", "default", "via", str(gateway))
-    _wait_for_ssh([target])
-
-
-def pause(target: Node) -> None:
-    """Freeze a node: it does not answer, but its connections stay open."""
-    podman("pause", target.container)
-
-
-def resume(target: Node) -> None:
-    """Continue a frozen node."""
-    podman("unpause", target.container)
-
-
-def kill(target: Node) -> None:
-    """Cut the power."""
-    podman("kill", target.container)
-
-
-def start(target: Node) -> None:
-    """Switch a killed node back on."""
-    podman("start", target.container)
-    _wait_for_ssh([target])
-
-
-def reboot(target: Node) -> None:
-    """Reboot a node, as the command `reboot` on it would."""
-    podman("exec", target.container, "systemctl", "reboot")
-    deadline = time.monotonic() + _SSH_SECONDS
-    while time.monotonic() < deadline:
-        now = node(target.lab, target.name)
-        if now.state == "running" and now.pid not in (0, target.pid):
-            _wait_for_ssh([now])
-            return
-        time.sleep(0.2)
-    raise FarandoleError(f"{target.name} did not come back within {_SSH_SECONDS} s; `farandole lab status` shows it")
 
 
 def _fill(
@@ -249,13 +202,13 @@ def _limit(kind: int, wanted: int) -> int:
 
 def _ensure_network(lab: str) -> ipaddress.IPv4Network:
     if _network_name(lab) not in _networks():
-        for subnet in _NETWORKS:
+        for candidate in _NETWORKS:
             try:
                 podman(
                     "network",
                     "create",
                     "--disable-dns",
-                    f"--subnet={subnet}",
+                    f"--subnet={candidate}",
                     f"--label=farandole.lab={lab}",
                     _network_name(lab),
                 )
@@ -264,10 +217,11 @@ def _ensure_network(lab: str) -> ipaddress.IPv4Network:
                     raise
             else:
                 break
-    return ipaddress.IPv4Network(_subnet(lab))
+    return ipaddress.IPv4Network(subnet(lab))
 
 
-def _subnet(lab: str) -> str:
+def subnet(lab: str) -> str:
+    """The range of a lab's addresses."""
     return str(_inspect_network(lab)["subnets"][0]["subnet"])
 
 
@@ -292,17 +246,14 @@ def _index(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def _in_network(target: Node, *command: str) -> None:
-    run("nsenter", f"--target={target.pid}", "--net", "--", *command)
-
-
-def _wait_for_ssh(waiting: list[Node]) -> None:
-    deadline = time.monotonic() + _SSH_SECONDS
+def wait_for_ssh(waiting: list[Node]) -> None:
+    """Wait until nodes answer by ssh."""
+    deadline = time.monotonic() + SSH_SECONDS
     with ThreadPoolExecutor(max_workers=32) as pool:
         silent = [node.name for node, answered in _ask(pool, waiting, deadline) if not answered]
     if silent:
         raise FarandoleError(
-            f"no ssh on {', '.join(silent)} after {_SSH_SECONDS} s; `farandole lab status` shows their state, "
+            f"no ssh on {', '.join(silent)} after {SSH_SECONDS} s; `farandole lab status` shows their state, "
             "`farandole lab down` removes the lab"
         )
 
