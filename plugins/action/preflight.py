@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
-from farandole import fabric, nccl
+from farandole import excluded, fabric, nccl
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.files import write_private
@@ -25,7 +26,7 @@ from farandole.preflight.inventory import (
     read_node,
     unreadable,
 )
-from farandole.preflight.nodes import about, judge_hosts, probes_of, record
+from farandole.preflight.nodes import about, judge_hosts, judge_machine_ids, probes_of, record
 from farandole.state import claim
 
 DOCUMENTATION = r"""
@@ -67,6 +68,13 @@ options:
     description: The megabits per second below which every connection is too slow.
     type: float
     default: 0
+  on_bad_node:
+    description:
+      - With V(exclude), V(hosts) records a bad node in C(excluded.yml) in O(state_dir), and the run goes on without.
+      - The head, the builder, or most nodes cannot be left out; nor is a node because of what another one says.
+    type: str
+    choices: [stop, exclude]
+    default: stop
   stack:
     description: Whether the stack will be installed too, so that V(hosts) checks C(nccl_version).
     type: bool
@@ -93,6 +101,11 @@ msg:
   returned: always
   type: str
   sample: "4 nodes, Debian 12: no finding"
+excluded:
+  description: The nodes that are left out, in check mode also those that would be.
+  returned: some are
+  type: list
+  elements: str
 """
 
 
@@ -122,6 +135,8 @@ class ActionModule(Action):
 
     _requires_connection = False
     required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts",)))
+    # Those that are left out from now on.
+    left_out: Iterable[str] = ()
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
@@ -130,7 +145,8 @@ class ActionModule(Action):
         failed = refused(findings)
         text = report(findings) if failed else report(findings, f"{checked}: {{problems}}")
         # The message is the purpose of this task, so it is shown without -v too.
-        return {"changed": False, "failed": failed, "msg": text, "_ansible_verbose_always": True}
+        result = {"changed": False, "failed": failed, "msg": text, "_ansible_verbose_always": True}
+        return {**result, "excluded": [*self.left_out]} if self.left_out else result
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         self._claim(arguments, variables, write=False)
@@ -143,33 +159,47 @@ class ActionModule(Action):
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)
+            findings = excluded.set_aside(excluded.read(Path(arguments["state_dir"])), self._checked(variables))
         return findings, f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        hostvars = variables["hostvars"]
-        revoked = variables.get("ssh_trust_revoked") or ()
-        nodes, broken = readable([n for n in variables["ansible_play_hosts_all"] if n not in revoked], hostvars)
-        answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
-        probes = probes_of(answers)
-        # Like role fabric: all nodes, whatever --limit says.
-        members = [name for name in variables["groups"]["cluster"] if name not in revoked]
-        network = fabric.choose(members, hostvars, arguments["fabric_network"])
-        findings = [
-            *broken,
-            *judge_hosts(nodes, answers, arguments["accounts"], self._task.check_mode),
-            *network.findings,
-        ]
-        if arguments["stack"]:
-            findings += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
-        path = Path(arguments["state_dir"]) / "preflight.json"
-        links = Examined([], links_in(path))
-        if network.network:
-            bad = stopped(findings)
-            sound = [node for node in nodes if node.name in probes and node.name not in bad]
-            wanted = self._wanted(arguments, variables, network.network)
-            links = examine(sound, hostvars, wanted, links.links, self._display.display)
-        findings = [*dict.fromkeys([*findings, *links.findings])]
-        write_private(path, record(findings, probes, network, links.links))
+        hostvars, state = variables["hostvars"], Path(arguments["state_dir"])
+        checked = self._checked(variables)
+        with excluded.changing(state) as entries:
+            asked = [name for name in checked.tested if name not in entries or not entries[name].person]
+            nodes, broken = readable(asked, hostvars)
+            answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
+            found = [*broken, *judge_hosts(nodes, answers, arguments["accounts"], self._task.check_mode)]
+            probes = probes_of(answers)
+            if arguments["stack"]:
+                found += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
+            # Like role fabric: all nodes, whatever --limit says.
+            network = fabric.choose(excluded.members(checked.cluster, entries), hostvars, arguments["fabric_network"])
+            links = Examined([], links_in(state / "preflight.json"))
+            if network.network:
+                bad = stopped(found)
+                sound = [node for node in nodes if node.name in probes and node.name not in bad]
+                wanted = self._wanted(arguments, variables, network.network)
+                links = examine(sound, hostvars, wanted, links.links, self._display.display)
+                found += links.findings
+            # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
+            compared = {*judge_machine_ids(probes)}
+            decision = excluded.decide(
+                [one for one in found if one not in compared],
+                entries,
+                replace(checked, tested=asked),
+                exclude=arguments.get("on_bad_node") == "exclude",
+            )
+            probes = {name: probe for name, probe in probes.items() if name not in decision.entries}
+            network = fabric.choose(
+                excluded.members(checked.cluster, decision.entries), hostvars, arguments["fabric_network"]
+            )
+            findings = [*dict.fromkeys([*decision.findings, *judge_machine_ids(probes), *network.findings])]
+            if not self._task.check_mode and not refused(findings):
+                entries.clear()
+                entries.update(decision.entries)
+            self.left_out = decision.entries
+        write_private(state / "preflight.json", record(findings, probes, network, links.links))
         return findings, ", ".join(filter(None, [about(probes), links.about]))
 
     @staticmethod
@@ -177,6 +207,14 @@ class ActionModule(Action):
         bars = Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"])
         head = variables["groups"]["head"][0] if variables["groups"].get("head") else ""
         return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"])), network)
+
+    @staticmethod
+    def _checked(variables: Mapping[str, Any]) -> excluded.Checked:
+        groups, revoked = variables["groups"], variables.get("ssh_trust_revoked") or ()
+        tested = excluded.members(variables["ansible_play_hosts_all"], revoked)
+        cluster = excluded.members(groups["cluster"], revoked)
+        servers = {*groups.get("head", ()), *groups.get("builders", ())[:1]}
+        return excluded.Checked(cluster, servers, tested, excluded.PROBE, variables.get("inventory_dir") or "")
 
     @staticmethod
     def _nccl(own: Mapping[str, Any], name: str, probe: Mapping[str, Any]) -> list[Finding]:

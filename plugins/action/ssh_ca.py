@@ -50,6 +50,11 @@ options:
   user_days: {description: Lifetime of a user certificate in days., type: int, required: true}
   passphrase: {description: Passphrase of the authority's private keys., type: str, default: "", no_log: true}
   revoked: {description: Nodes whose keys are revoked from now on., type: list, elements: str, default: []}
+  excluded:
+    description: Nodes that are left out, for which a new authority does not wait.
+    type: list
+    elements: str
+    default: []
   rotate:
     description: Create a new authority; everything signed so far becomes invalid. All nodes must take part.
     type: bool

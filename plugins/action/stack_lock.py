@@ -9,6 +9,7 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
+from farandole.excluded import members
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack import own
@@ -73,7 +74,7 @@ cache: {description: Path of the cache., type: str, returned: always}
 
 def probes(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The probes of the nodes that were probed in this run."""
-    names = variables["groups"]["cluster"]
+    names = members(variables["groups"]["cluster"], variables.get("_excluded_nodes") or ())
     return probes_of({name: variables["hostvars"][name].get("_preflight_probe") or {} for name in names})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, fabric, nccl, removal, samples, state, storage, trust
+from farandole import cluster, excluded, fabric, nccl, removal, samples, state, storage, trust
 from farandole.errors import FarandoleError
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import files, nodes
@@ -20,11 +20,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cache_root": lambda home: str(cache.cache_root(home)),
     "certificate_files": trust.certificate_files,
     "depot_debs": nccl.depot_debs,
+    "excluded": excluded.names,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
     "horovod_source": sources.horovod_source,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
+    "members": excluded.members,
     "nccl_decision": nccl.decision,
     "job_keys": trust.job_keys,
     "login_files": trust.login_files,
@@ -46,6 +48,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_unavailable": plan.unavailable,
     "state_folder": lambda folder: str(state.state_folder(folder)),
     "storage_homes": storage.homes,
+    "unmeasured_nodes": excluded.unmeasured,
     "validation_files": files.answers,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,

@@ -325,11 +325,12 @@ class Members:
     mounters: list[str]
     revoked: list[str]
     present: list[str]
+    excluded: Sequence[str] = ()
 
     @property
     def left_out(self) -> set[str]:
-        """The nodes that do not take part in this run and are not revoked."""
-        return set(self.cluster) - set(self.present) - set(self.revoked)
+        """The nodes that do not take part in this run although they could."""
+        return set(self.cluster) - set(self.present) - set(self.revoked) - set(self.excluded)
 
 
 def _withdrawn(ledger: Sequence[Signed], members: Members) -> list[Signed]:
@@ -383,7 +384,8 @@ def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str
     """Do all that a run asks of the CA; return the result and a warning for the operator."""
     nodes, launchers, users = arguments["nodes"], arguments["launchers"], arguments["users"]
     mounters, present = arguments["mounters"], [node["name"] for node in nodes]
-    members = Members(cluster, users, launchers, mounters, arguments["revoked"], present)
+    excluded = arguments.get("excluded", ())
+    members = Members(cluster, users, launchers, mounters, arguments["revoked"], present, excluded)
     why = follow_inventory(authority, members, rotate=arguments["rotate"])
     notice = ""
     # Whoever rotates the CA knows.

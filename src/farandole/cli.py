@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole import removal
+from farandole import node_commands, removal
 from farandole.errors import FarandoleError, Interrupted
 from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
 app.add_typer(lab.app, name="lab")
+app.add_typer(node_commands.app, name="node")
 app.command()(stack_commands.lock)
 app.command()(bundle.bundle)
 app.command()(prove.prove)

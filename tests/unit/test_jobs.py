@@ -57,6 +57,7 @@ def slots_of(**wish: Any) -> Slots:
         ({"np": 2}, {"node-1": 1, "node-2": 1}),
         ({"hosts": "node-3, node-2", "np": 2}, {"node-3": 1, "node-2": 1}),
         ({"hosts": "node-2"}, {"node-2": 2}),
+        ({"without": ["node-2"]}, {"node-1": 1, "node-3": 1}),
     ],
 )
 def test_ranks_fill_the_nodes_in_order(wish: dict[str, Any], slots: Slots) -> None:

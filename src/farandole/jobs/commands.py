@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from farandole import excluded
 from farandole.causes import Match, recognize
 from farandole.errors import FarandoleError, Interrupted
 from farandole.findings import some
@@ -170,6 +171,7 @@ def run(
     if not shutil.which("rsync"):
         raise FarandoleError("rsync is not installed on this machine: apt install rsync")
     again = options(inventory, user, private_key)
+    without = left_out(inventory, hosts)
     head, folder = head_of(inventory, Login(user, private_key)), Path.cwd()
     machine = Path("/etc/machine-id")
     here = machine.read_text() if machine.exists() else socket.gethostname()
@@ -184,6 +186,7 @@ def run(
     wish = ["--detach", *(["-np", str(ranks)] if ranks else []), *(["--hosts", hosts] if hosts else [])]
     wish += [*(["--time", time] if time else []), *(["--mpi"] if mpi else []), *(["--wait"] if wait else [])]
     wish += [f"--fetch={path}" for path in fetch or ()]
+    wish += [f"--without={','.join(without)}"] if without else []
     number = head.ask("farandole", "run", *wish, f"--source={source}", "--", *command).strip()
     if not number.isdigit():
         raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
@@ -204,6 +207,20 @@ def run(
         got = [get(head, number, path, folder) for path in fetch]
         status = status or int(not all(got))
     raise typer.Exit(status)
+
+
+def left_out(inventory: Path, hosts: str) -> list[str]:
+    """The nodes that a run does not use; refuses to be told to use them."""
+    known = host_variables(inventory.absolute())
+    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values())))) if known else {}
+    wanted = [name.strip() for name in hosts.split(",")] if hosts else list(known)
+    out = {name: one for name, one in entries.items() if name in wanted}
+    for name, one in out.items():
+        words = on_terminal(f"{name} is left out: {one.words}")
+        if hosts:
+            raise FarandoleError(f"--hosts: {words}; to use it again: farandole node include {name} -i {inventory}")
+        console.print(words, markup=False)
+    return [*out]
 
 
 def options(inventory: Path, user: str, private_key: Path | None) -> str:

@@ -210,7 +210,8 @@ def fill(count: int, free: Slots) -> Slots:
 @contextmanager
 def claimed(run: Run, wish: Any) -> Iterator[Slots]:
     """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
-    known = hostfile()
+    # The control machine may know better than the hostfile.
+    known = {node: slots for node, slots in hostfile().items() if node not in wish.get("without", ())}
     hosts = wanted_hosts(wish["hosts"], known)
     count = wish["np"] or sum(known[node] for node in hosts)
     if not fill(count, {node: known[node] for node in hosts}):
@@ -600,7 +601,8 @@ def start(given: Given) -> int:
         os.close(lock)
     run.write(
         "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
-        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch, created=time.time(),
+        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
+        without=given.without, created=time.time(),
     )  # fmt: skip
     run.output.touch(0o600)
     properties = {
@@ -749,6 +751,7 @@ def parser() -> argparse.ArgumentParser:
         "--fetch", action="append", default=[], metavar="PATH", help="get this from the first node when the run ends"
     )
     run.add_argument("--source", help=argparse.SUPPRESS)
+    run.add_argument("--without", type=lambda text: text.split(","), default=[], help=argparse.SUPPRESS)
     run.add_argument("program", nargs="+", metavar="-- PROGRAM", help="for example python train.py --epochs 3")
     run.set_defaults(call=start)
     commands.add_parser("runs", help="list your runs").set_defaults(call=show)

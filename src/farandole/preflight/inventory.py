@@ -23,7 +23,7 @@ Declared = Mapping[str, frozenset[str]]
 Options = Mapping[str, Mapping[str, Any]]
 
 # Variables that several roles read; they have no default.
-OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users"})
+OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 

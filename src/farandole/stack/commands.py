@@ -13,6 +13,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from farandole import excluded
 from farandole import state as states
 from farandole.errors import FarandoleError
 from farandole.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
@@ -232,10 +233,10 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
             )
         found[name] = json.loads(next(iter(kinds)))
     own = next(iter(values.values()))
-    state = own.get("preflight_state_dir") or own.get("base_state_dir")
     folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
     found["folder"] = folder
-    found["state"] = Path(state) if state else states.state_folder(folder)
+    found["state"] = excluded.folder_of(inventory, own)
+    found["hosts"] = excluded.members(values, excluded.names(found["state"]))
     found["stack_cache"] = str(own.get("stack_cache") or default_root())
     found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
     return found

@@ -18,6 +18,9 @@ def validate(
     quick: Annotated[
         bool, typer.Option("--quick", help="Skip training, speed and Horovod over MPI; takes half a minute.")
     ] = False,
+    on_bad_node: Annotated[
+        str, typer.Option(metavar="stop|exclude", help="Check the nodes first, and go on without the bad ones.")
+    ] = "",
     user: User = "",
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
@@ -28,6 +31,7 @@ def validate(
         raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
+    arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
     login = Login(user, private_key, ask_pass, ask_become_pass)
     try:
         status = play("playbooks/validate.yml", inventory, login, *arguments)

@@ -1,0 +1,246 @@
+"""The nodes that are left out: since when, by whom, why; and which ones to leave out after a check."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.errors import FarandoleError
+from farandole.files import write_private
+from farandole.findings import Finding, finding, refused
+from farandole.form import UnfitError, fields, named, text, words
+from farandole.state import state_folder
+from farandole.words import one_line
+
+FILE = "excluded.yml"
+HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
+LONGEST = 1 << 20
+# How the nodes are checked before a run.
+PROBE = "preflight"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Why a node is left out."""
+
+    since: str
+    # "check" or "person".
+    by: str
+    # Who excluded the node or confirmed that. Only a person takes back a node with this.
+    person: str
+    code: str
+    why: str
+    # What a check measured. The node has to pass the same to be taken back.
+    measurement: str
+
+    @property
+    def words(self) -> str:
+        """The entry as part of a sentence."""
+        who = self.person if self.by == "person" else self.measurement
+        confirmed = f" (confirmed by {self.person})" if self.by == "check" and self.person else ""
+        return f"excluded since {self.since} by {who}{confirmed}: {self.why}"
+
+
+ENTRIES = named(
+    words("[a-z0-9][a-z0-9-]{0,62}"),
+    fields(
+        {
+            "since": words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+            "by": words("check|person"),
+            "person": text(100),
+            "code": words("[a-z0-9-]{0,64}"),
+            "why": text(400),
+            "measurement": words("[a-z0-9-]{0,32}"),
+        }
+    ),
+)
+
+
+def now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def by_check(found: Finding, measurement: str) -> Entry:
+    """The entry of a node that a check found to be bad."""
+    return Entry(now(), "check", "", found.code, one_line(found.cause), measurement)
+
+
+def by_person(person: str, why: str) -> Entry:
+    """The entry of a node that a person takes out."""
+    return Entry(now(), "person", one_line(person, 100), "", one_line(why), "")
+
+
+def folder_of(inventory: Path, variables: Mapping[str, Any]) -> Path:
+    """The state folder of a cluster, from its inventory and the variables of one of its nodes."""
+    given = variables.get("preflight_state_dir") or variables.get("base_state_dir")
+    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    return Path(given) if given else state_folder(folder)
+
+
+def read(state: Path) -> dict[str, Entry]:
+    """The nodes that are left out, in the order in which they were."""
+    path = state / FILE
+    try:
+        content = path.read_text()
+        if len(content) > LONGEST:
+            raise UnfitError(f"it has {len(content) >> 10} KiB")
+        found = ENTRIES(yaml.safe_load(content) or {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, UnfitError) as error:
+        raise FarandoleError(
+            f"{path} cannot be used: {one_line(error)}; correct it, or move it away, and no node is left out"
+        ) from None
+    return {name: Entry(**one) for name, one in found.items()}
+
+
+@contextmanager
+def changing(state: Path) -> Iterator[dict[str, Entry]]:
+    """The nodes that are left out, to be changed by one program at a time; written at the end if they were."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (state / f".{FILE}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = read(state)
+        before = dict(entries)
+        yield entries
+        if entries != before:
+            # Ansible's own kinds of strings become plain ones.
+            plain = json.loads(json.dumps({name: asdict(one) for name, one in entries.items()}))
+            content = yaml.safe_dump(plain, sort_keys=False, width=1000)
+            write_private(state / FILE, HEADER + content, durable=True)
+
+
+def names(state: str | Path, by: str = "") -> list[str]:
+    """The nodes that are left out; by a person alone, those that only a person takes back."""
+    return [name for name, one in read(Path(state)).items() if one.person or by != "person"]
+
+
+def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
+    """The nodes that take part."""
+    return [name for name in cluster if not any(name in out for out in left_out)]
+
+
+def unmeasured(state: str | Path, cluster: Collection[str], hosts: Collection[str]) -> dict[str, str]:
+    """A line for a validation's report about each node that it leaves out."""
+    known = read(Path(state)).items()
+    return {f"node.{name}": one.words for name, one in known if name in cluster and name not in hosts}
+
+
+def noted(entries: Mapping[str, Entry], cluster: Collection[str], inventory: str) -> list[Finding]:
+    """A finding about each node that is left out."""
+    found = []
+    for name, one in entries.items():
+        if name in cluster:
+            code = "node-set-aside" if one.person else "node-excluded"
+            found.append(finding(code, name, seen=one.words, host=name, inventory=shlex.quote(inventory)))
+    return found
+
+
+def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    """Tell of those that are not asked, as only a person takes them back; a run needs the servers, and any node."""
+    out = {name: one for name, one in entries.items() if one.person}
+    told = noted({name: one for name, one in out.items() if name in checked.tested}, checked.cluster, checked.inventory)
+    nobody = not members(checked.tested, out)
+    wanted = [name for name in entries if name in checked.servers or (nobody and name in out)]
+    return [replace(one, severity="stop") if one.host in wanted else one for one in told]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who is left out from now on, and what the user is told; a finding that still stops the run changes nothing."""
+
+    entries: Mapping[str, Entry]
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was checked: which nodes of the cluster, which of them all others depend on, and by which measurement."""
+
+    cluster: Sequence[str]
+    servers: Collection[str]
+    tested: Collection[str]
+    measurement: str
+    inventory: str
+
+
+def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
+    """Decide who is left out because of findings.
+
+    A finding is about one node, or about a link ("node-2, node-5"). It must rest on what this machine saw itself, or on
+    what a node said about itself: what one node says must never exclude another.
+    """
+    stops = [one for one in findings if one.severity == "stop"]
+    bad = {name for one in stops for name in _about(one)}
+    kept = {name: one for name, one in entries.items() if not _healed(name, one, bad, checked)}
+    new = _culprits([one for one in stops if not kept.keys() & _about(one)], checked)
+    possible = bool(new) and _goes_on(stops, kept, new, checked)
+    added = {name: by_check(one, checked.measurement) for name, one in new.items()} if possible and exclude else {}
+    out = {**kept, **added}
+    told = [_softened(one) if out.keys() & _about(one) else one for one in findings]
+    told += noted(
+        {name: one for name, one in out.items() if name in checked.tested}, checked.cluster, checked.inventory
+    )
+    if possible and not exclude:
+        told += [finding("exclusion-possible", name) for name in new]
+    if refused(told):
+        return Decision(entries, told)
+    back = [
+        finding("node-returned", name, seen=one.words, host=name, inventory=shlex.quote(checked.inventory))
+        for name, one in entries.items()
+        if name not in out
+    ]
+    return Decision(out, [*told, *back])
+
+
+def _about(found: Finding) -> set[str]:
+    """The nodes that a finding names."""
+    return set(found.host.split(", "))
+
+
+def _softened(found: Finding) -> Finding:
+    """The finding about a node that is left out, which no longer stops a run."""
+    return replace(found, severity="warn") if found.severity == "stop" else found
+
+
+def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> bool:
+    """Whether only a check excluded a node, which has now passed the same one."""
+    return not entry.person and entry.measurement == checked.measurement and name in checked.tested and name not in bad
+
+
+def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
+    """The nodes without which these findings would not be there.
+
+    Of the two ends of a bad link that is one: no server, else the later one in the inventory; neither, if one of them
+    is bad by itself.
+    """
+    free = [name for name in checked.cluster if name not in checked.servers]
+    found: dict[str, Finding] = {}
+    for one in stops:
+        if one.host in free:
+            found.setdefault(one.host, one)
+    for one in stops:
+        ends = _about(one)
+        if len(ends) == 2 and ends <= {*checked.cluster} and not ends & found.keys():
+            found.update(dict.fromkeys([name for name in free if name in ends][-1:], one))
+    return found
+
+
+def _goes_on(stops: Iterable[Finding], kept: Mapping[str, Entry], new: Collection[str], checked: Checked) -> bool:
+    """Whether a run can go on without these nodes: with two others, and half of those that no person took out.
+
+    If most of the nodes fail, it is rarely their fault.
+    """
+    left = members(checked.cluster, kept, new)
+    wanted = members(checked.cluster, [name for name, one in kept.items() if one.person])
+    solved = all(_about(one) & {*kept, *new} for one in stops)
+    return solved and len(left) >= 2 and 2 * len(left) >= len(wanted) and any(name in checked.tested for name in left)

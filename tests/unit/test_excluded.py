@@ -1,0 +1,346 @@
+"""Which nodes are left out: what a check may decide, what a person decides, and the record of both."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from farandole import excluded
+from farandole.authority import Members
+from farandole.cli import app
+from farandole.errors import FarandoleError
+from farandole.excluded import Checked, Decision, Entry
+from farandole.findings import Finding
+from farandole.jobs import commands as jobs
+
+from .loading import load
+
+NODES = [f"node-{number}" for number in range(1, 7)]
+SINCE = "2026-01-02T03:04:05Z"
+CHECK = Entry(SINCE, "check", "", "login-timeout", "it does not respond", "preflight")
+CONFIRMED = Entry(SINCE, "check", "ada", "login-timeout", "it does not respond", "preflight")
+PERSON = Entry(SINCE, "person", "ada", "", "its fan is loud", "")
+ELSEWHERE = Entry(SINCE, "check", "", "pair-slow", "its link is slow", "pairs")
+
+
+def bad(host: str, code: str = "login-timeout", severity: Any = "stop") -> Finding:
+    return Finding(host, code, f"{host} is bad", "mend it", severity)
+
+
+def checked(**changes: Any) -> Checked:
+    usual = {"cluster": NODES, "servers": {"node-1"}, "tested": NODES, "measurement": "preflight", "inventory": "i"}
+    return Checked(**{**usual, **changes})
+
+
+def decide(
+    *findings: Finding, entries: dict[str, Entry] | None = None, exclude: bool = True, **changes: Any
+) -> Decision:
+    return excluded.decide(findings, entries or {}, checked(**changes), exclude=exclude)
+
+
+def told(decision: Decision) -> list[tuple[str, str, str]]:
+    return [(one.host, one.code, one.severity) for one in decision.findings]
+
+
+def test_a_bad_node_is_left_out_with_the_reason() -> None:
+    decision = decide(bad("node-3"), bad("node-3", "disk-full"), bad("node-2", severity="warn"))
+    (name, entry) = next(iter(decision.entries.items()))
+    assert (name, *decision.entries) == ("node-3", "node-3")
+    assert (entry.by, entry.person, entry.code, entry.measurement) == ("check", "", "login-timeout", "preflight")
+    assert entry.why == "node-3 is bad"
+    assert told(decision) == [
+        ("node-3", "login-timeout", "warn"),
+        ("node-3", "disk-full", "warn"),
+        ("node-2", "login-timeout", "warn"),
+        ("node-3", "node-excluded", "warn"),
+    ]
+
+
+def test_stop_only_says_that_it_is_possible() -> None:
+    decision = decide(bad("node-3"), exclude=False)
+    assert decision.entries == {}
+    assert told(decision) == [("node-3", "login-timeout", "stop"), ("node-3", "exclusion-possible", "note")]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "changes"),
+    [
+        # The head, a builder, all of them, and a link that no exclusion explains.
+        (["node-1"], {}),
+        (["node-2"], {"servers": {"node-1", "node-2"}}),
+        (["all"], {}),
+        (["node-3", "all"], {}),
+        (["node-3", "inventory"], {}),
+        (["node-2, node-3, node-4"], {}),
+        # Fewer than two nodes, or than half of them, are left.
+        (["node-2"], {"cluster": NODES[:2], "tested": NODES[:2]}),
+        (["node-1, node-2"], {"cluster": NODES[:2], "tested": NODES[:2]}),
+        (["node-3", "node-4", "node-5", "node-6"], {}),
+        # The run was limited to it.
+        (["node-3"], {"tested": ["node-3"]}),
+    ],
+)
+def test_what_always_stops_a_run_and_excludes_nobody(hosts: Sequence[str], changes: dict[str, Any]) -> None:
+    decision = decide(*[bad(host) for host in hosts], **changes)
+    assert decision.entries == {}
+    assert told(decision) == [(host, "login-timeout", "stop") for host in hosts]
+
+
+def test_half_of_the_nodes_is_enough() -> None:
+    assert [*decide(*[bad(host) for host in NODES[3:]]).entries] == NODES[3:]
+    # What a person took out is not missed.
+    out = dict.fromkeys(("node-2", "node-3"), PERSON)
+    assert [*decide(*[bad(host) for host in NODES[4:]], entries=out).entries] == ["node-2", "node-3", *NODES[4:]]
+
+
+@pytest.mark.parametrize(
+    ("findings", "names"),
+    [
+        (["node-2, node-5"], ["node-5"]),
+        (["node-5, node-2"], ["node-5"]),
+        (["node-6, node-1"], ["node-6"]),
+        # A bad node explains its bad links, in whatever order they are reported.
+        (["node-2, node-5", "node-2"], ["node-2"]),
+        (["node-2, node-5", "node-3, node-5"], ["node-5"]),
+    ],
+)
+def test_a_bad_link_costs_one_of_its_ends(findings: list[str], names: list[str]) -> None:
+    assert [*decide(*[bad(host, "pair-slow") for host in findings]).entries] == names
+
+
+@pytest.mark.parametrize("exclude", [True, False])
+def test_only_the_same_check_takes_back_what_it_excluded(exclude: bool) -> None:
+    entries = {"node-2": CHECK, "node-3": CONFIRMED, "node-4": PERSON, "node-5": ELSEWHERE, "gone": CHECK}
+    decision = decide(entries=entries, exclude=exclude)
+    assert [*decision.entries] == ["node-3", "node-4", "node-5", "gone"]
+    assert ("node-2", "node-returned", "note") in told(decision)
+    # Not if it was not asked, or is still bad: that stops no run any more.
+    assert decide(entries=entries, exclude=exclude, tested=["node-1", "node-6"]).entries == entries
+    still = decide(bad("node-2"), entries=entries, exclude=exclude)
+    assert still.entries == entries
+    assert ("node-2", "login-timeout", "warn") in told(still)
+    # A run that stops for another reason changes nothing.
+    assert decide(bad("node-1"), entries=entries, exclude=exclude).entries == entries
+
+
+@pytest.mark.parametrize(
+    ("entries", "changes", "severities"),
+    [
+        ({"node-2": PERSON, "node-3": CHECK, "gone": PERSON}, {}, ["warn"]),
+        ({"node-2": PERSON}, {"tested": ["node-3"]}, []),
+        ({"node-2": PERSON}, {"tested": ["node-2"]}, ["stop"]),
+        ({"node-2": CHECK}, {"tested": ["node-2"]}, []),
+        ({"node-1": CONFIRMED, "node-2": PERSON}, {}, ["stop", "warn"]),
+    ],
+)
+def test_what_a_person_set_aside_is_told_first(
+    entries: dict[str, Entry], changes: dict[str, Any], severities: list[str]
+) -> None:
+    found = excluded.set_aside(entries, checked(**changes))
+    assert [one.severity for one in found] == severities
+    assert all(one.code == "node-set-aside" and SINCE in one.cause for one in found)
+
+
+def test_the_record_is_private_and_read_again(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    odd = Entry(SINCE, "check", "", "", "{{ 7 * 7 }} 'x': # [y]\\x1b", "preflight")
+    with excluded.changing(state) as entries:
+        entries.update({"node-2": PERSON, "node-3": odd})
+    assert excluded.read(state) == {"node-2": PERSON, "node-3": odd}
+    path = state / "excluded.yml"
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (state, path)] == [0o700, 0o600]
+    before = path.stat().st_ino
+    with excluded.changing(state):
+        pass
+    assert path.stat().st_ino == before
+    assert excluded.names(state) == ["node-2", "node-3"]
+    assert excluded.names(state, by="person") == ["node-2"]
+    assert excluded.members(NODES[:4], ["node-1"], excluded.names(state)) == ["node-4"]
+    lines = excluded.unmeasured(state, NODES, ["node-1", "node-3"])
+    assert lines == {"node.node-2": f"excluded since {SINCE} by ada: its fan is loud"}
+
+
+ENTRY = "{since: '2026-01-02T03:04:05Z', by: check, person: '', code: x, why: y, measurement: preflight}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "node-2: [",
+        "- node-2",
+        "node-2: true",
+        "node-2: {}",
+        f"../node: {ENTRY}",
+        f"node-2: {ENTRY.replace('check', 'nobody')}",
+        f"node-2: {ENTRY.replace('2026', 'then')}",
+        f"node-2: {ENTRY.replace('why: y', 'why: [y]')}",
+        f"node-2: {ENTRY.replace('why: y', 'more: y')}",
+        "node-2: !!python/object/apply:os.system [id]",
+        "\x00",
+        "[" * 100_000,
+        "x" * (1 << 20) + "x",
+    ],
+)
+def test_a_broken_record_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "excluded.yml").write_text(f"node-2: {ENTRY}\n")
+    assert [*excluded.read(tmp_path)] == ["node-2"]
+    (tmp_path / "excluded.yml").write_text(content)
+    with pytest.raises(FarandoleError, match=r"excluded.yml cannot be used: .*correct it, or move it away") as error:
+        excluded.read(tmp_path)
+    assert len(str(error.value)) < 600
+
+
+def test_a_broken_record_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "excluded.yml").write_text("node-2: {}")
+    with pytest.raises(FarandoleError), excluded.changing(tmp_path):
+        raise AssertionError
+    assert (tmp_path / "excluded.yml").read_text() == "node-2: {}"
+
+
+# The command
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    hosts = {name: {"ansible_host": f"192.0.2.{number}"} for number, name in enumerate(NODES, 1)}
+    shared = {"base_state_dir": str(tmp_path / "state")}
+    groups = {"cluster": {"hosts": hosts, "vars": shared}, "head": {"hosts": {"node-1": None}}}
+    (folder / "hosts.yml").write_text(json.dumps({**groups, "builders": {"hosts": {"node-6": None}}}))
+    return folder
+
+
+def node(inventory: Path, *words: str) -> str:
+    """What `farandole node` says, or refuses."""
+    done = CliRunner().invoke(app, ["node", *words, "-i", str(inventory)])
+    assert done.exception is None or isinstance(done.exception, FarandoleError), done.output
+    return str(done.exception or done.output)
+
+
+def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
+    state = inventory.parent / "state"
+    assert node(inventory, "list") == "no node is left out\n"
+    assert node(inventory, "exclude", "node-3", "--why", "its fan\x1b[31m is loud").startswith("node-3 is left out\n")
+    assert excluded.read(state)["node-3"].why == r"its fan\x1b[31m is loud"
+    with excluded.changing(state) as entries:
+        entries["node-4"], entries["gone"] = CHECK, CHECK
+    assert "already" not in node(inventory, "confirm", "node-4")
+    assert excluded.read(state)["node-4"].person
+    shown = node(inventory, "list")
+    assert all(word in shown for word in ("node-3", "fan", "node-4", "login-timeout", "no longer in the inventory"))
+    assert node(inventory, "include", "node-3").startswith("node-3 takes part again")
+    assert node(inventory, "include", "gone").startswith("gone takes part again")
+    assert [*excluded.read(state)] == ["node-4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["exclude", "node-9", "--why", "x"], "there is no node node-9; the nodes are node-1, "),
+        (["exclude", "node-1", "--why", "x"], "node-1 cannot be left out: it is the head"),
+        (["exclude", "node-6", "--why", "x"], "node-6 cannot be left out: it builds the stack"),
+        (["exclude", "node-3", "--why", " "], "--why is empty"),
+        (["exclude", "node-2", "--why", "x"], "node-2 is already excluded since .*farandole node confirm"),
+        (["exclude", "node-4", "--why", "x"], "node-4 is already excluded since .*loud$"),
+        (["include", "node-9"], "there is no node node-9"),
+        (["include", "node-3"], "node-3 is not left out"),
+        (["confirm", "node-9"], "there is no node node-9"),
+        (["confirm", "node-3"], "node-3 is not left out; to do that: farandole node exclude"),
+        (["confirm", "node-4"], "node-4 already stays out until a person includes it"),
+    ],
+)
+def test_what_the_command_refuses(inventory: Path, words: list[str], refusal: str) -> None:
+    state = inventory.parent / "state"
+    entries = {"node-2": CHECK, "node-4": PERSON}
+    with excluded.changing(state) as known:
+        known.update(entries)
+    with pytest.raises(AssertionError, match=refusal):
+        raise AssertionError(node(inventory, *words))
+    assert excluded.read(state) == entries
+
+
+def test_a_run_does_not_use_them(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jobs.left_out(inventory, "") == []
+    with excluded.changing(inventory.parent / "state") as entries:
+        entries.update({"node-2": PERSON, "gone": PERSON})
+    assert jobs.left_out(inventory, "") == ["node-2"]
+    assert "node-2 is left out: excluded since" in capsys.readouterr().err
+    assert jobs.left_out(inventory, "node-1,node-3") == []
+    with pytest.raises(FarandoleError, match=r"--hosts: node-2 is left out: .*farandole node include node-2"):
+        jobs.left_out(inventory, "node-1, node-2")
+
+
+def test_a_new_authority_does_not_wait_for_them() -> None:
+    members = Members(NODES, ["trainer"], ["node-1"], [], ["node-2"], ["node-1"], NODES[3:])
+    assert members.left_out == {"node-3"}
+
+
+# Preflight
+
+
+def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """What preflight says of nodes; an empty probe is a node that does not answer."""
+    action = object.__new__(load("action", "preflight").ActionModule)
+    action._task = SimpleNamespace(check_mode=changes.pop("check_mode", False))
+    hostvars = {}
+    for number, (name, own) in enumerate(probes.items(), 1):
+        address = f"192.0.2.{number}"
+        login = {"host": address, "port": None, "user": None, "command": f"ssh {address}"}
+        probe = {
+            "os_id": "debian", "os_version": "12", "arch": "x86_64", "init": "systemd", "addresses": [address],
+            "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
+            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, **own,
+        }  # fmt: skip
+        answer = {"probe": probe, "skew": 0.0} if own is not DOWN else {"unreachable_reason": "Connection refused"}
+        hostvars[name] = {"ansible_host": address, "_preflight_probe": {**answer, "login": login}}
+    groups = {"cluster": [*hostvars], "head": [*hostvars][:1]}
+    variables = {"hostvars": hostvars, "groups": groups, "ansible_play_hosts_all": [*hostvars], "inventory_dir": "i"}
+    given = {"phase": "hosts", "accounts": {}, "state_dir": str(state), "fabric_network": "", "stack": False}
+    return dict(action.act({**given, "on_bad_node": "exclude", **changes}, variables))
+
+
+DOWN: dict[str, Any] = {"down": True}
+FINE: dict[str, dict[str, Any]] = {name: {} for name in NODES[:4]}
+
+
+def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
+    found = hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
+    assert (found["failed"], found["excluded"], excluded.read(tmp_path)) == (False, ["node-3"], {})
+    assert hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
+    assert not hosts_phase(tmp_path, {**FINE, "node-3": DOWN})["failed"]
+    assert [*excluded.read(tmp_path)] == ["node-3"]
+    assert [*json.loads((tmp_path / "preflight.json").read_text())["hosts"]] == ["node-1", "node-2", "node-4"]
+    # Known to be bad, it stops no run.
+    assert not hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
+    assert "excluded" not in hosts_phase(tmp_path, FINE, on_bad_node="stop")
+    assert excluded.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        # The machine id and the address of another node, a network that suits nobody else.
+        {"machine_id": "node-4"},
+        {"machine_id": "node-4", "addresses": ["192.0.2.4", "192.0.2.2"]},
+        {"interfaces": [{"name": "eth0", "address": "192.0.2.4", "prefix": 24}]},
+        {"interfaces": [{"name": "eth0", "address": "192.0.2.2", "prefix": 30}]},
+    ],
+)
+def test_what_one_node_says_excludes_no_other(tmp_path: Path, lie: dict[str, Any]) -> None:
+    hosts_phase(tmp_path, {**FINE, "node-2": lie})
+    assert "node-4" not in excluded.read(tmp_path)
+
+
+def test_the_words_of_an_excluded_node_count_no_more(tmp_path: Path) -> None:
+    lie = {"machine_id": "node-4", "os_version": "7"}
+    assert hosts_phase(tmp_path, {**FINE, "node-2": lie}, on_bad_node="stop")["failed"]
+    found = hosts_phase(tmp_path, {**FINE, "node-2": lie})
+    assert (found["failed"], found["excluded"]) == (False, ["node-2"])
