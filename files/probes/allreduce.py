@@ -5,13 +5,18 @@ and the job exits with a status other than 0.
 """
 
 import argparse
+import math
 import os
 import sys
+import time
 
 import ranks
 
 SIZES = (1, 1000, 1_000_000)
 TYPES = ("float32", "float64", "int64")
+# What each rank multiplies by itself to show how fast its node is; of the rounds, the fastest counts.
+ROUNDS, STEPS = 6, 20
+SIDE = {"cpu": 512, "gpu": 4096}
 MOVED = ("float32", "float64", "int32", "int64", "uint8")
 
 
@@ -20,6 +25,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--gpu", action="store_true", help="use tensors on each rank's GPU, summed by NCCL")
+    parser.add_argument("--pace", action="store_true", help="measure how fast each rank computes by itself")
     return ranks.expectations(parser)
 
 
@@ -33,7 +39,7 @@ def load(name, gpu):
         device = own_gpu(hvd, range(torch.cuda.device_count())) if gpu else "cpu"
 
         def tensor(size, value, kind):
-            return torch.full((size,), value, dtype=getattr(torch, kind), device=device)
+            return torch.full(shape(size), value, dtype=getattr(torch, kind), device=device)
 
         return hvd, torch.__version__, tensor
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -42,7 +48,12 @@ def load(name, gpu):
 
     hvd.init()
     tf.config.set_visible_devices(own_gpu(hvd, tf.config.list_physical_devices("GPU")) if gpu else [], "GPU")
-    return hvd, tf.__version__, lambda size, value, kind: tf.fill([size], tf.constant(value, kind))
+    return hvd, tf.__version__, lambda size, value, kind: tf.fill(shape(size), tf.constant(value, kind))
+
+
+def shape(size):
+    """The dimensions of a tensor: a number of elements, or of rows and columns."""
+    return size if isinstance(size, tuple) else (size,)
 
 
 def own_gpu(hvd, found):
@@ -62,6 +73,20 @@ def reduce(hvd, tensor, wanted):
             total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").cpu().numpy()
             found = sorted({total.min().item(), total.max().item()})
             yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
+
+
+def pace(hvd, tensor, side):
+    """The milliseconds of a step that this rank computes by itself. The ranks begin each round together."""
+    matrix, best = tensor((side, side), 1, "float32"), math.inf
+    for turn in range(ROUNDS):
+        hvd.allgather_object(turn, name=f"pace.{turn}")
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            product = matrix @ matrix
+        # A GPU would still be computing.
+        float(product[0][0])
+        best = min(best, time.perf_counter() - begun)
+    return round(best / STEPS * 1000, 4)
 
 
 def number(rank):
@@ -162,6 +187,8 @@ def main():
     ]
     mine += [one for kinds in moved.values() for errors in kinds.values() for one in errors]
     results = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
+    if options.pace:
+        own["step_ms"] = pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
     ranks.show({**own, "wanted": wanted, "sums": sums, **results})
     status = ranks.report(own["rank"], list(ranks.judge(every, options)), mine)
     # No rank exits while another still computes: the launcher would kill the others before they have reported.

@@ -37,6 +37,7 @@ options:
       mpi_latency: {description: See the role., type: float}
       efficiency: {description: See the role., type: float}
       yardstick: {description: See the role., type: float}
+      pace: {description: See the role., type: float}
   about: {description: Information about the run to include in the report., type: dict, required: true}
   started: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
   unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}

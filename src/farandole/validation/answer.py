@@ -45,7 +45,9 @@ RANK = fields(
     {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
     {
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
-        **dict.fromkeys(("rate", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), optional(number)),
+        **dict.fromkeys(
+            ("rate", "step_ms", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), optional(number)
+        ),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
     },
 )

@@ -34,6 +34,7 @@ class Bars:
     mpi_latency: float = 0.4
     efficiency: float = 0.8
     yardstick: float = 0.9
+    pace: float = 0.5
 
     @classmethod
     def changed(cls, changes: Mapping[str, float | None] | None) -> Bars:
@@ -58,9 +59,12 @@ class Check:
     log: list[str] = field(default_factory=list)
 
 
-def judge(results: Mapping[str, Result], bars: Bars) -> list[Check]:
+def judge(results: Mapping[str, Result], bars: Bars, inventory: str = "inventory") -> list[Check]:
     """Judge every job by itself, then compare those that belong together."""
     checks = [check for result in results.values() for check in _of_job(result, bars)]
+    for result in results.values():
+        if not failure(result):
+            checks += _pace(result, bars.pace, inventory)
     return [*checks, *_parity(results, bars)]
 
 
@@ -209,6 +213,29 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
         yield from _messages(first, bars, common)
     if job["group"] == "speed":
         yield from _training_speed(result["rounds"], bars, common)
+
+
+def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
+    """Compare how long each rank needed for a step of its own with the median of the others."""
+    job, nodes = result["job"], result["job"]["nodes"]
+    took = {rank["rank"]: rank["step_ms"] for rank in result["ranks"] if rank.get("step_ms")}
+    if sorted(took) != [*range(len(nodes))] or len(nodes) < 2:
+        return
+    others = {rank: statistics.median(took[one] for one in took if one != rank) for rank in took}
+    slowest = min(took, key=lambda rank: others[rank] / took[rank])
+    ratio = others[slowest] / took[slowest]
+    words = f"a step takes {took[slowest]:.3g} ms on {nodes[slowest]}, {others[slowest]:.3g} ms on the others: ratio"
+    check = Check(f"{job['id']}.pace", GREEN, words, round(ratio, 4), bar, list(nodes), result["seconds"])
+    if ratio < bar:
+        slow = [rank for rank in sorted(took) if others[rank] / took[rank] < bar]
+        check.status, check.hosts, cause = SLOW, [nodes[rank] for rank in slow], causes()["worker-slow"]
+        seen = "; ".join(
+            f"{nodes[rank]} needs {took[rank]:.3g} ms for a step that takes {others[rank]:.3g} ms on the others"
+            for rank in slow
+        )
+        fields = {"host": shlex.quote(nodes[slowest]), "inventory": shlex.quote(inventory)}
+        check.code, check.cause, check.cure = cause.code, cause.description({"seen": seen}), cause.remedy(fields)
+    yield check
 
 
 def _bar(name: str, value: float, bar: float, words: str, common: Mapping[str, Any]) -> Check:

@@ -77,10 +77,12 @@ def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
 def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool) -> Iterator[Job]:
     # NCCL moves data between GPUs; Gloo then only coordinates.
     ways = {"gloo": "gloo"} | ({} if quick else {"mpi": "mpi"}) | ({"nccl": "gloo"} if gpu else {})
-    for framework in sorted(frameworks):
+    for place, framework in enumerate(sorted(frameworks)):
         module = MODULES[framework]
         for way, controller in ways.items():
             probe = ["-c", "{probe}", module, "--expect", str(len(nodes)), *["--gpu"] * (way == "nccl")]
+            # Of the processor once, and of each GPU.
+            probe += ["--pace"] * (way == "nccl" or (way == "gloo" and place == 0))
             argv = (*horovodrun(controller, nodes), *probe)
             title = f"{module} over {way}"
             yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")

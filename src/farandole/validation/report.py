@@ -32,7 +32,7 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
         *trust_checks(measured["trust"], measured["about"]["hosts"]),
         *stack_checks(measured["stacks"], measured["inventory"]),
         *file_checks(measured["files"]),
-        *judge(results, bars),
+        *judge(results, bars, measured["inventory"]),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]
     data = sorted({one["data"] for one in results.values() if "data" in one})

@@ -1,0 +1,120 @@
+"""Nodes that compute more slowly than the others. playbooks/validate.yml measures it for real."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from farandole.validation.judge import GREEN, RED, SLOW, Bars, Check, judge
+from farandole.validation.plan import jobs
+
+from .loading import load_probe
+
+allreduce = load_probe("allreduce")
+
+
+def paced(*took: float | None, inventory: str = "inventory/mine", **changes: Any) -> list[Check]:
+    """The checks of a job whose ranks need so many milliseconds for a step of their own."""
+    names = [f"node-{number}" for number in range(1, len(took) + 1)]
+    ranks = [
+        {"rank": number, "size": len(took), "host": "liar", "machine": f"m{number}", "step_ms": one}
+        for number, one in enumerate(took)
+    ]
+    job = {"id": "horovod.torch.gloo", "group": "horovod", "title": "torch over gloo", "nodes": names}
+    left: dict[str, list[str]] = {name: [] for name in names}
+    result = {"job": job, "code": 0, "seconds": 5.0, "left": left, "said": [], "ranks": ranks, "wrong": [], **changes}
+    return judge({"horovod.torch.gloo": result}, Bars(), inventory)
+
+
+@pytest.mark.parametrize(
+    ("took", "slow", "value"),
+    [
+        ([10.0, 10.0], [], 1.0),
+        ([10.0, 19.0], [], 0.5263),
+        ([10.0, 21.0], ["node-2"], 0.4762),
+        ([10.0, 11.0, 12.0, 19.0], [], 0.5789),
+        ([10.0, 50.0, 12.0, 11.0], ["node-2"], 0.22),
+        # The median ignores what a few slow ones need.
+        ([50.0, 10.0, 60.0, 10.0, 10.0], ["node-1", "node-3"], 0.1667),
+    ],
+)
+def test_a_node_that_needs_twice_as_long_is_named(took: list[float], slow: list[str], value: float) -> None:
+    job, check = paced(*took)
+    assert (job.status, check.id, check.value, check.bar) == (GREEN, "horovod.torch.gloo.pace", value, 0.5)
+    assert (check.status, check.code) == ((SLOW, "worker-slow") if slow else (GREEN, ""))
+    if slow:
+        assert check.hosts == slow
+        assert all(name in check.cause for name in slow)
+        assert "node exclude node-" in check.cure and "-i inventory/mine" in check.cure
+
+
+def test_the_inventory_is_quoted() -> None:
+    assert "-i '$(id)'" in paced(10.0, 50.0, inventory="$(id)")[1].cure
+
+
+@pytest.mark.parametrize("took", [[10.0], [10.0, None], [10.0, 0.0]])
+def test_what_cannot_be_compared_is_not(took: Sequence[float | None]) -> None:
+    assert [check.id for check in paced(*took)] == ["horovod.torch.gloo"]
+
+
+def test_a_failed_job_says_nothing_about_speed() -> None:
+    assert [check.status for check in paced(10.0, 50.0, code=1)] == [RED]
+    twice = [
+        {"rank": 0, "size": 2, "host": "x", "machine": machine, "step_ms": time}
+        for machine, time in (("a", 1.0), ("b", 9.0))
+    ]
+    assert [check.id for check in paced(10.0, 10.0, ranks=twice)] == ["horovod.torch.gloo"]
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "gpu", "measured"),
+    [
+        (["tensorflow", "pytorch"], False, ["horovod.torch.gloo"]),
+        (["tensorflow"], False, ["horovod.tensorflow.gloo"]),
+        (["pytorch"], True, ["horovod.torch.gloo", "horovod.torch.nccl"]),
+    ],
+)
+@pytest.mark.parametrize("quick", [True, False])
+def test_each_kind_of_processor_is_measured_once(
+    frameworks: list[str], gpu: bool, measured: list[str], quick: bool
+) -> None:
+    found = jobs(["node-1", "node-2"], frameworks, 120, Bars(), quick=quick, gpu=gpu)
+    assert [job["id"] for job in found if "--pace" in job["argv"]] == measured
+
+
+class Matrix:
+    """A product takes a while, and longer while others disturb."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def __matmul__(self, other: Matrix) -> list[list[float]]:
+        time.sleep(self.seconds.pop(0))
+        return [[1.0]]
+
+
+class Horovod:
+    """Everybody is there at once."""
+
+    rounds = 0
+
+    def allgather_object(self, thing: int, *, name: str) -> list[int]:
+        assert name == f"pace.{thing}"
+        self.rounds += 1
+        return [thing]
+
+
+def test_the_fastest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allreduce, "ROUNDS", 3)
+    monkeypatch.setattr(allreduce, "STEPS", 2)
+    horovod, seconds = Horovod(), [0.2, 0.0, 0.02, 0.02, 0.0, 0.3]
+
+    def tensor(size: tuple[int, int], value: int, kind: str) -> Matrix:
+        assert (size, value, kind) == ((8, 8), 1, "float32")
+        return Matrix(seconds)
+
+    assert 20 <= allreduce.pace(horovod, tensor, 8) < 90
+    assert (horovod.rounds, seconds) == (3, [])
