@@ -135,25 +135,6 @@ def unmeasured(state: str | Path, cluster: Collection[str], hosts: Collection[st
     return {f"node.{name}": one.words for name, one in known if name in cluster and name not in hosts}
 
 
-def noted(entries: Mapping[str, Entry], cluster: Collection[str], inventory: str) -> list[Finding]:
-    """A finding about each node that is left out."""
-    found = []
-    for name, one in entries.items():
-        if name in cluster:
-            code = "node-set-aside" if one.person else "node-excluded"
-            found.append(finding(code, name, seen=one.words, host=name, inventory=shlex.quote(inventory)))
-    return found
-
-
-def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
-    """Tell of those that are not asked, as only a person takes them back; a run needs the servers, and any node."""
-    out = {name: one for name, one in entries.items() if one.person}
-    told = noted({name: one for name, one in out.items() if name in checked.tested}, checked.cluster, checked.inventory)
-    nobody = not members(checked.tested, out)
-    wanted = [name for name in entries if name in checked.servers or (nobody and name in out)]
-    return [replace(one, severity="stop") if one.host in wanted else one for one in told]
-
-
 @dataclass(frozen=True)
 class Decision:
     """Who is left out from now on, and what the user is told; a finding that still stops the run changes nothing."""
@@ -173,6 +154,11 @@ class Checked:
     inventory: str
 
 
+def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    """Tell of the nodes that are not even asked, as only a person takes them back."""
+    return _noted({name: one for name, one in entries.items() if one.person}, checked)
+
+
 def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
     """Decide who is left out because of findings.
 
@@ -186,20 +172,33 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     possible = bool(new) and _goes_on(stops, kept, new, checked)
     added = {name: by_check(one, checked.measurement) for name, one in new.items()} if possible and exclude else {}
     out = {**kept, **added}
-    told = [_softened(one) if out.keys() & _about(one) else one for one in findings]
-    told += noted(
-        {name: one for name, one in out.items() if name in checked.tested}, checked.cluster, checked.inventory
-    )
+    spared = out.keys() - _needed(out, checked)
+    told = [_softened(one) if spared & _about(one) else one for one in findings] + _noted(out, checked)
     if possible and not exclude:
         told += [finding("exclusion-possible", name) for name in new]
     if refused(told):
         return Decision(entries, told)
-    back = [
-        finding("node-returned", name, seen=one.words, host=name, inventory=shlex.quote(checked.inventory))
-        for name, one in entries.items()
-        if name not in out
-    ]
-    return Decision(out, [*told, *back])
+    back = {name: one for name, one in entries.items() if name not in out}
+    return Decision(out, [*told, *_findings("node-returned", back, checked)])
+
+
+def _findings(code: str, entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    inventory = shlex.quote(checked.inventory)
+    return [finding(code, name, seen=one.words, host=name, inventory=inventory) for name, one in entries.items()]
+
+
+def _noted(out: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    """Tell which nodes of this run are left out, and stop it if it needs them."""
+    here = {name: one for name, one in out.items() if name in checked.tested or name in checked.servers}
+    found = _findings("node-excluded", {name: one for name, one in here.items() if not one.person}, checked)
+    found += _findings("node-set-aside", {name: one for name, one in here.items() if one.person}, checked)
+    needed = _needed(out, checked)
+    return [replace(one, severity="stop") if one.host in needed else one for one in found]
+
+
+def _needed(out: Mapping[str, Entry], checked: Checked) -> set[str]:
+    """Those that a run cannot go on without: the servers, and all if there is no other node in it."""
+    return {name for name in out if name in checked.servers} if members(checked.tested, out) else {*out}
 
 
 def _about(found: Finding) -> set[str]:

@@ -130,6 +130,21 @@ def test_only_the_same_check_takes_back_what_it_excluded(exclude: bool) -> None:
     assert decide(bad("node-1"), entries=entries, exclude=exclude).entries == entries
 
 
+def test_a_run_stops_if_it_needs_a_node_that_is_left_out() -> None:
+    cases: list[tuple[str, Entry, dict[str, Any]]] = [
+        # It is limited to that node, or the node has become the head meanwhile.
+        ("node-2", CHECK, {"tested": ["node-2"]}),
+        ("node-2", ELSEWHERE, {"tested": ["node-2"]}),
+        ("node-1", CHECK, {}),
+        ("node-1", ELSEWHERE, {"tested": ["node-2"]}),
+    ]
+    for name, entry, changes in cases:
+        decision = decide(bad(name), entries={name: entry}, **changes)
+        assert decision.entries == {name: entry}
+        assert told(decision) == [(name, "login-timeout", "stop"), (name, "node-excluded", "stop")]
+        assert decide(entries={name: entry}, **changes).entries == ({name: entry} if entry is ELSEWHERE else {})
+
+
 @pytest.mark.parametrize(
     ("entries", "changes", "severities"),
     [
