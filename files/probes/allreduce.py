@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 
 import ranks
 
@@ -17,6 +18,9 @@ TYPES = ("float32", "float64", "int64")
 # What each rank multiplies by itself to show how fast its node is; of the rounds, the fastest counts.
 ROUNDS, STEPS = 6, 20
 SIDE = {"cpu": 512, "gpu": 4096}
+# A rank had to share its machine if other programs used this many cores and left less than this share of all idle. The
+# latter tells them from a quota, which leaves processors idle.
+OTHERS, IDLE = 0.15, 0.1
 MOVED = ("float32", "float64", "int32", "int64", "uint8")
 
 
@@ -76,17 +80,32 @@ def reduce(hvd, tensor, wanted):
 
 
 def pace(hvd, tensor, side):
-    """The milliseconds of a step that this rank computes by itself. The ranks begin each round together."""
-    matrix, best = tensor((side, side), 1, "float32"), math.inf
+    """How long a step takes that this rank computes by itself, and whether other programs were in its way.
+
+    The ranks begin each round together.
+    """
+    matrix, best, seconds, used = tensor((side, side), 1, "float32"), math.inf, 0.0, [0.0, 0.0, 0.0]
     for turn in range(ROUNDS):
         hvd.allgather_object(turn, name=f"pace.{turn}")
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), processors()
         for _ in range(STEPS):
             product = matrix @ matrix
         # A GPU would still be computing.
         float(product[0][0])
-        best = min(best, time.perf_counter() - begun)
-    return round(best / STEPS * 1000, 4)
+        took = time.perf_counter() - begun
+        best, seconds = min(best, took), seconds + took
+        used = [total + now - then for total, now, then in zip(used, processors(), before, strict=True)]
+    busy, idle, own = used
+    crowded = busy - own > OTHERS * seconds and idle < IDLE * (busy + idle)
+    return {"step_ms": round(best / STEPS * 1000, 4), "crowded": crowded}
+
+
+def processors():
+    """The seconds for which this machine's processors were busy (or stolen), were idle, and worked for this program."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, idle, wait, _, _, steal, *_ = map(int, line.split()[1:])
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + steal) / tick, (idle + wait) / tick, time.process_time()
 
 
 def number(rank):
@@ -188,7 +207,7 @@ def main():
     mine += [one for kinds in moved.values() for errors in kinds.values() for one in errors]
     results = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
     if options.pace:
-        own["step_ms"] = pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
+        own |= pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
     ranks.show({**own, "wanted": wanted, "sums": sums, **results})
     status = ranks.report(own["rank"], list(ranks.judge(every, options)), mine)
     # No rank exits while another still computes: the launcher would kill the others before they have reported.

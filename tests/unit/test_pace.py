@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farandole.validation.judge import GREEN, RED, SLOW, Bars, Check, judge
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
 from farandole.validation.plan import jobs
 
 from .loading import load_probe
@@ -49,6 +49,19 @@ def test_a_node_that_needs_twice_as_long_is_named(took: list[float], slow: list[
         assert check.hosts == slow
         assert all(name in check.cause for name in slow)
         assert "node exclude node-" in check.cure and "-i inventory/mine" in check.cure
+
+
+def test_a_busy_machine_is_no_slow_node() -> None:
+    ranks = [
+        {"rank": number, "size": 2, "host": "x", "machine": f"m{number}", "step_ms": took, "crowded": bool(number)}
+        for number, took in enumerate((10.0, 50.0))
+    ]
+    check = paced(10.0, 50.0, ranks=ranks)[1]
+    assert (check.status, check.code, check.value) == (NOT_MEASURED, "", 0.2)
+    assert "busy on node-2" in check.words
+    # That another one was disturbed makes this one no faster.
+    ranks[0]["crowded"], ranks[1]["crowded"] = True, False
+    assert paced(10.0, 50.0, ranks=ranks)[1].status == SLOW
 
 
 def test_the_inventory_is_quoted() -> None:
@@ -107,7 +120,8 @@ class Horovod:
         return [thing]
 
 
-def test_the_fastest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("idle", "crowded"), [(0.1, True), (1.0, False)])
+def test_the_fastest_round_counts(monkeypatch: pytest.MonkeyPatch, idle: float, crowded: bool) -> None:
     monkeypatch.setattr(allreduce, "ROUNDS", 3)
     monkeypatch.setattr(allreduce, "STEPS", 2)
     horovod, seconds = Horovod(), [0.2, 0.0, 0.02, 0.02, 0.0, 0.3]
@@ -116,5 +130,24 @@ def test_the_fastest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (size, value, kind) == ((8, 8), 1, "float32")
         return Matrix(seconds)
 
-    assert 20 <= allreduce.pace(horovod, tensor, 8) < 90
+    # Seconds of busy and of idle processors, and of its own, before and after each round.
+    known = iter([(0, 0, 0), (2, idle, 1), (9, 9, 9), (9, 9, 9), (9, 9, 9), (9, 9, 9)])
+    monkeypatch.setattr(allreduce, "processors", lambda: next(known))
+    found = allreduce.pace(horovod, tensor, 8)
+    assert 20 <= found["step_ms"] < 90
+    assert found["crowded"] == crowded
     assert (horovod.rounds, seconds) == (3, [])
+
+
+def test_the_kernel_says_how_busy_the_machine_is() -> None:
+    busy, idle, own = (after - before for before, after in zip(allreduce.processors(), burn(), strict=True))
+    assert own > 0.2
+    assert busy + idle > 0.2
+
+
+def burn() -> tuple[float, float, float]:
+    until = time.process_time() + 0.25
+    while time.process_time() < until:
+        pass
+    found: tuple[float, float, float] = allreduce.processors()
+    return found

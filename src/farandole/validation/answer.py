@@ -49,6 +49,7 @@ RANK = fields(
             ("rate", "step_ms", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), optional(number)
         ),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
+        "crowded": yes_or_no,
     },
 )
 ROUND = fields(

@@ -228,6 +228,12 @@ def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
     check = Check(f"{job['id']}.pace", GREEN, words, round(ratio, 4), bar, list(nodes), result["seconds"])
     if ratio < bar:
         slow = [rank for rank in sorted(took) if others[rank] / took[rank] < bar]
+        busy = [nodes[rank["rank"]] for rank in result["ranks"] if rank["rank"] in slow and rank.get("crowded")]
+        if busy:
+            check.status = NOT_MEASURED
+            check.words = f"other programs keep all processors busy on {', '.join(busy)}; {words}"
+            yield check
+            return
         check.status, check.hosts, cause = SLOW, [nodes[rank] for rank in slow], causes()["worker-slow"]
         seen = "; ".join(
             f"{nodes[rank]} needs {took[rank]:.3g} ms for a step that takes {others[rank]:.3g} ms on the others"
