@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -219,18 +220,17 @@ def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> 
 def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
     """The nodes without which these findings would not be there.
 
-    Of the two ends of a bad link that is one: no server, else the later one in the inventory; neither, if one of them
-    is bad by itself.
+    Of the two ends of a bad link that is the one that has another bad link, too; else the first one, which says so
+    itself, or the other one if that is a server; neither, if one of them is bad by itself.
     """
     free = [name for name in checked.cluster if name not in checked.servers]
-    found: dict[str, Finding] = {}
-    for one in stops:
-        if one.host in free:
-            found.setdefault(one.host, one)
-    for one in stops:
-        ends = _about(one)
-        if len(ends) == 2 and ends <= {*checked.cluster} and not ends & found.keys():
-            found.update(dict.fromkeys([name for name in free if name in ends][-1:], one))
+    found = {one.host: one for one in reversed(stops) if one.host in free}
+    links = [one for one in stops if len(_about(one)) == 2 and _about(one) <= {*checked.cluster}]
+    counts = Counter(name for one in links for name in _about(one))
+    for one in links:
+        ends = [name for name in one.host.split(", ") if name in free]
+        if ends and not _about(one) & found.keys():
+            found[max(ends, key=lambda name: counts[name])] = one
     return found
 
 

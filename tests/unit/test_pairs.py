@@ -167,9 +167,9 @@ SHUT = {
     "a node that lets nothing in": ("abc", into("c", "abc"), [("c", "pair-node-closed")]),
     "both ways": ("abcd", into("c", "abcd") + out_of("c", "abcd"), [("c", "pair-node-closed")]),
     "a node that reaches nobody": ("abcd", out_of("b", "abcd"), [("b", "pair-node-shut-in")]),
-    "one way": ("abcd", ["ac"], [("c", "pair-link-closed")]),
-    "two nodes": ("ab", ["ab"], [("b", "pair-link-closed")]),
-    "two nodes, both ways": ("ab", ["ab", "ba"], [("a", "pair-link-closed"), ("b", "pair-link-closed")]),
+    "one way": ("abcd", ["ac"], [("a, c", "pair-link-closed")]),
+    "two nodes": ("ab", ["ab"], [("a, b", "pair-link-closed")]),
+    "two nodes, both ways": ("ab", ["ab", "ba"], [("b, a", "pair-link-closed"), ("a, b", "pair-link-closed")]),
     "two bad nodes": (
         "abcde", into("b", "abcde") + into("d", "abcde"), [("b", "pair-node-closed"), ("d", "pair-node-closed")]
     ),
@@ -177,7 +177,7 @@ SHUT = {
         "abcd", into("a", "abcd") + into("b", "abcd"), [("a", "pair-node-closed"), ("b", "pair-node-closed")]
     ),
     "a node and a link": (
-        "abcdef", [*into("f", "abcdef"), "bc"], [("c", "pair-link-closed"), ("f", "pair-node-closed")]
+        "abcdef", [*into("f", "abcdef"), "bc"], [("b, c", "pair-link-closed"), ("f", "pair-node-closed")]
     ),
     "two groups": (
         "abcd", [one + other for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")],
@@ -203,14 +203,14 @@ def test_a_closed_port_is_told_with_direction_port_and_rule() -> None:
 
 def test_one_node_alone_cannot_claim_that_another_has_its_address() -> None:
     lied = Measured(["a", "b", "c"], [Closed("a", "c", 5, "another machine")])
-    assert codes(lied) == [("c", "pair-link-closed", "stop")]
+    assert codes(lied) == [("a, c", "pair-link-closed", "stop")]
 
 
 def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:
     narrow = [Narrow(name, "c", 1400, 1500) for name in "abd"]
     assert codes(Measured([*"abcd"], narrow=narrow)) == [("c", "pair-path-narrow", "stop")]
     (found,) = judge(Measured([*"abcd"], narrow=narrow[:1]), Bars())
-    assert (found.host, found.code) == ("c", "pair-path-narrow")
+    assert (found.host, found.code) == ("a, c", "pair-path-narrow")
     assert "1400 of 1500 bytes" in found.cause
 
 
@@ -255,13 +255,13 @@ def test_the_share_and_the_floor_decide() -> None:
 def test_a_slow_link_names_both_ends() -> None:
     one, other = pairs_of([*"abcdefgh"], chosen_rounds(8)[1])[1]
     (found,) = judge(rated("abcdefgh", lambda *way: 11 if way == (one, other) else 112), Bars())
-    assert (found.host, found.code) == (other, "pair-slow-link")
-    assert f"from {one} arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
+    assert (found.host, found.code) == (f"{one}, {other}", "pair-slow-link")
+    assert f"what {one} sends to the other one arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
 
 
 def test_of_two_nodes_nobody_can_tell_which_is_slow() -> None:
     (found,) = judge(rated("ab", lambda one, _: 11 if one == "a" else 112), Bars())
-    assert (found.host, found.code, found.severity) == ("b", "pair-slow-link", "warn")
+    assert (found.host, found.code, found.severity) == ("a, b", "pair-slow-link", "warn")
     assert "it cannot be told which" in found.cause
 
 

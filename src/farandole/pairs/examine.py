@@ -75,7 +75,11 @@ def examine(
     findings = judge(found, wanted.bars, wanted.network)
     if wanted.what == "all" and trusted and wanted.head in names:
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
-    return Examined(findings, merged(record(found), former), summary(found))
+    # What was bad is measured again next time.
+    bad = {name for one in findings if one.severity == "stop" for name in one.host.split(", ")}
+    links = merged(record(found), former)
+    nodes_known = {name: {**own, **({"mb_per_s": None} if name in bad else {})} for name, own in links["nodes"].items()}
+    return Examined(findings, {**links, "nodes": nodes_known}, summary(found))
 
 
 def login_of(hostvars: HostVars, name: str) -> Mapping[str, Any]:

@@ -68,7 +68,9 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
     for source, target in sorted(links, key=lambda way: (names.index(way[1]), names.index(way[0]))):
         which = " With two nodes, it cannot be told which of them blocks it." if len(names) == 2 else ""
         seen = ports(closed, [source], [target])
-        yield finding("pair-link-closed", target, other=source, seen=seen, which=which, subnet=subnet)
+        yield finding(
+            "pair-link-closed", both_ends(source, target), other=source, seen=seen, which=which, subnet=subnet
+        )
 
 
 def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> set[str]:
@@ -129,10 +131,12 @@ def judge_paths(measured: Measured) -> Iterator[Finding]:
     for name in measured.names:
         if name in bad:
             mine = [one for way, one in ways.items() if name in way]
-            yield finding("pair-path-narrow", name, other=others_of(mine, name, measured.names), seen=size(mine))
+            other = f"it and {others_of(mine, name, measured.names)}"
+            yield finding("pair-path-narrow", name, other=other, seen=size(mine))
     for way, one in ways.items():
         if not bad & {*way}:
-            yield finding("pair-path-narrow", one.target, other=one.source, seen=size([one]))
+            ends = both_ends(one.source, one.target)
+            yield finding("pair-path-narrow", ends, other=f"{one.source} and {one.target}", seen=size([one]))
 
 
 def size(narrow: Sequence[Narrow]) -> str:
@@ -216,7 +220,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         seen, usually = compared([way], measured)
-        found = finding("pair-slow-link", way[1], other=way[0], seen=seen, usual=usually, which=which)
+        found = finding("pair-slow-link", both_ends(*way), other=way[0], seen=seen, usual=usually, which=which)
         yield graded(found, [way], measured, bars)
 
 
@@ -230,6 +234,11 @@ def slow_nodes(
         partners = {one for pair in mine for one in pair} - {name}
         if len(mine) > 1 and all(pair in slow for pair in mine) and partners & good:
             yield name
+
+
+def both_ends(source: str, target: str) -> str:
+    """The host of a finding about a link. The one that says so comes first: if one is left out, it is that one."""
+    return f"{source}, {target}"
 
 
 def compared(ways: Sequence[Way], measured: Measured) -> tuple[str, str]:
