@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill test-samples bench-stack bench-site lint unit audit docs requirements
+.PHONY: help setup demo demo-down test test-kill test-samples bench-stack bench-site lint unit audit docs explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,8 +72,12 @@ bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one
 audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
 	python tests/audit.py
 
-docs: setup ## regenerate the tables of variables and of evidence
+explain-score: setup ## count how many stored logs farandole explain explains rightly
+	python tests/explain.py
+
+docs: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
 	python -c 'from farandole.stack.prove import document; document()'
+	python tests/explain.py docs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml

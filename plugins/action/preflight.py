@@ -206,7 +206,7 @@ class ActionModule(Action):
     def _wanted(arguments: Mapping[str, Any], variables: Mapping[str, Any], network: str) -> Wanted:
         bars = Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"])
         head = variables["groups"]["head"][0] if variables["groups"].get("head") else ""
-        return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"])), network)
+        return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"]), ""), network)
 
     @staticmethod
     def _checked(variables: Mapping[str, Any]) -> excluded.Checked:

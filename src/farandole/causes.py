@@ -15,8 +15,8 @@ import yaml
 # in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of the probe of
 # connections between nodes (trust) or of shared files (files), in that of a job's probe (probe), or in a check that
 # this package makes itself (check).
-Place = Literal["login", "peer", "job", "trust", "files", "probe", "check"]
-READ: tuple[Place, ...] = ("login", "peer", "job")
+Place = Literal["login", "peer", "job", "log", "trust", "files", "probe", "check"]
+READ: tuple[Place, ...] = ("login", "peer", "job", "log")
 # Whether a finding ends the run, may spoil a job, or is only good to know.
 Severity = Literal["stop", "warn", "note"]
 # All that a cure may contain. The caller takes the values from the inventory or from this package, and quotes them
@@ -37,6 +37,8 @@ class Cause:
     cure: str
     pattern: str = ""
     cascade: bool = False
+    # Whether programs print it after a message that says more, which is reported instead if a log has one.
+    general: bool = False
     severity: Severity = "stop"
     # What such a line rules out when the worker that failed first is searched: the worker, or only the line.
     excuses: Literal["", "worker", "line"] = ""

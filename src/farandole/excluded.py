@@ -224,7 +224,10 @@ def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
     itself, or the other one if that is a server; neither, if one of them is bad by itself.
     """
     free = [name for name in checked.cluster if name not in checked.servers]
-    found = {one.host: one for one in reversed(stops) if one.host in free}
+    found: dict[str, Finding] = {}
+    for one in stops:
+        if one.host in free:
+            found.setdefault(one.host, one)
     links = [one for one in stops if len(_about(one)) == 2 and _about(one) <= {*checked.cluster}]
     counts = Counter(name for one in links for name in _about(one))
     for one in links:

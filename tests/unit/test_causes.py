@@ -52,7 +52,7 @@ def fields(template: str) -> set[str]:
 def logs(cause: Cause) -> list[list[str]]:
     """The logs of a cause as the code gets them: a job's line by line, ssh's output as one line."""
     texts = [path.read_text() for path in sorted(LOGS.glob(f"{cause.code}.*"))]
-    return [text.splitlines() if cause.seen == "job" else [" ".join(text.split())] for text in texts]
+    return [text.splitlines() if cause.seen in ("job", "log") else [" ".join(text.split())] for text in texts]
 
 
 def lines(cause: Cause) -> list[str]:
@@ -70,17 +70,17 @@ def explained(log: list[str]) -> tuple[str, str, str]:
 def test_an_entry_is_complete(cause: Cause) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", cause.code)
     assert cause.what.strip() and cause.cure.strip()
-    assert not cause.cascade or cause.seen == "job"
+    assert not cause.cascade or cause.seen in ("job", "log")
     assert not cause.excuses or cause.cascade
     assert not cause.unprovoked or cause.pattern
-    assert re.fullmatch(r"((open-mpi/ompi|horovod/horovod)#\d+)?", cause.upstream)
+    assert re.fullmatch(r"([\w.-]+/[\w.-]+#\d+)?", cause.upstream)
 
 
 @by_code(CAUSES)
 def test_a_text_has_only_known_fields(cause: Cause) -> None:
     known = {"seen", *re.compile(cause.pattern).groupindex} | WORDS.get(cause.code, set())
     known |= dict(PASSED).get(cause.code, set())
-    known |= {"login": {"user"}, "job": {"host"}, "probe": {"host"}}.get(cause.seen, set())
+    known |= {"login": {"user"}, "job": {"host"}, "log": {"host"}, "probe": {"host"}}.get(cause.seen, set())
     assert fields(cause.what) <= known
 
 
@@ -98,6 +98,7 @@ def test_a_cure_uses_only_the_inventory(cause: Cause) -> None:
         "probe": {"host"},
         "files": {"host"},
         "job": {"host"},
+        "log": {"host"},
         "check": CURE_FIELDS,
     }
     assert fields(cause.cure) <= mine[cause.seen] <= CURE_FIELDS
@@ -167,8 +168,8 @@ def test_a_cause_is_found_before_a_long_end(cause: Cause, tmp_path: Path) -> Non
 
 @by_code([cause for cause in LOGGED if not cause.cascade])
 def test_root_causes_are_distinct_whatever_their_order(cause: Cause) -> None:
-    """Except general messages that ssh prints after one about a host key, and horovodrun after one from ssh."""
-    general = {"login-host-key-unknown", "peer-host-key-unsigned", "job-node-unreachable"}
+    """Except general messages, such as ssh's after one about a host key, or horovodrun's after one from ssh."""
+    general = {other.code for other in CAUSES if other.general}
     found = {
         other.code
         for other in CAUSES

@@ -1,0 +1,265 @@
+"""Find the causes of a failure in its log: consequences first, the root cause last, or what is most telling."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.causes import CURE_FIELDS, READ, Cause, causes
+from farandole.errors import FarandoleError
+from farandole.logs import lines
+from farandole.words import one_line
+
+SHOWN = 5
+# Which worker or host a line is from: the marks of mpirun, horovodrun, torchrun, OpenMPI itself and Ansible.
+RANK = re.compile(r"^\s*\[(?:\d+,)?(?P<rank>\d{1,6})\]<std(?:err|out)>|^\[(?:default|rank)(?P<other>\d{1,6})\]")
+HOST = re.compile(
+    r"^(?:fatal|failed|changed|ok): \[(?P<task>[\w.-]{1,63})(?: -> [^\]]*)?\]|"
+    r"^(?P<adhoc>[\w.-]{1,63}) \| (?:UNREACH|FAIL)|"
+    r"^\[(?P<daemon>[A-Za-z][\w.-]{0,62}):\d+\]|^\s*(?:Local host|Node|Host):\s+(?P<told>[\w.-]{1,63})\s*$"
+)
+# What most programs write into a line that says why they fail, and lines that have such a word but tell of no failure.
+TELLING = re.compile(
+    r"error|fatal|fail|cannot|can't|could not|couldn't|unable|not found|no such|denied|refused|abort|killed|exception|"
+    r"traceback|panic|segfault|segmentation|timed? ?out|unreachable|corrupt|undefined|mismatch|\bE[A-Z]{4,}\b",
+    re.IGNORECASE,
+)
+HARMLESS = re.compile(
+    r"\b(?:0|no|zero|without) (?:errors?|failures?|failed)|"
+    r"(?:failed|errors?|unreachable)\W{0,3}[=:]\W{0,3}(?:0\b|none|false)|"
+    r"^\s*(?:-- |checking |adding |inflating |copying |creating |get:|selecting |unpacking |setting up )|"
+    r"-Werror|-error|error[-_.]\w|[\w/]errors?\.|ignored|"
+    r"warning|\bW\d{4}\b|retry|default(?:s|ed|ing)? to|perror|strerror",
+    re.IGNORECASE,
+)
+# Nothing that a log says becomes part of a command.
+UNKNOWN: Mapping[str, str] = {
+    **dict.fromkeys(CURE_FIELDS, "…"),
+    "host": "that node", "inventory": "inventory/NAME", "user": "USER", "target": "USER@NODE", "port_option": "",
+    "ssh": "ssh USER@NODE", "verbose_ssh": "ssh -v USER@NODE", "forget": "ssh-keygen -R NODE",
+    "fingerprint": "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+}  # fmt: skip
+# Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
+FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log, and where it is."""
+
+    log: str
+    number: int
+    text: str
+
+    def place(self, *, several: bool) -> str:
+        """Where the line is, in words."""
+        return f"line {self.number} of {one_line(self.log, 100)}" if several else f"line {self.number}"
+
+
+@dataclass
+class Hit:
+    """A cause, the first line that shows it, and how many lines do."""
+
+    cause: Cause
+    line: Line
+    words: Mapping[str, str]
+    where: str
+    count: int = 1
+
+
+@dataclass
+class Verdict:
+    """What a log tells: root causes in the order of their lines, consequences with the most specific one last."""
+
+    roots: list[Hit] = field(default_factory=list)
+    cascades: list[Hit] = field(default_factory=list)
+    telling: list[Line] = field(default_factory=list)
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of the root causes; if there is none, that of the consequence that says most."""
+        return [hit.cause.code for hit in self.roots or self.cascades[-1:]]
+
+
+def explain(read: Iterable[Line]) -> Verdict:
+    """Find all causes in one pass, in memory that does not depend on the length of the log."""
+    hits: dict[str, Hit] = {}
+    telling: dict[str, Line] = {}
+    node = ""
+    for line in read:
+        text = line.text
+        if told := HOST.match(text):
+            node = told[told.lastgroup or 0]
+        found = False
+        for cause, words in _causes(text):
+            found = True
+            if cause.code in hits:
+                hits[cause.code].count += 1
+            else:
+                hits[cause.code] = Hit(cause, line, words, _where(text, node))
+        if not found and TELLING.search(text) and not HARMLESS.search(text):
+            _remember(telling, line)
+    return _verdict(list(hits.values()), list(telling.values()))
+
+
+def _remember(telling: dict[str, Line], line: Line) -> None:
+    """Keep the first telling lines and the last ones, each once."""
+    key = re.sub(r"\d+", "#", line.text)[-300:]
+    telling.setdefault(key, line)
+    if len(telling) > 2 * SHOWN:
+        del telling[list(telling)[SHOWN]]
+
+
+def _causes(text: str) -> list[tuple[Cause, Mapping[str, str]]]:
+    """The causes that a line shows, and the words that their patterns found."""
+    found: list[tuple[Cause, Mapping[str, str]]] = []
+    for cause, needles, pattern in _searches():
+        if any(needle in text for needle in needles) and (match := pattern.search(text)):
+            words = {name: one_line(word, 200) for name, word in match.groupdict().items() if word is not None}
+            found.append((cause, {"seen": one_line(match[0], 200), **words}))
+    if len(found) > 1:
+        # The same words of ssh mean something else to Ansible, to a worker and between two nodes.
+        first = ("login",) if FROM_ANSIBLE.search(text) else ("job",) if RANK.match(text) else ("peer", "login", "job")
+        places = {cause.seen for cause, _ in found}
+        place = next((one for one in (*first, "peer", "login", "job") if one in places), "log")
+        found = [(cause, words) for cause, words in found if cause.seen in (place, "log")]
+    return found
+
+
+@cache
+def _searches() -> list[tuple[Cause, tuple[str, ...], re.Pattern[str]]]:
+    """The causes that are read, each with words of which a line needs one, because that is quick to see."""
+    read = [cause for cause in causes().values() if cause.seen in READ]
+    return [(cause, needles(cause.pattern), re.compile(cause.pattern)) for cause in read]
+
+
+def needles(pattern: str) -> tuple[str, ...]:
+    """Words of which every text that a pattern fits has one."""
+    words, _ = _needles(re.findall(r"\\.|\[\^?\]?[^]]*\]|\(\?(?:P<\w+>|:)|\{[\d,]+\}|.", pattern, re.DOTALL), 0)
+    return words
+
+
+def _needles(tokens: list[str], at: int) -> tuple[tuple[str, ...], int]:
+    """The words of a pattern up to the end of its group, and where that is."""
+    ways: list[tuple[str, ...]] = []
+    parts: list[tuple[str, ...]] = [("",)]
+
+    def add_way() -> None:
+        ways.append(max(parts, key=lambda words: min(map(len, words))))
+
+    while at < len(tokens) and tokens[at] != ")":
+        token = tokens[at]
+        words: tuple[str, ...] = ("",)
+        if token == "|":  # noqa: S105
+            add_way()
+            parts, at = [("",)], at + 1
+            continue
+        if token.startswith("("):
+            words, at = _needles(tokens, at + 1)
+        following = tokens[at + 1] if at + 1 < len(tokens) else ""
+        optional = following in {"?", "*"} or following.startswith("{")
+        letter = token[1] if re.fullmatch(r"\\\W", token) else token
+        if token.startswith("("):
+            parts += [("",) if optional else words, ("",)]
+        elif optional or (len(token) > 1 and letter == token) or token in set(".^$*+?"):
+            parts.append(("",))
+        elif len(parts[-1]) == 1:
+            parts[-1] = (parts[-1][0] + letter,)
+        if following.startswith("{"):
+            at += 1
+        at += 1
+    add_way()
+    return tuple(dict.fromkeys(word for way in ways for word in way)), at
+
+
+def _where(text: str, node: str) -> str:
+    """Which worker a line is from, or else the host that was named last."""
+    if rank := RANK.match(text):
+        return f"rank {rank['rank'] or rank['other']}"
+    return f"host {node}" if node else ""
+
+
+def _verdict(hits: list[Hit], telling: list[Line]) -> Verdict:
+    """Tell root causes from consequences, and drop general messages where others say more."""
+    roots = [hit for hit in hits if not hit.cause.cascade]
+    special = [hit for hit in roots if not hit.cause.general]
+    order = list(causes())
+    cascades = sorted((hit for hit in hits if hit.cause.cascade), key=lambda hit: -order.index(hit.cause.code))
+    return Verdict(special or roots, cascades, telling)
+
+
+def report(verdict: Verdict, *, several: bool = False) -> str:
+    """Say it to a person, the most important last, as logs are read from their end."""
+    parts = [_told(hit, "consequence", several=several) for hit in verdict.cascades]
+    parts += [_told(hit, "root cause", several=several) for hit in reversed(verdict.roots)]
+    if not verdict.roots and verdict.cascades:
+        parts.append(
+            "These are consequences of something that this log does not show: see the logs of the other nodes."
+        )
+    if not verdict.codes and not verdict.telling:
+        parts.append("Nothing in it is known as a failure, and nothing looks like one.")
+    if not verdict.roots and verdict.telling:
+        last = verdict.telling[-SHOWN:]
+        shown = "\n".join(f"  {line.place(several=several)}: {one_line(line.text, 200)}" for line in last)
+        parts.append(f"{'The' if verdict.cascades else 'I do not know this failure. The'} most telling lines:\n{shown}")
+    return "\n\n".join(parts)
+
+
+def _told(hit: Hit, role: str, *, several: bool) -> str:
+    """A cause with its line, its cure and the discussion upstream."""
+    cause = hit.cause
+    host = hit.words.get("host") or (hit.where.removeprefix("host ") if hit.where.startswith("host ") else "a node")
+    what = cause.description({**UNKNOWN, **hit.words, "host": host})
+    where = hit.where if hit.where.startswith("rank") or "host" not in hit.words else ""
+    place = ", ".join(filter(None, [where, hit.line.place(several=several)]))
+    more = f", and {hit.count - 1} more" if hit.count > 1 else ""
+    told = [f"{role} [{cause.code}]: {what}", f"  {place}{more}: {around(hit)}"]
+    told.append(f"  cure: {cause.remedy(UNKNOWN)}")
+    return "\n".join([*told, *([f"  see: {thread(cause)}"] if cause.upstream else [])])
+
+
+def around(hit: Hit) -> str:
+    """The part of a line that shows the cause."""
+    at = max(0, hit.line.text.find(hit.words["seen"][:40]) - 100)
+    return one_line(hit.line.text[at : at + 240], 240)
+
+
+def thread(cause: Cause) -> str:
+    """Where upstream discusses a cause."""
+    project, _, number = cause.upstream.partition("#")
+    return f"github.com/{project}/issues/{number}"
+
+
+def read(logs: Sequence[str]) -> Iterator[Line]:
+    """All lines of some logs; `-` is the standard input."""
+    for name in logs:
+        try:
+            with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
+                yield from (Line(name, number, text) for number, text in lines(stream, name))
+        except OSError as error:
+            raise FarandoleError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def command(
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="[LOG]...", help="Files; - is the standard input, the default.")
+    ] = None,
+) -> None:
+    """Say why something failed, from its log: consequences first, the root cause and its cure last.
+
+    Reads the logs of training jobs, compilers, pip, apt, ssh and Ansible, from anywhere. The exit status is 0 if a
+    cause is named, or if nothing looks like a failure; 3 if the failure is not known; 1 if a log cannot be read.
+    """
+    chosen = logs or ["-"]
+    verdict = explain(read(chosen))
+    print(report(verdict, several=len(chosen) > 1))
+    if verdict.telling and not verdict.codes:
+        raise typer.Exit(3)

@@ -1,0 +1,132 @@
+"""`make explain-score`: explain every stored log, and count the right answers; `docs` writes docs/causes.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.causes import READ, Cause, causes
+from farandole.explain import UNKNOWN, Line, explain, thread
+from farandole.files import write
+from farandole.logs import lines
+
+ROOT = Path(__file__).parents[1]
+LOGS, CORPUS = ROOT / "tests/unit/logs", ROOT / "tests/corpus"
+UNSURE = "don't know"
+PAGE = ROOT / "docs/causes.md"
+# Logs that tell more than the message for which they are kept.
+MORE = {"job-node-unreachable.txt": {"peer-timeout"}, "job-name-unknown.txt": {"peer-name-unknown"}}
+PLACES = {
+    "login": "when this machine logs in to a node",
+    "peer": "when one node logs in to another",
+    "job": "in the output of a job",
+    "log": "in a log",
+    "trust": "by the check of connections between nodes",
+    "files": "by the check of shared files",
+    "probe": "by a job of the validation",
+    "check": "by a check of Farandole's own",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A stored log, the codes that it should get, and those that it got."""
+
+    path: Path
+    wanted: frozenset[str]
+    got: frozenset[str]
+
+    @property
+    def kind(self) -> str:
+        """Whether the answer is right, wrong, or that it does not know."""
+        return "right" if self.got == self.wanted else "wrong" if self.got else UNSURE
+
+
+def label(path: Path) -> frozenset[str]:
+    """The codes that a log should get, from its name: CODE+CODE.WORD.txt, or none for `healthy` and `unknown`."""
+    name = path.name.split(".")[0]
+    return frozenset(MORE.get(path.name) or set(name.split("+")) - {"healthy", "unknown"})
+
+
+def answer(path: Path) -> Answer:
+    """Explain a log."""
+    with path.open("rb") as stream:
+        verdict = explain(Line(path.name, number, text) for number, text in lines(stream, path.name))
+    looks_bad = {"looks like a failure"} if verdict.telling and path.name.startswith("healthy") else set()
+    return Answer(path, label(path), frozenset({*verdict.codes, *looks_bad}))
+
+
+def answers() -> list[Answer]:
+    """Explain every stored log."""
+    return [answer(path) for path in sorted([*LOGS.glob("*.txt"), *CORPUS.rglob("*.txt")])]
+
+
+def score(found: list[Answer]) -> str:
+    """The counts, as a sentence."""
+    counts = {kind: sum(one.kind == kind for one in found) for kind in ("right", "wrong", UNSURE)}
+    share = 100 * counts["right"] / len(found) if found else 0
+    return (
+        f"{len(found)} logs: {counts['right']} right ({share:.0f} %), {counts['wrong']} wrong, "
+        f"{counts[UNSURE]} unknown although a cause was wanted"
+    )
+
+
+def page() -> str:
+    """docs/causes.md: one section for each cause."""
+    found = answers()
+    held = [one for one in found if "held" in one.path.parts]
+    before = (
+        "# Causes\n\n<!-- Written by `make docs` from src/farandole/causes.yml and the stored logs. -->\n\n"
+        "Every failure that Farandole can name. `farandole explain LOG` finds those that are read from logs; its "
+        f"score on the stored logs (`make explain-score`) is\n\n- {score([one for one in found if one not in held])},\n"
+    )
+    if held:
+        before += f"- of logs made after the patterns were written: {FIRST_SIGHT}; now {score(held)}.\n"
+    return "\n".join([before, *(line for cause in causes().values() for line in section(cause))])
+
+
+def section(cause: Cause) -> Iterator[str]:
+    """What is to be known of one cause."""
+    role = "consequence of another failure" if cause.cascade else "root cause"
+    yield f"## {cause.code}\n"
+    yield f"A {role}, seen {PLACES[cause.seen]}.\n"
+    yield f"- What: {shown(cause.what)}"
+    if cause.pattern:
+        yield f"- Looks like: `` {cause.pattern} ``"
+    yield f"- Cure: {shown(cause.cure)}"
+    if cause.upstream:
+        yield f"- Upstream: [{cause.upstream}](https://{thread(cause)})"
+    if cause.seen in READ:
+        logs = ", ".join(f"[{path.name}](../{path.relative_to(ROOT)})" for path in sorted(LOGS.glob(f"{cause.code}.*")))
+        yield f"- Evidence: {logs or 'no log: ' + cause.unprovoked}"
+    yield ""
+
+
+def shown(text: str) -> str:
+    """A text of the catalogue with its fields as words, safe in Markdown."""
+    for name, word in UNKNOWN.items():
+        text = text.replace(f"{{{name}}}", word)
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+FIRST_SIGHT = "not measured"
+
+
+def main() -> int:
+    """Print the score, and each answer that is not right."""
+    if sys.argv[1:] == ["docs"]:
+        write(PAGE, page())
+        return 0
+    found = answers()
+    for one in found:
+        if one.kind != "right":
+            wanted, got = (", ".join(sorted(codes)) or "nothing" for codes in (one.wanted, one.got))
+            print(f"{one.kind}: {one.path.relative_to(ROOT)}: wanted {wanted}, got {got}")
+    print(score(found))
+    return int(any(one.kind == "wrong" for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What `farandole explain` says about logs, stored ones and such as nobody would write."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import explain as scoring
+import pytest
+
+from farandole.causes import READ, causes
+from farandole.explain import Line, Verdict, explain, needles, report
+from farandole.logs import PIECE, lines
+
+from .loading import ROOT
+
+FULL = "[1]<stderr>:OSError: [Errno 28] No space left on device\n"
+KILLED = "mpirun noticed that process rank 1 with PID 1805 on node node-2 exited on signal 9 (Killed).\n"
+
+
+def told(raw: bytes) -> Verdict:
+    return explain(Line("log", number, text) for number, text in lines(io.BytesIO(raw), "log"))
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "farandole", "explain", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=20, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("found", scoring.answers(), ids=lambda found: str(found.path.name))
+def test_no_stored_log_gets_a_wrong_answer(found: scoring.Answer) -> None:
+    assert found.kind != "wrong", (found.wanted, found.got)
+
+
+def test_the_page_of_causes_is_generated() -> None:
+    assert scoring.PAGE.read_text() == scoring.page(), "run: make docs"
+
+
+def test_the_quick_search_misses_nothing() -> None:
+    texts = [line for path in scoring.LOGS.iterdir() for line in path.read_text().splitlines()]
+    for cause in causes().values():
+        if cause.seen in READ:
+            words = needles(cause.pattern)
+            assert all(len(word) > 3 for word in words), cause.code
+            fits = [text for text in texts if re.search(cause.pattern, text)]
+            assert all(any(word in text for word in words) for text in fits), cause.code
+
+
+def test_the_root_cause_is_printed_last() -> None:
+    said = report(told((KILLED + FULL + KILLED).encode()))
+    assert said.index("[worker-killed]") < said.index("[disk-full]")
+    assert "rank 1, line 2" in said
+
+
+def test_two_causes_are_both_named() -> None:
+    assert told(f"{FULL}ModuleNotFoundError\nsudo: command not found\n".encode()).codes == ["disk-full", "sudo-missing"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+def test_any_encoding_is_read(encoding: str) -> None:
+    assert told(f"Fehler für Gerät\n{FULL}".encode(encoding)).codes == ["disk-full"]
+
+
+@pytest.mark.parametrize("start", range(PIECE - 60, PIECE + 1, 7))
+def test_a_message_is_found_wherever_it_is_cut(start: int) -> None:
+    assert told(b"x" * start + FULL.encode()).codes == ["disk-full"]
+    assert told(b"y\n" * (start // 2) + FULL.encode()).roots[0].line.number == start // 2 + 1
+
+
+def test_terminal_codes_and_progress_bars_hide_nothing() -> None:
+    colour = FULL.replace("No space", "\x1b[31mNo \x1b[0mspace")
+    assert told(f"10 %\r20 %\r{colour}".encode()).codes == ["disk-full"]
+
+
+def test_nothing_of_a_log_is_executed_or_rendered() -> None:
+    nasty = "[bold red]{{ lookup('pipe', 'id') }}\x1b]0;title\x07\x1b[2J\x9b31m"
+    done = run("-", input=f"{nasty} $(id) fatal error: No space left on device {nasty}\n".encode())
+    assert done.returncode == 0
+    assert b"[bold red]{{ lookup" in done.stdout
+    assert b"uid=" not in done.stdout
+    assert not set(done.stdout) & {0x1B, 0x07}
+
+
+@pytest.mark.parametrize("raw", [os.urandom(1 << 20), bytes(1 << 20), b"\xff\xfe", b"", b"\xff\xfea"], ids=len)
+def test_what_is_no_log_is_read_to_its_end(raw: bytes) -> None:
+    assert "disk-full" not in told(raw).codes
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["step 12 loss 0.5 of 100", "error: x" * 40, "\\S" * 4000, "a" * 4000, "python: not found " * 300],
+    ids=["lines", "errors", "backslashes", "words", "pythons"],
+)
+def test_megabytes_take_seconds(line: str) -> None:
+    begun = time.process_time()
+    told((line + "\n").encode() * ((1 << 21) // len(line)))
+    assert time.process_time() - begun < 8
+
+
+def test_the_exit_status_says_whether_a_cause_was_found(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(FULL)
+    assert run(str(tmp_path / "log")).returncode == 0
+    assert run(input=b"all is well\n").returncode == 0
+    unknown = run(input=b"fatal: the frobnicator failed\n")
+    assert unknown.returncode == 3
+    assert b"frobnicator" in unknown.stdout
+    for wrong in (str(tmp_path), str(tmp_path / "none")):
+        done = run(wrong)
+        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+    assert b"zcat" in run(input=b"\x1f\x8b\x08rest").stderr
+
+
+def test_several_logs_are_explained_together(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text(KILLED)
+    (tmp_path / "two").write_text(f"\n{FULL}")
+    said = run(str(tmp_path / "one"), str(tmp_path / "two")).stdout.decode()
+    assert "line 2 of" in said
+    assert said.index("[worker-killed]") < said.index("[disk-full]")
