@@ -180,7 +180,7 @@ class ActionModule(Action):
                 bad = stopped(found)
                 sound = [node for node in nodes if node.name in probes and node.name not in bad]
                 wanted = self._wanted(arguments, variables, network.network)
-                links = examine(sound, hostvars, wanted, links.links, self._display.display)
+                links = examine(sound, hostvars, wanted, links.links, lambda text: self._display.display(text))
                 found += links.findings
             # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
             compared = {*judge_machine_ids(probes)}
