@@ -55,7 +55,8 @@ def test_a_node_that_is_back_takes_part_unless_a_person_keeps_it_out(cluster: Cl
     node(cluster, "include", "node-4")
     back = cluster.play(*EXCLUDE)
     assert back.rc == 0, back.output
-    assert {host for _, host in back.changes} == {"node-4"}
+    # Its keys are signed on the control machine, which Ansible reports as a change of the first node.
+    assert {host for task, host in back.changes if "Sign the keys" not in task} == {"node-4"}
     again = cluster.play(*BARE)
     assert (again.rc, again.changes) == (0, set()), again.output
 
