@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-kill test-samples bench-stack bench-site lint unit audit docs explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site lint unit audit docs explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ unit: setup ## run the unit tests only
 
 test-kill: setup ## kill site.yml at each of its tasks (more than an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
+
+test-faults: setup ## inject every fault, not only those that `make test` has time for (four minutes)
+	FARANDOLE_EVERY_FAULT=1 pytest tests/lab/test_faults.py
 
 test-samples: setup ## run every sample on two nodes, and jobs that crash, hang, lose a node or fill a disk (ten minutes)
 	farandole lab setup

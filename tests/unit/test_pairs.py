@@ -256,7 +256,7 @@ def test_a_slow_link_names_both_ends() -> None:
     one, other = pairs_of([*"abcdefgh"], chosen_rounds(8)[1])[1]
     (found,) = judge(rated("abcdefgh", lambda *way: 11 if way == (one, other) else 112), Bars())
     assert (found.host, found.code) == (f"{one}, {other}", "pair-slow-link")
-    assert f"what {one} sends to the other one arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
+    assert f"what {one} sends to {other} arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
 
 
 def test_of_two_nodes_nobody_can_tell_which_is_slow() -> None:

@@ -220,7 +220,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         seen, usually = compared([way], measured)
-        found = finding("pair-slow-link", both_ends(*way), other=way[0], seen=seen, usual=usually, which=which)
+        found = finding("pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which)
         yield graded(found, [way], measured, bars)
 
 
