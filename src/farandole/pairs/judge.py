@@ -69,7 +69,13 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
         which = " With two nodes, it cannot be told which of them blocks it." if len(names) == 2 else ""
         seen = ports(closed, [source], [target])
         yield finding(
-            "pair-link-closed", both_ends(source, target), other=source, seen=seen, which=which, subnet=subnet
+            "pair-link-closed",
+            both_ends(source, target),
+            other=source,
+            host=target,
+            seen=seen,
+            which=which,
+            subnet=subnet,
         )
 
 
@@ -128,6 +134,11 @@ def judge_paths(measured: Measured) -> Iterator[Finding]:
     """Packets that are lost although both ends would send them: a connection opens, and then hangs."""
     ways = {tuple(sorted((one.source, one.target))): one for one in measured.narrow}
     bad = meeting_points([*ways], measured)
+    most = statistics.mode(measured.mtus.values()) if measured.mtus else 0
+    for name, mtu in measured.mtus.items():
+        if mtu != most and name not in measured.silent:
+            others = some([other for other in measured.names if measured.mtus.get(other) == most])
+            yield finding("pair-mtu-differs", name, seen=mtu, other=others, wanted=most)
     for name in measured.names:
         if name in bad:
             mine = [one for way, one in ways.items() if name in way]
@@ -220,7 +231,9 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         seen, usually = compared([way], measured)
-        found = finding("pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which)
+        found = finding(
+            "pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which
+        )
         yield graded(found, [way], measured, bars)
 
 
