@@ -33,7 +33,7 @@ TELLING = re.compile(
     re.IGNORECASE,
 )
 HARMLESS = re.compile(
-    r"\b(?:0|no|zero|without) (?:errors?|failures?|failed)|"
+    r"\berror rate|\b(?:0|no|zero|without) (?:errors?|failures?|failed)|"
     r"(?:failed|errors?|unreachable)\W{0,3}[=:]\W{0,3}(?:0\b|none|false)|"
     r"^\s*(?:-- |checking |adding |inflating |copying |creating |get:|selecting |unpacking |setting up )|"
     r"-Werror|-error|error[-_.]\w|[\w/]errors?\.|ignored|"
