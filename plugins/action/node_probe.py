@@ -31,6 +31,10 @@ options:
     description: Names of the accounts that run jobs, and of their groups, with the uid and gid intended for each.
     type: dict
     required: true
+  user:
+    description: The job user, whose shells are asked what a job would find there; empty for nobody.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: Never changes anything.
@@ -78,6 +82,7 @@ probe:
     data: {description: "The sha256 of each file of the sample scripts' data.", type: dict}
     time: {description: "The node's clock, in seconds since 1970.", type: float}
     root: {description: "Whether the module ran as root.", type: bool}
+    machine: {description: "Its hardware, disks, limits, links and packages, and the job user's shells.", type: dict}
 skew:
   description: Seconds by which the node's clock is ahead of the controller's.
   returned: the node answered

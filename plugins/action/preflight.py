@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from farandole.preflight.inventory import (
     read_node,
     unreadable,
 )
+from farandole.preflight.machine import former_record, judge_machines
 from farandole.preflight.nodes import about, judge_hosts, judge_machine_ids, probes_of, record
 from farandole.state import claim
 
@@ -175,6 +177,8 @@ class ActionModule(Action):
                 found += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
             # Like role fabric: all nodes, whatever --limit says.
             network = fabric.choose(excluded.members(checked.cluster, entries), hostvars, arguments["fabric_network"])
+            former, user = former_record(state / "preflight.json", time.time()), next(iter(arguments["accounts"]), "")
+            found += judge_machines(probes, hostvars, network.interfaces, user, arguments["stack"], former)
             links = Examined([], links_in(state / "preflight.json"))
             if network.network:
                 bad = stopped(found)

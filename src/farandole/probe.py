@@ -25,6 +25,7 @@ from farandole.form import (
     words,
     yes_or_no,
 )
+from farandole.machine import MACHINE
 from farandole.words import one_line
 
 # Not allowed in account names; special in shells, URLs and messages.
@@ -95,6 +96,7 @@ PROBE = fields(
         "data": named(words(r"[^\x00-\x1f\x7f-\x9f/]{1,255}"), words(r"|[0-9a-f]{64}")),
         "time": number,
         "root": yes_or_no,
+        "machine": MACHINE,
     }
 )
 

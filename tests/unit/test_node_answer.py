@@ -16,6 +16,7 @@ from farandole.fetching import TooMuchError
 from farandole.form import UnfitError
 
 from .loading import load
+from .machines import machine
 from .stack import run_action
 
 asking = load("action", "node_probe")
@@ -50,6 +51,7 @@ GOOD: dict[str, Any] = {
     "data": {"SOURCE": "ab" * 32, "of somebody.txt": ""},
     "time": 1_800_000_000.25,
     "root": True,
+    "machine": machine(),
 }
 
 

@@ -214,12 +214,6 @@ def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:
     assert "1400 of 1500 bytes" in found.cause
 
 
-def test_an_mtu_that_differs_is_that_of_the_odd_one() -> None:
-    (found,) = judge(Measured([*"abc"], mtus={"a": 9000, "b": 1500, "c": 9000}), Bars())
-    assert (found.host, found.code, found.severity) == ("b", "pair-mtu-differs", "warn")
-    assert "1500 bytes; 9000 is the MTU of a, c" in found.cause
-
-
 def test_a_name_that_means_another_address() -> None:
     misnamed = Measured([*"ab"], misnamed=[Misnamed("a", "b", ("127.0.1.1",))])
     (found,) = judge(misnamed, Bars())

@@ -25,6 +25,7 @@ from farandole.preflight import inventory, nodes, unreachable
 from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load
+from .machines import machine
 
 DECLARED = {
     "base": frozenset({"base_user", "base_user_id"}),
@@ -70,6 +71,9 @@ def probe(**changes: Any) -> dict[str, Any]:
         "disk_free_mb": 100000,
         "time": 1.0,
         "root": True,
+        "stacks": {"current": "", "former": "", "installed": []},
+        "nvidia_driver": "",
+        "machine": machine(),
         **changes,
     }
 

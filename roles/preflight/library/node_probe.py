@@ -19,6 +19,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.contents import drift, trees
+from ansible.module_utils.machine import machine
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")
@@ -164,12 +165,13 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "data": sums(Path("/opt/farandole/data/mnist")),
         "time": time.time(),
         "root": os.geteuid() == 0,
+        "machine": machine(module.params["user"], os.geteuid() == 0),
     }
 
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"accounts": {"type": "dict", "required": True}},
+        argument_spec={"accounts": {"type": "dict", "required": True}, "user": {"type": "str", "default": ""}},
         supports_check_mode=True,
     )
     module.exit_json(changed=False, probe=probe(module))

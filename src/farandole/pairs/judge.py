@@ -134,11 +134,6 @@ def judge_paths(measured: Measured) -> Iterator[Finding]:
     """Packets that are lost although both ends would send them: a connection opens, and then hangs."""
     ways = {tuple(sorted((one.source, one.target))): one for one in measured.narrow}
     bad = meeting_points([*ways], measured)
-    most = statistics.mode(measured.mtus.values()) if measured.mtus else 0
-    for name, mtu in measured.mtus.items():
-        if mtu != most and name not in measured.silent:
-            others = some([other for other in measured.names if measured.mtus.get(other) == most])
-            yield finding("pair-mtu-differs", name, seen=mtu, other=others, wanted=most)
     for name in measured.names:
         if name in bad:
             mine = [one for way, one in ways.items() if name in way]

@@ -112,7 +112,6 @@ class Measured:
     misnamed: list[Misnamed] = field(default_factory=list)
     delays_us: dict[str, float] = field(default_factory=dict)
     speeds: dict[str, int] = field(default_factory=dict)
-    mtus: dict[str, int] = field(default_factory=dict)
     # Bytes per second by source and target, one for each try: beside others, and alone, which is faster.
     rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     alone: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -243,7 +242,6 @@ class Measurement:
         for place, answer in zip(places, began, strict=True):
             self._fit(place.name, answer)
         self.result.speeds = {name: agent.listening["speed"] for name, agent in self.agents.items()}
-        self.result.mtus = {name: agent.listening["mtu"] for name, agent in self.agents.items()}
 
     async def reach(self, *, names: bool) -> None:
         """Have every node connect to every other."""

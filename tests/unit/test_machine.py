@@ -1,0 +1,144 @@
+"""Hardware, disks, limits, links and shells of nodes, and the findings about each."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole import machine as form
+from farandole.preflight import machine as judge
+
+from .loading import ROOT, load
+from .machines import machine, place, shell
+
+probing = load("module_utils", "machine")
+FREE = {"current": "", "installed": []}
+
+
+def found(*machines: dict[str, Any], former: Any = None, own: Any = None, **changes: Any) -> list[tuple[str, str]]:
+    """The hosts and codes of what is found on these nodes."""
+    plain = {"arch": "x86_64", "hostname": "", "nvidia_driver": "", "stacks": FREE, "accounts": {}} | changes
+    probes = {f"node-{place}": plain | {"machine": one} for place, one in enumerate(machines, 1)}
+    interfaces = dict.fromkeys(probes, "eth0")
+    former = former or {"hosts": {}, "ago": 0}
+    every = judge.judge_machines(probes, dict.fromkeys(probes, own or {}), interfaces, "trainer", True, former)
+    return [(one.host, one.code) for one in every]
+
+
+def at(name: str, **changes: Any) -> dict[str, Any]:
+    return machine(places=machine()["places"] | {name: place(**{"mount": "/x", **changes})})
+
+
+def link(**changes: Any) -> dict[str, Any]:
+    return machine(links={"eth0": {"mtu": 1500, "speed": 10_000, "duplex": "full"} | changes})
+
+
+def test_a_sound_node_has_no_finding() -> None:
+    assert found(machine(), machine()) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        (at("/opt", free_mb=10), "node-disk-full"),
+        (at("/var", free_inodes=3), "node-disk-full"),
+        (at("/opt", free_mb=3_000), "disk-small"),
+        (at("/opt", free_inodes=50_000), "disk-small"),
+        (at("home", free_mb=400, free_inodes=None), "disk-small"),
+        (at("/opt", read_only=True), "disk-read-only"),
+        (at("/opt", noexec=True), "stack-noexec"),
+        (at("/tmp", noexec=True), "mount-noexec"),  # noqa: S108
+        (at("home", noexec=True, free_mb=None, free_inodes=None), "mount-noexec"),
+        (at("shm", free_mb=64), "shm-small"),
+        (machine(memory_mb=1_000), "memory-small"),
+        (machine(cpu=["f16c"]), "cpu-lacks"),
+        (machine(ceiling={"nofile": 20_000, "memlock": None}), "limit-refused"),
+        (machine(ceiling={"nofile": None, "memlock": 8_192}), "limit-refused"),
+        (machine(gpus={"found": 2, "library": "", "ecc": {}, "xids": []}), "gpu-driverless"),
+        (machine(gpus={"found": 0, "library": "", "ecc": {"0000:41:00.0": 3}, "xids": []}), "gpu-ecc"),
+        (machine(gpus={"found": 0, "library": "", "ecc": {}, "xids": [("0000:41:00", 79)]}), "gpu-xid"),
+        (machine(rdma={"mlx5_0/1": {"active": False, "rate": 0}}), "rdma-down"),
+        (machine(shells={"ssh": None}), "shell-silent"),
+        (machine(shells={"ssh": shell(commands={"mpirun": "/c/bin/mpirun"})}), "command-shadowed"),
+        (machine(shells={"login": shell(libraries=["/c/lib/libmpi.so.40"])}), "library-shadowed"),
+        (machine(shells={"login": shell(variables=["PYTHONHOME"])}), "variable-harmful"),
+        (machine(shells={"login": shell(nofile=256)}), "limit-low"),
+        (link(duplex="half"), "link-half-duplex"),
+        (link(speed=100), "link-slow"),
+    ],
+)
+def test_a_fault_is_found(facts: dict[str, Any], code: str) -> None:
+    assert found(facts) == [("node-1", code)]
+
+
+def test_what_is_not_needed_or_not_known_is_no_fault() -> None:
+    assert found(at("/opt", free_mb=3_000) | {"loopback_names": []}, stacks={"current": "a", "installed": ["a"]}) == []
+    assert found(machine(cpu=None)) == found(machine(cpu=[]), arch="aarch64") == []
+    assert found(link(speed=None, duplex="")) == []
+    assert (
+        found(machine(ceiling={"nofile": 20_000, "memlock": 8}), own={"base_nofile": "20000", "base_memlock": 8}) == []
+    )
+    assert found(machine(gpus={"found": 0, "library": "", "ecc": {}, "xids": [("0000:41:00", 31)]})) == []
+    assert found(machine(gpus={"found": 1, "library": "580.1", "ecc": {}, "xids": []}), nvidia_driver="580.1") == []
+
+
+def test_a_library_of_another_driver_is_found() -> None:
+    facts = machine(gpus={"found": 1, "library": "580.2", "ecc": {}, "xids": []})
+    assert found(facts, nvidia_driver="580.1") == [("node-1", "driver-differs")]
+
+
+def test_a_name_on_loopback_is_found_after_the_first_run() -> None:
+    facts = machine(loopback_names=["node-1"])
+    assert found(facts) == []
+    assert found(facts, stacks={"current": "a", "installed": ["a"]}) == [("node-1", "name-loopback")]
+
+
+def test_the_odd_link_is_named_and_of_two_both() -> None:
+    assert found(link(), link(mtu=9000), link()) == [("node-2", "link-differs")]
+    assert found(link(), link(mtu=9000)) == [("node-1", "link-differs"), ("node-2", "link-differs")]
+    assert found(link(), link(), link(speed=1000)) == [("node-3", "link-differs")]
+
+
+def test_a_reboot_and_an_upgrade_since_the_last_run_are_notes(tmp_path: Path) -> None:
+    former = {"hosts": {"node-1": {"machine": machine(packages={"libc6": "2.36-8"})}}, "ago": 4_000}
+    assert found(machine(), former=former) == [("node-1", "packages-changed")]
+    assert found(machine(packages={}, up_s=60), former=former) == [("node-1", "rebooted")]
+    path = tmp_path / "preflight.json"
+    for text in ("", "[]", "{}", '{"hosts": []}', '{"hosts": {"a": {}}}', "\x00"):
+        path.write_text(text)
+        assert judge.former_record(path, time.time())["hosts"] == {}
+
+
+def test_the_defaults_are_those_of_role_base() -> None:
+    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main.yml").read_text())
+    assert (defaults["base_nofile"], defaults["base_memlock"]) == (judge.BASE_NOFILE, "unlimited")
+
+
+def test_this_machine_gives_a_valid_answer() -> None:
+    facts = probing.machine("", root=False)
+    assert form.MACHINE(facts)["places"]["/opt"]["free_mb"] > 0
+
+
+def test_mounts_are_read() -> None:
+    table = probing.mount_table(
+        "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / /tmp rw,noexec - tmpfs t rw\n3 1 0:3 / /a\\040b ro - nfs4 s rw\n"
+    )
+    assert probing.mount_of("/a b/c", table) == "/a b"
+    assert probing.mount_of("/tmpx", table) == "/"  # noqa: S108
+    assert probing.place("/a b/c", table) == place(mount="/a b", read_only=True, free_mb=None, free_inodes=None)
+    assert probing.place("/tmp/x", table)["noexec"]  # noqa: S108
+
+
+def test_a_command_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "COMMAND_S", 0.5)
+    begun = time.monotonic()
+    said = probing.outputs({"a": (["sh", "-c", "echo $$; sleep 60 & sleep 60"], {}), "b": (["echo", "b"], {})})
+    assert time.monotonic() - begun < 10
+    assert said["b"] == "b\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said["a"]), 0)
