@@ -99,7 +99,7 @@ def below(have: tuple[int, int | None], wanted: tuple[int, int]) -> bool:
 
 
 def judge_limits(name: str, machine: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
-    """Limits that sshd could not set, so that PAM would refuse each login of the job user."""
+    """Limits that sshd cannot set for the job user."""
     for limit, default in (("nofile", BASE_NOFILE), ("memlock", "unlimited")):
         most, wanted = machine["ceiling"][limit], str(own.get(f"base_{limit}", default))
         if most is not None and (wanted in UNLIMITED or (wanted.isdecimal() and int(wanted) > most)):
