@@ -55,9 +55,9 @@ def test_another_mtu_is_a_warning(cluster: Cluster) -> None:
     cluster.farandole("fault", "mtu", "node-2", "--bytes", "1400")
     warned = preflight(cluster)
     assert warned.rc == 0, warned.output
-    assert "[mtu-differs]" in warned.output
+    assert "[link-differs]" in warned.output
     cluster.farandole("fault", "heal", "node-2")
-    assert "[mtu-differs]" not in preflight(cluster).output
+    assert "[link-differs]" not in preflight(cluster).output
 
 
 def preflight(cluster: Cluster) -> Run:

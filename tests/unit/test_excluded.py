@@ -21,6 +21,7 @@ from farandole.findings import Finding
 from farandole.jobs import commands as jobs
 
 from .loading import load
+from .machines import machine
 
 NODES = [f"node-{number}" for number in range(1, 7)]
 SINCE = "2026-01-02T03:04:05Z"
@@ -312,7 +313,8 @@ def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) 
         probe = {
             "os_id": "debian", "os_version": "12", "arch": "x86_64", "init": "systemd", "addresses": [address],
             "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
-            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, **own,
+            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, "machine": machine(), "stacks": {"installed": [], "current": ""},
+            "hostname": name, **own,
         }  # fmt: skip
         answer = {"probe": probe, "skew": 0.0} if own is not DOWN else {"unreachable_reason": "Connection refused"}
         hostvars[name] = {"ansible_host": address, "_preflight_probe": {**answer, "login": login}}
