@@ -313,8 +313,8 @@ def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) 
         probe = {
             "os_id": "debian", "os_version": "12", "arch": "x86_64", "init": "systemd", "addresses": [address],
             "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
-            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, "machine": machine(), "stacks": {"installed": [], "current": ""},
-            "hostname": name, **own,
+            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, "machine": machine(),
+            "nvidia_driver": "", "stacks": {"installed": [], "current": ""}, "hostname": name, **own,
         }  # fmt: skip
         answer = {"probe": probe, "skew": 0.0} if own is not DOWN else {"unreachable_reason": "Connection refused"}
         hostvars[name] = {"ansible_host": address, "_preflight_probe": {**answer, "login": login}}
