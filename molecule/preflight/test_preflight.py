@@ -121,12 +121,12 @@ def test_nodes_in_different_networks_are_in_the_same_list_as_other_findings(site
 
 
 def test_an_unreachable_node_is_reported_and_the_others_are_unchanged(site, nodes):
-    fault = ["farandole", "lab", "fault", "--name", "molecule-preflight"]
-    subprocess.run([*fault, "cut", "node-2"], check=True)
+    fault, lab = ["farandole", "lab", "fault"], ["--name", "molecule-preflight"]
+    subprocess.run([*fault, "cut", "node-2", *lab], check=True)
     try:
         done = site()
     finally:
-        subprocess.run([*fault, "heal", "node-2"], check=True)
+        subprocess.run([*fault, "heal", "node-2", *lab], check=True)
     said = done.stdout + done.stderr
     assert done.returncode != 0
     assert "node-2" in said

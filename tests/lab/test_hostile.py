@@ -88,7 +88,9 @@ def test_a_lie_gives_one_finding_about_its_node(hostile: Cluster, names: list[st
     seconds = time.monotonic() - begun
     recorded = json.loads((hostile.state / "preflight.json").read_text())
     assert done.rc != 0, done.output
-    assert [finding["host"] for finding in recorded["findings"]] == list(lies), done.output
+    # That the connections of a node whose Python is another program cannot be measured is a warning.
+    stops = [finding for finding in recorded["findings"] if finding["severity"] == "stop"]
+    assert [finding["host"] for finding in stops] == list(lies), done.output
     assert sorted(recorded["hosts"]) == sorted({"node-1", *LIARS} - set(lies))
     assert list(tmp_path.iterdir()) == []
     assert not any("touch" in finding["cure"] for finding in recorded["findings"])

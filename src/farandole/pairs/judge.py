@@ -16,8 +16,8 @@ SOURCE, TARGET = 0, 1
 MEGA = 1_000_000
 # Two nodes have no third one to compare with; less than this share of the other direction is no coincidence.
 TWO = 0.5
-# A share of what is usual below which jobs are not worth starting.
-HOPELESS = 0.5
+# Shares of what is usual below which jobs are not worth starting. A single link is measured less often than a node.
+HOPELESS_NODE, HOPELESS_LINK = 0.5, 0.2
 # Bytes per second above which one connection measures the processor and its load, not the network.
 FILLED = 1e9
 
@@ -216,7 +216,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for name in ordered(bad, measured.names):
         mine = [way for way in slow if name in way]
         seen, usually = compared(mine, measured)
-        yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars)
+        yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars, HOPELESS_NODE)
     left = [way for way in slow if not bad & {*way}]
     parts = groups(measured.names, lambda one, other: tuple(sorted((one, other))) in measured_pairs - pairs)
     if len(left) > 2 and len(parts) > 1:
@@ -229,7 +229,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
         found = finding(
             "pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which
         )
-        yield graded(found, [way], measured, bars)
+        yield graded(found, [way], measured, bars, HOPELESS_LINK)
 
 
 def slow_nodes(
@@ -255,11 +255,11 @@ def compared(ways: Sequence[Way], measured: Measured) -> tuple[str, str]:
     return speed(max(rates[way] for way in ways)), speed(usual(measured)[kind(measured, ways[0])])
 
 
-def graded(found: Finding, ways: Sequence[Way], measured: Measured, bars: Bars) -> Finding:
+def graded(found: Finding, ways: Sequence[Way], measured: Measured, bars: Bars, share: float) -> Finding:
     """A warning, unless it is hopeless. Of two nodes nobody knows which is as it should be."""
     rates = best(measured)
     usually = usual(measured)[kind(measured, ways[0])] if len(measured.names) > 2 else 0
-    hopeless = max(HOPELESS * usually, bars.floor_mbit * MEGA / 8)
+    hopeless = max(share * usually, bars.floor_mbit * MEGA / 8)
     return found if max(rates[way] for way in ways) < hopeless else replace(found, severity="warn")
 
 

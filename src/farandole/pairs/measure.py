@@ -28,9 +28,9 @@ LOWEST, HIGHEST, PORTS = 1024, 65535, 3
 LONGEST, GREETING = 1 << 16, 1 << 16
 START_S, ANSWER_S, STOP_S = 20, 10, 2
 # All at once, in rounds, alone.
-SECONDS = (0.2, 0.2, 0.5)
+SECONDS = (0.2, 0.2, 0.3)
 # Slow connections that are measured again alone, and how often.
-AGAIN, TRIES = 24, 2
+AGAIN, TRIES = 24, 4
 
 PORT = whole(65535)
 REASON = words("refused|reset|no route|forbidden|failed|no answer|another machine")
