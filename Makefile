@@ -40,7 +40,7 @@ demo: setup ## set up and validate two hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about half an hour)
+test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
 	farandole lab setup
 	python tests/run.py
 
