@@ -42,8 +42,8 @@ _NEEDS = {
     "rsync": "rsync",
     "nsenter": "util-linux",
 }
-# Folders that podman and its helpers create in fixed places.
-_FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/netns", "/run/podman")
+# Folders that podman, its helpers and mount create in fixed places.
+_FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/mount", "/run/netns", "/run/podman")
 # netavark enables forwarding, which disables redirects.
 _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
 
