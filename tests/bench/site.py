@@ -1,4 +1,4 @@
-"""`make bench-site`: measure what `site.yml` without the stack costs on 2 to 64 nodes, in one run on one machine.
+"""`make bench-site`: measure what preflight, and `site.yml` without the stack, cost on 2 to 64 nodes, on one machine.
 
     site.py [NODES ...]
 
@@ -73,10 +73,10 @@ def children() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def site(changed: int | None, playbook: str = "site.yml", **settings: str) -> Cost:
-    """Run site.yml, in which this number of nodes must report a change."""
+def site(changed: int | None, playbook: str = "site.yml", *arguments: str, **settings: str) -> Cost:
+    """Run site.yml, or another playbook, in which this number of nodes must report a change."""
     nodes, controller, begun = used(), children(), time.monotonic()
-    said = ansible("ansible-playbook", playbook, "--skip-tags", "stack", **settings)
+    said = ansible("ansible-playbook", playbook, "--skip-tags", "stack", *arguments, **settings)
     cost = Cost(time.monotonic() - begun, children() - controller, used() - nodes)
     found = len(re.findall(r"changed=[1-9]", said))
     if changed not in (None, found):
@@ -111,7 +111,9 @@ def unlocked(folder: Path) -> str:
 def measure(size: int, folder: Path, with_mitogen: dict[str, str]) -> dict[str, Cost]:
     """All runs on a lab of this size."""
     lab("up", "--nodes", str(size))
-    costs = {"bare": site(size)}
+    # Also measures how fast connections are; on bare nodes nobody can log in as the job user yet.
+    preflight = ("playbooks/preflight.yml", "--extra-vars", "preflight_network=all")
+    costs = {"preflight, bare": site(0, *preflight), "bare": site(size), "preflight": site(0, *preflight)}
     costs["nothing to do"] = site(0)
     last = f"node-{size}"
     ansible("ansible", last, "-m", "raw", "-a", "chmod 600 /etc/security/limits.d/90-farandole.conf", **PLAIN)
