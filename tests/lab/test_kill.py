@@ -1,28 +1,27 @@
 """A run that is killed at any task, and started again, ends in the same state as an undisturbed one; also a removal."""
 
+import itertools
 import os
 import re
+import signal
 
 import pytest
 from clusters import Cluster, Run
 
 NODES = 2
-TASKS = 100  # more than site.yml has
-# The number of tasks, once a run has finished before it could be killed.
-ended: list[int] = []
 PICKED = (
     "base : Install the base packages",
     "ssh_trust : Write certificates and settings",
     "depot : Upload missing files to the depot",
 )
-# The roles before the depot. Later ones have tasks in several plays, which hides when a run has finished them.
-PREPARE = {"base", "build_tools", "ssh_trust"}
+# Up to the depot. Later roles have tasks in several plays, which hides when a run has finished them.
+ROLES = ("base", "build_tools", "ssh_trust", "storage", "depot")
 
 
-def kill_points() -> list[tuple[int | str, ...]]:
-    """The tasks at which one run after another is killed, once for each start from bare nodes."""
-    every = range(1, TASKS) if os.environ.get("FARANDOLE_EVERY_KILL_POINT") else ()
-    return [*((task,) for task in every), PICKED]
+def finished_roles(run: Run) -> set[str]:
+    """Those of the first roles that were followed by another one of them."""
+    begun = {role(task) for task in run.tasks}
+    return {one for one, after in itertools.pairwise(ROLES) if {one, after} <= begun}
 
 
 def changed_again(run: Run, finished: set[str]) -> set[tuple[str, str]]:
@@ -45,26 +44,36 @@ def assert_recovers(cluster: Cluster, where: str, finished: set[str]) -> None:
     assert stacks[0] == stacks[1] != ""
 
 
-@pytest.mark.parametrize("tasks", kill_points())
-def test_killed_runs_recover(cluster: Cluster, tasks: tuple[int | str, ...]) -> None:
+def test_killed_runs_recover(cluster: Cluster) -> None:
     """Each run repairs what the one before it left, so the next has nothing to change in the roles that it finished."""
-    if ended and isinstance(tasks[0], int):
-        pytest.skip(f"site.yml has {ended[0]} tasks")
+    finished: set[str] = set()
+    for task in PICKED:
+        run = cluster.play_until(task)
+        assert task in run.tasks[-1]
+        assert changed_again(run, finished) == set()
+        finished = finished_roles(run)
+    assert finished == {*ROLES[:-1]}
+    cluster.play_while("node-2", "test -e /opt/farandole/incoming/tree")
+    assert cluster.ssh("node-2", "test", "-e", "/opt/farandole/current").returncode == 1
+    assert_recovers(cluster, run.tasks[-1], finished)
+
+
+@pytest.mark.skipif("FARANDOLE_EVERY_KILL_POINT" not in os.environ, reason="`make test-kill` runs it")
+def test_a_run_can_be_killed_at_every_task(cluster: Cluster) -> None:
+    """The first run is killed at its first task, the next one at its second: each finds what a bare node has become by
+    the tasks before, and one more that was killed on it."""
     cluster.reset(NODES)
     finished: set[str] = set()
-    for task in tasks:
+    for task in itertools.count(1):
         run = cluster.play_until(task)
-        if isinstance(task, int) and len(run.tasks) < task:
-            ended.append(len(run.tasks))
-            pytest.skip(f"site.yml has {ended[0]} tasks")
-        assert isinstance(task, int) or task in run.tasks[-1]
-        assert changed_again(run, finished) == set()
-        finished = PREPARE & {role(done) for done in run.tasks} - {role(run.tasks[-1])}
-    if tasks == PICKED:
-        assert finished == PREPARE
-        cluster.play_while("node-2", "test -e /opt/farandole/incoming/tree")
-        assert cluster.ssh("node-2", "test", "-e", "/opt/farandole/current").returncode == 1
-    assert_recovers(cluster, run.tasks[-1], finished)
+        if run.rc == 0:
+            break
+        assert run.rc == -signal.SIGKILL, run.output
+        assert len(run.tasks) == task
+        assert changed_again(run, finished) == set(), run.output
+        finished = finished_roles(run)
+        print(f"killed at task {task}: {run.tasks[-1]}", flush=True)
+    assert_recovers(cluster, f"each of {len(run.tasks)} tasks", finished)
 
 
 REMOVE = "playbooks/remove.yml"
