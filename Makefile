@@ -54,7 +54,7 @@ lint: setup ## run ansible-lint, yamllint, ruff and mypy
 unit: setup ## run the unit tests only
 	pytest --quiet tests/unit
 
-test-kill: setup ## kill site.yml at each of its tasks (a quarter of an hour)
+test-kill: setup ## kill site.yml at each of its tasks (half an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
 
 test-faults: setup ## inject every fault, not only those that `make test` has time for (four minutes)
