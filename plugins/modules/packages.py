@@ -73,14 +73,15 @@ class Packages:
                 return code, out, err
             time.sleep(PAUSE_S)
 
-    def must(self, *command: str) -> None:
-        """Run a command that has to succeed."""
+    def must(self, *command: str) -> str:
+        """Run a command that has to succeed, and return its warnings."""
         code, out, err = self.run(*command)
         if code:
             reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
             self.module.fail_json(
                 msg=f"{' '.join(command[:1] + command[-1:])} failed: {' '.join(reasons[-10:]) or code}"
             )
+        return "\n".join(line for line in err.splitlines() if line.startswith("W: "))[-1000:]
 
     def installed(self) -> tuple[set[str], bool]:
         """The names of what is installed or provided, and whether dpkg was interrupted."""
@@ -108,14 +109,15 @@ class Packages:
 
     def install(self, names: list[str]) -> bool:
         """Install packages with a list of candidates that is at most a day old; returns whether anything changed."""
-        if not self.module.check_mode and stale():
-            self.must("apt-get", "--quiet", "update")
+        # apt-get update succeeds even if no mirror answers.
+        warnings = self.must("apt-get", "--quiet", "update") if not self.module.check_mode and stale() else ""
         simulate = ["--simulate"] if self.module.check_mode else []
         code, out, err = self.run(*APT, "install", *simulate, *names)
         # In check mode, a bare machine may have no list yet.
         if code and not (self.module.check_mode and stale()):
             reasons = [line for line in (err or out).splitlines() if line.startswith("E: ")] or [err or out]
-            self.module.fail_json(msg=f"{', '.join(names)} cannot be installed: {' '.join(reasons).strip()[-1000:]}")
+            why = "\n".join(filter(None, [warnings, " ".join(reasons).strip()[-1000:]]))
+            self.module.fail_json(msg=f"{', '.join(names)} cannot be installed: {why}")
         return bool(code) or "0 upgraded, 0 newly installed, 0 to remove" not in out
 
 
