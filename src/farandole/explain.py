@@ -13,14 +13,22 @@ from typing import Annotated
 
 import typer
 
-from farandole.causes import CURE_FIELDS, READ, Cause, causes
+from farandole.causes import CURE_FIELDS, READ, Cause, Place, causes
 from farandole.errors import FarandoleError
-from farandole.logs import lines
+from farandole.findings import some
+from farandole.logs import lines, parts
 from farandole.words import one_line
 
 SHOWN = 5
-# Which worker or host a line is from: the marks of mpirun, horovodrun, torchrun, OpenMPI itself and Ansible.
-RANK = re.compile(r"^\s*\[(?:\d+,)?(?P<rank>\d{1,6})\]<std(?:err|out)>|^\[(?:default|rank)(?P<other>\d{1,6})\]")
+# Ranks and hosts that are remembered for a cause.
+MOST_PLACES = 1000
+# What is read of a job that Farandole starts itself: not what ssh prints when this machine logs in to a node.
+JOB: tuple[Place, ...] = ("job", "log")
+# Which worker or host a line is from: the marks of mpirun, horovodrun, torchrun, `farandole run`, OpenMPI and Ansible.
+RANK = re.compile(
+    r"^\s*\[(?:(?:\d+,)?(?P<rank>\d{1,6})\]<std(?:err|out)>:?|"
+    r"(?:default|rank)(?P<other>\d{1,6})\]:?|(?P<run>\d{1,6})\]) ?"
+)
 HOST = re.compile(
     r"^(?:fatal|failed|changed|ok): \[(?P<task>[\w.-]{1,63})(?: -> [^\]]*)?\]|"
     r"^(?P<adhoc>[\w.-]{1,63}) \| (?:UNREACH|FAIL)|"
@@ -53,26 +61,39 @@ FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a log, and where it is."""
+    """A line of a log, and where it is; a host if it is known for certain, whatever the line says."""
 
     log: str
     number: int
     text: str
+    host: str = ""
 
     def place(self, *, several: bool) -> str:
         """Where the line is, in words."""
+        if self.host:
+            return self.host
         return f"line {self.number} of {one_line(self.log, 100)}" if several else f"line {self.number}"
 
 
 @dataclass
 class Hit:
-    """A cause, the first line that shows it, and how many lines do."""
+    """A cause, the first line that shows it, the ranks and hosts that show it, and in how many lines."""
 
     cause: Cause
     line: Line
     words: Mapping[str, str]
-    where: str
+    places: list[str]
     count: int = 1
+
+    @property
+    def rank(self) -> int | None:
+        """The worker whose line shows it first."""
+        return int(self.places[0].split()[1]) if self.places[:1] and self.places[0].startswith("rank ") else None
+
+    @property
+    def host(self) -> str:
+        """The host that the message names, or else the one from which it is."""
+        return self.words.get("host") or next((one for one in self.places if not one.startswith("rank ")), "a node")
 
 
 @dataclass
@@ -89,7 +110,7 @@ class Verdict:
         return [hit.cause.code for hit in self.roots or self.cascades[-1:]]
 
 
-def explain(read: Iterable[Line]) -> Verdict:
+def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
     """Find all causes in one pass, in memory that does not depend on the length of the log."""
     hits: dict[str, Hit] = {}
     telling: dict[str, Line] = {}
@@ -99,12 +120,16 @@ def explain(read: Iterable[Line]) -> Verdict:
         if told := HOST.match(text):
             node = told[told.lastgroup or 0]
         found = False
-        for cause, words in _causes(text):
+        for cause, words in _causes(text, places):
             found = True
-            if cause.code in hits:
-                hits[cause.code].count += 1
-            else:
-                hits[cause.code] = Hit(cause, line, words, _where(text, node))
+            where = _where(text, line.host or node)
+            if cause.code not in hits:
+                hits[cause.code] = Hit(cause, line, words, where)
+                continue
+            hit = hits[cause.code]
+            hit.count += 1
+            if len(hit.places) < MOST_PLACES:
+                hit.places += [one for one in where if one not in hit.places]
         if not found and TELLING.search(text) and not HARMLESS.search(text):
             _remember(telling, line)
     return _verdict(list(hits.values()), list(telling.values()))
@@ -118,11 +143,19 @@ def _remember(telling: dict[str, Line], line: Line) -> None:
         del telling[list(telling)[SHOWN]]
 
 
-def _causes(text: str) -> list[tuple[Cause, Mapping[str, str]]]:
+def of_job(said: Iterable[str]) -> Verdict:
+    """Explain the output of a job that Farandole started."""
+    return explain((Line("", number, text) for number, line in enumerate(said, 1) for text in parts(line)), JOB)
+
+
+def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str, str]]]:
     """The causes that a line shows, and the words that their patterns found."""
     found: list[tuple[Cause, Mapping[str, str]]] = []
+    bare = RANK.sub("", text, count=1)
     for cause, needles, pattern in _searches():
-        if any(needle in text for needle in needles) and (match := pattern.search(text)):
+        if cause.seen not in read:
+            continue
+        if any(needle in bare for needle in needles) and (match := pattern.search(bare)):
             words = {name: one_line(word, 200) for name, word in match.groupdict().items() if word is not None}
             found.append((cause, {"seen": one_line(match[0], 200), **words}))
     if len(found) > 1:
@@ -180,11 +213,11 @@ def _needles(tokens: list[str], at: int) -> tuple[tuple[str, ...], int]:
     return tuple(dict.fromkeys(word for way in ways for word in way)), at
 
 
-def _where(text: str, node: str) -> str:
+def _where(text: str, node: str) -> list[str]:
     """Which worker a line is from, or else the host that was named last."""
     if rank := RANK.match(text):
-        return f"rank {rank['rank'] or rank['other']}"
-    return f"host {node}" if node else ""
+        return [f"rank {rank[rank.lastgroup or 0]}"]
+    return [node] if node else []
 
 
 def _verdict(hits: list[Hit], telling: list[Line]) -> Verdict:
@@ -216,20 +249,23 @@ def report(verdict: Verdict, *, several: bool = False) -> str:
 def _told(hit: Hit, role: str, *, several: bool) -> str:
     """A cause with its line, its cure and the discussion upstream."""
     cause = hit.cause
-    host = hit.words.get("host") or (hit.where.removeprefix("host ") if hit.where.startswith("host ") else "a node")
-    what = cause.description({**UNKNOWN, **hit.words, "host": host})
-    where = hit.where if hit.where.startswith("rank") or "host" not in hit.words else ""
-    place = ", ".join(filter(None, [where, hit.line.place(several=several)]))
-    more = f", and {hit.count - 1} more" if hit.count > 1 else ""
-    told = [f"{role} [{cause.code}]: {what}", f"  {place}{more}: {around(hit)}"]
-    told.append(f"  cure: {cause.remedy(UNKNOWN)}")
+    what = cause.description({**UNKNOWN, **hit.words, "host": hit.host})
+    place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
+    if not hit.line.host:
+        place = ", ".join(filter(None, [place, hit.line.place(several=several)]))
+        place += f", and {hit.count - 1} more" if hit.count > 1 else ""
+    told = [f"{role} [{cause.code}]: {what}", f"  {place}: {around(hit)}"]
+    # A host that is known for certain is one of the inventory.
+    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': hit.line.host} if hit.line.host else {})})}")
     return "\n".join([*told, *([f"  see: {thread(cause)}"] if cause.upstream else [])])
 
 
 def around(hit: Hit) -> str:
-    """The part of a line that shows the cause."""
-    at = max(0, hit.line.text.find(hit.words["seen"][:40]) - 100)
-    return one_line(hit.line.text[at : at + 240], 240)
+    """The part of a line that shows the cause, from the beginning of a word on."""
+    text = hit.line.text
+    at = text.find(hit.words["seen"][:40])
+    at = text.find(" ", at - 100, at) + 1 if at > 100 else 0
+    return one_line(text[at : at + 240], 240)
 
 
 def thread(cause: Cause) -> str:

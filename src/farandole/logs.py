@@ -33,15 +33,15 @@ def lines(stream: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
     for text in _texts(stream, name):
         *whole, rest = (rest + text).split("\n")
         for line in whole:
-            yield from ((number, part) for part in _parts(line))
+            yield from ((number, part) for part in parts(line))
             number += 1
         while len(rest) > PIECE:
-            yield from ((number, part) for part in _parts(rest[:PIECE]))
+            yield from ((number, part) for part in parts(rest[:PIECE]))
             rest = rest[PIECE - OVERLAP :]
-    yield from ((number, part) for part in _parts(rest))
+    yield from ((number, part) for part in parts(rest))
 
 
-def _parts(line: str) -> Iterator[str]:
+def parts(line: str) -> Iterator[str]:
     """A line without terminal codes, in parts that are not too long."""
     for shown in line.strip("\r").split("\r"):
         plain = CONTROL.sub("", shown)

@@ -270,7 +270,7 @@ BROKEN = "[1,0]<stderr>:[a][[1,1],0][btl_tcp_frag.c:135:mca_btl_tcp_frag_send] w
     [
         ({"code": 1, "left": {"node-2": None}, "said": [LOST]}, "node-silent", ["node-2"]),
         ({"code": 0, "left": {"node-1": [], "node-2": None}}, "node-silent", ["node-2"]),
-        ({"code": None, "left": {"node-1": [], "node-2": ["python"]}}, "job-hangs", ["python", "node-2"]),
+        ({"code": None, "left": {"node-1": [], "node-2": ["python"]}}, "mpi-hangs", ["python", "node-2"]),
         ({"code": 1, "said": [LOST, "[1]<stderr>:out of luck"]}, "worker-failed", ["worker 1", "node-2", "luck"]),
         ({"code": 1, "said": ["[1,1]<stderr>:KeyError: 'x'"]}, "worker-failed", ["worker 1", "node-2", "KeyError"]),
         ({"code": 1, "said": [LOST]}, "connection-lost", []),
@@ -293,6 +293,25 @@ def test_the_worker_or_the_node_is_named(changes: dict[str, Any], code: str, nam
     found, cause, _ = explain(ran("mpi", **changes))
     assert found == code
     assert all(name in cause for name in names)
+
+
+def test_a_job_is_explained_by_the_whole_catalogue() -> None:
+    said = [
+        "[0]<stderr>:noise",
+        "[1]<stderr>:python: can't open file '/home/trainer/a.py': [Errno 2] No such file",
+        LOST,
+    ]
+    code, cause, cure = explain(ran("mpi", code=2, said=said))
+    assert code == "script-missing"
+    assert cause.startswith("on node-2: ")
+    assert "farandole run" in cure
+    # Of several root causes, the first one.
+    assert explain(ran("mpi", code=2, said=["OSError: Too many open files", *said]))[0] == "files-too-many"
+
+
+def test_a_job_without_horovod_gets_no_cure_for_horovod() -> None:
+    assert "HOROVOD" in explain(ran("horovod.torch.gloo", code=None))[2]
+    assert "orovod" not in explain(ran("mpi", code=None))[2]
 
 
 CHECKS = [

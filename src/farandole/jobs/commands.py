@@ -24,8 +24,8 @@ import typer
 from rich.console import Console
 
 from farandole import excluded
-from farandole.causes import Match, recognize
 from farandole.errors import FarandoleError, Interrupted
+from farandole.explain import Hit, of_job
 from farandole.findings import some
 from farandole.jobs.head import RefusedError, duration, filters, refuse_early
 from farandole.jobs.head import reason as why
@@ -413,43 +413,45 @@ def known(head: Head, number: str) -> State:
 def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     """Say why a run failed."""
     state = known(head, number)
-    match, raised = first_cause(lines)
+    hit, raised = first_cause(lines)
     first, status = first_end(lines)
     if state.lost and not state.why:
         # The ranks only tell that a connection broke.
         console.print(f"cause: {some(state.lost)} does not answer any more", markup=False)
         console.print("cure: start or reconnect it, and run the job again", markup=False)
         return
-    if first >= 0 and not state.why and not raised and (match is None or match.cause.cascade):
+    if first >= 0 and not state.why and not raised and (hit is None or hit.cause.cascade):
         where = f"rank {first} on {host_of(first, state.slots)}"
         console.print(f"cause: {where} failed: {in_words(status)}", markup=False)
         return
-    if state.why or not (match or raised):
+    if state.why or not (hit or raised):
         return
-    rank = OF_RANK.match(match.line if match else raised)
-    host = host_of(int(rank[1]), state.slots) if rank else "a node"
+    own = OF_RANK.match(raised)
+    rank = hit.rank if hit else int(own[1]) if own else None
+    host = host_of(rank, state.slots) if rank is not None else "a node"
     # A consequence says nothing of where its cause is.
-    where = "" if match and match.cause.cascade else f"rank {rank[1]} on {host}: " if rank else f"{host}: "
-    cause = match.cause.description({"host": host, **match.words}) if match else one_line(rank[2] if rank else raised)
+    where = "" if hit and hit.cause.cascade else f"rank {rank} on {host}: " if rank is not None else f"{host}: "
+    cause = hit.cause.description({"host": host, **hit.words}) if hit else one_line(own[2] if own else raised)
     console.print(f"cause: {where}{on_terminal(cause)}", markup=False)
-    if match:
-        named = match.words.get("host", host)
+    if hit:
+        named = hit.words.get("host", host)
         there = shlex.quote(named) if named in dict(state.slots) else "that node"
-        console.print(f"cure: {match.cause.remedy({'host': there})}", markup=False)
+        console.print(f"cure: {hit.cause.remedy({'host': there})}", markup=False)
 
 
-def first_cause(lines: Sequence[str]) -> tuple[Match | None, str]:
+def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
     """A cause of the catalogue, or the line of a rank's own exception, of which the others' are often a consequence."""
-    if match := recognize("job", lines):
-        return match, ""
-    own = (line for line in lines if RAISED.match(line) and not recognize("job", [line], cascade=True))
+    verdict = of_job(lines)
+    if verdict.roots:
+        return verdict.roots[0], ""
+    own = (line for line in lines if RAISED.match(line) and not of_job([line]).cascades)
     raised = next(own, "")
-    return None if raised else recognize("job", lines, cascade=True), raised
+    return None if raised or not verdict.cascades else verdict.cascades[-1], raised
 
 
 def first_end(lines: Sequence[str]) -> tuple[int, int]:
     """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
-    others = [line for line in lines if recognize("job", [line], cascade=True)]
+    others = [line for line in lines if of_job([line]).cascades]
     innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
     for found in ENDED.finditer("\n".join(lines)):
         number, status = (int(text) for text in found.groups() if text)
@@ -469,7 +471,7 @@ def in_words(status: int) -> str:
     if status in known:
         return known[status]
     if number in {*signal.Signals}:
-        memory = ", as when the memory is full (journalctl -k on that node)" if number == signal.SIGKILL else ""
+        memory = "; journalctl -k there shows if that was because memory was full" if number == signal.SIGKILL else ""
         return f"it was ended by {signal.Signals(number).name}{memory}"
     return f"it ended with exit status {status}"
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.causes import Cause, causes, excused, recognize
+from farandole.causes import Cause, causes, excused
+from farandole.explain import of_job
 
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
 Result = Mapping[str, Any]
@@ -98,12 +99,11 @@ def _explanation(cause: Cause, nodes: Sequence[str], **words: str) -> Explanatio
 
 
 def _recognized(result: Result, *, cascade: bool) -> Explanation | None:
-    nodes = result["job"]["nodes"]
-    if match := recognize("job", result["said"], cascade=cascade):
-        rank = WORKER.match(match.line)
-        at = int(rank[1]) if rank else len(nodes)
-        host = nodes[at] if at < len(nodes) else "a node"
-        return _explanation(match.cause, nodes, **{"host": host, **match.words})
+    nodes, verdict = result["job"]["nodes"], of_job(result["said"])
+    for hit in verdict.cascades[-1:] if cascade else verdict.roots[:1]:
+        host = nodes[hit.rank] if hit.rank is not None and hit.rank < len(nodes) else hit.host
+        code, what, cure = _explanation(hit.cause, nodes, **{"host": host, **hit.words})
+        return code, f"on {host}: {what}" if hit.cause.seen == "log" and host in nodes else what, cure
     return None
 
 
@@ -128,6 +128,7 @@ def _hanging(result: Result) -> Explanation | None:
     if code == "job-hangs":
         left = {host: names for host, names in result["left"].items() if names}
         words = "".join(f"; {', '.join(names)} still ran on {host} and was killed" for host, names in left.items())
+        code = "mpi-hangs" if result["job"]["group"] == "mpi" else code
     return _explanation(causes()[code], nodes, seen=words) if code != "job-failed" else None
 
 
