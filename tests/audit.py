@@ -60,7 +60,7 @@ URL = re.compile(r"https?://([\w.-]+)[^\s\"'`<>)\]}]*")
 LOCAL = re.compile(r"[\w-]+|127\.0\.0\.1|example\.(org|com)|[\w.-]+\.(invalid|test)")
 # An XML namespace is a name, which nothing fetches.
 NAMESPACES = {"http://www.w3.org/2000/svg"}
-DOCUMENTS = re.compile(r"\.(md|patch|j2)$|^LICENSE$|schema\.json$")
+DOCUMENTS = re.compile(r"\.(md|patch|j2)$|^LICENSE$|schema\.json$|^tests/(unit/logs|corpus)/")
 # Ansible's modules that download without checking the content.
 MODULES = {"apt_key", "get_url", "git", "pip", "rpm_key", "subversion"}
 

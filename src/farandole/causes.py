@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,8 @@ class Cause:
     cascade: bool = False
     # Whether programs print it after a message that says more, which is reported instead if a log has one.
     general: bool = False
+    # Whether it gives way to any other root cause that the same line shows.
+    vague: bool = False
     severity: Severity = "stop"
     # What such a line rules out when the worker that failed first is searched: the worker, or only the line.
     excuses: Literal["", "worker", "line"] = ""
@@ -65,11 +67,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Match:
-    """A cause, the line that shows it, and the words that its pattern found there."""
+    """A cause, and the words that show it."""
 
     cause: Cause
-    line: str
-    words: Mapping[str, str]
+    seen: str
 
 
 def parse(text: str) -> dict[str, Cause]:
@@ -97,13 +98,9 @@ def patterns(place: Place) -> list[str]:
     return [cause.pattern for cause in causes().values() if cause.seen == place]
 
 
-def recognize(place: Place, lines: Sequence[str], *, cascade: bool = False) -> Match | None:
-    """The first root cause (or cascade) that any line matches, in the order of causes rather than of lines."""
+def recognize(place: Literal["login", "peer"], line: str) -> Match | None:
+    """The first cause that a message shows, in the order of causes."""
     for cause in causes().values():
-        if cause.seen != place or cause.cascade != cascade:
-            continue
-        for line in lines:
-            if found := re.search(cause.pattern, line):
-                words = {name: text for name, text in found.groupdict().items() if text is not None}
-                return Match(cause, line, {"seen": found[0].strip(), **words})
+        if cause.seen == place and (found := re.search(cause.pattern, line)):
+            return Match(cause, found[0].strip())
     return None

@@ -37,11 +37,11 @@ HOST = re.compile(
 # What most programs write into a line that says why they fail, and lines that have such a word but tell of no failure.
 TELLING = re.compile(
     r"error|fatal|fail|cannot|can't|could not|couldn't|unable|not found|no such|denied|refused|abort|killed|exception|"
-    r"traceback|panic|segfault|segmentation|timed? ?out|unreachable|corrupt|undefined|mismatch|\bE[A-Z]{4,}\b",
+    r"traceback|panic|segfault|segmentation|timed? ?out|unreachable|corrupt|undefined|mismatch|(?-i:\bE[A-Z]{4,}\b)",
     re.IGNORECASE,
 )
 HARMLESS = re.compile(
-    r"\berror rate|\b(?:0|no|zero|without) (?:errors?|failures?|failed)|"
+    r"\berror rate|round(?:-off|ing) errors?|\b(?:0|no|zero|without) (?:errors?|failures?|failed)|"
     r"(?:failed|errors?|unreachable)\W{0,3}[=:]\W{0,3}(?:0\b|none|false)|"
     r"^\s*(?:-- |checking |adding |inflating |copying |creating |get:|selecting |unpacking |setting up )|"
     r"-Werror|-error|error[-_.]\w|[\w/]errors?\.|ignored|"
@@ -55,6 +55,8 @@ UNKNOWN: Mapping[str, str] = {
     "ssh": "ssh USER@NODE", "verbose_ssh": "ssh -v USER@NODE", "forget": "ssh-keygen -R NODE",
     "fingerprint": "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
 }  # fmt: skip
+# A finding of our own, as farandole.findings reports it.
+OWN = re.compile(r"^(?:\d{1,4}\. )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$")
 # Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
 FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
 
@@ -151,6 +153,9 @@ def of_job(said: Iterable[str]) -> Verdict:
 def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str, str]]]:
     """The causes that a line shows, and the words that their patterns found."""
     found: list[tuple[Cause, Mapping[str, str]]] = []
+    if (own := OWN.match(text)) and own["code"] in causes():
+        cause = causes()[own["code"]]
+        return [(cause, {"seen": one_line(own["what"]), "host": own["host"]})] if cause.severity == "stop" else []
     bare = RANK.sub("", text, count=1)
     for cause, needles, pattern in _searches():
         if cause.seen not in read:
@@ -164,7 +169,8 @@ def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str
         places = {cause.seen for cause, _ in found}
         place = next((one for one in (*first, "peer", "login", "job") if one in places), "log")
         found = [(cause, words) for cause, words in found if cause.seen in (place, "log")]
-    return found
+    clear = any(not (cause.vague or cause.cascade) for cause, _ in found)
+    return [one for one in found if not (clear and one[0].vague)]
 
 
 @cache
@@ -249,7 +255,9 @@ def report(verdict: Verdict, *, several: bool = False) -> str:
 def _told(hit: Hit, role: str, *, several: bool) -> str:
     """A cause with its line, its cure and the discussion upstream."""
     cause = hit.cause
-    what = cause.description({**UNKNOWN, **hit.words, "host": hit.host})
+    # Of a finding of our own, the words are already said.
+    what = hit.words["seen"] if OWN.match(hit.line.text) else None
+    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.host})
     place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
     if not hit.line.host:
         place = ", ".join(filter(None, [place, hit.line.place(several=several)]))

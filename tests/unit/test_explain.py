@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ from pathlib import Path
 import explain as scoring
 import pytest
 
+from farandole import findings
 from farandole.causes import READ, causes
 from farandole.explain import Line, Verdict, explain, needles, report
+from farandole.findings import finding
 from farandole.logs import PIECE, lines
 
 from .loading import ROOT
@@ -29,7 +32,7 @@ def told(raw: bytes) -> Verdict:
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "farandole", "explain", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=20, check=False, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("found", scoring.answers(), ids=lambda found: str(found.path.name))
@@ -42,7 +45,8 @@ def test_the_page_of_causes_is_generated() -> None:
 
 
 def test_the_quick_search_misses_nothing() -> None:
-    texts = [line for path in scoring.LOGS.iterdir() for line in path.read_text().splitlines()]
+    paths = [path for folder in scoring.EVIDENCE for path in folder.iterdir()]
+    texts = [line for path in paths for line in path.read_text().splitlines()]
     for cause in causes().values():
         if cause.seen in READ:
             words = needles(cause.pattern)
@@ -59,6 +63,16 @@ def test_the_root_cause_is_printed_last() -> None:
 
 def test_two_causes_are_both_named() -> None:
     assert told(f"{FULL}ModuleNotFoundError\nsudo: command not found\n".encode()).codes == ["disk-full", "sudo-missing"]
+
+
+def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
+    said = finding("pair-node-closed", "node-3", other="node-1", seen="no answer", both="", subnet="192.0.2.0/24")
+    verdict = told(findings.report([said, finding("exclusion-possible", "node-3")]).encode())
+    assert verdict.codes == ["pair-node-closed"]
+    words = report(verdict)
+    assert f"root cause [pair-node-closed]: {said.cause}" in words
+    assert "node-3" in words
+    assert told(b"1. node-3: it is odd [no-such-code]\n").codes == []
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
@@ -84,6 +98,50 @@ def test_nothing_of_a_log_is_executed_or_rendered() -> None:
     assert b"[bold red]{{ lookup" in done.stdout
     assert b"uid=" not in done.stdout
     assert not set(done.stdout) & {0x1B, 0x07}
+
+
+@pytest.mark.parametrize("name", ["{host} {0}", "[bold red]x[/]", "{{ lookup('pipe', 'id') }}", "$(id)", "%s"])
+def test_what_a_pattern_finds_is_shown_as_it_is(name: str) -> None:
+    line = f"python: can't open file {name!r}: [Errno 2] No such file\n"
+    if "'" not in name:
+        line = line.replace('"', "'")
+        assert f"there is no {name} on that node" in report(told(line.encode()))
+    assert report(told(f"fatal error in {name}".encode())).endswith(name)
+
+
+@pytest.mark.parametrize("path", sorted(scoring.LOGS.iterdir()), ids=lambda path: str(path.name))
+def test_a_log_that_is_cut_gives_no_other_cause(path: Path) -> None:
+    raw, whole = path.read_bytes(), scoring.answer(path).got
+    general = {code for code, cause in causes().items() if cause.general or cause.cascade}
+    for start, end in ((7, None), (0, -7), (len(raw) // 3, None), (0, len(raw) // 3)):
+        cut = told(raw[start:end])
+        # What is cut off may have said that it was Ansible that logged in.
+        likely = {*whole, *general, *(code.replace("login-", "peer-") for code in whole)}
+        assert set(cut.codes) <= likely, (start, end)
+        report(cut)
+
+
+def test_other_languages_are_read() -> None:
+    for words in ("デバイスに空き領域がありません", "磁盘空间不足", "لا توجد مساحة", "Места нет"):
+        for encoding in ("utf-8", "utf-16"):
+            assert told(f"{words}\n{FULL}{words}".encode(encoding)).codes == ["disk-full"]
+    assert told("設定ファイルが壊れています".encode("shift-jis")).codes == []
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh9", b"\x28\xb5\x2f\xfd"])
+def test_a_compressed_log_is_refused_with_the_command_that_unpacks_it(magic: bytes) -> None:
+    done = run(input=magic + os.urandom(9999))
+    assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+    assert b"cat on it and pipe that into" in b" ".join(done.stderr.split())
+
+
+def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
+    limit = 40 << 20
+    done = run(
+        input=b"x" * (8 << 20) + b"\n" + FULL.encode(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+    )
+    assert b"[disk-full]" in done.stdout, done.stderr[-500:]
 
 
 @pytest.mark.parametrize("raw", [os.urandom(1 << 20), bytes(1 << 20), b"\xff\xfe", b"", b"\xff\xfea"], ids=len)

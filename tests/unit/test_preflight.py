@@ -637,7 +637,10 @@ def test_an_absent_address_is_one_finding(tmp_path: Path) -> None:
 def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
     silent = cluster()
     for own in silent["hostvars"].values():
-        own["_preflight_probe"] = {"unreachable_reason": "Connection refused", "login": login()}
+        own["_preflight_probe"] = {
+            "unreachable_reason": "ssh: connect to host a port 22: Connection refused",
+            "login": login(),
+        }
     assert recorded(hosts_phase(silent, tmp_path)) == [("node-1", "login-refused"), ("node-2", "login-refused")]
 
 

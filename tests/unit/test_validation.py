@@ -586,7 +586,11 @@ def test_failed_connections_between_nodes_are_explained() -> None:
     check = trust_of([*CLEAN[:2], connection("node-2", "node-2", **denied), CLEAN[3]])
     assert (check.status, check.code) == (RED, "peer-certificate-refused")
     assert check.log == [check.cause]
-    evil = {"code": "peer-failed", "seen": "$(reboot): Connection refused $(reboot)\x1b[2J", "machine": ""}
+    evil = {
+        "code": "peer-failed",
+        "seen": "$(reboot) connect to host a port 22: Connection refused $(reboot)\x1b[2J",
+        "machine": "",
+    }
     check = trust_of([*CLEAN[:2], connection("node-2", "$(reboot)", **evil), CLEAN[3]])
     assert check.code == "peer-refused"
     assert "reboot" not in check.cure and "node-2" in check.cure

@@ -22,8 +22,8 @@ def judge_unreachable(host: str, answer: Answer) -> Finding:
         return finding("answer-malformed", host, seen=one_line(unfit))
     login = answer.get("login") or {"host": host, "port": None, "user": None, "command": shlex.join(["ssh", host])}
     reason = answer.get("unreachable_reason") or "it was not contacted"
-    match = recognize("login", [reason])
-    code, seen = (match.cause.code, match.words["seen"]) if match else ("login-failed", reason)
+    match = recognize("login", reason)
+    code, seen = (match.cause.code, match.seen) if match else ("login-failed", reason)
     return finding(code, host, seen=one_line(seen), **login_fields(login))
 
 

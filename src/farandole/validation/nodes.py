@@ -141,8 +141,8 @@ def _failed(tried: Collection[Answer]) -> list[tuple[str, str, str]]:
 
 def _cause(code: str, seen: str) -> tuple[Cause, str]:
     """Why a connection failed, and the words that show it."""
-    match = recognize("peer", [seen]) if code == "peer-failed" else None
-    return (match.cause, match.words["seen"]) if match else (causes()[code], one_line(seen))
+    match = recognize("peer", seen) if code == "peer-failed" else None
+    return (match.cause, match.seen) if match else (causes()[code], one_line(seen))
 
 
 def unanswered(check: Check, answer: Answer, host: str) -> Check:
