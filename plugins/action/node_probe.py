@@ -82,6 +82,7 @@ probe:
     data: {description: "The sha256 of each file of the sample scripts' data.", type: dict}
     time: {description: "The node's clock, in seconds since 1970.", type: float}
     root: {description: "Whether the module ran as root.", type: bool}
+    firewall: {description: "The addresses that our firewall lets in; null without one.", type: list, elements: str}
     machine: {description: "Its hardware, disks, limits, links and packages, and the job user's shells.", type: dict}
 skew:
   description: Seconds by which the node's clock is ahead of the controller's.

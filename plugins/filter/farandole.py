@@ -26,6 +26,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "horovod_source": sources.horovod_source,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
+    "member_addresses": cluster.member_addresses,
     "members": excluded.members,
     "nccl_decision": nccl.decision,
     "job_keys": trust.job_keys,

@@ -44,6 +44,11 @@ def node_sources(name: str, hostvars: HostVars) -> list[str]:
     return list(dict.fromkeys([*filter(_is_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
 
 
+def member_addresses(names: Sequence[str], hostvars: HostVars) -> list[str]:
+    """Every address of every node that the inventory knows."""
+    return [text for name in names for text in dict.fromkeys(_called(hostvars[name])) if _is_address(text)]
+
+
 def _called(variables: Mapping[str, Any]) -> list[str]:
     aliases = variables.get("ssh_trust_aliases") or []
     return [str(one) for one in (node_address(variables), variables.get("ansible_host"), *aliases) if one]

@@ -96,6 +96,7 @@ PROBE = fields(
         "data": named(words(r"[^\x00-\x1f\x7f-\x9f/]{1,255}"), words(r"|[0-9a-f]{64}")),
         "time": number,
         "root": yes_or_no,
+        "firewall": optional(many(address)),
         "machine": MACHINE,
     }
 )

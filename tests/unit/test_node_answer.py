@@ -51,6 +51,7 @@ GOOD: dict[str, Any] = {
     "data": {"SOURCE": "ab" * 32, "of somebody.txt": ""},
     "time": 1_800_000_000.25,
     "root": True,
+    "firewall": None,
     "machine": machine(),
 }
 

@@ -71,6 +71,7 @@ def probe(**changes: Any) -> dict[str, Any]:
         "disk_free_mb": 100000,
         "time": 1.0,
         "root": True,
+        "firewall": None,
         "stacks": {"current": "", "former": "", "installed": []},
         "nvidia_driver": "",
         "machine": machine(),
