@@ -39,7 +39,7 @@ def alone() -> None:
 def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None:
     before = machine()
     for tenths in range(3, 14):
-        for command in (["up", "--nodes", "20"], ["down"]):
+        for command in (["up", "--nodes", "20", "--second-network"], ["down"]):
             process = subprocess.Popen(
                 ["farandole", "lab", *command, "--name", "test-killed"],
                 cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -47,7 +47,7 @@ def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None
             time.sleep(tenths / 10 if command[0] == "up" else tenths / 40)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    up = farandole("up", "--nodes", "20", "--name", "test-killed")
+    up = farandole("up", "--nodes", "20", "--second-network", "--name", "test-killed")
     assert up.returncode == 0, up.stderr
     assert farandole("ssh", "--name", "test-killed", "node-20", "hostname").stdout == "node-20\n"
     down = farandole("down", "--name", "test-killed")
@@ -242,10 +242,12 @@ def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> N
 
 
 def test_a_lab_can_grow_and_mix_releases(cluster: Cluster) -> None:
-    cluster.farandole("up", "--nodes", "3", "--suite", "trixie", "--decoy")
+    cluster.farandole("up", "--nodes", "3", "--suite", "trixie", "--decoy", "--second-network")
     assert cluster.ssh("node-1", "cat", "/etc/debian_version").stdout.startswith("12.")
     assert cluster.ssh("node-3", "cat", "/etc/debian_version").stdout.startswith("13.")
     assert "172.17.0.1/16" in cluster.ssh("node-3", "ip", "address", "show", "docker0").stdout
+    assert "inet 10.94." in cluster.ssh("node-3", "ip", "address", "show", "eth1").stdout
+    assert cluster.ssh("node-3", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
 
 
 def test_two_labs_run_side_by_side(cluster: Cluster) -> None:

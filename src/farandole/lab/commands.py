@@ -70,6 +70,9 @@ def up(
     name: Name = "lab",
     *,
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
+    second: Annotated[
+        bool, typer.Option("--second-network", help="Connect each new node to a second network, by its eth1.")
+    ] = False,
 ) -> None:
     """Start a lab or add nodes to it; safe to run again.
 
@@ -77,7 +80,7 @@ def up(
     """
     inventory.check(name)
     with _work(f"{name} up") as progress:
-        lab.up(name, nodes, suite, decoy=decoy, progress=progress)
+        lab.up(name, nodes, suite, decoy=decoy, second=second, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
 
 
@@ -155,6 +158,7 @@ def ssh(
 
 
 Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
+Link = Annotated[faults.Link, typer.Option(help="The interface; eth1 is in the second network.")]
 
 
 @contextmanager
@@ -168,21 +172,22 @@ def _target(what: str, node: str, name: str, wanted: str = "running") -> Iterato
 
 
 @fault.command()
-def cut(node: Target, name: Name = "lab") -> None:
+def cut(node: Target, link: Link = faults.Link.eth0, name: Name = "lab") -> None:
     """Unplug the network cable."""
     with _target("cut", node, name) as target:
-        faults.cut(target)
+        faults.cut(target, link)
 
 
 @fault.command()
 def throttle(
     node: Target,
     mbit: Annotated[int, typer.Option(min=1, max=100_000, help="Megabits per second.")] = 100,
+    link: Link = faults.Link.eth0,
     name: Name = "lab",
 ) -> None:
     """Limit the rate of the node's link, in each direction."""
     with _target("throttle", node, name) as target:
-        faults.throttle(target, mbit)
+        faults.throttle(target, mbit, link)
 
 
 @fault.command()

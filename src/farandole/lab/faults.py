@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 from farandole.errors import FarandoleError
@@ -16,7 +17,6 @@ from farandole.lab.lab import SSH_SECONDS, Node, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run
 
-_LINK = "eth0"
 _MTU = 1500
 _TABLE = "inet farandole_fault"
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -54,17 +54,24 @@ _UNFILL = (
 )
 
 
-def cut(target: Node) -> None:
+class Link(StrEnum):
+    """The interfaces of a node in the networks of its lab."""
+
+    eth0 = "eth0"
+    eth1 = "eth1"
+
+
+def cut(target: Node, link: str) -> None:
     """Unplug the network cable."""
-    _in_network(target, "ip", "link", "set", _LINK, "down")
+    _in_network(target, "ip", "link", "set", link, "down")
 
 
-def throttle(target: Node, mbit: int) -> None:
+def throttle(target: Node, mbit: int, link: str) -> None:
     """Limit the rate of a node's link, in each direction."""
     # A bucket that the kernel's timer can fill in time, even at 100 ticks per second.
     limit = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(max(65536, mbit * 1250)), "latency", "50ms")
-    _in_network(target, "tc", "qdisc", "replace", "dev", _LINK, *limit)
-    run("tc", "qdisc", "replace", "dev", _host_side(target), *limit)
+    _in_network(target, "tc", "qdisc", "replace", "dev", link, *limit)
+    run("tc", "qdisc", "replace", "dev", _host_side(target, link), *limit)
 
 
 def block(target: Node, sender: Node | None, port: int | None, *, all_but_ssh: bool, reject: bool) -> None:
@@ -90,7 +97,7 @@ def block(target: Node, sender: Node | None, port: int | None, *, all_but_ssh: b
 
 def mtu(target: Node, size: int) -> None:
     """Let a node's link carry only packets up to this size, while the other nodes still send larger ones."""
-    _in_network(target, "ip", "link", "set", _LINK, "mtu", str(size))
+    _in_network(target, "ip", "link", "set", Link.eth0, "mtu", str(size))
 
 
 def slow(target: Node, percent: int) -> None:
@@ -121,11 +128,12 @@ def fill(target: Node, path: str, *, inodes: bool) -> None:
 def heal(target: Node) -> None:
     """Undo every fault that leaves the node running."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
-    _in_network(target, "ip", "link", "set", _LINK, "mtu", str(_MTU), "up")
+    for link in [name for name in Link if (target.root / "sys/class/net" / name).exists()]:
+        _in_network(target, "ip", "link", "set", link, "mtu", str(_MTU), "up")
+        _in_network(target, "tc", "qdisc", "replace", "dev", link, "root", "noqueue")
+        run("tc", "qdisc", "replace", "dev", _host_side(target, link), "root", "noqueue")
     _in_network(target, "ip", "route", "replace", "default", "via", str(gateway), "proto", "static", "metric", "100")
     _in_network(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
-    _in_network(target, "tc", "qdisc", "replace", "dev", _LINK, "root", "noqueue")
-    run("tc", "qdisc", "replace", "dev", _host_side(target), "root", "noqueue")
     podman("exec", target.container, "sh", "-c", _UNFILL)
     if (tree := _cpu_tree()) is None:
         (_unified_group(target) / "cpu.max").write_text(f"max {_PERIOD_US}")
@@ -180,9 +188,9 @@ def _in_network(target: Node, *command: str) -> str:
     return run("nsenter", f"--target={target.pid}", "--net", "--", *command)
 
 
-def _host_side(target: Node) -> str:
+def _host_side(target: Node, link: str) -> str:
     """The other end of the node's link, on this machine."""
-    index: int = json.loads(_in_network(target, "ip", "-json", "link", "show", _LINK))[0]["link_index"]
+    index: int = json.loads(_in_network(target, "ip", "-json", "link", "show", link))[0]["link_index"]
     return socket.if_indextoname(index)
 
 

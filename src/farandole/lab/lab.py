@@ -5,7 +5,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run
 
 Progress = Callable[[str], None]
+# The subnets of networks, by their names in podman.
+Networks = Mapping[str, ipaddress.IPv4Network]
 
-# 64 labs of 1000 nodes each, away from podman's and docker's own ranges.
-_NETWORKS = ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22)
+# 64 networks of 1000 nodes each, away from podman's and docker's own ranges.
+_NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
 _FIRST_NODE = 10
 SSH_SECONDS = 90
 
@@ -75,7 +77,7 @@ def node(lab: str, name: str) -> Node:
     raise FarandoleError(f"{lab} has no node {name} (it has: {existing}); `farandole lab status` shows all")
 
 
-def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progress) -> list[Node]:
+def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, progress: Progress) -> list[Node]:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
     host.prepare()
     reap_strays()
@@ -85,15 +87,15 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, progress: Progr
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
     host.make_room(len(nodes()) - len(present) + count)
-    network = _ensure_network(lab)
+    networks = _ensure_networks(lab, second=second)
     try:
-        _fill(lab, count, suite, network, decoy=decoy, progress=progress)
+        _fill(lab, count, suite, networks, decoy=decoy, progress=progress)
     except FarandoleError as error:
         if "already allocated" not in str(error):
             raise
         # An interrupted start leaves its address allocated until the namespace is gone.
         power_cycle(error, progress)
-        _fill(lab, count, suite, network, decoy=decoy, progress=progress)
+        _fill(lab, count, suite, networks, decoy=decoy, progress=progress)
     progress("waiting for ssh")
     ready = nodes(lab)
     wait_for_ssh(ready)
@@ -111,11 +113,11 @@ def down(lab: str, progress: Progress) -> list[str]:
     if present:
         progress(f"removing {len(present)} nodes")
         remove([node.container for node in present], progress)
-    if _network_name(lab) in _networks():
-        bridge = _inspect_network(lab)["network_interface"]
+    for network in [name for name in _network_names(lab) if name in _networks()]:
+        bridge = _inspect_network(network)["network_interface"]
         if Path(f"/sys/class/net/{bridge}").exists():  # a killed start leaves it in use
             run("ip", "link", "delete", bridge)
-        podman("network", "rm", "--force", _network_name(lab))
+        podman("network", "rm", "--force", network)
     return [] if nodes() or _networks() else host.restore()
 
 
@@ -127,9 +129,7 @@ def purge() -> None:
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
 
 
-def _fill(
-    lab: str, count: int, suite: image.Suite, network: ipaddress.IPv4Network, *, decoy: bool, progress: Progress
-) -> None:
+def _fill(lab: str, count: int, suite: image.Suite, networks: Networks, *, decoy: bool, progress: Progress) -> None:
     """Start the nodes that are down and create the missing ones."""
     _settle(lab, progress)
     existing = {node.name for node in nodes(lab)}
@@ -139,7 +139,7 @@ def _fill(
         disk = image.ensure(suite)
         for index in missing:
             progress(f"starting node-{index} of {count}")
-            _create(lab, index, suite, disk, network, decoy=decoy)
+            _create(lab, index, suite, disk, networks, decoy=decoy)
 
 
 def _settle(lab: str, progress: Progress) -> None:
@@ -164,12 +164,10 @@ def _starts(node: Node) -> bool:
     return True
 
 
-def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4Network, *, decoy: bool) -> None:
+def _create(lab: str, index: int, suite: str, disk: str, networks: Networks, *, decoy: bool) -> None:
     name = f"node-{index}"
-    address = network[_FIRST_NODE + index]
-    labels = {"lab": lab, "node": name, "suite": suite, "address": str(address)}
-    # A new MAC address after a restart would make the neighbours' ARP entries stale.
-    mac = "02:00:" + ":".join(f"{byte:02x}" for byte in address.packed)
+    addresses = {network: subnet[_FIRST_NODE + index] for network, subnet in networks.items()}
+    labels = {"lab": lab, "node": name, "suite": suite, "address": str(addresses[_network_names(lab)[0]])}
     podman(
         "run",
         "--detach",
@@ -184,14 +182,20 @@ def _create(lab: str, index: int, suite: str, disk: str, network: ipaddress.IPv4
         "--tmpfs=/tmp",
         f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
         f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
-        f"--network={_network_name(lab)}",
-        f"--ip={address}",
-        f"--mac-address={mac}",
+        *(
+            f"--network={network}:interface_name=eth{number},ip={address},mac={_mac(address)}"
+            for number, (network, address) in enumerate(addresses.items())
+        ),
         f"--env=LAB_DECOY={int(decoy)}",
         *(f"--label=farandole.{key}={value}" for key, value in labels.items()),
         disk,
         "/sbin/init",
     )
+
+
+def _mac(address: ipaddress.IPv4Address) -> str:
+    """A new MAC address after a restart would make the neighbours' ARP entries stale."""
+    return "02:00:" + ":".join(f"{byte:02x}" for byte in address.packed)
 
 
 def _limit(kind: int, wanted: int) -> int:
@@ -200,33 +204,38 @@ def _limit(kind: int, wanted: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
 
 
-def _ensure_network(lab: str) -> ipaddress.IPv4Network:
-    if _network_name(lab) not in _networks():
-        for candidate in _NETWORKS:
-            try:
-                podman(
-                    "network",
-                    "create",
-                    "--disable-dns",
-                    f"--subnet={candidate}",
-                    f"--label=farandole.lab={lab}",
-                    _network_name(lab),
-                )
-            except FarandoleError as error:
-                if "already used" not in str(error):
-                    raise
-            else:
-                break
-    return ipaddress.IPv4Network(subnet(lab))
+def _ensure_networks(lab: str, *, second: bool) -> Networks:
+    """The networks of a lab with their subnets; the second one leads nowhere else."""
+    names = _network_names(lab)
+    for name, options in zip(names[: 1 + second], ((), ("--internal",)), strict=False):
+        if name not in _networks():
+            _create_network(lab, name, *options)
+    return {name: ipaddress.IPv4Network(_subnet(name)) for name in names[: 1 + second]}
+
+
+def _create_network(lab: str, name: str, *options: str) -> None:
+    for candidate in _NETWORKS:
+        command = ("network", "create", "--disable-dns", f"--subnet={candidate}", *options)
+        try:
+            podman(*command, f"--label=farandole.lab={lab}", name)
+        except FarandoleError as error:
+            if "already used" not in str(error):
+                raise
+        else:
+            return
 
 
 def subnet(lab: str) -> str:
     """The range of a lab's addresses."""
-    return str(_inspect_network(lab)["subnets"][0]["subnet"])
+    return _subnet(_network_names(lab)[0])
 
 
-def _inspect_network(lab: str) -> dict[str, Any]:
-    inspected: list[dict[str, Any]] = json.loads(podman("network", "inspect", _network_name(lab)))
+def _subnet(network: str) -> str:
+    return str(_inspect_network(network)["subnets"][0]["subnet"])
+
+
+def _inspect_network(name: str) -> dict[str, Any]:
+    inspected: list[dict[str, Any]] = json.loads(podman("network", "inspect", name))
     return inspected[0]
 
 
@@ -234,8 +243,9 @@ def _networks() -> list[str]:
     return podman("network", "ls", "--filter=label=farandole.lab", "--format={{.Name}}").split()
 
 
-def _network_name(lab: str) -> str:
-    return f"farandole-{lab}"
+def _network_names(lab: str) -> tuple[str, str]:
+    """The first and the second network; no lab's name has a dot in it."""
+    return f"farandole-{lab}", f"farandole-{lab}.second"
 
 
 def _container(lab: str, name: str) -> str:
