@@ -56,6 +56,31 @@ def test_both_commands_of_the_manual_train(head, addresses):
         assert f"{each}: accuracy" in output
 
 
+# An allreduce of eight megabytes, of which each rank says its interface.
+REDUCE = """
+import os, torch, horovod.torch as hvd
+hvd.init()
+found = hvd.allreduce(torch.full((2_000_000,), 21, dtype=torch.int32), op=hvd.Sum)
+print("sum", int(found.sum()), os.environ["HOROVOD_GLOO_IFACE"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_job_uses_the_faster_network_whatever_its_interfaces_are_called(nodes, head, controller):
+    def carried():
+        rows = [line.split() for host in nodes.values() for line in host.check_output("cat /proc/net/dev").splitlines()]
+        return {
+            link: sum(int(row[1]) + int(row[9]) for row in rows if row[0] == f"{link}:") for link in ("eth0", "eth1")
+        }
+
+    before = carried()
+    job = f"cd / && runuser -u trainer -- horovodrun --{controller} -np 2 -H node-1:1,node-2:1 python -c %s"
+    shown = head.check_output(job, REDUCE)
+    assert {*re.findall(r"sum (\d+) (\w+)", shown)} == {("84000000", "ens7"), ("84000000", "eth1")}
+    after = carried()
+    assert after["eth0"] - before["eth0"] < 1_000_000 < 8_000_000 < after["eth1"] - before["eth1"]
+
+
 def test_all_nodes_run_the_same_stack_without_build_leftovers(host, head):
     assert host.check_output("readlink /opt/farandole/current") == head.check_output("readlink /opt/farandole/current")
     assert host.file("/opt/farandole/current/manifest.json").exists

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,6 @@ ROOT = Path(__file__).parents[2]
 HOSTS = "node-1:1,node-2:1"
 DECOY = "172.17.0.1"
 STACK = "/opt/farandole/current"
-# A minimal stack of links to Debian's programs, with OpenMPI's settings where Debian's build reads them.
-INSTALL = f"""
-set -e
-apt-get -qq install --no-install-recommends openmpi-bin
-mkdir -p {STACK}/mpi/bin {STACK}/venv/bin
-ln -sf /usr/bin/mpirun.openmpi {STACK}/mpi/bin/mpirun
-ln -sf /usr/bin/orted {STACK}/mpi/bin/orted
-ln -sf /usr/bin/env {STACK}/venv/bin/horovodrun
-ln -sf /usr/bin/python3 {STACK}/venv/bin/python
-ln -sf /etc/farandole/openmpi/openmpi-mca-params.conf /etc/openmpi/openmpi-mca-params.conf
-"""
 # An allreduce that needs only Python and OpenMPI's library: it sums 21 from each of two ranks.
 REDUCE = """
 import ctypes, os, socket
@@ -40,12 +28,6 @@ mpi.MPI_Allreduce(ctypes.byref(one), ctypes.byref(found), 1, kind, total, world)
 mpi.MPI_Finalize()
 print(socket.gethostname(), found.value, os.environ["HOROVOD_NETWORK"], os.environ["OMPI_COMM_WORLD_SIZE"])
 """
-
-
-@pytest.fixture(scope="session")
-def stack(nodes):
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda host: host.check_output("sh -c %s", INSTALL), nodes.values()))
 
 
 @pytest.fixture(scope="session")
@@ -230,7 +212,7 @@ def play(inventory_path, tmp_path):
         folder.mkdir()
         (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
         done = subprocess.run(
-            ["ansible-playbook", "-i", folder, Path(__file__).parent / "refused.yml"],
+            ["ansible-playbook", "-i", folder, Path(__file__).parent / "jobs.yml"],
             cwd=ROOT, capture_output=True, text=True, check=False,
             env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
         )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.files import write_private
 from farandole.findings import Finding, count, refused, report, stopped
-from farandole.pairs.examine import Examined, Wanted, examine, links_in
+from farandole.pairs.examine import Examined, Wanted, carries, examine, links_in, login_of
 from farandole.pairs.judge import Bars
+from farandole.preflight import networks
 from farandole.preflight.inventory import (
     Node,
     declared_names,
@@ -139,6 +141,7 @@ class ActionModule(Action):
     required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts",)))
     # Those that are left out from now on.
     left_out: Iterable[str] = ()
+    chosen = networks.Networks()
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
@@ -176,15 +179,24 @@ class ActionModule(Action):
             if arguments["stack"]:
                 found += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
             # Like role fabric: all nodes, whatever --limit says.
-            network = fabric.choose(excluded.members(checked.cluster, entries), hostvars, arguments["fabric_network"])
-            former, user = former_record(state / "preflight.json", time.time()), next(iter(arguments["accounts"]), "")
+            members = excluded.members(checked.cluster, entries)
+            record_file, sound = state / "preflight.json", self._sound(nodes, probes, found)
+            last = networks.former_in(record_file)
+            self.chosen = self._choose(arguments, hostvars, excluded.members(members, stopped(found)), sound, last)
+            network = fabric.choose(members, hostvars, self.chosen.wanted)
+            former, user = former_record(record_file, time.time()), next(iter(arguments["accounts"]), "")
             found += judge_machines(probes, hostvars, network.interfaces, user, arguments["stack"], former)
-            links = Examined([], links_in(state / "preflight.json"))
+            # What was measured in another network says nothing about this one.
+            links = Examined([], links_in(record_file) if network.network == last["network"] else {})
             if network.network:
-                bad = stopped(found)
-                sound = [node for node in nodes if node.name in probes and node.name not in bad]
-                wanted = self._wanted(arguments, variables, network.network)
-                links = examine(sound, hostvars, wanted, links.links, lambda text: self._display.display(text))
+                wanted = self._wanted(arguments, variables, network)
+                links = examine(
+                    self._sound(nodes, probes, found),
+                    hostvars,
+                    wanted,
+                    links.links,
+                    lambda text: self._display.display(text),
+                )
                 found += links.findings
             # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
             compared = {*judge_machine_ids(probes)}
@@ -195,19 +207,36 @@ class ActionModule(Action):
                 exclude=arguments.get("on_bad_node") == "exclude",
             )
             probes = {name: probe for name, probe in probes.items() if name not in decision.entries}
-            network = fabric.choose(
-                excluded.members(checked.cluster, decision.entries), hostvars, arguments["fabric_network"]
-            )
-            findings = [*dict.fromkeys([*decision.findings, *judge_machine_ids(probes), *network.findings])]
+            members = excluded.members(checked.cluster, decision.entries)
+            network = fabric.choose(members, hostvars, self.chosen.wanted)
+            found = [*decision.findings, *judge_machine_ids(probes), *network.findings, *self.chosen.findings]
+            findings = [*dict.fromkeys(found)]
             if not self._task.check_mode and not refused(findings):
                 entries.clear()
                 entries.update(decision.entries)
             self.left_out = decision.entries
-        write_private(state / "preflight.json", record(findings, probes, network, links.links))
+        write_private(state / "preflight.json", record(findings, probes, network, links.links, self.chosen.known()))
         return findings, ", ".join(filter(None, [about(probes), links.about]))
 
     @staticmethod
-    def _wanted(arguments: Mapping[str, Any], variables: Mapping[str, Any], network: str) -> Wanted:
+    def _sound(nodes: Iterable[Node], probes: Mapping[str, Any], found: Iterable[Finding]) -> list[Node]:
+        bad = stopped(found)
+        return [node for node in nodes if node.name in probes and node.name not in bad]
+
+    @staticmethod
+    def _choose(
+        arguments: Mapping[str, Any], hostvars: Mapping[str, Any], names: Sequence[str], sound: Iterable[Node],
+        last: Mapping[str, Any],
+    ) -> networks.Networks:  # fmt: skip
+        """The network for jobs; what several carry is measured only between all nodes."""
+        able = [node for node in sound if node.name in names and login_of(hostvars, node.name).get("shared")]
+        measurable = len(able) == len(names) and arguments["network"] in ("auto", "all")
+        measure = partial(carries, able, hostvars) if measurable else None
+        pinned, again = arguments["fabric_network"], arguments["network"] == "all"
+        return networks.choose(names, hostvars, pinned, last, measure, again=again)
+
+    @staticmethod
+    def _wanted(arguments: Mapping[str, Any], variables: Mapping[str, Any], network: fabric.Fabric) -> Wanted:
         bars = Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"])
         head = variables["groups"]["head"][0] if variables["groups"].get("head") else ""
         return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"]), ""), network)

@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole import cluster, excluded, fabric, nccl, removal, samples, state, storage, trust
 from farandole.errors import FarandoleError
+from farandole.preflight import networks
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import files, nodes
 
@@ -35,6 +36,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "node_addresses": cluster.node_addresses,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
+    "shared_networks": networks.shared_in,
     "ssh_nodes": cluster.ssh_nodes,
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 HostVars = Mapping[str, Mapping[str, Any]]
@@ -44,9 +45,12 @@ def node_sources(name: str, hostvars: HostVars) -> list[str]:
     return list(dict.fromkeys([*filter(_is_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
 
 
-def member_addresses(names: Sequence[str], hostvars: HostVars) -> list[str]:
-    """Every address of every node that the inventory knows."""
-    return [text for name in names for text in dict.fromkeys(_called(hostvars[name])) if _is_address(text)]
+def member_addresses(
+    names: Sequence[str], hostvars: HostVars, shared: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[str]:
+    """Every address of nodes: those in the inventory, and those in the networks that all nodes share."""
+    known = [[*filter(_is_address, _called(hostvars[name])), *shared.get(name, ())] for name in names]
+    return list(dict.fromkeys(address for own in known for address in own))
 
 
 def _called(variables: Mapping[str, Any]) -> list[str]:

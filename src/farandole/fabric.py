@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
@@ -11,6 +11,8 @@ from farandole.cluster import HostVars, node_addresses
 from farandole.findings import Finding, finding, report, some
 
 Links = Sequence[Mapping[str, Any]]
+# More networks than these besides the first are not compared.
+COMPARED = 3
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Fabric:
     network: str = ""
     interfaces: Mapping[str, str] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    # Each node's address there.
+    addresses: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric:
@@ -35,7 +39,19 @@ def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric
     findings = [*_outside(network, chosen), *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]
     if findings:
         return Fabric(findings=findings)
-    return Fabric(str(network), {name: inside[0]["name"] for name, inside in chosen.items()})
+    own = {name: inside[0] for name, inside in chosen.items()}
+    names_of, addresses_of = ({name: link[what] for name, link in own.items()} for what in ("name", "address"))
+    return Fabric(str(network), names_of, addresses=addresses_of)
+
+
+def others(names: Sequence[str], hostvars: HostVars, first: Fabric) -> list[Fabric]:
+    """Further networks in which every node has an address; none unless all nodes were probed."""
+    if not first.network or len(names) < 2:
+        return []
+    shared = set.intersection(*({*_networks(_links(hostvars[name]))} for name in names))
+    away = sorted(network for network in shared if not network.overlaps(IPv4Network(first.network)))
+    found = [choose(names, hostvars, str(network)) for network in away]
+    return [one for one in found if one.network][:COMPARED]
 
 
 def choice(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
@@ -148,6 +164,15 @@ def _hull(addresses: Mapping[str, str]) -> IPv4Network:
     numbers = [int(IPv4Address(address)) for address in addresses.values() if _ipv4(address)]
     spread = (min(numbers) ^ max(numbers)).bit_length()
     return IPv4Network((min(numbers), 32 - spread), strict=False)
+
+
+def _networks(links: Links) -> Iterator[IPv4Network]:
+    """The networks that a node is connected to."""
+    for link in links:
+        if _ipv4(link["address"]):
+            network = IPv4Network((link["address"], link["prefix"]), strict=False)
+            if not (network.is_loopback or network.is_link_local or network.prefixlen == network.max_prefixlen):
+                yield network
 
 
 def _home(address: str, links: Links) -> IPv4Network | None:

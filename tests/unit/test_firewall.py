@@ -9,7 +9,6 @@ import pytest
 from farandole.cluster import member_addresses
 from farandole.pairs.examine import kept_out
 from farandole.pairs.measure import Closed, Measured
-from farandole.preflight.inventory import Node
 
 from .loading import load
 
@@ -75,7 +74,7 @@ def test_members_are_known_by_all_their_addresses_in_the_inventory() -> None:
 def test_only_a_node_that_our_firewall_does_not_know_is_excused() -> None:
     measured = Measured(["a", "b", "c"])
     measured.closed = [Closed(one, other, 5000, "no answer") for one, other in (("c", "a"), ("b", "a"), ("c", "b"))]
-    nodes = {name: Node(name, f"192.0.2.{number}") for number, name in enumerate("abc", 1)}
+    nodes = {name: f"192.0.2.{number}" for number, name in enumerate("abc", 1)}
 
     def hostvars(**firewalls: list[str] | None) -> dict[str, dict[str, object]]:
         return {name: {"_preflight_probe": {"probe": {"firewall": firewalls.get(name)}}} for name in nodes}

@@ -153,11 +153,11 @@ class Node:
         pool = ThreadPoolExecutor(AT_A_TIME)
         tasks = []
         for one in order:
-            name, address, ports, datagrams, mtu = peers[one]
+            name, address, ports, datagrams, mtu, named = peers[one]
             tasks += [pool.submit(self.try_port, one, name, address, port, nth == 0) for nth, port in enumerate(ports)]
             tasks.append(pool.submit(self.try_path, one, name, address, datagrams, mtu))
             if names:
-                tasks.append(pool.submit(self.try_name, one, name, address))
+                tasks.append(pool.submit(self.try_name, one, name, named))
         done, late = wait(tasks, seconds)
         pool.shutdown(wait=False, cancel_futures=True)
         found = [task.result() for task in tasks if task in done and not task.cancelled()]

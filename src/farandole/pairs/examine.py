@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from farandole.cluster import HostVars
+from farandole.fabric import Fabric
 from farandole.findings import Finding, finding, some
 from farandole.form import UnfitError, fields, named, number, optional, words
-from farandole.pairs.judge import Bars, judge, record, slow_ways
+from farandole.pairs.judge import MEGA, Bars, judge, record, slow_ways
 from farandole.pairs.measure import Measured, Place, measure
 from farandole.preflight.inventory import Node
 from farandole.words import one_line
@@ -37,7 +39,7 @@ class Wanted:
     bars: Bars
     head: str
     job_user: str
-    network: str
+    network: Fabric
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ def examine(
     # site.yml mends names and keys, so it is not kept from that.
     trusted = wanted.what == "all" and all(has_account(hostvars, name, wanted.job_user) for name in names)
     slow = partial(slow_ways, bars=wanted.bars) if rates else None
-    found = measure([place(node, hostvars) for node in nodes], slow, names=trusted)
-    unaware = kept_out(found, {node.name: node for node in nodes}, hostvars)
+    found = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
+    unaware = kept_out(found, wanted.network.addresses, hostvars)
     found.closed = [one for one in found.closed if one.source not in unaware.get(one.target, ())]
-    findings = judge(found, wanted.bars, wanted.network)
+    findings = judge(found, wanted.bars, wanted.network.network)
     findings += [finding("firewall-unaware", name, other=some(sources)) for name, sources in unaware.items()]
     if trusted and wanted.head in names:
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
@@ -86,13 +88,21 @@ def examine(
     return Examined(findings, {**links, "nodes": nodes_known}, summary(found))
 
 
-def kept_out(measured: Measured, nodes: Mapping[str, Node], hostvars: HostVars) -> dict[str, list[str]]:
+def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
+    """The megabytes per second that connections of a network carry, all at once; None unless all of them work."""
+    found = measure([place(node, hostvars, network) for node in nodes], lambda _: [])
+    if found.silent or found.closed:
+        return None
+    return round(statistics.median(max(rates) for rates in found.rates.values()) / MEGA, 1)
+
+
+def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVars) -> dict[str, list[str]]:
     """The nodes that our own firewall on another one does not know yet, by that one: site.yml mends it."""
     found: dict[str, list[str]] = {}
     for one in measured.closed:
         let_in = hostvars[one.target]["_preflight_probe"]["probe"].get("firewall")
         known = found.setdefault(one.target, [])
-        if let_in is not None and str(nodes[one.source].address) not in let_in and one.source not in known:
+        if let_in is not None and addresses.get(one.source) not in let_in and one.source not in known:
             known.append(one.source)
     return {name: sources for name, sources in found.items() if sources}
 
@@ -112,13 +122,15 @@ def known(former: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(nodes.get(name, {}).get("mb_per_s") is not None for name in names)
 
 
-def place(node: Node, hostvars: HostVars) -> Place:
+def place(node: Node, hostvars: HostVars, network: Fabric) -> Place:
     python = hostvars[node.name].get("ansible_python_interpreter") or PYTHON
     return Place(
         node.name,
-        str(node.address),
+        # A node that was left out and is tested again is in no network yet.
+        network.addresses.get(node.name, str(node.address)),
         tuple(login_of(hostvars, node.name)["shared"]),
         python if str(python).startswith("/") else PYTHON,
+        str(node.address),
     )
 
 

@@ -67,12 +67,14 @@ SENT = fields({"rate": optional(number)}, {"why": REASON})
 
 @dataclass(frozen=True)
 class Place:
-    """A node, its address among the others, and the ssh command that starts Python on it."""
+    """A node, its address in the network for jobs, and the ssh command that starts Python on it."""
 
     name: str
     address: str
     command: tuple[str, ...] = ()
     python: str = "/usr/bin/python3"
+    # The address that its name means on the others.
+    named: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,8 @@ class Measurement:
         """Have every node connect to every other."""
         present = list(self.agents)
         peers = [
-            [name, agent.place.address, agent.listening["ports"], agent.listening["datagrams"], agent.listening["mtu"]]
-            for name, agent in self.agents.items()
+            [name, one.place.address, *(one.listening[what] for what in ("ports", "datagrams", "mtu")), one.place.named]
+            for name, one in self.agents.items()
         ]
         seconds = ANSWER_S + 0.05 * len(present)
         answers = await self.each(

@@ -125,10 +125,11 @@ def about(probes: Mapping[str, Probe]) -> str:
 
 
 def record(
-    findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric, links: Mapping[str, Any] | None = None
-) -> str:
+    findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric, links: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """The content of preflight.json: facts, the network for jobs, its connections, and findings."""
     known = [asdict(one) for one in findings]
-    chosen = {"network": network.network, "interfaces": network.interfaces} if network.network else {}
+    chosen = {"network": network.network, "interfaces": network.interfaces, **(others or {})} if network.network else {}
     content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "links": links or {}, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"
