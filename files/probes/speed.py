@@ -29,6 +29,7 @@ import proof
 import ranks
 import torch
 import torch.distributed as dist
+from horovod.common.util import network_interface
 from pytorch_mnist import LeNet5, datasets
 
 WAYS = ("alone", "horovod", "ddp")
@@ -102,6 +103,9 @@ def learn(way, options, data, pipe):
         hvd.init()
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
     elif way == "ddp":
+        if network := os.environ.get("HOROVOD_NETWORK"):
+            # horovodrun passes on the name that the interface has on the head.
+            os.environ["GLOO_SOCKET_IFNAME"] = network_interface(network)
         store = dist.PrefixStore("ddp", meet(options, is_master=False))
         dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.size, timeout=PATIENCE)
         model = torch.nn.parallel.DistributedDataParallel(model)

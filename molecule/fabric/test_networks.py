@@ -95,11 +95,15 @@ def test_the_network_that_carries_most_is_chosen_and_the_other_left_alone(chosen
     assert f"note: the nodes share several networks, and jobs use {networks['eth1']}" in said
     data = reduced(nodes)
     through_the_other = reduced(nodes, "--mca", "btl_tcp_if_include", networks["eth0"])
+    assert "SOCKET_IFNAME" not in as_job(nodes["node-1"], "horovodrun")
     for name, link in (("node-1", "ib7"), ("node-2", "eth1")):
         written = nodes[name].check_output("cat /etc/farandole/environment /etc/farandole/openmpi/*.conf")
         assert f"GLOO_SOCKET_IFNAME:-{link}}}" in written
         assert f"oob_tcp_if_include = {networks['eth1']}\n" in written
         assert networks["eth0"] not in written
+        # Its own name, and not that of the node where the job was started.
+        has = as_job(nodes["node-1"], "mpirun", "-H", f"{name}:1", "env").splitlines()
+        assert {f"GLOO_SOCKET_IFNAME={link}", f"NCCL_SOCKET_IFNAME=={link}"} <= {*has}
         # ssh, which starts the job, goes to the cluster addresses.
         assert data[name]["eth0"] < 1_000_000 < 4 * NUMBERS < data[name][link]
         assert through_the_other[name]["eth0"] > 4 * NUMBERS
