@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole import explain, node_commands, removal
+from farandole import explain, node_commands, predict_command, removal
 from farandole.errors import FarandoleError, Interrupted
 from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
@@ -33,6 +33,7 @@ app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
 app.command()(preflight_commands.preflight)
 app.command()(validation_commands.validate)
+app.command("predict")(predict_command.predict_command)
 app.command()(removal.remove)
 app.command("explain")(explain.command)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.cluster import HostVars
+from farandole.excluded import now
 from farandole.fabric import Fabric
 from farandole.findings import Finding, finding, some
 from farandole.form import UnfitError, fields, named, number, optional, words
@@ -28,7 +29,10 @@ LOGIN_S = 20
 MANY = 8
 # What is read of an earlier preflight.json, which may be of another version.
 LINK = fields({"delay_us": optional(number), "mb_per_s": optional(number)})
-LINKS = fields({"nodes": named(words(r"[a-z0-9-]{1,63}"), LINK), "usual_mb_per_s": optional(number)}, {})
+LINKS = fields(
+    {"nodes": named(words(r"[a-z0-9-]{1,63}"), LINK), "usual_mb_per_s": optional(number)},
+    {"rates_measured": optional(words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"))},
+)
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,11 @@ def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any
         }
         for name, own in links["nodes"].items()
     }
-    usually = links["usual_mb_per_s"]
-    return {**links, "nodes": nodes, "usual_mb_per_s": former.get("usual_mb_per_s") if usually is None else usually}
+    if (usually := links["usual_mb_per_s"]) is None:
+        usual = {name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}
+    else:
+        usual = {"usual_mb_per_s": usually, "rates_measured": now()}
+    return {**links, "nodes": nodes, **usual}
 
 
 def summary(measured: Measured) -> str:

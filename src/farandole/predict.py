@@ -1,0 +1,112 @@
+"""Predict how fast a training job is on several workers, from what the network between them carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Horovod's defaults: the most that it sends in one piece, and how often it looks for gradients.
+PIECE_MB, CYCLE_MS = 134.2, 1.0
+# The share of a step in which gradients are computed, as it takes twice the operations of the forward pass. Until then
+# there is nothing to send.
+BACKWARD = 2 / 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job: the size of its gradients, how long a step takes on one worker, and how gradients are sent."""
+
+    gradients_mb: float
+    step_ms: float
+    mpi: bool = False
+    # Whether gradients are sent while others are computed.
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
+class Network:
+    """What counts of a network: the rate of its slowest node, and the longest way of a message there and back."""
+
+    mb_per_s: float
+    round_trip_us: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What preflight measured of some nodes: their network, and which of them is to blame for it."""
+
+    network: Network
+    slowest: str
+    farthest: str
+    usual_mb_per_s: float
+    names: Sequence[str]
+    missing: Sequence[str]
+    when: str
+
+
+def measured(links: Mapping[str, Any], nodes: Collection[str]) -> Measured | None:
+    """The network between some nodes, from a checked preflight.json; none if fewer than two of them were measured."""
+    known = {name: one for name, one in links.get("nodes", {}).items() if name in nodes and all(one.values())}
+    if len(known) < 2:
+        return None
+    slowest = min(known, key=lambda name: float(known[name]["mb_per_s"]))
+    farthest = max(known, key=lambda name: float(known[name]["delay_us"]))
+    return Measured(
+        Network(known[slowest]["mb_per_s"], known[farthest]["delay_us"]),
+        slowest,
+        farthest,
+        links["usual_mb_per_s"] or 0.0,
+        list(known),
+        [name for name in nodes if name not in known],
+        links.get("rates_measured") or "",
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long a step takes on so many workers, and what of that its gradients take."""
+
+    workers: int
+    alone_ms: float
+    step_ms: float
+    bandwidth_ms: float
+    latency_ms: float
+
+    @property
+    def exchange_ms(self) -> float:
+        """How long it takes to average the gradients."""
+        return self.bandwidth_ms + self.latency_ms
+
+    @property
+    def efficiency(self) -> float:
+        """The speed of each worker, compared with one alone."""
+        return self.alone_ms / self.step_ms
+
+
+def predict(job: Job, network: Network, workers: int) -> Prediction:
+    """Predict a step on so many workers, one on each node."""
+    volume, messages = amounts(workers, mpi=job.mpi)
+    pieces = math.ceil(job.gradients_mb / PIECE_MB) if workers > 1 else 0
+    bandwidth_ms = 1000 * volume * job.gradients_mb / network.mb_per_s
+    # A message takes half as long as one there and back.
+    latency_ms = pieces * (messages * network.round_trip_us / 2000 + CYCLE_MS)
+    exchange_ms = bandwidth_ms + latency_ms
+    # Nothing can be sent before the backward pass.
+    hidden_ms = BACKWARD * job.step_ms if job.overlaps else 0.0
+    step_ms = job.step_ms + max(0.0, exchange_ms - hidden_ms)
+    return Prediction(workers, job.step_ms, step_ms, bandwidth_ms, latency_ms)
+
+
+def amounts(workers: int, *, mpi: bool = False) -> tuple[float, int]:
+    """What a worker sends, as a multiple of the gradients, and how many messages follow each other.
+
+    Gloo and NCCL send pieces around a ring. Open MPI halves and doubles what it exchanges, which is only as good for 2,
+    4, 8 … workers; each of the others first gives its gradients to a neighbour and waits for the result.
+    """
+    if not mpi:
+        return 2 * (workers - 1) / workers, 2 * (workers - 1)
+    steps = workers.bit_length() - 1
+    others = workers > 1 << steps
+    return 2 * (1 - 0.5**steps) + 2 * others, 2 * steps + 3 * others
