@@ -72,18 +72,25 @@ def fingerprint(weights):
     return digest.hexdigest()[:16]
 
 
-def finish(options, gather, rank, size, weights, meter, accuracy, loss):
-    """Compare the ranks and print the result on rank 0. Returns 1 if they did not train together.
-
-    `gather` collects one object from every rank on all ranks.
-    """
-    own = {
+def describe(rank, size):
+    """A description of this rank."""
+    return {
         "rank": rank,
         "size": size,
         "host": socket.gethostname(),
         "machine": Path("/etc/machine-id").read_text().strip(),
         "python": sys.executable,
         "stack": CURRENT.resolve().name if CURRENT.is_symlink() else "",
+    }
+
+
+def finish(options, gather, rank, size, weights, meter, accuracy, loss):
+    """Compare the ranks and print the result on rank 0. Returns 1 if they did not train together.
+
+    `gather` collects one object from every rank on all ranks.
+    """
+    own = {
+        **describe(rank, size),
         "weights": fingerprint(weights),
         "rate": round(meter.rate(), 1),
     }
