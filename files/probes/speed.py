@@ -263,7 +263,8 @@ def main():
     while conductor.follow():
         pass
     weights = {way: worker.end() for way, worker in workers.items()}
-    ranks.show({**ranks.describe(options.rank, options.size), "weights": weights["horovod"]})
+    sizes = {"batch": BATCH, "gradients_mb": sum(4 * one.numel() for one in LeNet5().parameters()) / 1e6}
+    ranks.show({**ranks.describe(options.rank, options.size), "weights": weights["horovod"], **sizes})
     return 0
 
 

@@ -27,6 +27,7 @@ from farandole.validation import answer, nodes, report
 from farandole.validation.judge import ENOUGH, GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explain, failure, judge
 from farandole.validation.nodes import stack_checks, trust_answers, trust_checks
 from farandole.validation.plan import jobs
+from farandole.validation.predicted import predictions
 
 ROOT = Path(__file__).parents[2]
 BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
@@ -227,6 +228,64 @@ def test_many_workers_train_for_about_as_many_steps_as_two(count: int) -> None:
     step = value("training.pytorch_mnist", "--batch-size") * count
     steps = value("training.pytorch_mnist", "--epochs") * (1497 // step)
     assert steps >= 12 * (1497 // 128) * 0.75
+
+
+LINKS = {
+    "nodes": {name: {"mb_per_s": 25.0, "delay_us": 100.0} for name in NODES},
+    "usual_mb_per_s": 25.0,
+    "rates_measured": None,
+}
+NETWORK = {"alone_ms": 100.0, "together_ms": 1100.0, "gradients_mb": 25.0}
+
+
+def predicted(job: dict[str, Any], links: dict[str, Any] = LINKS, **bars: float) -> list[Check]:
+    results = {job["job"]["id"]: job}
+    return list(predictions(results, judge(results, Bars(**bars)), links, "inventory/mine"))
+
+
+def test_the_network_is_predicted_beside_what_was_measured() -> None:
+    (check,) = predicted(ran("network", **NETWORK))
+    # 25 MB at 25 MB/s take a second, of which the backward pass hides two thirds of 100 ms.
+    assert (check.id, check.status) == ("network.predicted", GREEN)
+    assert check.value == pytest.approx(0.0966, abs=0.0002)
+    assert "25 MB/s, 100 µs" in check.words
+    assert "at about 10 % of 2 workers; the efficiency is 9 %" in check.words
+
+
+def test_training_is_predicted_beside_what_was_measured() -> None:
+    ranks = [rank(number, batch=512, gradients_mb=0.25) for number in (0, 1)]
+    # Two workers do 10240 images in a second, so that a step takes 100 ms; 0.25 MB take 10 ms.
+    job = ran("speed", ranks=ranks, rounds=rounds(9.0, 9.0, 9.0, 9.0, 9.0, alone=10_240))
+    (check,) = predicted(job)
+    assert (check.id, check.status) == ("speed.predicted", GREEN)
+    assert check.value == pytest.approx(100 / (100 + 10 + 1 + 0.1), abs=0.0001)
+    assert check.words.endswith("; the efficiency is 88 %")
+    (check,) = predicted(job | {"rounds": rounds(busy=20, alone=10_240)[ENOUGH:]})
+    assert (check.status, check.words.endswith("; the efficiency was not measured")) == (NOT_MEASURED, True)
+
+
+@pytest.mark.parametrize(
+    "links",
+    {
+        "nothing": {},
+        "one node": {**LINKS, "nodes": {"node-1": {"mb_per_s": 25.0, "delay_us": 100.0}}},
+        "no rate": {**LINKS, "nodes": {name: {"mb_per_s": None, "delay_us": 100.0} for name in NODES}},
+    }.values(),
+)
+def test_without_measured_links_nothing_is_predicted(links: dict[str, Any]) -> None:
+    (check,) = predicted(ran("network", **NETWORK), links)
+    assert (check.status, check.value) == (NOT_MEASURED, None)
+    assert "farandole preflight -i inventory/mine" in check.words
+
+
+def test_a_prediction_is_neither_red_nor_slow() -> None:
+    (check,) = predicted(ran("network", **{**NETWORK, "together_ms": 100_000.0}))
+    assert (check.status, check.cause) == (GREEN, "")
+    assert predicted(ran("network", code=1, **NETWORK)) == []
+    assert all(predicted(ran("network", **{**NETWORK, what: 0.0})) == [] for what in NETWORK)
+    # Ranks that do not say what they trained.
+    assert predicted(ran("speed")) == []
+    assert predicted(ran("speed", ranks=[rank(0, batch=0, gradients_mb=0.25), rank(1)])) == []
 
 
 def test_failed_jobs_are_not_compared() -> None:

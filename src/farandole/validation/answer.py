@@ -46,7 +46,8 @@ RANK = fields(
     {
         **dict.fromkeys(("stack", "python", "weights"), text(200)),
         **dict.fromkeys(
-            ("rate", "step_ms", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"), optional(number)
+            ("rate", "step_ms", "bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us", "batch", "gradients_mb"),
+            optional(number),
         ),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
         "crowded": yes_or_no,
@@ -64,7 +65,11 @@ JOB = fields(
         "wrong": many(fields({"code": code("probe"), "host": NAME, "seen": LINE}, {})),
         "said": many(LINE),
     },
-    {"accuracy": number, "loss": number, "data": NAME, "rounds": many(ROUND)},
+    {
+        **dict.fromkeys(("accuracy", "loss", "alone_ms", "together_ms", "gradients_mb"), number),
+        "data": NAME,
+        "rounds": many(ROUND),
+    },
 )
 CONNECTIONS = fields(
     {

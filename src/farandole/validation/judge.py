@@ -19,7 +19,12 @@ Explanation = tuple[str, str, str]  # code, cause, cure
 # With fewer quiet rounds than this, speed is not judged.
 ENOUGH = 5
 # What a job of a group has to report.
-REQUIRED: Mapping[str, tuple[str, ...]] = {"training": ("accuracy",), "parity": ("loss",), "speed": ("rounds",)}
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "training": ("accuracy",),
+    "parity": ("loss",),
+    "network": ("alone_ms", "together_ms", "gradients_mb"),
+    "speed": ("rounds",),
+}
 MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
 # How launchers mark a worker's output: its rank, then the line.
 WORKER = re.compile(r"\[(?:\d+,)?(\d+)\]<stderr>: *(.*\S)")
@@ -212,6 +217,10 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
         yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
     if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[what] for what in MEASURED):
         yield from _messages(first, bars, common)
+    if job["group"] == "network" and all(result[what] for what in REQUIRED["network"]):
+        alone, together = result["alone_ms"], result["together_ms"]
+        words = f"a step takes {alone:.0f} ms alone and {together:.0f} ms on all workers: ratio"
+        yield Check("network.efficiency", GREEN, words, round(alone / together, 4), **common)
     if job["group"] == "speed":
         yield from _training_speed(result["rounds"], bars, common)
 

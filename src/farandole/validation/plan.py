@@ -65,7 +65,7 @@ def jobs(
     found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
-        found += _speed(nodes, frameworks, seconds, bars)
+        found += [*_network(nodes, frameworks, seconds), *_speed(nodes, frameworks, seconds, bars)]
     return [asdict(job) for job in found]
 
 
@@ -117,6 +117,15 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             argv = (*horovodrun("gloo", some), f"{SAMPLES}/{sample}", *options)
             title = f"{sample}, {len(some)} worker{'s' * (len(some) > 1)}, the same images in each step"
             yield Job(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
+
+
+def _network(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    """Exchange larger gradients than those of the samples, which every network carries."""
+    if "pytorch" not in frameworks or len(nodes) == 1:
+        return
+    options = ("--model-mb", "25", "--step-ms", "100", "--steps", "8", "--seconds", str(min(15, seconds // 4)))
+    argv = (*horovodrun("gloo", nodes), f"{SAMPLES}/gradient_steps.py", "--json", *options)
+    yield Job("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
 
 
 def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars) -> Iterator[Job]:

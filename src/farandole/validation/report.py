@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from farandole.pairs.examine import links_in
 from farandole.table import table
 from farandole.validation.answer import job_result
 from farandole.validation.files import file_checks
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
 from farandole.validation.nodes import stack_checks, trust_checks
+from farandole.validation.predicted import predictions
 from farandole.words import in_xml, on_terminal
 
 FORMAT = 2
@@ -28,11 +30,13 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Judge what a validation measured, write the report, and return its text, its verdict and where it is."""
     results = {item["item"]["id"]: job_result(item) for item in measured["jobs"]}
     bars = Bars.changed(measured["bars"])
+    judged = judge(results, bars, measured["inventory"])
     checks = [
         *trust_checks(measured["trust"], measured["about"]["hosts"]),
         *stack_checks(measured["stacks"], measured["inventory"]),
         *file_checks(measured["files"]),
-        *judge(results, bars, measured["inventory"]),
+        *judged,
+        *predictions(results, judged, links_in(folder.parent / "preflight.json"), measured["inventory"]),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]
     data = sorted({one["data"] for one in results.values() if "data" in one})

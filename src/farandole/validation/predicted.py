@@ -1,0 +1,47 @@
+"""Put a prediction beside each efficiency that a validation measured, so that the prediction is judged, too."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from farandole.predict import Job, Measured, measured, predict
+from farandole.validation.judge import GREEN, NOT_MEASURED, Check, Result
+
+
+def predictions(
+    results: Mapping[str, Result], checks: Sequence[Check], links: Mapping[str, Any], inventory: str
+) -> Iterator[Check]:
+    """A check for each measured efficiency, from the links that preflight measured; it is never red or slow."""
+    for check in checks:
+        name, _, what = check.id.partition(".")
+        if what == "efficiency" and (job := _job(results[name])):
+            yield _compared(check, job, measured(links, check.hosts), inventory)
+
+
+def _job(result: Result) -> Job | None:
+    """The job whose efficiency was measured, as far as its ranks described it."""
+    if result["job"]["group"] == "network":
+        return Job(result["gradients_mb"], result["alone_ms"])
+    first, rates = result["ranks"][0], [one["alone"] for one in result["rounds"] if one["alone"]]
+    if not first.get("batch") or not first.get("gradients_mb") or not rates:
+        return None
+    # The images of all workers in a second, each by itself.
+    step_ms = 1000 * len(result["ranks"]) * first["batch"] / statistics.median(rates)
+    return Job(first["gradients_mb"], step_ms, mpi=True, overlaps=False)
+
+
+def _compared(check: Check, job: Job, found: Measured | None, inventory: str) -> Check:
+    name, hosts = check.id.replace("efficiency", "predicted"), check.hosts
+    if found is None or found.missing:
+        why = "the connections of all these nodes were not measured"
+        return Check(name, NOT_MEASURED, f"{why}; run  farandole preflight -i {shlex.quote(inventory)}", hosts=hosts)
+    expected = predict(job, found.network, len(hosts)).efficiency
+    network = f"{found.network.mb_per_s:.4g} MB/s, {found.network.round_trip_us:.0f} µs"
+    what = f"{job.gradients_mb:.2g} MB of gradients every {job.step_ms:.0f} ms"
+    words = f"the network ({network}) carries {what} at about {100 * expected:.0f} % of {len(hosts)} workers"
+    status = check.status if check.status == NOT_MEASURED else GREEN
+    seen = "was not measured" if check.status == NOT_MEASURED else f"is {100 * (check.value or 0):.0f} %"
+    return Check(name, status, f"{words}; the efficiency {seen}", round(expected, 4), hosts=hosts)
