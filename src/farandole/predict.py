@@ -23,6 +23,8 @@ class Job:
     mpi: bool = False
     # Whether gradients are sent while others are computed.
     overlaps: bool = True
+    # Whether two workers that exchange gradients send in turns, as Open MPI may do with large ones over TCP.
+    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,26 +89,33 @@ class Prediction:
 
 def predict(job: Job, network: Network, workers: int) -> Prediction:
     """Predict a step on so many workers, one on each node."""
-    volume, messages = amounts(workers, mpi=job.mpi)
+    volume, messages = mpi_amounts(workers, turns=job.turns) if job.mpi else amounts(workers)
     pieces = math.ceil(job.gradients_mb / PIECE_MB) if workers > 1 else 0
     bandwidth_ms = 1000 * volume * job.gradients_mb / network.mb_per_s
     # A message takes half as long as one there and back.
     latency_ms = pieces * (messages * network.round_trip_us / 2000 + CYCLE_MS)
     exchange_ms = bandwidth_ms + latency_ms
-    # Nothing can be sent before the backward pass.
+    # Nothing can be sent before the backward pass, and the last gradients only after it.
     hidden_ms = BACKWARD * job.step_ms if job.overlaps else 0.0
-    step_ms = job.step_ms + max(0.0, exchange_ms - hidden_ms)
+    step_ms = job.step_ms + max(exchange_ms - hidden_ms, latency_ms)
     return Prediction(workers, job.step_ms, step_ms, bandwidth_ms, latency_ms)
 
 
-def amounts(workers: int, *, mpi: bool = False) -> tuple[float, int]:
+def amounts(workers: int) -> tuple[float, int]:
     """What a worker sends, as a multiple of the gradients, and how many messages follow each other.
 
-    Gloo and NCCL send pieces around a ring. Open MPI halves and doubles what it exchanges, which is only as good for 2,
-    4, 8 … workers; each of the others first gives its gradients to a neighbour and waits for the result.
+    Gloo and NCCL send pieces around a ring.
     """
-    if not mpi:
-        return 2 * (workers - 1) / workers, 2 * (workers - 1)
+    return 2 * (workers - 1) / workers, 2 * (workers - 1)
+
+
+def mpi_amounts(workers: int, *, turns: bool = False) -> tuple[float, int]:
+    """The same for Open MPI, which halves and then doubles what two workers exchange.
+
+    This is as good for 2, 4, 8 … workers. Of more, each first exchanges half of its gradients with a neighbour, gets
+    the other half, and in the end sends it the result.
+    """
     steps = workers.bit_length() - 1
-    others = workers > 1 << steps
-    return 2 * (1 - 0.5**steps) + 2 * others, 2 * steps + 3 * others
+    more = workers > 1 << steps
+    exchanged = 2 * (1 - 0.5**steps) + 0.5 * more
+    return exchanged * (1 + turns) + 1.5 * more, 2 * steps + 3 * more

@@ -112,7 +112,7 @@ def predict_command(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes, separated by commas.")] = "2,4,8,16",
     *,
     mpi: Annotated[
-        bool, typer.Option("--mpi", help="Gradients are exchanged over MPI instead of Gloo or NCCL.")
+        bool, typer.Option("--mpi", help="Gradients are sent over MPI, which may send in one direction at a time.")
     ] = False,
     mbit: Annotated[
         float | None, typer.Option(help="Rate of the links in Mbit/s, instead of the measured one.")
@@ -144,7 +144,7 @@ def predict_command(
         network = replace(network, mb_per_s=mbit / 8 * PAYLOAD)
     if delay_us is not None:
         network = replace(network, round_trip_us=delay_us)
-    ways = [replace(job, overlaps=overlaps) for overlaps in (False, True)]
+    ways = [replace(job, overlaps=False, turns=mpi), job]
     predictions = [[predict(way, network, number) for way in ways] for number in chosen]
     typer.echo(answer(predictions))
     typer.echo(f"{limit(predictions[-1][0], network, found)}\n{basis(found, chosen[-1], assumed=assumed)}")

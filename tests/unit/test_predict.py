@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import app
 from farandole.errors import FarandoleError
-from farandole.predict import CYCLE_MS, PIECE_MB, Job, Network, amounts, predict
+from farandole.predict import CYCLE_MS, PIECE_MB, Job, Network, amounts, mpi_amounts, predict
 
 JOB = Job(gradients_mb=100, step_ms=250)
 AFTERWARDS = Job(gradients_mb=100, step_ms=250, overlaps=False)
@@ -24,12 +24,18 @@ NETWORK = Network(mb_per_s=25, round_trip_us=100)
 )
 def test_what_a_worker_sends(workers: int, ring: float, mpi: float) -> None:
     assert amounts(workers)[0] == pytest.approx(ring)
-    assert amounts(workers, mpi=True)[0] == pytest.approx(mpi)
+    assert mpi_amounts(workers)[0] == pytest.approx(mpi)
 
 
 def test_the_messages_that_follow_each_other() -> None:
     assert [amounts(workers)[1] for workers in (1, 2, 4, 16)] == [0, 2, 6, 30]
-    assert [amounts(workers, mpi=True)[1] for workers in (1, 2, 3, 4, 16)] == [0, 2, 5, 4, 8]
+    assert [mpi_amounts(workers)[1] for workers in (1, 2, 3, 4, 16)] == [0, 2, 5, 4, 8]
+
+
+def test_workers_that_send_in_turns_need_up_to_twice_as_long() -> None:
+    assert [mpi_amounts(workers, turns=True)[0] for workers in (1, 2, 3, 4)] == [0, 2, 4.5, 3]
+    job = Job(gradients_mb=100, step_ms=250, mpi=True, turns=True)
+    assert predict(job, NETWORK, 2).bandwidth_ms == 2 * predict(JOB, NETWORK, 2).bandwidth_ms
 
 
 def test_a_step_takes_what_the_slowest_link_needs() -> None:
@@ -43,7 +49,8 @@ def test_a_step_takes_what_the_slowest_link_needs() -> None:
 def test_the_backward_pass_hides_what_is_sent_meanwhile() -> None:
     found = predict(JOB, NETWORK, 4)
     assert found.step_ms == pytest.approx(250 / 3 + found.exchange_ms)
-    assert predict(JOB, Network(1000, 100), 2).efficiency == 1
+    found = predict(JOB, Network(1000, 100), 2)
+    assert found.step_ms == pytest.approx(250 + 2 * 0.05 + CYCLE_MS)
 
 
 def test_no_step_is_shorter_than_on_one_worker() -> None:
