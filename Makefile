@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site lint unit audit docs explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit audit docs explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ bench-stack: setup ## measure the stack's time and disk space: cold, warm, with 
 bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one node differs (an hour)
 	farandole lab setup
 	python tests/bench/site.py
+
+bench-predict: setup ## compare farandole predict with jobs on two to four nodes (half an hour)
+	farandole lab setup
+	python tests/bench/predict.py
 
 audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
 	python tests/audit.py
