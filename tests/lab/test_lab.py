@@ -192,6 +192,9 @@ sum(range(10_000_000))
 print(time.monotonic() - begun > 2.5 * (time.process_time() - used))
 """
 
+# Whether the clock is close to that of the kernel.
+CLOCK = "btime=$(sed -n 's/^btime //p' /proc/stat); [ $(($(date +%s) - btime - $(cut -d . -f 1 /proc/uptime))) -lt 60 ]"
+
 
 def test_each_fault_is_felt_and_healed(cluster: Cluster) -> None:
     address = {node: cluster.ssh(node, "hostname", "-I").stdout.strip() for node in ("node-1", "node-2")}
@@ -220,6 +223,8 @@ def test_each_fault_is_felt_and_healed(cluster: Cluster) -> None:
         ),
         (("mtu", "--bytes", "1400"), python(PING), ("TimeoutError", "OSError")),
         (("slow", "--percent", "20"), python(COMPUTE), ("False", "True")),
+        (("memory", "--mib", "64"), shell("python3 -c 'bytearray(1 << 28)' || exit 1"), ("0", "1")),
+        (("skew", "--seconds", "3600"), shell(CLOCK), ("0", "1")),
         (("fill", "/srv"), shell("echo x >/srv/x"), ("0", "1")),
         (("fill", "--inodes", "/srv"), shell("touch /srv/y"), ("0", "1")),
     ):

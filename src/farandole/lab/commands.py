@@ -233,6 +233,19 @@ def slow(
 
 
 @fault.command()
+def memory(
+    node: Target,
+    mib: Annotated[
+        int, typer.Option(min=64, max=1 << 20, help="MiB that all its processes may use from now on.")
+    ] = 1024,
+    name: Name = "lab",
+) -> None:
+    """Give the node little memory, so that the kernel kills what wants more."""
+    with _target("memory", node, name) as target:
+        faults.memory(target, mib)
+
+
+@fault.command()
 def fill(
     node: Target,
     path: Annotated[str, typer.Argument(help="The folder on the node.")] = "/opt",
@@ -246,8 +259,19 @@ def fill(
 
 
 @fault.command()
+def skew(
+    node: Target,
+    seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
+    name: Name = "lab",
+) -> None:
+    """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
+    with _target("skew", node, name) as target:
+        faults.skew(target, seconds)
+
+
+@fault.command()
 def heal(node: Target, name: Name = "lab") -> None:
-    """Undo cut, throttle, block, mtu, slow and fill."""
+    """Undo cut, throttle, block, mtu, slow, memory, fill and skew."""
     with _target("heal", node, name) as target:
         faults.heal(target)
 

@@ -21,6 +21,8 @@ _MTU = 1500
 _TABLE = "inet farandole_fault"
 _CGROUPS = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
+# What cgroups limit here, and how the second version of them says that it is unlimited.
+_CONTROLLERS = {"cpu": f"max {_PERIOD_US}", "memory": "max"}
 _FILL_LIMIT_MIB = 512
 
 # Mounts a small file system with the folder's present content over it, and uses up its bytes or its inodes. Its source
@@ -38,7 +40,7 @@ files=$(du --summarize --one-file-system --inodes "$path" | cut -f 1)
     echo "$path has $used MiB, and this copies at most $limit MiB: choose another folder" >&2; exit 1
 }
 new=$(mktemp --directory)
-mount -t tmpfs -o "size=$((used + used / 4 + 16))m,nr_inodes=$((files + 1000))" farandole-fill "$new"
+mount -t tmpfs -o "size=$((used + used / 4 + 64))m,nr_inodes=$((files + 1000))" farandole-fill "$new"
 cp --archive --one-file-system "$path/." "$new"
 if [ "$inodes" = 1 ]; then
     mkdir "$new/filler"
@@ -52,6 +54,23 @@ rmdir "$new"
 _UNFILL = (
     "findmnt --raw --noheadings --output TARGET --source farandole-fill | while read path; do umount -l $path; done"
 )
+
+# Debian's libfaketime, in each process that starts from now on; those that run keep the right time. sshd has to have it
+# before a login does, where what it begins with is forbidden.
+_SKEW = """
+set -eu
+apt-get install --quiet=2 --no-install-recommends libfaketime >/dev/null
+echo "$1" >/etc/faketimerc
+dpkg --listfiles libfaketime | grep MT >/etc/ld.so.preload
+systemctl restart ssh
+"""
+_UNSKEW = """
+[ -e /etc/faketimerc ] || exit 0
+rm -f /etc/ld.so.preload
+systemctl restart ssh
+apt-get purge --quiet=2 libfaketime >/dev/null
+rm -f /etc/faketimerc /dev/shm/*faketime*
+"""
 
 
 class Link(StrEnum):
@@ -103,16 +122,18 @@ def mtu(target: Node, size: int) -> None:
 def slow(target: Node, percent: int) -> None:
     """Limit all that a node computes to a share of one processor."""
     quota = percent * _PERIOD_US // 100
-    if _cpu_tree() is None:
+    if tree := _tree("cpu"):
+        _confine(target, tree, {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota})
+    else:
         (_unified_group(target) / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
-        return
-    group = _group(target)
-    group.mkdir(exist_ok=True)
-    (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-    (group / "cpu.cfs_quota_us").write_text(str(quota))
-    # What starts while the first ones are moved inherits the old group.
-    for _ in range(3):
-        _move(_processes(target), group)
+
+
+def memory(target: Node, mib: int) -> None:
+    """Let the kernel kill what uses more memory than this on a node, together with all else there."""
+    if tree := _tree("memory"):
+        _confine(target, tree, {"memory.limit_in_bytes": mib << 20})
+    else:
+        (_unified_group(target) / "memory.max").write_text(str(mib << 20))
 
 
 def fill(target: Node, path: str, *, inodes: bool) -> None:
@@ -125,6 +146,11 @@ def fill(target: Node, path: str, *, inodes: bool) -> None:
         raise FarandoleError(f"{target.name}: {str(error).rpartition('failed on this machine: ')[2]}") from error
 
 
+def skew(target: Node, seconds: int) -> None:
+    """Let the clock of a node be ahead, or behind if negative."""
+    podman("exec", target.container, "sh", "-c", _SKEW, "sh", f"{seconds:+}")
+
+
 def heal(target: Node) -> None:
     """Undo every fault that leaves the node running."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
@@ -135,17 +161,19 @@ def heal(target: Node) -> None:
     _in_network(target, "ip", "route", "replace", "default", "via", str(gateway), "proto", "static", "metric", "100")
     _in_network(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
     podman("exec", target.container, "sh", "-c", _UNFILL)
-    if (tree := _cpu_tree()) is None:
-        (_unified_group(target) / "cpu.max").write_text(f"max {_PERIOD_US}")
-    elif _group(target).exists():
-        _move(_processes(target), tree)
-        _remove(_group(target))
+    podman("exec", target.container, "sh", "-c", _UNSKEW)
+    for controller, unlimited in _CONTROLLERS.items():
+        if (tree := _tree(controller)) is None:
+            (_unified_group(target) / f"{controller}.max").write_text(unlimited)
+        elif (group := tree / target.container).exists():
+            _move(_processes(target), tree)
+            _remove(group)
     wait_for_ssh([target])
 
 
 def forget(lab: str) -> None:
     """Remove what faults have left on this machine, once a lab's nodes are gone."""
-    if tree := _cpu_tree():
+    for tree in filter(None, map(_tree, _CONTROLLERS)):
         for group in tree.glob(f"farandole-{lab}-node-*"):
             _remove(group)
 
@@ -194,20 +222,24 @@ def _host_side(target: Node, link: str) -> str:
     return socket.if_indextoname(index)
 
 
-def _cpu_tree() -> Path | None:
-    """Where the first version of cgroups has its groups for processors; None where the second one is in use."""
+def _tree(controller: str) -> Path | None:
+    """Where the first version of cgroups has its groups for this; None where the second one is in use."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup ") and "cpu" in kind.split()[2].split(","):
+        if kind.startswith("cgroup ") and controller in kind.split()[2].split(","):
             return Path(mount.split()[4])
     return None
 
 
-def _group(target: Node) -> Path:
-    """The group that holds a slow node's processes."""
-    tree = _cpu_tree()
-    assert tree  # noqa: S101, asked before
-    return tree / target.container
+def _confine(target: Node, tree: Path, limits: dict[str, int]) -> None:
+    """Put all that runs on a node into a group of its own."""
+    group = tree / target.container
+    group.mkdir(exist_ok=True)
+    for name, limit in limits.items():
+        (group / name).write_text(str(limit))
+    # What starts while the first ones are moved inherits the old group.
+    for _ in range(3):
+        _move(_processes(target), group)
 
 
 def _unified_group(target: Node) -> Path:
