@@ -338,7 +338,7 @@ def test_a_node_that_is_lost_in_mid_run_ends_it_and_is_named(cluster: Cluster, p
     _, said = process.communicate(timeout=120)
     cluster.farandole("fault", "start", "node-3")
     assert process.returncode == 1
-    assert "cause: node-3 does not answer any more\ncure: start or reconnect it" in said
+    assert "cause: node-3 stopped responding [node-silent]\ncure: start or reconnect node-3" in said
     assert running(cluster) == []
 
 

@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 
 from farandole import excluded
+from farandole.causes import causes
 from farandole.errors import FarandoleError, Interrupted
 from farandole.explain import Hit, of_job
 from farandole.findings import some
@@ -417,12 +418,13 @@ def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     first, status = first_end(lines)
     if state.lost and not state.why:
         # The ranks only tell that a connection broke.
-        console.print(f"cause: {some(state.lost)} does not answer any more", markup=False)
-        console.print("cure: start or reconnect it, and run the job again", markup=False)
+        tell("node-silent", state, state.lost[0], seen=some(state.lost))
         return
     if first >= 0 and not state.why and not raised and (hit is None or hit.cause.cascade):
-        where = f"rank {first} on {host_of(first, state.slots)}"
-        console.print(f"cause: {where} failed: {in_words(status)}", markup=False)
+        host = host_of(first, state.slots)
+        # Of a worker that a signal has ended on another node, ssh only says 255.
+        code = "worker-killed" if killed(status) or status == OF_SSH else "worker-failed"
+        tell(code, state, host, f"rank {first} on {host} failed: {in_words(status)}")
         return
     if state.why or not (hit or raised):
         return
@@ -432,11 +434,16 @@ def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     # A consequence says nothing of where its cause is.
     where = "" if hit and hit.cause.cascade else f"rank {rank} on {host}: " if rank is not None else f"{host}: "
     cause = hit.cause.description({"host": host, **hit.words}) if hit else one_line(own[2] if own else raised)
-    console.print(f"cause: {where}{on_terminal(cause)}", markup=False)
-    if hit:
-        named = hit.words.get("host", host)
-        there = shlex.quote(named) if named in dict(state.slots) else "that node"
-        console.print(f"cure: {hit.cause.remedy({'host': there})}", markup=False)
+    code, words = (hit.cause.code, hit.words) if hit else ("worker-failed", {})
+    tell(code, state, words.get("host", host), f"{where}{on_terminal(cause)}")
+
+
+def tell(code: str, state: State, host: str, words: str = "", **fields: str) -> None:
+    """Print a cause and its cure, in which only nodes of the run are named."""
+    cause = causes()[code]
+    there = shlex.quote(host) if host in dict(state.slots) else "that node"
+    console.print(f"cause: {words or cause.description(fields)} [{code}]", markup=False)
+    console.print(f"cure: {cause.remedy({'host': there})}", markup=False)
 
 
 def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
@@ -460,9 +467,14 @@ def first_end(lines: Sequence[str]) -> tuple[int, int]:
     return -1, 0
 
 
+def killed(status: int) -> str:
+    """The signal that ended a program, if its exit status says so; else empty."""
+    number = status - 128 if status > 128 else -status
+    return signal.Signals(number).name if number in {*signal.Signals} else ""
+
+
 def in_words(status: int) -> str:
     """What an exit status means."""
-    number = status - 128 if status > 128 else -status
     known = {
         126: "it could not be executed; start a Python program with python",
         127: "it was not found on this node",
@@ -470,9 +482,9 @@ def in_words(status: int) -> str:
     }
     if status in known:
         return known[status]
-    if number in {*signal.Signals}:
-        memory = "; journalctl -k there shows if that was because memory was full" if number == signal.SIGKILL else ""
-        return f"it was ended by {signal.Signals(number).name}{memory}"
+    if name := killed(status):
+        memory = "; journalctl -k there shows if that was because memory was full" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{memory}"
     return f"it ended with exit status {status}"
 
 
