@@ -14,6 +14,7 @@ import pytest
 
 from farandole.bounds import descendants
 from farandole.pairs import measure as measuring
+from farandole.pairs.agent import stranger
 from farandole.pairs.judge import Bars, judge, record, slow_ways
 from farandole.pairs.measure import Closed, Measured, Misnamed, Narrow, Place, measure
 from farandole.pairs.rounds import chosen_rounds, pairs_of
@@ -78,6 +79,26 @@ def test_an_address_of_another_machine_is_told() -> None:
     assert codes(confused) == [("c", "pair-address-shared", "stop")]
 
 
+OWN, OTHER, ROUTER = "02:00:00:00:00:01", "02:00:00:00:00:02", "12:34:56:78:9a:bc"
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ({"192.0.2.1": OWN, "192.0.2.2": OTHER}, False),
+        ({"192.0.2.2": OTHER}, False),
+        ({"192.0.2.1": "02:00:00:00:00:09"}, True),
+        # It is a node, too.
+        ({"192.0.2.1": OTHER, "192.0.2.2": OTHER}, True),
+        # In some clouds, one machine answers for all.
+        ({"192.0.2.1": ROUTER, "192.0.2.2": ROUTER}, False),
+        ({"192.0.2.1": ROUTER, "192.0.2.254": ROUTER}, False),
+    ],
+)
+def test_who_answers_at_an_address_is_known_by_its_hardware(seen: dict[str, str], expected: bool) -> None:
+    assert stranger("192.0.2.1", {"192.0.2.1": [OWN], "192.0.2.2": [OTHER]}, seen) == expected
+
+
 def test_a_node_that_cannot_listen_is_not_measured_and_the_others_are() -> None:
     absent = Place("node-3", "192.0.2.9", SHELL, sys.executable)
     measured = measure([*places(2), absent])
@@ -111,7 +132,7 @@ import json, sys
 program = sys.stdin.buffer.read(NUMBER)
 secret = sys.stdin.buffer.readline().decode().strip()
 first = sys.stdin.buffer.readline()
-print(secret, json.dumps({"ports": [1, 2, 3], "datagrams": 5, "mtu": 1500, "speed": 0}), flush=True)
+print(secret, json.dumps({"ports": [1, 2, 3], "datagrams": 5, "mtu": 1500, "speed": 0, "hardware": []}), flush=True)
 for line in sys.stdin.buffer:
     print(secret, ANSWER, flush=True)
 """

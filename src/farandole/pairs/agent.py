@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import statistics
@@ -36,6 +37,7 @@ IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 IP_UDP_HEADERS = 28
 DATAGRAM_S, DATAGRAMS = 0.2, 3
 SIZES = (9000, 8900, 8000, 4000, 2000, 1500, 1492, 1480, 1450, 1430, 1400, 1300, 1280, 1000, 576)
+MAC = re.compile("([0-9a-f]{2}:){5}[0-9a-f]{2}")
 REASONS = {
     errno.ECONNREFUSED: "refused",
     errno.ECONNRESET: "reset",
@@ -88,6 +90,7 @@ class Node:
             "datagrams": self.datagrams.getsockname()[1],
             "mtu": self.mtu,
             "speed": number_in(self.interface / "speed"),
+            "hardware": hardware(),
         }
 
     def accept(self, listener: socket.socket) -> None:
@@ -153,7 +156,7 @@ class Node:
         pool = ThreadPoolExecutor(AT_A_TIME)
         tasks = []
         for one in order:
-            name, address, ports, datagrams, mtu, named = peers[one]
+            name, address, ports, datagrams, mtu, _, named = peers[one]
             tasks += [pool.submit(self.try_port, one, name, address, port, nth == 0) for nth, port in enumerate(ports)]
             tasks.append(pool.submit(self.try_path, one, name, address, datagrams, mtu))
             if names:
@@ -165,6 +168,11 @@ class Node:
         answer = {
             kind: [[one, *what] for said, one, what in found if said == kind] for kind in ("closed", "path", "name")
         }
+        owned, seen = {peer[1]: peer[5] for peer in peers}, neighbours()
+        for row in answer["closed"]:
+            address = peers[row[0]][1]
+            if is_mine(address) or stranger(address, owned, seen):
+                row[2] = "another machine"
         return {
             **{kind: rows[:REPORTED] for kind, rows in answer.items()},
             "failures": len(answer["closed"]),
@@ -268,6 +276,40 @@ def interface_of(address: str) -> str:
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return "lo"
+
+
+def hardware() -> list[str]:
+    """The hardware addresses of this node's interfaces."""
+    found = set()
+    for path in Path("/sys/class/net").glob("*/address"):
+        with suppress(OSError):
+            found.add(path.read_text().strip())
+    return sorted(one for one in found if MAC.fullmatch(one))[:REPORTED]
+
+
+def neighbours() -> dict[str, str]:
+    """The hardware address that answers at each address that the kernel has asked for."""
+    with suppress(OSError):
+        rows = [line.split() for line in Path("/proc/net/arp").read_text().splitlines()[1:]]
+        return {row[0]: row[3] for row in rows if row[1] == "0x1" and int(row[2], 16) & 2}
+    return {}
+
+
+def stranger(address: str, owned: dict[str, list[str]], seen: dict[str, str]) -> bool:
+    """Whether a machine answers at the address of a node that is not this node. A cloud's router answers for all."""
+    mac = seen.get(address)
+    others = [other for other in seen if seen[other] == mac and other != address]
+    return bool(mac) and mac not in owned[address] and all(mac in owned.get(other, ()) for other in others)
+
+
+def is_mine(address: str) -> bool:
+    """Whether this node has that address, too; every machine has those of the loopback network."""
+    if address.startswith("127."):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+        asking.bind((address, 0))
+        return True
+    return False
 
 
 def number_in(path: Path) -> int:

@@ -36,7 +36,17 @@ AGAIN, TRIES = 24, 4
 
 PORT = whole(65535)
 REASON = words("refused|reset|no route|forbidden|failed|no answer|another machine")
-LISTENING = fields({"ports": many(PORT), "datagrams": PORT, "mtu": whole(1 << 31), "speed": whole(1 << 31)})
+LISTENING = fields(
+    {
+        "ports": many(PORT),
+        "datagrams": PORT,
+        "mtu": whole(1 << 31),
+        "speed": whole(1 << 31),
+        "hardware": many(words("([0-9a-f]{2}:){5}[0-9a-f]{2}")),
+    }
+)
+# What the others are told of it.
+ASKED = ("ports", "datagrams", "mtu", "hardware")
 PLACE = whole(1 << 20)
 
 
@@ -252,7 +262,7 @@ class Measurement:
         """Have every node connect to every other."""
         present = list(self.agents)
         peers = [
-            [name, one.place.address, *(one.listening[what] for what in ("ports", "datagrams", "mtu")), one.place.named]
+            [name, one.place.address, *(one.listening[what] for what in ASKED), one.place.named]
             for name, one in self.agents.items()
         ]
         seconds = ANSWER_S + 0.05 * len(present)
