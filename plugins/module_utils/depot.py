@@ -29,6 +29,12 @@ def from_depot(url: str, target: Path, size: int) -> str:
     return digest
 
 
+def words(error: Exception) -> str:
+    """Why something could not be fetched; unlike what ssh writes, which is explained as a login that fails."""
+    reason = getattr(error, "reason", error)
+    return (getattr(reason, "strerror", None) or "").lower() or str(reason)
+
+
 def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full: str = "free some space there") -> None:
     """Fetch a file and check its sha256; never write more than the expected size."""
     url, wanted, size = (file[name] for name in FILE)
@@ -43,8 +49,8 @@ def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full:
         if getattr(error, "errno", None) == errno.ENOSPC:
             module.fail_json(msg=f"{target.parent} is full: {full}")
         module.fail_json(
-            msg=f"{url} cannot be fetched: {getattr(error, 'reason', error)}. Check that the depot "
-            "is running (systemctl status farandole-depot on the head) and that this node can reach it"
+            msg=f"{url} cannot be fetched: {words(error)}. Check that the depot is running (systemctl status "
+            "farandole-depot on the head) and that this node can reach it"
         )
     if got != wanted:
         module.fail_json(

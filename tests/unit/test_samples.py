@@ -115,7 +115,7 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     other = request(tmp_path, depot, {"other.gz": b"other"})
     got = hashlib.sha256(b"other").hexdigest()
     refused(with_sum(other, "0" * 64), f"its sha256 is {got}, expected {'0' * 64}")
-    refused({**other, "url": dead_url()}, "Connection refused. Check that the depot is running")
+    refused({**other, "url": dead_url()}, "connection refused. Check that the depot is running")
     refused({**other, "url": f"{depot}/gone"}, "cannot be fetched")
     for handler, words in (
         (NotHttp, "cannot be fetched"),

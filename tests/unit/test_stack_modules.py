@@ -185,7 +185,7 @@ def test_an_incomplete_download_is_not_unpacked(tmp_path: Path, depot: str, root
 def test_an_unreachable_depot_is_reported_with_the_cure(tmp_path: Path, depot: str, root: Path) -> None:
     packed = archive(tmp_path)
     with served(tmp_path / "depot", NotHttp) as other:
-        for url, why in ((dead_url(), "Connection refused"), (f"{depot}/no", "File not found"), (other, "220 mail")):
+        for url, why in ((dead_url(), "connection refused"), (f"{depot}/no", "File not found"), (other, "220 mail")):
             words = refused(request(packed, url, root), root)
             assert f"{url}/stack.tar.zst cannot be fetched: " in words
             assert why in words
