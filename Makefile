@@ -57,8 +57,9 @@ unit: setup ## run the unit tests only
 test-kill: setup ## kill site.yml at each of its tasks (half an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
 
-test-faults: setup ## inject every fault, not only those that `make test` has time for (four minutes)
-	FARANDOLE_EVERY_FAULT=1 pytest tests/lab/test_faults.py
+test-faults: setup ## inject every fault, not only those that `make test` has time for (more than half an hour)
+	farandole lab setup
+	FARANDOLE_EVERY_FAULT=1 pytest tests/lab/test_faults.py tests/lab/test_job_faults.py
 
 test-samples: setup ## run every sample on two nodes, and jobs that crash, hang, lose a node or fill a disk (ten minutes)
 	farandole lab setup
