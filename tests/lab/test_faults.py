@@ -523,8 +523,12 @@ def test_a_storm_of_logins_is_let_in(record_property: Record) -> None:
             ["farandole", "explain"], input="\n".join(stock), text=True, capture_output=True, check=False
         )
         assert "[peer-closed]" in why.stdout, why.stdout
-        done = cluster.play(*BARE, "--limit", "node-1")
+        # The limit is the same for 2 nodes and for 64, so the others need not be set up.
+        hosts = cluster.inventory / "hosts.yml"
+        hosts.write_text(re.sub(r"    node-(?!1:|2:)\d+:\n.*\n", "", hosts.read_text()))
+        done = cluster.play(*BARE)
         assert done.rc == 0, done.output
+        assert done.count("failed") == {"node-1": 0, "node-2": 0}
         ours = storm(cluster)
         assert len(ours) == 3 * 31
         assert {line for line in ours if "Permission denied" not in line} == set()

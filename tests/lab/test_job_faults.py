@@ -190,17 +190,18 @@ def test_a_rank_that_is_killed_for_its_memory_is_named(ready: Cluster, program: 
 
 
 def test_a_slow_node_is_named(ready: Cluster, record_property: Record) -> None:
-    ready.farandole("fault", "slow", "node-2", "--percent", "15")
+    ready.farandole("fault", "slow", "node-2", "--percent", "20")
     begun = time.monotonic()
     try:
-        _, bad = validate(ready)
+        _, bad = validate(ready, "--quick")
     finally:
         ready.farandole("fault", "heal", "node-2")
     seconds = time.monotonic() - begun
-    slow = [check for check in bad if check["code"] == "worker-slow"]
-    assert slow and {host for check in slow for host in check["hosts"]} == {"node-2"}, bad
+    if "other programs keep all processors busy" in (ready.state / "reports/latest/result.json").read_text():
+        pytest.skip("this machine is too busy to tell which node is slow")
+    assert [(check["code"], check["hosts"]) for check in bad] == [("worker-slow", ["node-2"])], bad
     record_property("named", f"a slow node | `worker-slow` | {seconds:.0f}")
-    assert not [check for check in validate(ready)[1] if check["code"] == "worker-slow"]
+    assert not [check for check in validate(ready, "--quick")[1] if check["code"] == "worker-slow"]
 
 
 def test_a_depot_that_cannot_be_reached_is_named_and_one_that_is_down_is_started(
