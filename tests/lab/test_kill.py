@@ -14,8 +14,9 @@ PICKED = (
     "ssh_trust : Write certificates and settings",
     "depot : Upload missing files to the depot",
 )
-# Up to the depot. Later roles have tasks in several plays, which hides when a run has finished them.
-ROLES = ("base", "build_tools", "ssh_trust", "storage", "depot")
+# Up to the depot, without those that have nothing to do here. Later ones have tasks in several plays, which hides when
+# a run has finished them.
+ROLES = ("base", "build_tools", "ssh_trust", "depot")
 
 
 def finished_roles(run: Run) -> set[str]:
