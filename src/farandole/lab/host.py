@@ -239,8 +239,10 @@ def systemd_runs_cgroups() -> bool:
 
 
 def _needed(nodes: int) -> dict[str, int]:
-    """A node's systemd uses about six inotify instances and a few kernel keys."""
+    """A node's systemd uses about six inotify instances and a few kernel keys; each node's kernel knows all others."""
     return {
+        "net.ipv4.neigh.default.gc_thresh2": 512 + 2 * nodes**2,
+        "net.ipv4.neigh.default.gc_thresh3": 1024 + 2 * nodes**2,
         "fs.inotify.max_user_instances": 128 + 16 * nodes,
         "kernel.keys.maxkeys": 200 + 50 * nodes,
         "kernel.keys.maxbytes": 20000 + 2000 * nodes,
