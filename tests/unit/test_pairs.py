@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from farandole.bounds import descendants
 from farandole.pairs import measure as measuring
 from farandole.pairs.agent import stranger
 from farandole.pairs.judge import Bars, judge, record, slow_ways
-from farandole.pairs.measure import Closed, Measured, Misnamed, Narrow, Place, measure
+from farandole.pairs.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
 from farandole.pairs.rounds import chosen_rounds, pairs_of
 
 SHELL = ("sh", "-c")
@@ -65,6 +66,20 @@ def test_without_rates_it_is_quick_and_leaves_no_process() -> None:
     assert codes(measured) == []
     assert time.monotonic() - begun < 10
     assert descendants(os.getpid()) == []
+
+
+def test_a_connection_that_failed_while_all_were_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str] = []
+    take = Measurement._reached
+
+    def busy(self: Measurement, name: str, answer: Mapping[str, Any], present: Sequence[str]) -> None:
+        answers.append(name)
+        late = [[(present.index(name) + 1) % 3, 5000, "no answer"]] if len(answers) <= len(present) else []
+        take(self, name, {**answer, "closed": [*answer["closed"], *late]}, present)
+
+    monkeypatch.setattr(Measurement, "_reached", busy)
+    assert measure(places(3)).closed == []
+    assert len(answers) == 6
 
 
 def test_an_address_of_another_machine_is_told() -> None:
@@ -312,3 +327,11 @@ def test_a_node_that_is_faster_alone_is_not_what_is_usual() -> None:
     even = rated("abc", lambda *_: 100)
     even.alone = {way: [300e6] for way in [("a", "b"), ("c", "b")]}
     assert codes(even) == []
+
+
+def test_among_many_slow_links_those_count_that_are_slow_alone() -> None:
+    one, other = pairs_of("abcdef", chosen_rounds(6)[0])[:2]
+    busy = rated("abcdef", lambda *way: 11 if way in (one, other) else 112)
+    assert {host for host, *_ in codes(busy)} == {", ".join(one), ", ".join(other)}
+    busy.alone = {other: [12e6]}
+    assert {host for host, *_ in codes(busy)} == {", ".join(other)}

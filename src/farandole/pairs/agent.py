@@ -149,10 +149,13 @@ class Node:
             raise
         return connection
 
-    def reach(self, peers: list[list[Any]], place: int, seconds: float, *, names: bool) -> dict[str, Any]:
-        """Connect to every peer. Begin with the next one, so that no peer is asked by all at the same time."""
+    def reach(
+        self, peers: list[list[Any]], place: int, only: list[int] | None, seconds: float, *, names: bool
+    ) -> dict[str, Any]:
+        """Connect to these peers, or to all. Begin with the next one, so that none is asked by all at the same time."""
         number = len(peers)
         order = [(place + offset) % number for offset in range(1, number)]
+        order = [one for one in order if only is None or one in only]
         pool = ThreadPoolExecutor(AT_A_TIME)
         tasks = []
         for one in order:

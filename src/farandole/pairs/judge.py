@@ -212,14 +212,17 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
         return
     pairs = {tuple(sorted(way)) for way in slow}
     measured_pairs = {tuple(sorted(way)) for way in rates}
-    bad = set(slow_nodes(pairs, measured_pairs, measured.names))
+    # Among so many that not all could be measured again alone, only these count.
+    sure = [way for way in slow if way in measured.alone] if measured.alone else slow
+    bad = set(slow_nodes(pairs, measured_pairs, measured.names)) & {name for way in sure for name in way}
     for name in ordered(bad, measured.names):
         mine = [way for way in slow if name in way]
         seen, usually = compared(mine, measured)
         yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars, HOPELESS_NODE)
-    left = [way for way in slow if not bad & {*way}]
+    left = [way for way in sure if not bad & {*way}]
     parts = groups(measured.names, lambda one, other: tuple(sorted((one, other))) in measured_pairs - pairs)
-    if len(left) > 2 and len(parts) > 1:
+    # If most were fast alone, the others were not slow because of where they lead.
+    if len(left) > 2 and len(parts) > 1 and 2 * len(sure) >= len(measured.alone):
         seen = f"{speed(max(rates[way] for way in left))} between {'; '.join(map(some, parts))}"
         yield finding("pair-slow-groups", "all", seen=seen, usual=speed(max(usual(measured).values())))
         return

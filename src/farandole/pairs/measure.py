@@ -259,18 +259,33 @@ class Measurement:
         self.result.speeds = {name: agent.listening["speed"] for name, agent in self.agents.items()}
 
     async def reach(self, *, names: bool) -> None:
-        """Have every node connect to every other."""
-        present = list(self.agents)
+        """Have every node connect to every other; what failed is tried again when the others are done.
+
+        A node that many others ask at the same time may be too busy to answer soon.
+        """
         peers = [
             [name, one.place.address, *(one.listening[what] for what in ASKED), one.place.named]
             for name, one in self.agents.items()
         ]
+        places = {name: place for place, name in enumerate(self.agents)}
+        await self._reach(peers, dict.fromkeys(places), names=names)
+        failed: dict[str, set[int]] = {}
+        bad: list[Closed | Narrow] = [*self.result.closed, *self.result.narrow]
+        for one in bad:
+            if one.source in self.agents:
+                failed.setdefault(one.source, set()).add(places[one.target])
+        if failed:
+            self.result.closed.clear()
+            self.result.narrow.clear()
+            await self._reach(peers, {name: sorted(targets) for name, targets in failed.items()}, names=False)
+
+    async def _reach(self, peers: Sequence[Any], only: Mapping[str, Sequence[int] | None], *, names: bool) -> None:
+        """Have some nodes connect to some of these peers each, or to all."""
+        present = [peer[0] for peer in peers]
         seconds = ANSWER_S + 0.05 * len(present)
+        common = {"do": "reach", "peers": peers, "seconds": seconds, "names": names}
         answers = await self.each(
-            {
-                name: {"do": "reach", "peers": peers, "place": place, "seconds": seconds, "names": names}
-                for place, name in enumerate(present)
-            },
+            {name: {**common, "place": present.index(name), "only": targets} for name, targets in only.items()},
             seconds + ANSWER_S,
         )
         for name, answer in answers.items():
@@ -287,7 +302,7 @@ class Measurement:
         self.result.narrow += [Narrow(name, present[at], size, sent) for at, size, sent in answer["path"]]
         self.result.misnamed += [Misnamed(name, present[at], tuple(seen)) for at, seen in answer["name"]]
         if answer["delay_us"] is not None:
-            self.result.delays_us[name] = answer["delay_us"]
+            self.result.delays_us.setdefault(name, answer["delay_us"])
 
     async def send(self, ways: Sequence[tuple[str, str]], seconds: float) -> None:
         """Measure the rates from sources to targets, all at the same time."""
@@ -324,7 +339,9 @@ class Measurement:
                 await self.send(pairs, in_rounds)
                 await self.send([(other, one) for one, other in pairs], in_rounds)
         for _ in range(TRIES):
-            for way in slow(self.result)[:AGAIN]:
+            # The slowest first, as there is no time for all of many.
+            worst = sorted(slow(self.result), key=lambda way: max(self.result.rates[way]))
+            for way in worst[:AGAIN]:
                 await self._send([way], alone, self.result.alone)
 
 
