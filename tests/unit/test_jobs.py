@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +249,32 @@ def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", "/none")
     Job(run)()
     assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
+
+
+def test_a_run_that_was_ended_has_failed_even_if_its_launcher_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head.new_run()
+    run.write("run", **WISH, program=["hostname"])
+    job = Job(run)
+    monkeypatch.setattr(job, "send", lambda _: None)
+    monkeypatch.setattr(job, "clean", lambda _: None)
+    launched = subprocess.Popen(
+        ["sh", "-c", "trap 'exit 0' TERM; echo up; read _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+    def execute(_: Slots) -> int:
+        job.process = launched
+        assert launched.stdout
+        launched.stdout.readline()
+        job.stop("ended at its limit of 3 s (--time)")
+        return launched.wait()
+
+    monkeypatch.setattr(job, "execute", execute)
+    job()
+    assert launched.returncode == 0
+    assert run.read("ended")["status"] == 1
 
 
 def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:

@@ -317,6 +317,8 @@ class Job:
             pass
         except OSError as error:
             self.why = f"broke off on the head: {error}"
+        # A launcher that is told to end may do so with 0.
+        status = status or int(bool(self.why))
         seconds = round(time.time() - begun, 1)
         self.run.write("ended", status=status, why=self.why, lost=self.lost, fetched=self.fetched, seconds=seconds)
 
