@@ -1,0 +1,1 @@
+"""Slurm: the queue of the cluster, and PBS job scripts on it."""

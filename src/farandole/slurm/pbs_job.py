@@ -1,0 +1,109 @@
+#!/usr/bin/python3 -I
+"""Run a job's script in the environment that PBS would give it.
+
+qsub makes this the interpreter of the script that Slurm gets. It writes the node file, sets the variables of PBS,
+has a login shell set the rest, and becomes the script's own interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+VARIABLE = "FARANDOLE_PBS"
+# Everybody may write their own files there; task-epilog removes them.
+NODE_FILES = Path("/run/farandole/pbs")
+SCONTROL = "/usr/bin/scontrol"
+# Functions such as module are for the shells that the job starts, too.
+LOGIN = """
+for one in module ml _module_raw; do
+  if declare -F "$one" > /dev/null; then export -f "$one"; fi
+done
+cd -- "$1" || exit
+shift
+exec env -- "$@"
+"""
+# What belongs to the shell itself.
+OF_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", VARIABLE}
+SAME = {
+    "PBS_JOBID": "SLURM_JOB_ID",
+    "PBS_JOBNAME": "SLURM_JOB_NAME",
+    "PBS_QUEUE": "SLURM_JOB_PARTITION",
+    "PBS_NUM_NODES": "SLURM_JOB_NUM_NODES",
+    "PBS_ARRAY_INDEX": "SLURM_ARRAY_TASK_ID",
+    "PBS_ARRAYID": "SLURM_ARRAY_TASK_ID",
+    "PBS_ARRAY_ID": "SLURM_ARRAY_JOB_ID",
+}
+
+
+def tasks(text: str) -> list[int]:
+    """Tasks of each node, as Slurm writes them: 2(x3),1."""
+    found = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        found += [int(count)] * int(times.rstrip(")") or 1)
+    return found
+
+
+def node_file(hosts: list[str], text: str) -> str:
+    """Each host once for each of its tasks."""
+    return "".join(f"{host}\n" * count for host, count in zip(hosts, tasks(text), strict=True))
+
+
+def variables(environment: Mapping[str, str], nodes: str, path: str, interactive: bool) -> dict[str, str]:
+    """The variables of PBS."""
+    found = {name: environment[slurm] for name, slurm in SAME.items() if slurm in environment}
+    lines = nodes.split()
+    return {
+        **found,
+        "PBS_NODEFILE": path,
+        "PBS_NP": str(len(lines)),
+        "PBS_NUM_PPN": str(lines.count(lines[0])),
+        "PBS_ENVIRONMENT": "PBS_INTERACTIVE" if interactive else "PBS_BATCH",
+        "PBS_NODENUM": "0",
+        "PBS_TASKNUM": "1",
+        "PBS_JOBDIR": environment.get("HOME", "/"),
+    }
+
+
+def kept(environment: Mapping[str, str], keep: str | list[str]) -> dict[str, str]:
+    """What a login shell must not change."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in OF_SHELL
+        and (keep == "all" or name in keep or name.startswith(("SLURM_", "PBS_", "SRUN_", "SPANK_")))
+    }
+
+
+def main() -> NoReturn:
+    """Become the job's program."""
+    try:
+        knowledge = json.loads(os.environ[VARIABLE])
+        interpreter, interactive = list(knowledge["interpreter"]), bool(knowledge["interactive"])
+        shown = subprocess.run(
+            [SCONTROL, "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+        nodes = node_file(shown.stdout.split(), os.environ["SLURM_TASKS_PER_NODE"])
+        handle, path = tempfile.mkstemp(prefix=f"{int(os.environ['SLURM_JOB_ID'])}.", dir=NODE_FILES)
+        with os.fdopen(handle, "w") as file:
+            file.write(nodes)
+    except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: the job was not started, for its node file could not be written: {error!r}")
+    os.environ.update(variables(os.environ, nodes, path, interactive))
+    # The first argument is the script, or nothing but the program's first line if a program is to run.
+    program = [*interpreter, *sys.argv[1 if interpreter else 2 :]]
+    values = [f"{name}={value}" for name, value in kept(os.environ, knowledge["keep"]).items()]
+    del os.environ[VARIABLE]
+    os.execv("/bin/bash", ["bash", "-l", "-c", LOGIN, "pbs-job", knowledge["start"], *values, *program])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

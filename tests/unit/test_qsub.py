@@ -1,0 +1,533 @@
+"""Every option of PBS is translated, refused with a sentence, or named in a note."""
+
+import datetime
+import json
+import os
+import pwd
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farandole.slurm import pbs_job, qdel, qsub
+from farandole.slurm.qsub import Given, Job, RefusedError, prepare
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"HOME": "/home/ana", "PATH": "/opt/bin:/usr/bin", "SET": "here", "LANG": "C.UTF-8"}
+ME = pwd.getpwuid(os.getuid())
+GUIDE = b"""#!/bin/sh
+#PBS -N test
+#PBS -V
+#PBS -l select=4:ncpus=68:mpiprocs=1:ompthreads=68
+#PBS -q normal
+#PBS -l walltime=04:00:00
+#PBS -A caffe
+
+cd $PBS_O_WORKDIR
+"""
+
+
+def job_of(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n", **more: str) -> Job:
+    return prepare([*arguments, "job.sh"], {**ENVIRONMENT, **more}, "/work dir", lambda _: script)
+
+
+def refusal(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n") -> str:
+    with pytest.raises(RefusedError) as caught:
+        job_of(*arguments, script=script)
+    return str(caught.value)
+
+
+def test_the_guides_script_is_translated_as_it_stands() -> None:
+    job = job_of(script=GUIDE)
+    assert qsub.command_of(job, "/dev/fd/3") == [
+        "/usr/bin/sbatch", "--parsable", "--ignore-pbs", "--job-name=test", "--nodes=4", "--ntasks=4",
+        "--ntasks-per-node=1", "--cpus-per-task=68", "--time=0-04:00:00", "--output=/work dir/test.o%j",
+        "--error=/work dir/test.e%j", "--partition=normal", "--account=caffe", "/dev/fd/3",
+    ]  # fmt: skip
+    environment = qsub.environment_of(job)
+    assert environment["SET"] == "here"
+    assert environment["PBS_O_WORKDIR"] == "/work dir"
+    assert (environment["OMP_NUM_THREADS"], environment["NCPUS"]) == ("68", "68")
+    assert json.loads(environment["FARANDOLE_PBS"])["interpreter"] == ["/bin/bash", "--posix"]
+    # Only the first line differs.
+    assert qsub.submitted(job).splitlines()[1:] == GUIDE.splitlines()[1:]
+    assert [note for note in job.notes if "POSIX" in note]
+
+
+SHAPE = ["--nodes={}", "--ntasks={}", "--ntasks-per-node={}", "--cpus-per-task={}"]
+
+
+def shape(nodes: int, per_node: int, cpus: int) -> list[str]:
+    return [text.format(value) for text, value in zip(SHAPE, (nodes, nodes * per_node, per_node, cpus), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("resources", "wanted"),
+    [
+        ("select=2:ncpus=1:mpiprocs=1:ompthreads=1", shape(2, 1, 1)),
+        ("select=2:ncpus=8:mpiprocs=4", shape(2, 4, 2)),
+        ("select=3", shape(3, 1, 1)),
+        ("select=ncpus=4", shape(1, 1, 4)),
+        ("select=1:ncpus=2+2:ncpus=2", shape(3, 1, 2)),
+        ("select=1:ncpus=2:mem=1gb:ngpus=2", [*shape(1, 1, 2), "--mem=1024M", "--gpus-per-node=2"]),
+        ("select=1:host=node-1+1:host=node-2", [*shape(2, 1, 1), "--nodelist=node-1,node-2"]),
+        ("select=2:ncpus=4:mpiprocs=2:mem=1gb,place=pack", [*shape(1, 4, 2), "--mem=2048M"]),
+        ("select=2:ncpus=1,place=scatter:excl", ["--exclusive", *shape(2, 1, 1)]),
+        ("nodes=2:ppn=4", shape(2, 4, 1)),
+        ("nodes=2:ppn=4:gpus=1", [*shape(2, 4, 1), "--gpus-per-node=1"]),
+        ("nodes=node-1:ppn=2+node-2:ppn=2", [*shape(2, 2, 1), "--nodelist=node-1,node-2"]),
+        ("nodes=2:ppn=1,pmem=500mb", [*shape(2, 1, 1), "--mem-per-cpu=500M"]),
+        ("nodes=2,mem=3gb", [*shape(2, 1, 1), "--mem=1536M"]),
+        ("ncpus=4", shape(1, 1, 4)),
+        ("ncpus=4,mem=512kb", [*shape(1, 1, 4), "--mem=1M"]),
+        ("procs=5", ["--ntasks=5", "--cpus-per-task=1"]),
+        ("walltime=90", [*shape(1, 1, 1), "--time=0-00:01:30"]),
+        ("walltime=100:00:00", [*shape(1, 1, 1), "--time=4-04:00:00"]),
+        ("file=2gb", [*shape(1, 1, 1), "--tmp=2048M"]),
+    ],
+)
+def test_resources(resources: str, wanted: list[str]) -> None:
+    found = [one for one in job_of("-l", resources).arguments if not one.startswith(("--output", "--error"))]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["-A", "caffe"], "--account=caffe"),
+        (["-q", "normal"], "--partition=normal"),
+        (["-q", "normal@head"], "--partition=normal"),
+        (["-p", "-10"], "--nice=10"),
+        (["-h"], "--hold"),
+        (["-n"], "--exclusive"),
+        (["-r", "n"], "--no-requeue"),
+        (["-ry"], "--requeue"),
+        (["-m", "abe"], "--mail-type=FAIL,BEGIN,END"),
+        (["-m", "n"], "--mail-type=NONE"),
+        (["-M", "ana@example.org"], "--mail-user=ana@example.org"),
+        (["-J", "0-9:2%4"], "--array=0-9:2%4"),
+        (["-t", "1,3-5"], "--array=1,3-5"),
+        (["-W", "block=true"], "--wait"),
+        (["-W", "depend=afterok:41.node-1:42[3],umask=027"], "--dependency=afterok:41:42_3"),
+        (["-W", "depend=afteranyarray:41[]"], "--dependency=afterany:41"),
+        (["-W", "depend=afterok:41"], "--kill-on-invalid-dep=yes"),
+        (["-W", "depend=after:1,afternotok:2"], "--dependency=after:1,afternotok:2"),
+        (["-o", "out"], "--output=/work dir/out"),
+        (["-o", "/logs/100%"], "--output=/logs/100%%"),
+        (["-o", "logs/"], "--output=/work dir/logs/job.sh.o%j"),
+        (["-e", "head:/logs/e"], "--error=/logs/e"),
+        (["-o", "o.$PBS_JOBID.${PBS_JOBNAME}"], "--output=/work dir/o.%j.job.sh"),
+        (["-J", "1-2"], "--output=/work dir/job.sh.o%A.%a"),
+        (["-J", "1-2", "-o", "out"], "--output=/work dir/out.%a"),
+        (["-J", "1-2", "-o", "out.^array_index^"], "--output=/work dir/out.%a"),
+        (["-N", "a.b-c_d+1"], "--output=/work dir/a.b-c_d+1.o%j"),
+        (["-N", "9lives"], "--output=/work dir/9lives.o%j"),
+    ],
+)  # fmt: skip
+def test_options(arguments: list[str], wanted: str) -> None:
+    assert wanted in job_of(*arguments).arguments
+
+
+def test_joined_output_is_one_file() -> None:
+    for how, wanted in (("oe", "job.sh.o%j"), ("eo", "job.sh.e%j")):
+        outputs = [one for one in job_of("-j", how).arguments if one.startswith(("--output", "--error"))]
+        assert outputs == [f"--output=/work dir/{wanted}"]
+    assert "has no effect with -j oe" in job_of("-j", "oe", "-e", "x").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-l", "select=1:ncpus=2+1:ncpus=4"], "the chunks differ"),
+        (["-l", "select=2:ncpus=1:bigmem=true"], "'bigmem' cannot be translated"),
+        (["-l", "select=0"], "no number from 1 on"),
+        (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
+        (["-l", "select=1", "-l", "mem=1gb"], "it stands in the chunk: -l select=1:mem=1gb"),
+        (["-l", "select=1,nodes=1"], "write one of them"),
+        (["-l", "select=2:host=node-1"], "only 1|1 are named"),
+        (["-l", "nodes=2:ppn=1:fast"], "'fast' cannot be translated"),
+        (["-l", "nodes=1:ppn=1+1:ppn=2"], "the chunks differ"),
+        (["-l", "nodes=$(reboot)"], "no name of a node"),
+        (["-l", "walltime=4h"], "write HH:MM:SS"),
+        (["-l", "walltime=0"], "a time of 0"),
+        (["-l", "mem=lots"], "no size"),
+        (["-l", "mem=1gb,pmem=1gb"], "mem says this too"),
+        (["-l", "cput=1:00"], "write walltime="),
+        (["-l", "vmem=1gb"], "write mem="),
+        (["-l", "fluent=2"], "'fluent' cannot be translated"),
+        (["-l", "place=group=rack"], "cannot be translated"),
+        (["-l", "place=pack,nodes=node-1+node-2"], "nodes are named"),
+        (["-A", "a b"], "no name of an account"),
+        (["-q", "--help"], "no name of a queue"),
+        (["-p", "2000"], "from -1024 to 1023"),
+        (["-m", "x"], "abort, begin, end"),
+        (["-M", "a@b,c@d"], "one address"),
+        (["-r", "maybe"], "y or n"),
+        (["-J", "0-"], "write 0-9"),
+        (["-J", "1-2", "-t", "1-2"], "write one of them"),
+        (["-a", "9999"], "no such time"),
+        (["-a", "noon"], "for example 1830"),
+        (["-S", "/bin/sh@host"], "one absolute path"),
+        (["-u", "somebody"], "log in as that user"),
+        (["-v", "2x=1"], "no name of a variable"),
+        (["-v", "A='x"], "a quote is not closed"),
+        (["-W", "depend=before:3"], "wait for earlier ones"),
+        (["-W", "depend=on:2"], "wait for earlier ones"),
+        (["-W", "depend=afterok"], ":NUMBER"),
+        (["-W", "depend=afterok:$(id)"], "no number of a job"),
+        (["-W", "umask=099"], "0 in front"),
+        (["-W", "group_list=nobody-at-all"], "newgrp nobody-at-all"),
+        (["-W", "stagein=a@b:c"], "files are not copied"),
+        (["-W", "sandbox=PRIVATE"], "make one in the script"),
+        (["-W", "colour=red"], "known are depend"),
+        (["-W", "block=perhaps"], "write block=true"),
+        (["-X"], "cannot be shown"),
+        (["-x"], "without -I"),
+        (["-D", "/"], "-d says"),
+        (["-T", "x"], "call it in the script"),
+        (["-j", "both"], "write oe, eo or n"),
+        (["-o", "a\nb"], "no new line"),
+        (["-o", "$HOME/x"], "only PBS_JOBID"),
+        (["-o", "~/x"], "in full"),
+        (["-d", "~/x"], "in full"),
+        (["-Z"], "does not know -Z"),
+        (["-I", "-J", "1-2"], "is no array"),
+    ],
+)
+def test_refusals(arguments: list[str], words: str) -> None:
+    assert re.search(words if "|" in words else re.escape(words), refusal(*arguments))
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a;b", "$(reboot)", "`id`", "a\nb", "../x", "a/b", "-x", ".x", "", "n" * 231, "ü", "a%j", "a\\b"]
+)
+def test_hostile_names_are_refused(name: str) -> None:
+    assert "a name has 1 to 230 letters" in refusal("-N", name)
+
+
+def test_a_scripts_hostile_file_name_becomes_a_safe_one() -> None:
+    job = prepare(["/tmp/--x; $(id)\n.sh"], ENVIRONMENT, "/w", lambda _: b"true\n")  # noqa: S108
+    assert job.name == "x____id__.sh"
+    assert "the job is named x____id__.sh" in job.notes[0]
+    assert qsub.command_of(job, "P")[-1] == "P"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-c", "n"], "no meaning here"),
+        (["-k", "oe"], "no meaning here"),
+        (["-P", "project"], "-A names it"),
+        (["-p", "-5"], "a higher number means later"),
+        (["-q", "normal@head"], "@head is left out"),
+        (["-v", "MISSING"], "not set here"),
+        (["-v", "PBS_NODEFILE=/etc/passwd"], "left out"),
+        (["-e", "host:/e"], "host: is left out"),
+        (["-S", "/bin/zsh"], "own first line counts"),
+        (["-W", "umask=22"], "decimal number: umask 0026; write 022"),
+        (["-l", "select=2:ncpus=1,place=free"], "place=pack"),
+        (["-l", "nodes=2,mem=2gb"], "1024mb on each of 2"),
+        (["-l", "select=1:ncpus=7:mpiprocs=2"], "1 are left out"),
+        (["-J", "1-2", "-o", "x"], "end with .INDEX"),
+    ],
+)
+def test_notes(arguments: list[str], words: str) -> None:
+    assert [note for note in job_of(*arguments).notes if words in note]
+
+
+def test_no_option_is_forgotten() -> None:
+    assert set(qsub.OPTIONS) == {*qsub.WITH_VALUE, *qsub.FLAGS} - {"l", "W"}
+    for letter in qsub.OPTIONS:
+        assert re.search(rf"(^|[ ,])-{letter}\b", qsub.HELP, re.MULTILINE), letter
+
+
+def test_options_are_found_however_long_the_script_is() -> None:
+    comments = b"# words\n" * 200
+    script = b"#!/bin/bash\n" + comments + b"#PBS -N late\n" + b"true\n" * 200 + b"#PBS -N later\n"
+    job = job_of(script=script)
+    assert job.name == "late"
+    assert job.notes == ["line 403: #PBS after the first command has no effect; move it up"]
+
+
+def test_the_command_line_beats_the_script() -> None:
+    script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l ncpus=2 -W umask=027\n"
+    job = job_of("-N", "two", "-l", "walltime=30", "-W", "umask=077", script=script)
+    assert job.name == "two"
+    assert {"--time=0-00:00:30", "--cpus-per-task=2"} <= set(job.arguments)
+    assert (job.umask, job.notes) == (0o077, [])
+
+
+def test_of_two_in_a_script_the_last_one_counts() -> None:
+    job = job_of(script=b"#PBS -N one\n#PBS -N two\n")
+    assert job.name == "two"
+    assert job.notes == ["line 2: -N two: replaces line 1: -N one"]
+
+
+def test_lines_that_only_look_like_options_are_named() -> None:
+    job = job_of(
+        script=b"#!/bin/bash\n# PBS -N a\n#pbs -N b\n#SBATCH -n 4\n##PBS -N c\n#PBSPRO\n: \n\n#PBS -N d # e\ntrue\n"
+    )
+    assert job.name == "d"
+    assert [note.partition(":")[0] for note in job.notes] == ["line 2", "line 3", "line 4"]
+    assert job_of("-C", "#XX", script=b"#XX -N f\n#PBS -N g\n").name == "f"
+
+
+def test_everything_that_is_refused_is_said_at_once_with_its_line() -> None:
+    text = refusal("-p", "5000", script=b"#!/bin/bash\n#PBS -N a b\n#PBS -l walltime=x\n#PBS -N 'a b'\n#PBS -I\n")
+    for words in ("line 2: qsub cannot read 'b'", "line 3: -l walltime=x", "line 4: -N 'a b'", "command line: -p 5000"):
+        assert words in text
+    assert "-I belongs on the command line" in text
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [(b"a\0b", "NUL"), (b"#!/bin/sh\r\ntrue\r\n", "Windows"), (b" \n", "empty"), (b"#PBS -N 'x\n", "quote")],
+)
+def test_bad_scripts_are_refused(script: bytes, words: str) -> None:
+    assert words in refusal(script=script)
+
+
+def test_variables_are_those_that_were_asked_for() -> None:
+    job = job_of("-v", r"SET,A='x,y',B=p\,q,C=,D=a b" + "\nc", BASH_ENV="/x")
+    environment = qsub.environment_of(job)
+    assert {name: environment[name] for name in ("SET", "A", "B", "C", "D")} == {
+        "SET": "here", "A": "x,y", "B": "p,q", "C": "", "D": "a b\nc",
+    }  # fmt: skip
+    assert environment["PATH"] == "/usr/local/bin:/usr/bin:/bin"
+    assert environment["PBS_O_PATH"] == "/opt/bin:/usr/bin"
+    assert "BASH_ENV" not in environment
+    # Nothing of these passes through the command line.
+    assert not [one for one in qsub.command_of(job, "P") if "export" in one or "x,y" in one]
+
+
+def test_variables_of_slurm_and_of_another_job_do_not_pass() -> None:
+    more = {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "PBS_JOBID": "7", "SLURM_CONF": "/c"}
+    environment = qsub.environment_of(
+        prepare(["-V", "-v", "A=b", "x"], {**ENVIRONMENT, **more}, "/w", lambda _: b"true\n")
+    )
+    assert not environment.keys() & (more.keys() - {"SLURM_CONF"})
+    assert (environment["SLURM_CONF"], environment["SET"], environment["A"]) == ("/c", "here", "b")
+    assert json.loads(environment["FARANDOLE_PBS"])["keep"] == "all"
+
+
+def test_threads_of_the_shell_count_unless_the_job_says_otherwise() -> None:
+    assert qsub.environment_of(job_of("-V", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "3"
+    assert qsub.environment_of(job_of("-l", "select=1:ncpus=4", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "4"
+    chosen = job_of("-V", "-l", "select=1:ncpus=4:ompthreads=2", OMP_NUM_THREADS="3")
+    assert qsub.environment_of(chosen)["OMP_NUM_THREADS"] == "2"
+
+
+def test_an_interactive_job_is_a_shell_in_an_allocation() -> None:
+    job = prepare(["-I", "-l", "select=2:ncpus=1"], ENVIRONMENT, "/w", lambda _: b"")
+    command = qsub.command_of(job, "")
+    assert command[0] == "/usr/bin/salloc"
+    assert command[-6:] == ["/usr/bin/srun", "--interactive", "--pty", "--mpi=none", "--preserve-env", qsub.PBS_JOB]
+    assert not [one for one in command if one.startswith("--output")]
+    with_script = job_of("-I", script=b"#PBS -N x\ntrue\n")
+    assert with_script.name == "x"
+    assert "its commands are not run" in with_script.notes[-1]
+
+
+def test_a_program_and_its_arguments_never_meet_a_shell() -> None:
+    job = prepare(["-N", "x", "--", "echo", "$(id)", "a b"], ENVIRONMENT, "/w", lambda _: b"")
+    assert qsub.command_of(job, "P")[-4:] == ["P", "echo", "$(id)", "a b"]
+    assert qsub.submitted(job) == f"#!{qsub.PBS_JOB}\n".encode()
+    assert job_of("-F", "'a b' c").words == ["a b", "c"]
+
+
+NOW = datetime.datetime(2027, 1, 31, 12, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1830", "2027-01-31T18:30:00"),
+        ("0900", "2027-02-01T09:00:00"),
+        ("310900", "2027-03-31T09:00:00"),
+        ("12241830.15", "2027-12-24T18:30:15"),
+        ("01010000", "2028-01-01T00:00:00"),
+        ("02290000", "2028-02-29T00:00:00"),
+        ("2902290000", None),
+        ("2802290000", "2028-02-29T00:00:00"),
+        ("202802290000", "2028-02-29T00:00:00"),
+    ],
+)
+def test_begin(text: str, wanted: str | None) -> None:
+    given = Given("a", text, "line 1")
+    if wanted is None:
+        with pytest.raises(RefusedError, match="no such time"):
+            qsub.begin(given, NOW)
+    else:
+        assert qsub.begin(given, NOW) == wanted
+
+
+def test_what_sbatch_refuses_gets_the_line_and_the_cure() -> None:
+    job = job_of("-p", "5", script=GUIDE)
+
+    def hint(text: str) -> str:
+        (found,) = qsub.hints(job, f"sbatch: error: {text}")
+        return found
+
+    assert hint("Batch job submission failed: Invalid account or account/partition combination specified").startswith(
+        "line 7: -A caffe: sacctmgr show associations"
+    )
+    assert hint("Requested node configuration is not available").startswith("line 4: -l select=4")
+    assert hint("Requested time limit is invalid").startswith("line 6: -l walltime=04:00:00: ")
+    assert hint("Invalid --nice value").startswith("command line: -p 5: only administrators")
+    assert list(qsub.hints(job_of(), "sbatch: error: invalid partition specified: x"))
+    assert list(qsub.hints(job, "sbatch: error: something else")) == []
+
+
+def test_it_submits_once_and_prints_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(
+        '#!/bin/sh\numask\necho "$PBS_O_WORKDIR $#"\ncat "$6"\n'
+        '[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
+    )
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setattr(qsub, "SBATCH", str(program))
+    monkeypatch.setattr(qsub, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.words])
+    before = os.umask(0o022)
+    try:
+        assert qsub.submit(job_of("-W", "umask=077", script=b"#!/bin/bash\necho word\n")) == 0
+        out = capfd.readouterr().out
+        assert out == f"0077\n/work dir 6\n#!{qsub.PBS_JOB}\necho word\n"
+        assert qsub.submit(job_of("-z", "-v", "FAIL=1", "-q", "x")) == 3
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        assert "qsub: command line: -q x: sinfo -s lists the queues" in captured.err
+    finally:
+        os.umask(before)
+
+
+def test_it_knows_which_folders_are_on_this_machine_alone() -> None:
+    mounts = (
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 0:40 / /home rw shared:5 - nfs4 head:/home rw\n"
+        "24 23 8:2 / /home/my\\040disk rw - xfs /dev/sdb rw\n25 22 0:41 / /srv/a rw - fuse.sshfs head:/a rw\n"
+    )
+    local = {"/": True, "/homes": True, "/home": False, "/home/ana": False, "/home/my disk/x": True, "/srv/a/b": False}
+    assert {path: qsub.only_here(path, mounts) for path in local} == local
+
+
+def test_the_program_shows_a_refusal_without_control_characters(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_bytes(b"#PBS -N \x1b[2J -l \x1b[2J=1\ntrue\n")
+    program = ROOT / "src/farandole/slurm/qsub.py"
+    done = subprocess.run([sys.executable, "-I", program, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "\x1b" not in done.stderr
+    assert done.stderr.startswith("qsub: line 1: -N ")
+    script.write_bytes(GUIDE)
+    done = subprocess.run(
+        [sys.executable, program, "--show", script], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "/usr/bin/sbatch --parsable --ignore-pbs --job-name=test --nodes=4" in done.stdout
+    assert "# OMP_NUM_THREADS=68\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("42", "42"),
+        ("42.node-1", "42"),
+        ("42[]", "42"),
+        ("42[3]", "42_3"),
+        ("42[3].node-1.example.org", "42_3"),
+        ("42_3", "42_3"),
+        ("42[0-8:2]", "42_[0-8:2]"),
+    ],
+)
+def test_a_job_of_an_array_is_not_the_array(text: str, wanted: str) -> None:
+    assert qdel.job_of(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["all", "42[x]", "42 43", "$(id)", "--me", "name", "42_", "42.3", ""])
+def test_what_is_no_job_cancels_nothing(text: str) -> None:
+    with pytest.raises(SystemExit, match="is no number of a job"):
+        qdel.job_of(text)
+
+
+# In the job
+
+
+def test_the_node_file_has_a_host_for_each_task() -> None:
+    assert pbs_job.node_file(["a", "b", "c", "d"], "2(x3),1") == "a\na\nb\nb\nc\nc\nd\n"
+    with pytest.raises(ValueError, match="zip"):
+        pbs_job.node_file(["a", "b"], "1")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """The program with a scontrol of our own, and the environment that Slurm gives it."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
+    scontrol.chmod(stat.S_IRWXU)
+    (tmp_path / "nodes").mkdir()
+    text = (ROOT / "src/farandole/slurm/pbs_job.py").read_text()
+    text = text.replace("/usr/bin/scontrol", str(scontrol)).replace("/run/farandole/pbs", str(tmp_path / "nodes"))
+    program = tmp_path / "pbs-job"
+    program.write_text(text)
+    program.chmod(stat.S_IRWXU)
+    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A"], "start": str(tmp_path), "interactive": False}
+    return program, {
+        "SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "a\nexport EVIL=1", "SLURM_JOB_PARTITION": "normal",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)",
+        "A": "kept", "PATH": "/nowhere", "HOME": str(tmp_path), "FARANDOLE_PBS": json.dumps(knowledge),
+    }  # fmt: skip
+
+
+def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    program, environment = started
+    (tmp_path / ".bash_profile").write_text("export A=profile B=profile\numask 027\n")
+    script = tmp_path / "script"
+    script.write_text(
+        f"#!{program}\n"
+        'cat "$PBS_NODEFILE"; echo "$PBS_JOBID $PBS_NP $PBS_NUM_PPN $PBS_QUEUE $PBS_ENVIRONMENT $A $B ${EVIL-}"\n'
+        'umask; pwd; echo "$#:$1 ${FARANDOLE_PBS-unset}"\nstat -c %a "$PBS_NODEFILE"; exit 7\n'
+    )
+    script.chmod(stat.S_IRWXU)
+    done = subprocess.run([script, "a b"], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "node-1", "node-1", "node-2", "node-2", "42 4 2 normal PBS_BATCH kept profile ", "0027", str(tmp_path),
+        "1:a b unset", "600",
+    ], done.stderr  # fmt: skip
+    assert done.returncode == 7
+    assert [one.name.partition(".")[0] for one in (tmp_path / "nodes").iterdir()] == ["42"]
+
+
+def test_what_the_shell_itself_sets_and_what_is_ours_is_not_kept() -> None:
+    environment = {"A": "1", "SLURM_X": "2", "PWD": "/", "FARANDOLE_PBS": "{}"}
+    assert pbs_job.kept(environment, "all") == {"A": "1", "SLURM_X": "2"}
+    assert pbs_job.kept(environment, []) == {"SLURM_X": "2"}
+
+
+def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    program, environment = started
+    (tmp_path / "nodes").rmdir()
+    done = subprocess.run([program, "x"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the job was not started" in done.stderr
+
+
+def test_the_epilog_removes_only_this_jobs_file(tmp_path: Path) -> None:
+    text = (ROOT / "src/farandole/slurm/task_epilog").read_text().replace("/run/farandole/pbs", str(tmp_path))
+    for name in ("42.abc", "421.abc", "4.abc"):
+        (tmp_path / name).touch()
+    for more in ({}, {"FARANDOLE_PBS": "{}"}):
+        subprocess.run(["sh", "-c", text], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42", **more}, check=True)
+        assert (tmp_path / "42.abc").exists() is not bool(more)
+    assert {one.name for one in tmp_path.iterdir()} == {"421.abc", "4.abc"}
+
+
+def test_modules_need_a_function() -> None:
+    """A shell without it is told what to write."""
+    done = subprocess.run(
+        ["sh", ROOT / "roles/modules/files/module", "purge"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 127
+    assert ". /etc/farandole/modules.sh" in done.stderr
