@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 PROGRAMS = (".py", ".sh")
+# How a program without suffix begins.
+SHEBANG = "#!"
 
 
 def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
@@ -12,12 +14,13 @@ def folder_files(source: str, target: str, group: str) -> list[dict[str, str]]:
     root = Path(source)
     inside = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
     listed = (path for path in inside if not any(part.startswith((".", "__pycache__")) for part in path.parts))
+    texts = {path: (root / path).read_text() for path in listed}
     return [
         {
             "path": f"{target}/{path}",
-            "content": (root / path).read_text(),
-            "mode": "0755" if path.suffix in PROGRAMS else "0644",
+            "content": text,
+            "mode": "0755" if path.suffix in PROGRAMS or text.startswith(SHEBANG) else "0644",
             "group": group,
         }
-        for path in listed
+        for path, text in texts.items()
     ]
