@@ -1,0 +1,361 @@
+"""Intel Caffe's launcher on two nodes with a stand-in for Caffe, built for MPICH's ABI and for Open MPI."""
+
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from clusters import ROOT, Cluster
+
+NODES = 2
+BOTH = ("node-1", "node-2")
+JOBS = "/opt/farandole/samples/jobs"
+INSTALLED = "/opt/farandole/caffe/current/bin/caffe"
+OPENMPI = "/home/trainer/openmpi/bin/caffe"
+PROGRAMS = {"mpich": INSTALLED, "openmpi": OPENMPI}
+WORK = "/home/trainer/job"
+SHARED = "/dev/shm/mine"  # noqa: S108, another user's
+SOLVER = """net: "train_val.prototxt"
+test_iter: 1
+test_interval: 50
+max_iter: 100
+snapshot_prefix: "snapshots/stand_in"
+"""
+NET = """name: "stand-in"
+layer { name: "data" type: "Data" top: "data" data_param { source: "train_lmdb" backend: LMDB } }
+layer { name: "accuracy" type: "Accuracy" bottom: "data" top: "accuracy" }
+"""
+# The program loads libmpi.so.12, as the real one does; Debian's MPICH provides that under another name. So it is linked
+# with an empty library of this name, because Debian's own would leave its own name in the program.
+BUILD = """set -eu
+cd /root && rm -rf build && mkdir -p build/caffe/bin build/caffe/lib build/abi build/openmpi/bin && cd build
+cat >stand_in_caffe.c
+gcc -x c -shared -o caffe/lib/libstandin.so.1 -Wl,-soname,libstandin.so.1 /dev/null
+apt-get download -qq libmpich-dev && dpkg -x libmpich-dev*.deb dev
+gcc -Idev/usr/include/x86_64-linux-gnu/mpich -c stand_in_caffe.c
+nm -u stand_in_caffe.o | awk '$2 ~ /^MPI_/ { print "void " $2 "(void) {}" }' |
+    gcc -x c -shared -o abi/libmpi.so.12 -Wl,-soname,libmpi.so.12 -
+gcc -o caffe/bin/caffe stand_in_caffe.o -Wl,--no-as-needed abi/libmpi.so.12 caffe/lib/libstandin.so.1
+/opt/farandole/current/mpi/bin/mpicc -o openmpi/bin/caffe stand_in_caffe.c
+tar -czf caffe.tar.gz caffe
+"""
+
+# The guide's job script as it stands, but for the sizes of this cluster, and tcp, as it has no Omni-Path.
+GUIDE = """#!/bin/sh
+#PBS -N test
+#PBS -V
+#PBS -l select=2:ncpus=1:mpiprocs=1:ompthreads=1
+#PBS -q normal
+#PBS -l walltime=04:00:00
+#PBS -A caffe
+
+cd $PBS_O_WORKDIR
+
+module purge
+module load conda/intel_caffe_1.1.5
+source /apps/applications/miniconda3/envs/intel_caffe/mlsl_2018.3.008/intel64/bin/mlslvars.sh
+
+export KMP_AFFINITY=verbose,granularity=fine,compact=1
+export KMP_BLOCKTIME=1
+export KMP_SETTINGS=1
+export OMP_NUM_THREADS=1
+mpirun -PSM2 -prepend-rank caffe train \\
+--solver ./models/intel_optimized_models/multinode/alexnet_4nodes/solver.prototxt
+
+# or
+
+./scripts/run_intelcaffe.sh --hostfile $PBS_NODEFILE \\
+--caffe_bin /apps/applications/miniconda3/envs/intel_caffe/bin/caffe \\
+--solver models/intel_optimized_models/multinode/alexnet_4nodes/solver.prototxt \\
+--network tcp --ppn 1 --num_omp_threads 1
+exit 0
+"""
+# What the guide takes for granted: its folder, its module, the models.
+TAKEN_FOR_GRANTED = f"""set -eu
+folder=/apps/applications/miniconda3/envs/intel_caffe
+mkdir -p $folder/bin $folder/mlsl_2018.3.008/intel64/bin /etc/farandole/modulefiles/conda
+ln -sf {INSTALLED} $folder/bin/caffe
+touch $folder/mlsl_2018.3.008/intel64/bin/mlslvars.sh
+cd /etc/farandole/modulefiles/conda
+printf '#%%Module\\nprepend-path PATH {JOBS}/intel-caffe:%s/bin\\n' $folder >intel_caffe_1.1.5
+cd {WORK}
+mkdir -p scripts models/intel_optimized_models/multinode/alexnet_4nodes
+cp solver.prototxt models/intel_optimized_models/multinode/alexnet_4nodes
+ln -sf {JOBS}/caffe.sh scripts/run_intelcaffe.sh
+chown -R trainer: .
+"""
+
+
+def copied(cluster: Cluster, source: str, target: str) -> None:
+    subprocess.run(["scp", "-q", "-r", "-F", cluster.inventory / ".ssh/config", source, target], check=True)
+
+
+def archive(folder: Path) -> tuple[str, str]:
+    """The option with which site.yml gets the stand-in."""
+    file = folder / "caffe.tar.gz"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    values = {"caffe_archive": str(file), "caffe_sha256": digest, "caffe_packages": ["mpich"]}
+    return ("--extra-vars", json.dumps(values))
+
+
+@dataclass
+class Job:
+    """A cluster with both stand-ins, the files of a training, and the option with which site.yml got one of them."""
+
+    cluster: Cluster
+    options: tuple[str, str]
+
+    def shell(self, script: str, node: str = "node-1") -> subprocess.CompletedProcess[str]:
+        return self.cluster.ssh(node, "su", "-", "trainer", "-c", f"cd {WORK} && {script}")
+
+    def train(self, *words: str, kind: str = "mpich", solver: str = "solver.prototxt") -> tuple[int, str, str]:
+        """Run the launcher; returns its status, the log, and what it says itself."""
+        command = ["sh", f"{JOBS}/caffe.sh", "--caffe_bin", PROGRAMS[kind], "--solver", solver, *words]
+        done = self.shell(shlex.join(command))
+        return done.returncode, done.stdout, done.stderr
+
+    def refused(self, *words: str, kind: str = "mpich", solver: str = "solver.prototxt") -> list[str]:
+        """Check that nothing is started, and return why."""
+        status, log, said = self.train(*words, kind=kind, solver=solver)
+        assert (status, log) == (1, ""), log + said
+        assert "caffe.sh: nothing was started\n" in said
+        return re.findall(r"^caffe\.sh: \d+\. (.*)$", said, re.MULTILINE)
+
+    @contextmanager
+    def without(self, node: str, path: str) -> Iterator[None]:
+        self.cluster.ssh(node, "mv", path, f"{path}.away")
+        try:
+            yield
+        finally:
+            self.cluster.ssh(node, "mv", f"{path}.away", path)
+
+    def left(self) -> list[str]:
+        """The processes of a job on all nodes."""
+        script = "ps -u trainer -o args= | grep -E 'caffe|hydra|mpirun|orted' | grep -v grep"
+        return [line for node in BOTH for line in self.cluster.ssh(node, "sh", "-c", script).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Set the cluster up, build both stand-ins on the head, and install one of them as users do."""
+    folder = tmp_path_factory.mktemp("caffe")
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    config, source = cluster.inventory / ".ssh/config", (ROOT / "tests/lab/stand_in_caffe.c").read_text()
+    built = subprocess.run(
+        ["ssh", "-F", config, "node-1", shlex.join(["sh", "-c", BUILD])], input=source, text=True, capture_output=True
+    )
+    assert built.returncode == 0, built.stderr
+    copied(cluster, "node-1:/root/build/caffe.tar.gz", str(folder))
+    copied(cluster, "node-1:/root/build/openmpi", str(folder))
+    chosen = archive(folder)
+    done = cluster.play(*chosen)
+    assert done.rc == 0, done.output
+    (folder / "job/snapshots").mkdir(parents=True)
+    (folder / "job/train_lmdb").mkdir()
+    (folder / "job/solver.prototxt").write_text(SOLVER)
+    (folder / "job/train_val.prototxt").write_text(NET)
+    for node in BOTH:
+        for name in ("job", "openmpi"):
+            copied(cluster, str(folder / name), f"{node}:/home/trainer")
+        cluster.ssh(node, "chown", "-R", "trainer:", "/home/trainer")
+    return Job(cluster, chosen)
+
+
+def test_the_archive_is_installed_on_all_nodes(job: Job) -> None:
+    sums = {job.cluster.ssh(node, "sha256sum", INSTALLED).stdout for node in BOTH}
+    assert len(sums) == 1
+    assert INSTALLED in sums.pop()
+    again = job.cluster.play(*job.options)
+    assert set(again.count("changed").values()) == {0}, again.changes
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_two_ranks_on_two_nodes_train_together(job: Job, kind: str) -> None:
+    status, log, said = job.train("--time", "2m", kind=kind)
+    assert status == 0, log + said
+    assert (
+        "caffe.sh: green: 2 ranks on 2 machines trained together, accuracy 1, node-1:snapshots/stand_in_iter_100"
+        in said
+    )
+    assert log.count("Number of groups: 1, group size: 2") == 2
+    assert log.count("Optimization Done.") == 2
+    assert "MLSL_NUM_SERVERS=0" in said
+    assert job.left() == []
+
+
+def test_the_guides_mpirun_and_script_run(job: Job) -> None:
+    guide = (
+        "export KMP_AFFINITY=verbose,granularity=fine,compact=1 OMP_NUM_THREADS=1 "
+        f"PATH={JOBS}/intel-caffe:{INSTALLED.removesuffix('/caffe')}:$PATH && "
+        "mpirun -PSM2 -prepend-rank caffe train --solver ./solver.prototxt"
+    )
+    done = job.shell(guide)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in (
+        "caffe.sh: translated: -PSM2 (--network opa on nodes that have Omni-Path); -prepend-rank (each line bears its",
+        "caffe.sh: -PSM2 means Omni-Path, which node-1, node-2 does not have, so the network is tcp",
+        "caffe.sh: translated: KMP_AFFINITY=verbose,granularity=fine,compact=1 is verbose,granularity=fine,compact,1",
+        "caffe.sh: green: 2 ranks on 2 machines",
+    ):
+        assert word in done.stderr
+    # The other form of the guide, with a link where its script was, and a nodefile.
+    script = (
+        f"mkdir -p scripts && ln -sf {JOBS}/caffe.sh scripts/run_intelcaffe.sh && "
+        "printf 'node-2\\nnode-1\\n' >nodefile && export PBS_NODEFILE=$PWD/nodefile && "
+        f"./scripts/run_intelcaffe.sh --hostfile $PBS_NODEFILE --caffe_bin {INSTALLED} --solver solver.prototxt "
+        "--network tcp --ppn 1 --num_omp_threads 1"
+    )
+    done = job.shell(script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Rank 0, and so the model, is on the first node of the file.
+    assert "node-2:snapshots/stand_in_iter_100.caffemodel" in done.stderr
+
+
+def test_a_launcher_of_the_other_kind_is_refused(job: Job) -> None:
+    assert job.refused("--mpirun", "/usr/local/bin/mpirun") == [
+        f"node-1: /usr/local/bin/mpirun is a launcher of Open MPI, and {INSTALLED} was built for MPICH or Intel MPI "
+        "(libmpi.so.12): it would start 2 separate trainings and end with 0. Leave --mpirun out"
+    ]
+    assert job.refused("--mpirun", "mpiexec.hydra", kind="openmpi") == [
+        f"node-1: /usr/bin/mpiexec.hydra is a launcher of MPICH or Intel MPI, and {OPENMPI} was built for Open MPI "
+        "(libmpi.so.40): it would start 2 separate trainings and end with 0. Leave --mpirun out"
+    ]
+
+
+def test_what_the_other_launcher_would_have_done(job: Job) -> None:
+    """Why it is refused: the launcher itself ends with 0."""
+    done = job.shell(f"mpiexec.hydra -l -n 2 -ppn 1 -hosts node-1,node-2 {OPENMPI} train --solver solver.prototxt")
+    assert (done.returncode, (done.stdout + done.stderr).count("group size: 1")) == (0, 2), done.stderr
+
+
+def test_what_a_node_lacks_is_refused(job: Job) -> None:
+    folder = job.cluster.ssh("node-2", "readlink", "-f", "/opt/farandole/caffe/current").stdout.strip()
+    with job.without("node-2", f"{folder}/lib/libstandin.so.1"):
+        assert job.refused() == [
+            f"node-2: {INSTALLED} does not find libstandin.so.1. Put it into the folder lib beside its bin, on all "
+            "nodes, or its folder on LD_LIBRARY_PATH"
+        ]
+    with job.without("node-2", f"{WORK}/snapshots"):
+        assert job.refused() == [
+            "node-2: no snapshot can be written to snapshots: No such file or directory. Caffe would hang for ever "
+            "after the training. Make the folder there: mkdir -p snapshots"
+        ]
+    with job.without("node-2", f"{WORK}/train_lmdb"), job.without("node-2", f"{WORK}/solver.prototxt"):
+        assert job.refused() == [
+            "node-2: the solver solver.prototxt cannot be read: No such file or directory. Put it there",
+            "node-2: the data train_lmdb cannot be read: No such file or directory. Put it there, or mend its path",
+        ]
+    with job.without("node-2", "/usr/bin/mpiexec.hydra"):
+        assert job.refused() == [
+            "node-2: there is no /usr/bin/mpiexec.hydra, which starts the ranks. Install the same MPI as elsewhere"
+        ]
+    with job.without("node-2", WORK):
+        assert job.refused() == [
+            f"node-2: {WORK}, where the job starts, cannot be entered: No such file or directory. Make that folder "
+            "there"
+        ]
+    job.shell("echo '# other' >>solver.prototxt", "node-2")
+    assert job.refused() == ["node-2: the solver solver.prototxt differs from that of node-1. Copy it again"]
+    job.shell("sed -i '/# other/d' solver.prototxt", "node-2")
+    assert job.left() == []
+
+
+def test_what_is_asked_wrongly_is_refused(job: Job) -> None:
+    assert job.refused(solver="gone.prototxt") == [
+        "node-1: the solver gone.prototxt cannot be read: No such file or directory. It has to be on all nodes, under "
+        "this name"
+    ]
+    assert job.refused("--network", "opa")[0] == (
+        "node-1: there is no Omni-Path adapter (/sys/class/infiniband/hfi1*): use --network tcp"
+    )
+    (said,) = job.refused("--num_omp_threads", "60")
+    assert "for 1 process per node, but --num_omp_threads asks for 60 threads: at most " in said
+    job.shell("printf 'node-1\\nnode-9\\n' >wrong")
+    (said,) = job.refused("--hostfile", "wrong")
+    assert said.startswith("node-9 cannot be asked: "), said
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_separate_trainings_are_red(job: Job, kind: str) -> None:
+    status, log, said = job.train("--time", "2m", "--", "--stand_in", "alone", kind=kind)
+    assert status == 1, said
+    assert log.count("group size: 1") == 2, log
+    assert "caffe.sh: red: this was no successful training of all ranks together" in said
+    assert "caffe.sh: 1. group size: 2 is wanted, the log has 1. Each rank has trained alone, or only with" in said
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_a_job_that_hangs_or_is_ended_leaves_nothing(job: Job, kind: str) -> None:
+    # Somebody else's, which the guide's script would have killed.
+    job.shell(f"cp /bin/sleep ./caffe && (nohup ./caffe 300 >/dev/null 2>&1 &) && touch {SHARED}", "node-2")
+    begun = time.monotonic()
+    status, _, said = job.train("--time", "15s", "--", "--stand_in", "hang", kind=kind)
+    assert status == 1
+    assert "caffe.sh: 1. it was ended on all its nodes, because the time limit of 0:00:15 was over" in said
+    assert time.monotonic() - begun < 60
+    assert job.left() == ["./caffe 300"]
+    # TERM, as a scheduler sends it.
+    launcher = f"{JOBS}/caffe.sh --caffe_bin {PROGRAMS[kind]} --solver solver.prototxt -- --stand_in hang"
+    done = job.shell(f"timeout --foreground 10 sh {launcher}")
+    assert "caffe.sh: red: the job was ended on all its nodes, because of SIGTERM" in done.stderr, done.stderr
+    assert job.left() == ["./caffe 300"]
+    job.cluster.ssh("node-2", "pkill", "-u", "trainer", "-x", "caffe")
+    assert job.cluster.ssh("node-2", "rm", SHARED).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_a_rank_that_dies_or_ends_early_is_red(job: Job, kind: str) -> None:
+    status, log, said = job.train("--time", "1m", "--", "--stand_in", "die", kind=kind)
+    assert status == 1, log + said
+    assert "node-2: a rank ended before the training was over" in said
+    assert "`Optimization Done.` is there 0 times, wanted 2: not from rank 0 on node-1, rank 1 on node-2" in said
+    status, _, said = job.train("--time", "1m", "--", "--stand_in", "mute", kind=kind)
+    assert (status, said.count("wanted 2")) == (1, 1), said
+
+
+@pytest.mark.parametrize("kind", ["mpich", "openmpi"])
+def test_two_ranks_on_each_node_train_together(job: Job, kind: str) -> None:
+    status, log, said = job.train("--time", "1m", "--ppn", "2", "--num_omp_threads", "1", kind=kind)
+    assert status == 0, log + said
+    assert "green: 4 ranks on 2 machines trained together" in said
+
+
+def test_a_wrong_archive_changes_nothing(job: Job, tmp_path: Path) -> None:
+    before = job.cluster.ssh("node-2", "readlink", "/opt/farandole/caffe/current").stdout
+    (tmp_path / "lib").mkdir()
+    subprocess.run(["tar", "-czf", tmp_path / "caffe.tar.gz", "-C", tmp_path, "lib"], check=True)
+    done = job.cluster.play(*archive(tmp_path))
+    assert done.rc != 0
+    assert "caffe_archive is refused: there is no bin/caffe in it" in done.output
+    wrong = json.dumps({**json.loads(archive(tmp_path)[1]), "caffe_sha256": "0" * 64})
+    done = job.cluster.play("--extra-vars", wrong)
+    assert "but caffe_sha256 is 0000" in done.output
+    assert job.cluster.ssh("node-2", "readlink", "/opt/farandole/caffe/current").stdout == before
+
+
+def test_the_guides_job_script_is_submitted_with_qsub(job: Job) -> None:
+    values = {**json.loads(job.options[1]), "slurm_enabled": True, "slurm_accounts": {"caffe": {}}}
+    done = job.cluster.play("--extra-vars", json.dumps(values))
+    assert done.rc == 0, done.output
+    for node in BOTH:
+        assert job.cluster.ssh(node, "sh", "-c", TAKEN_FOR_GRANTED).returncode == 0
+    (number,) = re.findall(r"^\d+", job.shell(f"cat >guide.pbs <<'END'\n{GUIDE}END\nqsub guide.pbs").stdout)
+    until = time.monotonic() + 120
+    told = f"sacct --noheader --parsable2 --allocations --jobs={number} --format=state,account,nnodes,exitcode"
+    while (state := job.shell(told).stdout.strip().partition("|")[0]) in ("", "PENDING", "RUNNING", "COMPLETING"):
+        assert time.monotonic() < until, state
+        time.sleep(1)
+    said = job.shell(f"cat test.o{number} test.e{number}").stdout
+    assert job.shell(told).stdout == "COMPLETED|caffe|2|0:0\n", said
+    # Once for each of the two ways.
+    assert said.count("caffe.sh: green: 2 ranks on 2 machines trained together") == 2, said
+    assert "translated: KMP_AFFINITY=verbose,granularity=fine,compact=1" in said
+    assert job.left() == []

@@ -1,0 +1,151 @@
+"""The archive with Intel Caffe: what the control machine checks, and what a node unpacks or refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import caffe as archives
+from farandole.errors import FarandoleError
+
+from .stack import dead_url, run_module, served, tree
+
+
+def packed(path: Path, *members: tuple[str, str], compress: str = "gz") -> Path:
+    """A tar of members, each a name and its text; a text that begins with -> is a link, one with => a hard link."""
+    mode: Any = f"w:{compress}"
+    with tarfile.open(path, mode) as tar:
+        for name, text in members:
+            member = tarfile.TarInfo(name)
+            member.mode, member.uid, member.gid = 0o6777, 1234, 1234
+            if text.startswith(("->", "=>")):
+                member.type = tarfile.SYMTYPE if text.startswith("->") else tarfile.LNKTYPE
+                member.linkname = text[2:]
+                tar.addfile(member)
+            elif text == "fifo":
+                member.type = tarfile.FIFOTYPE
+                tar.addfile(member)
+            else:
+                member.size = len(text)
+                tar.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+WHOLE = (("bin/caffe", "program"), ("lib/libmlsl.so.1", "library"), ("lib/libmlsl.so", "->libmlsl.so.1"))
+
+
+@pytest.fixture
+def depot(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "depot").mkdir()
+    with served(tmp_path / "depot") as url:
+        yield url
+
+
+def request(tmp_path: Path, url: str, *members: tuple[str, str], compress: str = "gz") -> dict[str, Any]:
+    file = packed(tmp_path / "depot/caffe.tar", *members, compress=compress)
+    content = file.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return {"url": f"{url}/caffe.tar", "sha256": digest, "size": len(content), "root": str(tmp_path / "opt/caffe")}
+
+
+@pytest.mark.parametrize("compress", ["", "gz", "bz2", "xz"])
+def test_an_archive_is_installed_once(tmp_path: Path, depot: str, compress: str) -> None:
+    asked = request(tmp_path, depot, *WHOLE, compress=compress)
+    assert run_module("caffe_install", asked, check_mode=True)["changed"]
+    assert not (tmp_path / "opt").exists()
+    assert run_module("caffe_install", asked)["changed"]
+    root = Path(asked["root"])
+    assert str((root / "current").readlink()) == asked["sha256"][:16]
+    program = root / "current/bin/caffe"
+    assert program.read_text() == "program"
+    about = program.stat()
+    assert (stat.S_IMODE(about.st_mode), about.st_uid) == (0o755, os.geteuid())
+    assert (root / "current/lib/libmlsl.so").read_text() == "library"
+    assert (root / "abi/libmpi.so.12").is_symlink()
+    before = tree(root)
+    assert not run_module("caffe_install", {**asked, "url": dead_url()})["changed"]
+    assert tree(root) == before
+
+
+def test_a_folder_around_it_is_left_out_and_a_changed_one_is_mended(tmp_path: Path, depot: str) -> None:
+    asked = request(tmp_path, depot, *((f"./intel_caffe/{name}", text) for name, text in WHOLE))
+    assert run_module("caffe_install", asked)["changed"]
+    program = Path(asked["root"], "current/bin/caffe")
+    program.write_text("other")
+    assert run_module("caffe_install", asked)["changed"]
+    assert program.read_text() == "program"
+
+
+def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> None:
+    names = []
+    for number in range(3):
+        asked = request(tmp_path, depot, *WHOLE, ("number", str(number)))
+        run_module("caffe_install", asked)
+        names.append(asked["sha256"][:16])
+    root = Path(asked["root"])
+    assert {one.name for one in root.iterdir()} == {*names[1:], "current", "abi", ".lock"}
+    assert str((root / "current").readlink()) == names[2]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("lib/x", "y")], "there is no bin/caffe in it"),
+        ([("a/bin/caffe", "x"), ("b", "y")], "there is no bin/caffe in it"),
+        ([*WHOLE, ("../evil", "x")], "'../evil' leads out of it"),
+        ([*WHOLE, ("/etc/evil", "x")], "'/etc/evil' leads out of it"),
+        ([*WHOLE, ("lib/a/../../../evil", "x")], "leads out of it"),
+        ([*WHOLE, ("lib/x", "->/etc/passwd")], "'/etc/passwd' leads out of it"),
+        ([*WHOLE, ("lib/x", "->../../evil")], "leads out of it"),
+        ([*WHOLE, ("lib/x", "=>/etc/passwd")], "'/etc/passwd' leads out of it"),
+        ([*WHOLE, ("lib/x", "=>lib/gone")], "'lib/x' is a hard link to something outside"),
+        ([*WHOLE, ("a", "->lib"), ("a/x", "y")], "'a/x' would be written through the link 'a'"),
+        ([*WHOLE, ("bin/caffe", "other")], "'bin/caffe' is in it twice"),
+        ([*WHOLE, ("lib/x", "fifo")], "'lib/x' is not a file, folder or link"),
+        ([("bin/caffe", "->../lib/gone"), ("lib/x", "y")], "its bin/caffe is not a program"),
+    ],
+)
+def test_an_unsafe_archive_is_refused_and_changes_nothing(
+    tmp_path: Path, depot: str, members: list[tuple[str, str]], said: str
+) -> None:
+    good = request(tmp_path, depot, *WHOLE)
+    run_module("caffe_install", good)
+    before = set(tree(Path(good["root"])))
+    answer = run_module("caffe_install", request(tmp_path, depot, *members))
+    assert "caffe_archive is refused: " in answer["msg"]
+    assert said in answer["msg"]
+    assert "what was installed before stays" in answer["msg"]
+    assert set(tree(Path(good["root"]))) == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["depot", "opt"]
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path, depot: str) -> None:
+    (tmp_path / "depot/caffe.tar").write_text("no tar")
+    asked = request(tmp_path, depot, *WHOLE)
+    (tmp_path / "depot/caffe.tar").write_bytes(b"no tar")
+    digest = hashlib.sha256(b"no tar").hexdigest()
+    assert "caffe_archive is refused" in run_module("caffe_install", {**asked, "sha256": digest, "size": 6})["msg"]
+    assert "is damaged" in run_module("caffe_install", {**asked, "size": 6})["msg"]
+
+
+def test_the_archive_is_checked_on_the_control_machine(tmp_path: Path) -> None:
+    file = packed(tmp_path / "caffe.tgz", *WHOLE)
+    good = hashlib.sha256(file.read_bytes()).hexdigest()
+    described = archives.archive("caffe.tgz", good, str(tmp_path))
+    assert described == {
+        "path": str(file), "name": f"caffe/{good[:16]}.tar", "sha256": good, "size": file.stat().st_size
+    }  # fmt: skip
+    with pytest.raises(FarandoleError, match="caffe_sha256 is empty"):
+        archives.archive(str(file), "", "")
+    with pytest.raises(FarandoleError, match=f"is {good}, but caffe_sha256 is {'0' * 64}"):
+        archives.archive(str(file), "0" * 64, "")
+    with pytest.raises(FarandoleError, match="is no file on the control machine"):
+        archives.archive("gone", good, str(tmp_path))
