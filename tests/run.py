@@ -24,7 +24,7 @@ NO_LABS = "lab lab"
 BUILDS = "molecule default"
 HAS_BUILT = re.compile(r"converge\W+Executed")
 # These use it, or compile as much themselves. What takes longest comes first, and the others fill the gaps.
-AFTERWARDS = ("lab stack", "molecule trixie", "lab site", "lab kill", "lab job_faults")
+AFTERWARDS = ("lab stack", "molecule trixie", "lab site", "lab slurm", "lab kill", "lab caffe", "lab job_faults")
 # On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
 AT_A_TIME, WHILE_BUILDING = 3, 2
 SLOWEST = 10

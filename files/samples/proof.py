@@ -89,6 +89,11 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
 
     `gather` collects one object from every rank on all ranks.
     """
+    expected = int(os.environ.get("FARANDOLE_RANKS") or size)
+    if size != expected:
+        words = f"error: this rank trains with {size} of {expected} ranks, so each trains alone"
+        print(f"{words}: start them with horovodrun, mpirun or  srun --mpi=pmix", file=sys.stderr, flush=True)
+        return 1
     own = {
         **describe(rank, size),
         "weights": fingerprint(weights),

@@ -9,9 +9,10 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import cluster, excluded, fabric, nccl, removal, samples, state, storage, trust
+from farandole import caffe, cluster, excluded, fabric, nccl, removal, samples, state, storage, trust
 from farandole.errors import FarandoleError
 from farandole.preflight import networks
+from farandole.slurm import plan as slurm
 from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import files, nodes
 
@@ -19,9 +20,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "accounts": cluster.accounts,
     "builders": cluster.builders,
     "cache_root": lambda home: str(cache.cache_root(home)),
+    "caffe_archive": caffe.archive,
     "certificate_files": trust.certificate_files,
     "depot_debs": nccl.depot_debs,
     "excluded": excluded.names,
+    "excluded_words": excluded.reasons,
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
     "horovod_source": sources.horovod_source,
@@ -37,6 +40,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
     "shared_networks": networks.shared_in,
+    "slurm_accounts": slurm.accounts,
+    "slurm_hardware": slurm.hardware,
+    "slurm_people": slurm.people,
+    "slurm_settings": slurm.settings,
     "ssh_nodes": cluster.ssh_nodes,
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,

@@ -21,11 +21,14 @@ options:
     elements: path
     required: true
   port:
-    description: TCP port on which it must accept connections afterwards.
+    description: TCP port on which it must accept connections afterwards, if it has one.
     type: int
-    required: true
   start:
     description: Also enable and start it; its unit must then be one of O(files).
+    type: bool
+    default: false
+  restart:
+    description: Restart it, as it reads these files only when it starts.
     type: bool
     default: false
 author: Farandole
@@ -80,9 +83,10 @@ def is_stopped(module: AnsibleModule, name: str) -> bool:
 
 def reload(module: AnsibleModule, name: str, newer: list[Path]) -> tuple[int, str]:
     """Make the service read its files; return the exit status and stderr."""
-    commands = [["reload-or-restart", name]]
+    restart = module.params["restart"] or any(file.suffix == ".service" for file in newer)
+    verb = "restart" if restart else "reload-or-restart"
+    commands = [[verb, name]]
     if module.params["start"]:
-        verb = "restart" if any(file.suffix == ".service" for file in newer) else "reload-or-restart"
         commands = [["daemon-reload"], ["enable", "--quiet", name], [verb, name]]
     for command in commands:
         code, _, err = module.run_command(["systemctl", *command])
@@ -97,8 +101,9 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "path", "required": True},
-            "port": {"type": "int", "required": True},
+            "port": {"type": "int"},
             "start": {"type": "bool", "default": False},
+            "restart": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -112,7 +117,7 @@ def main() -> None:
         if code:
             module.fail_json(msg=f"{name} could not be reloaded: {err.strip()}; see `journalctl --unit {name}`")
         time.sleep(SETTLE_S)
-        if not answers(port):
+        if port and not answers(port):
             module.fail_json(msg=f"{name} does not answer on port {port} {TIMEOUT_S} s after it was reloaded")
     module.exit_json(changed=due)
 

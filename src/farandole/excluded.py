@@ -125,6 +125,11 @@ def names(state: str | Path, by: str = "") -> list[str]:
     return [name for name, one in read(Path(state)).items() if one.person or by != "person"]
 
 
+def reasons(state: str | Path) -> dict[str, str]:
+    """Why each of these nodes is left out."""
+    return {name: one.words for name, one in read(Path(state)).items()}
+
+
 def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
     """The nodes that take part."""
     return [name for name in cluster if not any(name in out for out in left_out)]

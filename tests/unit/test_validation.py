@@ -708,3 +708,15 @@ def test_skipped_nodes_have_no_check() -> None:
         "node-3": {},
     }
     assert nodes.stack_answers(hostvars, ["node-1", "node-2", "node-3", "node-4"]) == {"node-1": result}
+
+
+def test_a_queue_gets_a_job_on_the_nodes_that_it_has() -> None:
+    manifest = {"wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"}}
+    found = {
+        job["id"]: job
+        for job in nodes.jobs(["node-1", "node-2"], manifest, 120, quick=True, queue=["node-2", "node-3"])
+    }
+    assert found["queue"]["nodes"] == ("node-2",)
+    assert "--nodelist=node-2" in found["queue"]["argv"]
+    assert "-H" not in found["queue"]["argv"]
+    assert "queue" not in {job["id"] for job in nodes.jobs(["node-1"], manifest, 120, quick=True)}

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +30,8 @@ HOSTFILE = Path("/etc/farandole/hostfile")
 STACK = Path("/opt/farandole/current")
 # Who uses which slots: a file for each run, locked while it runs.
 SLOTS_IN_USE = Path("/run/farandole/slots")
+# Exists where Slurm decides who gets which slots.
+QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Whose homes all nodes see, so that nothing has to be copied to them.
 SHARED = Path("/etc/farandole/storage/home")
 HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
@@ -207,25 +209,31 @@ def fill(count: int, free: Slots) -> Slots:
     return {} if count else found
 
 
+def asked(wish: Any) -> tuple[int, Slots]:
+    """The number of ranks that a run asks for, and the slots of the nodes that it may use."""
+    # The control machine may know better than the hostfile.
+    known = {node: slots for node, slots in hostfile().items() if node not in wish.get("without", ())}
+    slots = {node: known[node] for node in wanted_hosts(wish["hosts"], known)}
+    count = wish["np"] or sum(slots.values())
+    if not fill(count, slots):
+        raise RefusedError(
+            f"-np {count}: {', '.join(slots)} have {sum(slots.values())} slots; "
+            "a node's are fabric_slots in the inventory"
+        )
+    return count, slots
+
+
 @contextmanager
 def claimed(run: Run, wish: Any) -> Iterator[Slots]:
     """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
-    # The control machine may know better than the hostfile.
-    known = {node: slots for node, slots in hostfile().items() if node not in wish.get("without", ())}
-    hosts = wanted_hosts(wish["hosts"], known)
-    count = wish["np"] or sum(known[node] for node in hosts)
-    if not fill(count, {node: known[node] for node in hosts}):
-        slots = sum(known[node] for node in hosts)
-        raise RefusedError(
-            f"-np {count}: {', '.join(hosts)} have {slots} slots; a node's are fabric_slots in the inventory"
-        )
+    count, slots = asked(wish)
     told = False
     handle, path = tempfile.mkstemp(prefix=f"{os.getuid()}-{run.number}-", dir=SLOTS_IN_USE)
     try:
         with os.fdopen(handle, "w") as file:
             os.fchmod(handle, 0o644)
-            while not (found := claim(file, count, {node: known[node] for node in hosts})):
-                busy = in_the_way(hosts)
+            while not (found := claim(file, count, slots)):
+                busy = in_the_way(slots)
                 if not wish["wait"]:
                     raise RefusedError(f"too few free slots for -np {count}: {busy}. To wait for them, add --wait")
                 if not told:
@@ -251,7 +259,94 @@ def claim(file: TextIO, count: int, slots: Slots) -> Slots:
         return found
 
 
-def in_the_way(hosts: list[str]) -> str:
+# Prints the allocation that it runs in, and ends with the exit status that it reads.
+HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'
+
+
+@contextmanager
+def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[tuple[Slots, Callable[[int], None]]]:
+    """An allocation of Slurm's; yields the ranks of each node, and what the run's exit status has to be told to."""
+    holder = subprocess.Popen(
+        [*allocate(run, wish), "sh", "-c", HOLD],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
+    )  # fmt: skip
+
+    def finish(status: int) -> None:
+        if holder.stdin:
+            with suppress(OSError):
+                holder.stdin.write(b"%d\n" % status)
+
+    try:
+        given = granted(holder)
+    except BaseException:
+        end(holder)
+        raise
+    try:
+        # Launchers look for their allocation here.
+        os.environ.update(given)
+        threading.Thread(target=watch, args=(holder, given["SLURM_JOB_ID"], lost), daemon=True).start()
+        yield ranks_of(given), finish
+    finally:
+        finish(1)
+        try:
+            holder.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            end(holder)
+
+
+def allocate(run: Run, wish: Any) -> list[str]:
+    """The command that asks Slurm for as many nodes as the ranks fill."""
+    count, slots = asked(wish)
+    filled = fill(count, slots)
+    command = ["salloc", f"--job-name=farandole-run-{run.number}", f"--nodes={len(filled)}", f"--ntasks={count}"]
+    command.append(f"--ntasks-per-node={max(filled.values())}")
+    if others := [node for node in hostfile() if node not in slots]:
+        command.append(f"--exclude={','.join(others)}")
+    if wish["seconds"]:
+        # This program ends it before the queue does.
+        command.append(f"--time={wish['seconds'] // 60 + 2}")
+    return command
+
+
+def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:
+    """What describes the allocation, as soon as there is one."""
+    given: dict[str, str] = {}
+    said = []
+    for line in holder.stdout or ():
+        text = line.decode(errors="replace").strip()
+        name, mark, value = text.partition("=")
+        if name.startswith("SLURM_") and mark:
+            given[name] = value
+        elif given and not text:
+            return given
+        elif text:
+            said.append(re.sub(r"^salloc: (error: )?", "", text))
+            if waits := re.search(r"job (\d+) queued and waiting", text):
+                say(f"waiting in the queue as job {waits[1]}; squeue shows it")
+    raise RefusedError(next((one for one in said if "can never run" in one), "; ".join(said) or "salloc says nothing"))
+
+
+def watch(holder: subprocess.Popen[bytes], job: str, lost: Callable[[str], None]) -> None:
+    """Tell when the queue takes the allocation away, and why."""
+    if any(b"revoked" in line for line in holder.stdout or ()):
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}"]
+        state = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        lost(f"ended by the queue ({state or 'unknown'}; scontrol show job {job})")
+
+
+def ranks_of(given: dict[str, str]) -> Slots:
+    """The ranks of each node, from what Slurm says of an allocation, such as 2(x3),1."""
+    shown = subprocess.run(
+        ["scontrol", "show", "hostnames", given["SLURM_JOB_NODELIST"]], capture_output=True, text=True, check=True
+    )
+    counts = [
+        int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", given["SLURM_TASKS_PER_NODE"])
+        for _ in range(int(times or 1))
+    ]  # fmt: skip
+    return dict(zip(shown.stdout.split(), counts, strict=True))
+
+
+def in_the_way(hosts: Iterable[str]) -> str:
     runs = [
         f"run {number} of {who}, since {clock(since)}, on {', '.join(uses)}"
         for number, who, since, uses in others()
@@ -297,7 +392,7 @@ class Job:
     def __call__(self) -> None:
         begun, status = time.time(), 1
         try:
-            with claimed(self.run, self.wish) as slots:
+            with self.slots() as (slots, finish):
                 begun = time.time()
                 self.run.write("started", slots=slots, begun=begun, stack=stack())
                 self.send(slots)
@@ -305,6 +400,7 @@ class Job:
                     status = self.execute(slots)
                 finally:
                     self.clean(slots)
+                finish(status)
                 self.fetched = not self.why or self.why.startswith(TIME_IS_UP)
                 if self.fetched:
                     for failure in collect(self.run, self.wish["fetch"]):
@@ -321,6 +417,16 @@ class Job:
         status = status or int(bool(self.why))
         seconds = round(time.time() - begun, 1)
         self.run.write("ended", status=status, why=self.why, lost=self.lost, fetched=self.fetched, seconds=seconds)
+
+    @contextmanager
+    def slots(self) -> Iterator[tuple[Slots, Callable[[int], None]]]:
+        """The ranks of each node, from the queue if there is one, and what takes the exit status."""
+        if QUEUE.exists():
+            with queued(self.run, self.wish, self.stop) as found:
+                yield found
+        else:
+            with claimed(self.run, self.wish) as slots:
+                yield slots, lambda _: None
 
     def send(self, slots: Slots) -> None:
         """Copy the code to the other nodes; of files that an earlier run of the same folder has, only the changes."""

@@ -85,7 +85,7 @@ def judge_groups(groups: Groups) -> list[Finding]:
     if not cluster:
         return [missing_cluster(groups)]
     head = judge_head(groups.get("head", ()), cluster)
-    return [*head, *outsiders(groups, "head"), *outsiders(groups, "builders")]
+    return [*head, *(found for group in ("head", "builders", "slurm") for found in outsiders(groups, group))]
 
 
 def missing_cluster(groups: Groups) -> Finding:

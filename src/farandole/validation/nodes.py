@@ -46,13 +46,15 @@ def jobs(
     bars: Mapping[str, float | None] | None = None,
     *,
     quick: bool,
+    queue: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The jobs in their order; none if the head's manifest was not read."""
     if not manifest:
         return []
     wanted = manifest["wanted"]
     gpu = wanted["accelerator"] != "cpu"
-    return plan.jobs(nodes, wanted["frameworks"], int(seconds), Bars.changed(bars), quick=quick, gpu=gpu)
+    limits = Bars.changed(bars)
+    return plan.jobs(nodes, wanted["frameworks"], int(seconds), limits, quick=quick, gpu=gpu, queue=queue)
 
 
 def task(job: Mapping[str, Any], probes: str) -> dict[str, Any]:

@@ -27,6 +27,19 @@ PARITY: Mapping[str, tuple[str, float]] = {
 GLOBAL_BATCH = 128
 # Upper limit for measuring the training speed; on idle nodes a quarter of it is enough.
 SPEED_SECONDS = 45
+# A job through the queue that must also be in its accounting, with the person, the number of nodes and the exit status.
+QUEUE = """
+name=farandole-validate-$$ nodes=$1
+shift
+salloc --quiet --job-name="$name" "$@" || exit
+for _ in $(seq 20); do
+  seen=$(sacct --noheader --parsable2 --allocations --name="$name" --format=user,nnodes,state,exitcode)
+  [ "$seen" != "$(id -un)|$nodes|COMPLETED|0:0" ] || exit 0
+  sleep 0.5
+done
+echo "the accounting says '$seen' of this job, not $(id -un)|$nodes|COMPLETED|0:0" >&2
+exit 1
+"""
 
 
 @dataclass(frozen=True)
@@ -59,10 +72,12 @@ def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
 
 
 def jobs(
-    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars, *, quick: bool, gpu: bool = False
-) -> list[dict[str, Any]]:
-    """All jobs, or only those that take half a minute."""
+    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars, *, quick: bool, gpu: bool = False,
+    queue: Sequence[str] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """All jobs, or only those that take half a minute; one through the queue, on those nodes that have one."""
     found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
+    found += _queued([node for node in nodes if node in queue], frameworks, seconds)
     if not quick:
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
         found += [*_network(nodes, frameworks, seconds), *_speed(nodes, frameworks, seconds, bars)]
@@ -86,6 +101,19 @@ def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, q
             argv = (*horovodrun(controller, nodes), *probe)
             title = f"{module} over {way}"
             yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
+
+
+def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+    """Sum over ranks on nodes that Slurm has allocated."""
+    if not nodes or not frameworks:
+        return
+    module, count = MODULES[min(frameworks)], str(len(nodes))
+    where = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}")
+    # In an allocation it needs no hosts.
+    launch = ("/usr/local/bin/horovodrun", "--gloo", "python", "-c", "{probe}", module, "--expect", count)
+    argv = ("sh", "-c", QUEUE, "queue", count, *where, "--time=10", *launch)
+    title = f"{module} through the queue"
+    yield Job("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce.py")
 
 
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:

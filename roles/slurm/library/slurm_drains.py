@@ -1,0 +1,85 @@
+#!/usr/bin/python
+"""Drain the nodes that are left out, and take back those that no longer are."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: slurm_drains
+short_description: Drain the nodes that are left out
+description:
+  - Drains nodes with the reason why they are left out. Running jobs there go on.
+  - Takes back only nodes that this module has drained.
+options:
+  excluded:
+    description: Why each of these nodes is left out.
+    type: dict
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Drain the nodes that are left out
+  slurm_drains:
+    excluded: {node-2: "excluded since 2026-01-01T00:00:00Z by ann: fan"}
+"""
+
+RETURN = """
+changed_nodes:
+  description: The nodes whose state was changed.
+  type: list
+  returned: always
+"""
+
+import re
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+OURS = "farandole: "
+PATIENCE_S = 20
+
+
+def nodes(printed: str) -> dict[str, tuple[bool, str]]:
+    """Whether each node is drained, and the reason, from `scontrol --oneliner show nodes`."""
+    found = {}
+    for line in printed.splitlines():
+        name, flags = re.match(r"NodeName=(\S+)", line), re.search(r" State=(\S+)", line)
+        reason = re.search(r" Reason=(.*?)(?: \[[^\]\[]*@[^\]\[]*\])?$", line.rstrip())
+        if name and flags:
+            found[name[1]] = ("DRAIN" in flags[1], reason[1].strip() if reason else "")
+    return found
+
+
+def changes(known: dict[str, tuple[bool, str]], excluded: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """The state and reason to set, by node."""
+    found = {}
+    for name, (drained, reason) in known.items():
+        if name in excluded:
+            wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
+            if not drained or (reason.startswith(OURS) and reason != wanted):
+                found[name] = ("drain", wanted)
+        elif drained and reason.startswith(OURS):
+            found[name] = ("resume", "")
+    return found
+
+
+def main() -> None:
+    """Compare and change."""
+    module = AnsibleModule(argument_spec={"excluded": {"type": "dict", "required": True}}, supports_check_mode=True)
+    until = time.monotonic() + (0 if module.check_mode else PATIENCE_S)
+    while True:
+        code, out, err = module.run_command(["scontrol", "--oneliner", "show", "nodes"])
+        if code == 0 or time.monotonic() > until:
+            break
+        time.sleep(0.5)
+    if code and not module.check_mode:
+        module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
+    wanted = changes(nodes(out), module.params["excluded"])
+    for name, (state, reason) in wanted.items() if not module.check_mode else ():
+        words = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
+        module.run_command(["scontrol", "update", *words], check_rc=True)
+    module.exit_json(changed=bool(wanted), changed_nodes=sorted(wanted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#!/usr/bin/python
+"""Read the hardware of a node as Slurm sees it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: slurm_probe
+short_description: Read the hardware of a node as Slurm sees it
+description:
+  - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
+    can limit memory.
+options: {}
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Read the hardware
+  slurm_probe:
+  register: _slurm_probe
+"""
+
+RETURN = """
+hardware:
+  description: The counts, the memory in MiB, and which cgroups have a memory controller.
+  type: dict
+  returned: if slurmd is installed
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+CGROUPS = Path("/sys/fs/cgroup")
+NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "ThreadsPerCore", "memory": "RealMemory"}
+
+
+def cgroups(root: Path) -> str:
+    """The version of cgroups whose controllers can limit a job's memory and cores."""
+    controllers = root / "cgroup.controllers"
+    if controllers.exists():
+        return "v2" if {"memory", "cpuset"} <= {*controllers.read_text().split()} else "none"
+    return "v1" if all((root / name / "tasks").exists() for name in ("memory", "cpuset", "freezer")) else "none"
+
+
+def hardware(printed: str) -> dict[str, object]:
+    """The counts in what `slurmd -C` prints."""
+    found = {name: re.search(rf"\b{key}=(\d+)", printed) for name, key in NAMES.items()}
+    counts: dict[str, object] = {name: int(match[1]) for name, match in found.items() if match}
+    boards = re.search(r"\bBoards=(\d+)", printed)
+    if boards and found["sockets"]:
+        counts["sockets"] = int(boards[1]) * int(found["sockets"][1])
+    return counts
+
+
+def main() -> None:
+    """Answer with what was read."""
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    if not shutil.which("slurmd"):
+        if module.check_mode:
+            # It would be installed before.
+            module.exit_json(changed=False)
+        module.fail_json(msg="slurmd is not installed")
+    _, printed, _ = module.run_command(["slurmd", "-C"], check_rc=True)
+    gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    _, version, _ = module.run_command(["slurmd", "-V"], check_rc=True)
+    facts = {
+        "gpus": len(gpus),
+        "cgroups": cgroups(CGROUPS),
+        "version": "".join(re.findall(r"\b\d{2}\.\d{2}\b", version)[:1]),
+    }
+    module.exit_json(changed=False, hardware={**hardware(printed), **facts})
+
+
+if __name__ == "__main__":
+    main()

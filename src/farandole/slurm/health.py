@@ -1,0 +1,136 @@
+#!/usr/bin/python3 -I
+"""Check this node for Slurm, which runs this every few minutes. Drains a node, and takes back only what it drained."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from pathlib import Path
+
+# Reasons that begin so are ours. What a person has drained stays drained.
+OURS = "farandole health: "
+# The reason with which this program has drained the node.
+RECORD = Path("/var/lib/farandole/drained")
+STACKS = Path("/opt/farandole")
+DRIVER = Path("/proc/driver/nvidia/gpus")
+DEVICES = Path("/dev")
+# MiB and inodes, the same with which preflight refuses a node.
+FULL = (20, 100)
+SHM, SHM_MIB = "/dev/shm", 64  # noqa: S108
+PLACES = ("/", "/tmp", "/var", "/opt", "/home")  # noqa: S108
+# Seconds that one check, and a command of Slurm's, may take.
+LIMIT, COMMAND_LIMIT = 10, 20
+Check = Callable[[], Iterator[str]]
+
+
+def disks() -> Iterator[str]:
+    """Whether files can be written where jobs write them."""
+    for place in PLACES:
+        facts = os.statvfs(place)
+        free = facts.f_bavail * facts.f_frsize >> 20
+        if facts.f_flag & os.ST_RDONLY:
+            yield f"{place} can only be read; look at  dmesg"
+        elif free < FULL[0] or (facts.f_files and facts.f_favail < FULL[1]):
+            seen = f"{free} MiB, {facts.f_favail} inodes free"
+            yield f"{place} is full ({seen}); find what fills it:  du -x -d1 -h {place}"
+
+
+def shared_memory() -> Iterator[str]:
+    """Whether ranks of this node can exchange data."""
+    facts = os.statvfs(SHM)
+    if (free := facts.f_bavail * facts.f_frsize >> 20) < SHM_MIB:
+        yield f"{SHM} has {free} MiB free; remove what nobody uses, or  mount -o remount,size=50% {SHM}"
+
+
+def stack() -> Iterator[str]:
+    """Whether the programs that jobs need are there."""
+    current = STACKS / "current"
+    if STACKS.is_dir() and current.is_symlink() and not (current / "manifest.json").exists():
+        yield "the stack is damaged; run site.yml"
+
+
+def gpus() -> Iterator[str]:
+    """Whether the driver still sees the GPUs whose devices exist."""
+    if not DRIVER.is_dir():
+        return
+    devices = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    # Slurm shows this where a driver hangs, instead of jobs that hang.
+    done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=LIMIT, check=False)
+    if (seen := done.stdout.count("UUID")) < len(devices):
+        yield f"the driver sees {seen} of {len(devices)} GPUs; look at  dmesg | grep -i xid , then restart the node"
+
+
+CHECKS: dict[str, Check] = {"disks": disks, "shared memory": shared_memory, "stack": stack, "GPUs": gpus}
+
+
+def faults(checks: dict[str, Check], limit: float = LIMIT) -> list[str]:
+    """What is wrong here. A check that hangs is a fault, too, and does not keep the others from being made."""
+    pool = ThreadPoolExecutor(len(checks))
+    running = {name: pool.submit(lambda made: [*made()], check) for name, check in checks.items()}
+    found = []
+    for name, one in running.items():
+        try:
+            found += one.result(limit)
+        except (LateError, subprocess.TimeoutExpired):
+            found.append(f"the check of {name} does not end; restart the node")
+        except OSError as error:
+            found.append(f"the check of {name} failed: {error}")
+    return found
+
+
+def scontrol(*words: str) -> str | None:
+    """What scontrol prints; None if it fails, as when nobody manages this node."""
+    command = ["scontrol", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def state(shown: str) -> tuple[bool, str]:
+    """Whether a node is drained, and for what reason."""
+    flags = re.search(r"^ *State=(\S+)", shown, re.MULTILINE)
+    reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]\[]*@[^\]\[]*\])?$", shown, re.MULTILINE)
+    return bool(flags and "DRAIN" in flags[1]), reason[1] if reason else ""
+
+
+def decide(found: list[str], drained: bool, reason: str, before: str) -> tuple[str, str]:
+    """The state to set, if any, and the reason to remember. `before` is the reason that was remembered."""
+    ours = bool(before) and reason == before
+    if found:
+        wanted = OURS + "; also: ".join(found)
+        # Slurm joins lines, and a quotation mark would end the reason.
+        wanted = re.sub(r'[\s"]+', " ", wanted)[:400].strip()
+        if drained and not ours:
+            return "", ""
+        return ("" if drained and reason == wanted else "drain"), wanted
+    return ("resume" if drained and ours else ""), ""
+
+
+def main() -> None:
+    """Check this node, and tell Slurm."""
+    name = socket.gethostname().partition(".")[0]
+    shown = scontrol("show", "node", name)
+    if shown is not None:
+        before = RECORD.read_text() if RECORD.exists() else ""
+        found = faults(CHECKS)
+        wish, reason = decide(found, *state(shown), before)
+        if reason:
+            RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            RECORD.write_text(reason)
+        if wish:
+            scontrol("update", f"NodeName={name}", f"State={wish}", *([f"Reason={reason}"] if reason else []))
+        if not reason:
+            RECORD.unlink(missing_ok=True)
+    # Threads of checks that hang would keep this alive.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The queue: jobs of two people, limits, refusals, health, and what happens when a part of it dies in mid-job."""
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from clusters import Cluster, person
+
+NODES = 2
+JOB = "/opt/farandole/samples/jobs/slurm.sh"
+# What starts a sample on each node without anything by which ranks find each other.
+ALONE = "unset $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p'); exec python /opt/farandole/samples/pytorch_mnist.py"
+TOO_MUCH = "import time; x = [(bytearray(20 << 20), time.sleep(0.2)) for _ in range(60)]"
+TRAIN = """
+import sys, horovod.torch as hvd
+hvd.init()
+print("rank", hvd.rank(), "of", hvd.size())
+sys.exit(int(sys.argv[1]))
+"""
+# A health check comes after this many seconds at the latest.
+INTERVAL = 5
+
+
+def until(what: Callable[[], object], seconds: float = 60) -> float:
+    """Wait until something is true; returns the seconds that it took."""
+    begun = time.monotonic()
+    while not what():
+        assert time.monotonic() - begun < seconds, "it never happened"
+        time.sleep(0.3)
+    return time.monotonic() - begun
+
+
+def on_head(cluster: Cluster, script: str, user: str = "trainer") -> subprocess.CompletedProcess[str]:
+    """Run a script as a person who has logged in on the head."""
+    return cluster.ssh("node-1", "runuser", "-l", user, "-c", script)
+
+
+def submit(cluster: Cluster, *words: str, user: str = "trainer") -> str:
+    done = on_head(cluster, f"sbatch --parsable --output=job-%j {' '.join(words)}", user)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def told(cluster: Cluster, job: str, columns: str = "state") -> str:
+    """What the accounting says of a job."""
+    words = f"sacct --noheader --parsable2 --allocations --jobs={job} --format={columns}"
+    return cluster.ssh("node-1", "sh", "-c", words).stdout.strip()
+
+
+def ended(cluster: Cluster, job: str, seconds: float = 90) -> str:
+    until(lambda: told(cluster, job) not in ("", "PENDING", "RUNNING", "COMPLETING"), seconds)
+    return told(cluster, job)
+
+
+def printed(cluster: Cluster, job: str, user: str = "trainer") -> str:
+    # A job's first node has what it prints.
+    first = re.match(r"node-\[?(\d+)", told(cluster, job, "nodelist"))
+    assert first, job
+    return cluster.ssh(f"node-{first[1]}", "cat", f"/home/{user}/job-{job}").stdout
+
+
+def nodes(cluster: Cluster) -> dict[str, str]:
+    """The state of each node."""
+    shown = cluster.ssh("node-1", "sinfo", "--Node", "--noheader", "--format=%N %T").stdout
+    return dict(line.split() for line in shown.splitlines())
+
+
+def reason(cluster: Cluster, node: str) -> str:
+    return cluster.ssh("node-1", "sinfo", "--noheader", f"--nodes={node}", "--format=%E").stdout.strip()
+
+
+def nothing_left(cluster: Cluster, node: str) -> bool:
+    return cluster.ssh(node, "pgrep", "-f", "sleep 1234[5]").returncode == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def queue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A queue for two people and the job user."""
+    folder, variables = tmp_path_factory.mktemp("keys"), cluster.inventory / "group_vars/all.yml"
+    variables.parent.mkdir(exist_ok=True)
+    settings = {
+        "slurm_enabled": True,
+        "slurm_health_interval": INTERVAL,
+        "slurm_accounts": {"caffe": {"users": ["alice"]}},
+        "cluster_users": [person("alice", 2101, folder), person("bob", 2102, folder)],
+    }
+    variables.write_text(yaml.safe_dump(settings))
+    done = cluster.play()
+    assert done.rc == 0, done.output
+    # Nobody sees the key by which the daemons trust each other.
+    assert (cluster.state / "slurm/munge.key").read_text().strip() not in done.output
+    yield
+    shutil.rmtree(variables.parent, ignore_errors=True)
+
+
+def test_the_next_run_changes_nothing(cluster: Cluster) -> None:
+    assert nodes(cluster) == {"node-1": "idle", "node-2": "idle"}
+    again = cluster.play()
+    assert again.rc == 0, again.output
+    assert again.changes == set()
+
+
+def test_two_people_queue_three_jobs(cluster: Cluster) -> None:
+    users = ("alice", "bob", "alice")
+    jobs = [submit(cluster, "--exclusive", JOB, user=user) for user in users]
+    waiting = cluster.ssh("node-1", "squeue", "--noheader", "--format=%i %u %T").stdout.splitlines()
+    assert f"{jobs[2]} alice PENDING" in waiting
+    assert [ended(cluster, job) for job in jobs] == ["COMPLETED"] * 3
+    for job, user in zip(jobs, users, strict=True):
+        assert told(cluster, job, "user,account,nnodes,exitcode") == f"{user}|users|2|0:0"
+        assert "2 workers on 2 machines: accuracy 0.9" in printed(cluster, job, user)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_other_launchers_start_as_many_ranks_as_tasks(cluster: Cluster, launcher: str) -> None:
+    job = submit(cluster, f"--export=ALL,LAUNCHER={launcher}", JOB)
+    assert ended(cluster, job) == "COMPLETED"
+    assert "2 workers on 2 machines: accuracy 0.9" in printed(cluster, job)
+
+
+def test_a_pbs_script_trains(cluster: Cluster) -> None:
+    job = on_head(cluster, "qsub /opt/farandole/samples/jobs/pbs.sh").stdout.strip()
+    assert job.isdigit()
+    assert ended(cluster, job) == "COMPLETED"
+    # It joins both outputs, and names the file as PBS does.
+    shown = cluster.ssh("node-1", "cat", f"/home/trainer/horovod.o{job}").stdout
+    assert "2 workers on 2 machines: accuracy 0.9" in shown
+    assert cluster.ssh("node-1", "ls", "/run/farandole/pbs").stdout == ""
+
+
+def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
+    cluster.ssh("node-1", "sh", "-c", f"cat >/home/trainer/alone <<'END'\n{ALONE}\nEND")
+    wrap = "'export FARANDOLE_RANKS=2; srun --mpi=none sh alone'"
+    cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "scp", "/home/trainer/alone", "node-2:alone")
+    job = submit(cluster, "--nodes=2", f"--wrap={wrap}")
+    assert ended(cluster, job) == "FAILED"
+    assert "this rank trains with 1 of 2 ranks, so each trains alone" in printed(cluster, job)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--nodes=3"], "it asks for 3 nodes; partition normal has 2"),
+        (["--mem=9000G"], "MiB of memory on each node; the largest node of partition normal has"),
+        (["--cpus-per-task=999"], "it asks for 999 cores of one node; the largest node of partition normal has"),
+        (["--partition=fast"], "there is no partition fast; the partitions are: normal"),
+        (["--account=caffe"], "you are not in the account caffe; yours: users"),
+    ],
+)
+def test_what_can_never_run_is_refused_in_words(cluster: Cluster, words: list[str], why: str) -> None:
+    done = on_head(cluster, f"sbatch {' '.join(words)} {JOB}")
+    assert done.returncode != 0
+    assert why in done.stderr
+
+
+def test_the_queue_is_for_people_that_it_knows(cluster: Cluster) -> None:
+    assert "root starts no jobs" in cluster.ssh("node-1", "sbatch", JOB).stderr
+    cluster.ssh("node-1", "useradd", "--create-home", "zoe")
+    assert "adds you to cluster_users and runs site.yml" in on_head(cluster, f"sbatch {JOB}", "zoe").stderr
+    assert ended(cluster, submit(cluster, "--account=caffe", "--wrap=hostname", user="alice")) == "COMPLETED"
+
+
+def test_a_job_that_uses_too_much_memory_is_ended(cluster: Cluster) -> None:
+    job = submit(cluster, "--mem=100M", f"--wrap='python -c \"{TOO_MUCH}\"'")
+    assert ended(cluster, job) in ("FAILED", "OUT_OF_MEMORY")
+    assert "exceeded memory limit" in printed(cluster, job) or "oom-kill" in printed(cluster, job)
+
+
+def test_a_job_over_its_time_leaves_nothing(cluster: Cluster) -> None:
+    # On both nodes, with a child in the background.
+    job = submit(cluster, "--nodes=2", "--time=0:01", "--wrap='srun sh -c \"sleep 12345 & sleep 12345\"'")
+    assert ended(cluster, job, 150) == "TIMEOUT"
+    for node in ("node-1", "node-2"):
+        until(partial(nothing_left, cluster, node), 30)
+
+
+def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Cluster) -> None:
+    assert cluster.ssh("node-2", "sh", "-c", "mount -t tmpfs -o size=1m x /opt").returncode == 0
+    took = until(lambda: nodes(cluster)["node-2"] == "drained", 60)
+    assert re.match(
+        r"farandole health: /opt is full \(1 MiB, \d+ inodes free\); find what fills it", reason(cluster, "node-2")
+    )
+    cluster.ssh("node-2", "umount", "/opt")
+    until(lambda: nodes(cluster)["node-2"] == "idle", 60)
+    assert took < 60
+    cluster.ssh("node-1", "scontrol", "update", "nodename=node-2", "state=drain", "reason=fan")
+    cluster.ssh("node-2", "sh", "-c", "mount -t tmpfs -o size=1m x /opt; sleep 12; umount /opt; sleep 12")
+    assert (nodes(cluster)["node-2"], reason(cluster, "node-2")) == ("drained", "fan")
+    cluster.ssh("node-1", "scontrol", "update", "nodename=node-2", "state=resume")
+
+
+def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
+    command = ["farandole", "node", "exclude", "node-2", "-i", str(cluster.inventory), "--why", "fan"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    done = cluster.play("--skip-tags", "stack")
+    assert done.rc == 0, done.output
+    assert nodes(cluster)["node-2"] == "drained"
+    assert re.match(r"farandole: excluded since \S+ by \S+: fan", reason(cluster, "node-2"))
+    command = ["farandole", "node", "include", "node-2", "-i", str(cluster.inventory)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert cluster.play("--skip-tags", "stack").rc == 0
+    assert nodes(cluster)["node-2"] == "idle"
+
+
+@pytest.mark.parametrize("service", ["slurmctld", "slurmdbd", "mariadb"])
+def test_a_job_goes_on_while_a_part_of_the_queue_is_dead(cluster: Cluster, service: str) -> None:
+    job = submit(cluster, "--nodes=2", "--wrap='srun sleep 16; echo done'")
+    until(lambda: told(cluster, job) == "RUNNING")
+    # slurmctld saves its jobs every five seconds.
+    time.sleep(7)
+    cluster.ssh("node-1", "systemctl", "kill", "--signal=KILL", service)
+    cluster.ssh("node-1", "systemctl", "stop", service)
+    time.sleep(12)
+    assert cluster.ssh("node-1", "grep", "-c", "done", f"/home/trainer/job-{job}").stdout == "1\n"
+    cluster.ssh("node-1", "systemctl", "start", service)
+    assert ended(cluster, job) == "COMPLETED"
+    assert told(cluster, job, "user,nnodes,exitcode") == "trainer|2|0:0"
+
+
+def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = ["farandole", "run", "-i", str(cluster.inventory), "--", "python", "train.py"]
+    for status, state in ((0, "COMPLETED|0:0"), (3, "FAILED|1:0")):
+        done = subprocess.run([*run, str(status)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert "[1] rank 1 of 2" in done.stdout, done.stderr
+        words = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
+        shown = cluster.ssh("node-1", "sh", "-c", words).stdout.strip()
+        assert re.fullmatch(rf"trainer\|farandole-run-\d+\|2\|{re.escape(state)}", shown)
+    # A run that is ended gives its nodes back.
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
+    limited = [*run[:4], "--time", "3", *run[4:]]
+    assert subprocess.run(limited, cwd=tmp_path, check=False).returncode != 0
+    assert cluster.ssh("node-1", "squeue", "--noheader").stdout == ""
+    assert nodes(cluster) == {"node-1": "idle", "node-2": "idle"}
+
+
+def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
+    done = cluster.play("--tags", "quick", playbook="playbooks/validate.yml")
+    assert re.search(r"^ +queue +green ", done.output, re.MULTILINE), done.output
+
+
+def test_a_third_node_joins_while_a_job_runs(cluster: Cluster) -> None:
+    job = submit(cluster, "--nodes=2", "--wrap='srun sleep 60; echo done'")
+    until(lambda: told(cluster, job) == "RUNNING")
+    cluster.farandole("up", "--nodes", "3")
+    done = cluster.play("--skip-tags", "stack")
+    assert done.rc == 0, done.output
+    until(lambda: nodes(cluster).get("node-3") == "idle")
+    assert told(cluster, job) in ("RUNNING", "COMPLETED")
+    assert ended(cluster, job) == "COMPLETED"
+    joined = submit(cluster, "--nodes=3", "--wrap='srun hostname'")
+    assert ended(cluster, joined) == "COMPLETED"
+    assert sorted(printed(cluster, joined).split()) == ["node-1", "node-2", "node-3"]
+
+
+def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
+    job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
+    again = submit(cluster, "--requeue", "--nodelist=node-3", "--overcommit", "--wrap='sleep 5'", "--hold")
+    until(lambda: told(cluster, job) == "RUNNING")
+    cluster.farandole("fault", "kill", "node-3")
+    assert ended(cluster, job, 120) == "NODE_FAIL"
+    assert nodes(cluster)["node-3"].startswith("down")
+    cluster.farandole("fault", "start", "node-3")
+    until(lambda: nodes(cluster)["node-3"] == "idle", 90)
+    on_head(cluster, f"scontrol release {again}")
+    assert ended(cluster, again) == "COMPLETED"
+
+
+def test_another_key_is_replaced(cluster: Cluster) -> None:
+    cluster.ssh("node-2", "sh", "-c", "date | sha512sum >/etc/munge/munge.key; systemctl restart munge slurmd")
+    assert cluster.ssh("node-2", "sinfo").returncode != 0
+    done = cluster.play("--skip-tags", "stack")
+    assert done.rc == 0, done.output
+    until(lambda: nodes(cluster)["node-2"] == "idle")
+
+
+def test_a_cluster_without_a_queue_keeps_nothing_of_it(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.inventory / "group_vars")
+    done = cluster.play("--skip-tags", "stack")
+    assert done.rc == 0, done.output
+    for node in ("node-1", "node-2", "node-3"):
+        left = cluster.ssh(
+            node, "sh", "-c", "ls /etc/munge/munge.key /etc/slurm/slurm.conf; systemctl is-active slurmd"
+        )
+        assert left.stdout == "inactive\n"
+    assert not (cluster.state / "slurm").exists()
+    assert cluster.play("--skip-tags", "stack").changes == set()

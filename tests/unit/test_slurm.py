@@ -1,0 +1,203 @@
+"""The queue: what its settings say, which nodes are drained, and what a node says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.errors import FarandoleError
+from farandole.slurm import health, plan
+
+from .loading import load
+
+ONE = {"sockets": 1, "cores": 4, "threads": 2, "memory": 16000, "gpus": 0, "cgroups": "v2", "version": "22.05"}
+GPUS = {**ONE, "gpus": 4, "memory": 64000, "version": "24.11"}
+HOSTS: dict[str, dict[str, Any]] = {"a": {"ansible_host": "192.0.2.1"}, "b": {"ansible_host": "192.0.2.2"}}
+
+
+def answered(**hardware: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {**HOSTS[name], "_slurm_probe": {"hardware": hardware[name]} if name in hardware else {}}
+        for name in HOSTS
+    }
+
+
+def test_the_hardware_of_a_node_that_does_not_answer_is_remembered() -> None:
+    record = json.dumps(plan.hardware(["a", "b"], answered(a=ONE, b=GPUS), ""))
+    assert plan.hardware(["a", "b"], answered(a=GPUS), record) == {"a": GPUS, "b": GPUS}
+    # One that has left the cluster is forgotten, and one that never answered is not there yet.
+    assert plan.hardware(["a"], answered(), record) == {"a": ONE}
+    assert plan.hardware(["a", "b"], answered(a=ONE), "") == {"a": ONE}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {**ONE, "memory": "1\nNodeName=x"},
+        {**ONE, "cgroups": "v2 x"},
+        {**ONE, "cores": 0},
+        {"cores": 1},
+        {**ONE, "x": 1},
+        [],
+    ],
+)
+def test_a_node_cannot_write_into_the_settings(answer: Any) -> None:
+    with pytest.raises(FarandoleError, match="a: Slurm cannot use what it says"):
+        plan.hardware(["a"], answered(a=answer), "")
+
+
+def test_a_damaged_record_is_refused() -> None:
+    with pytest.raises(FarandoleError, match="record of the nodes' hardware is damaged"):
+        plan.hardware(["a"], answered(), '{"a": {"cores": "x"}}')
+
+
+def test_settings_are_those_that_all_nodes_can_use() -> None:
+    groups = {"gpus": ["b"], "cluster": ["a", "b"]}
+    partitions = [{"name": "normal"}, {"name": "gpu", "group": "gpus", "limit": "1:00:00"}]
+    found = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
+    assert [one["nodes"] for one in found["partitions"]] == [["a", "b"], ["b"]]
+    assert (found["cgroups"], found["version"], found["gpus"]) == ("none", "22.05", True)
+    # A twentieth of the memory, and at least half a GiB, is the system's.
+    assert [(one["address"], one["cpus"], one["memory"]) for one in found["nodes"]] == [
+        ("192.0.2.1", 8, 15200),
+        ("192.0.2.2", 8, 60800),
+    ]
+    assert found["memory_per_cpu"] == 15200 // 8
+    assert plan.usable_mib(1000) == 488
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        ({"name": "x", "group": "none"}, "x names the group none, which the inventory lacks"),
+        ({"name": "x", "group": "empty"}, "x has no node; its group is empty"),
+    ],
+)
+def test_partitions_without_nodes(partition: dict[str, str], words: str) -> None:
+    with pytest.raises(FarandoleError, match=words):
+        plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []})
+
+
+PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]
+
+
+def test_who_may_use_which_account() -> None:
+    more = {"caffe": {"users": ["alice"], "share": 3}, "all": None}
+    found = plan.accounts(PEOPLE, "trainer", more)
+    assert found["users"] == {"users": ["trainer", "alice", "bob"], "share": 1}
+    assert found["caffe"] == {"users": ["alice"], "share": 3}
+    assert found["all"]["users"] == ["trainer", "alice", "bob"]
+    assert plan.people(PEOPLE, "trainer", 2000, more)[2102] == ["users", "all"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"a b": {}}, "'a b' is no name"),
+        ({"x": {"users": ["zoe"]}}, "x names zoe, not in cluster_users: trainer, alice, bob"),
+    ],
+)
+def test_accounts_that_are_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(FarandoleError, match=words):
+        plan.accounts(PEOPLE, "trainer", more)
+
+
+FULL = "farandole health: / is full"
+DRAINED = """NodeName=node-2 Arch=x86_64
+   State=IDLE+DRAIN ThreadsPerCore=1
+   Reason=farandole health: / is full [root@2026-01-01T00:00:00]
+"""
+
+
+@pytest.mark.parametrize(
+    ("found", "drained", "reason", "before", "wanted"),
+    [
+        ([], False, "", "", ("", "")),
+        (["/ is full"], False, "", "", ("drain", FULL)),
+        (["/ is full"], True, FULL, FULL, ("", FULL)),
+        (["/ is full", "x"], True, FULL, FULL, ("drain", f"{FULL}; also: x")),
+        ([], True, FULL, FULL, ("resume", "")),
+        # Somebody else has drained it, before or since.
+        ([], True, "fan", FULL, ("", "")),
+        ([], True, "fan", "", ("", "")),
+        (["/ is full"], True, "fan", FULL, ("", "")),
+        # Somebody has taken it back although the fault is still there.
+        (["/ is full"], False, "", FULL, ("drain", FULL)),
+    ],
+)
+def test_when_a_node_drains_itself(
+    found: list[str], drained: bool, reason: str, before: str, wanted: tuple[str, str]
+) -> None:
+    assert health.decide(found, drained, reason, before) == wanted
+
+
+def test_the_state_of_a_node_is_read() -> None:
+    assert health.state(DRAINED) == (True, FULL)
+    assert health.state("NodeName=node-2\n   State=IDLE\n") == (False, "")
+
+
+def test_a_check_that_hangs_or_fails_is_a_fault_and_hides_no_other(tmp_path: Path) -> None:
+    def hangs() -> Iterator[str]:
+        time.sleep(0.5)
+        yield from ()
+
+    def fails() -> Iterator[str]:
+        os.statvfs(tmp_path / "none")
+        yield ""
+
+    found = health.faults({"one": hangs, "two": fails, "three": lambda: iter(["it is broken"])}, limit=0.1)
+    assert found[0] == "the check of one does not end; restart the node"
+    assert found[1].startswith("the check of two failed: [Errno 2]")
+    assert found[2] == "it is broken"
+
+
+def test_a_damaged_stack_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "STACKS", tmp_path)
+    assert list(health.stack()) == []
+    (tmp_path / "current").symlink_to("gone")
+    assert list(health.stack()) == ["the stack is damaged; run site.yml"]
+
+
+SHOWN = """NodeName=a State=IDLE Partitions=normal
+NodeName=b State=IDLE+DRAIN Partitions=normal Reason=farandole: excluded: fan [root@2026-01-01T00:00:00]
+NodeName=c State=MIXED+DRAIN Partitions=normal Reason=fan [root@2026-01-01T00:00:00]
+"""
+
+
+@pytest.mark.parametrize(
+    ("excluded", "wanted"),
+    [
+        ({"b": "excluded: fan"}, {}),
+        ({}, {"b": ("resume", "")}),
+        ({"a": 'no "one"\nknows', "b": "excluded: fan"}, {"a": ("drain", "farandole: no one knows")}),
+        # A person's reason stays.
+        ({"b": "excluded: fan", "c": "excluded: dust"}, {}),
+        ({"b": "excluded: dust"}, {"b": ("drain", "farandole: excluded: dust")}),
+    ],
+)
+def test_excluded_nodes_are_drained(excluded: dict[str, str], wanted: dict[str, tuple[str, str]]) -> None:
+    drains = load("modules", "slurm_drains")
+    assert drains.changes(drains.nodes(SHOWN), excluded) == wanted
+
+
+def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:
+    probe = load("modules", "slurm_probe")
+    printed = (
+        "NodeName=a CPUs=8 Boards=1 SocketsPerBoard=2 CoresPerSocket=2 ThreadsPerCore=2 RealMemory=24105\nUpTime=1\n"
+    )
+    assert probe.hardware(printed) == {"sockets": 2, "cores": 2, "threads": 2, "memory": 24105}
+    assert probe.cgroups(tmp_path) == "none"
+    for name in ("memory", "cpuset", "freezer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tasks").touch()
+    assert probe.cgroups(tmp_path) == "v1"
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    assert probe.cgroups(tmp_path) == "none"
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    assert probe.cgroups(tmp_path) == "v2"
