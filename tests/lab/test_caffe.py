@@ -297,14 +297,14 @@ def test_a_job_that_hangs_or_is_ended_leaves_nothing(job: Job, kind: str) -> Non
     # Somebody else's, which the guide's script would have killed.
     job.shell(f"cp /bin/sleep ./caffe && (nohup ./caffe 300 >/dev/null 2>&1 &) && touch {SHARED}", "node-2")
     begun = time.monotonic()
-    status, _, said = job.train("--time", "15s", "--", "--stand_in", "hang", kind=kind)
+    status, _, said = job.train("--time", "8s", "--", "--stand_in", "hang", kind=kind)
     assert status == 1
-    assert "caffe.sh: 1. it was ended on all its nodes, because the time limit of 0:00:15 was over" in said
+    assert "caffe.sh: 1. it was ended on all its nodes, because the time limit of 0:00:08 was over" in said
     assert time.monotonic() - begun < 60
     assert job.left() == ["./caffe 300"]
     # TERM, as a scheduler sends it.
     launcher = f"{JOBS}/caffe.sh --caffe_bin {PROGRAMS[kind]} --solver solver.prototxt -- --stand_in hang"
-    done = job.shell(f"timeout --foreground 10 sh {launcher}")
+    done = job.shell(f"timeout --foreground 8 sh {launcher}")
     assert "caffe.sh: red: the job was ended on all its nodes, because of SIGTERM" in done.stderr, done.stderr
     assert job.left() == ["./caffe 300"]
     job.cluster.ssh("node-2", "pkill", "-u", "trainer", "-x", "caffe")

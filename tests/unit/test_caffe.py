@@ -60,6 +60,13 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
+def program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 # Options
 
 
@@ -178,6 +185,15 @@ def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caffe.expand("4(x2),2") == [4, 4, 2]
 
 
+def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert caffe.allocation() == {}
+    program(tmp_path / "bin/scontrol", 'test "$*" = "show hostnames node-[1-2]" && echo node-1 && echo node-2')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[1-2]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+    assert caffe.allocation() == {"node-1": 2, "node-2": 2}
+
+
 def test_processes_per_node() -> None:
     per = caffe.per_node
     assert per({"a": 1, "b": 1}, False, "f", None, None) == 1
@@ -212,6 +228,12 @@ def test_a_solver_is_read() -> None:
     assert (read.nets, read.prefix, read.tests) == (["train_val.prototxt"], "snapshots/lenet", True)
     assert read.model == "snapshots/lenet_iter_100.caffemodel"
     assert (read.sources, read.accuracies) == (["mean.binaryproto", "train_lmdb"], ["accuracy"])
+
+
+def test_a_net_of_an_odd_form_is_read() -> None:
+    read = solver(net='layer: 1 layer { source { a: 1 } } layer < type: "Data"; param [1, 2] >')
+    assert (read.sources, read.accuracies) == ([], [])
+    assert "cannot be parsed" in refusal(lambda: solver(net="a {" * 5000))
 
 
 def test_what_a_solver_leaves_behind_follows_its_settings() -> None:
@@ -252,13 +274,6 @@ LDD = """
 	libiomp5.so => not found
 	/lib64/ld-linux-x86-64.so.2 (0x00007f02)
 """
-
-
-def program(path: Path, script: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture
@@ -510,12 +525,12 @@ def lines(**changed: str | None) -> list[str]:
     ]  # fmt: skip
 
 
-def verdict(said: list[str], model: bool = True, tests: bool = True) -> list[str]:
+def verdict(said: list[str], *why: str, model: bool = True, tests: bool = True) -> list[str]:
     log = caffe.Log()
     for line in said:
         log.read(line)
     solver = caffe.Solver("s", ["n"], "p", "p_iter_100.caffemodel", tests, [], ["accuracy"])
-    found: list[str] = caffe.judge(log, plan(), solver, model)
+    found: list[str] = caffe.judge(log, plan(), solver, model, why)
     return found
 
 
@@ -523,6 +538,9 @@ def test_a_good_training_is_green_with_either_launchers_prefix() -> None:
     assert verdict(lines()) == []
     assert verdict([line.replace("[1,", "[").replace("]<stderr>:", "] ") for line in lines()]) == []
     assert verdict(lines(accuracy=None), tests=False) == []
+    # A net may have such words in it.
+    assert verdict([*lines(), '[0] layer { name: "Killed" }']) == []
+    assert verdict(lines(), "mpirun ended with status 1") == ["mpirun ended with status 1"]
 
 
 def test_separate_trainings_are_red() -> None:
@@ -552,7 +570,10 @@ def test_each_missing_line_is_red(changed: dict[str, str | None], said: str) -> 
 
 def test_a_rank_that_does_not_end_and_a_missing_model_are_red() -> None:
     assert verdict(lines()[:-1]) == ["`Optimization Done.` is there 1 times, wanted 2: not from rank 1 on node-2"]
-    assert verdict([*lines(), lines()[-1]])[0].startswith("`Optimization Done.` is there 3 times, wanted 2")
+    assert verdict([*lines(), lines()[-1]]) == ["`Optimization Done.` is there 3 times, wanted 2"]
+    assert verdict([*lines()[:-1], lines()[-2]]) == [
+        "`Optimization Done.` is there 2 times, wanted 2: not from rank 1 on node-2"
+    ]
     assert verdict(lines(), model=False) == ["node-1: the model p_iter_100.caffemodel was not written by this training"]
 
 
@@ -573,9 +594,10 @@ def test_a_rank_that_ends_too_early_is_named(line: str) -> None:
 
 def test_a_failed_check_is_named_with_its_host_and_cure() -> None:
     failed = "[1,1]<stderr>:F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) \x1b[2J"
-    assert verdict([*lines(), failed]) == [
+    assert verdict([*lines()[:-2], lines()[-1], failed]) == [
         "rank 1 on node-2 said: F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) ?[2J. Cure: the "
-        "snapshot could not be written: look at the folder of snapshot_prefix and at the disk there"
+        "snapshot could not be written: look at the folder of snapshot_prefix and at the disk there",
+        "`Optimization Done.` is there 1 times, wanted 2: not from rank 0 on node-1",
     ]
 
 

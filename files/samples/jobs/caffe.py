@@ -259,6 +259,7 @@ def per_node(hosts, slots, path, asked, ranks):
 # Solver and nets
 
 TOKEN = re.compile(r'\s+|#[^\n]*|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|[{}<>:;,[\]]|[^\s{}<>:;,[\]"\'#]+)|(.)')
+SOURCES = ("source", "mean_file")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -367,10 +368,11 @@ def read_solver(path):
     tests = bool(every(message, "test_iter") and interval and (first or most >= interval))
     solver = Solver(path, nets, prefixes[-1], f"{prefixes[-1]}_iter_{last}.caffemodel{suffix}", tests)
     for net in [*(parse(one, "the net") for one in nets), *(one for one in trained if isinstance(one, list))]:
-        solver.sources += [value for name, value in inside(net) if name in ("source", "mean_file")]
+        solver.sources += [value for name, value in inside(net) if name in SOURCES and isinstance(value, str)]
         for layer in every(net, "layer", "layers"):
-            if every(layer, "type")[-1:] in (["Accuracy"], ["ACCURACY"]):
-                solver.accuracies += every(layer, "top")
+            if isinstance(layer, list) and every(layer, "type")[-1:] in (["Accuracy"], ["ACCURACY"]):
+                only = [value for name, value in inside(layer) if name == "phase"]
+                solver.accuracies += [] if only == ["TRAIN"] else every(layer, "top")
     return solver
 
 
@@ -774,7 +776,9 @@ class Plan:
 # The log
 
 LINE = re.compile(r"\[(?:\d+,)?(\d+)\](?:<std\w+>:?)? ?(.*)")
-TELLING = re.compile(r"Check failed|error while loading|[Ss]egmentation|[Kk]illed|No space left|out of memory")
+TELLING = re.compile(
+    r"Check failed|srun: error|error while loading|Segmentation fault|Killed|No space left|out of memory"
+)
 # How MPICH and Open MPI name a rank that has ended too early.
 LOST = re.compile(r"PID \d+ RUNNING AT (\S+)|noticed that process rank \d+ with PID \d+ on node (\S+)")
 
@@ -818,51 +822,51 @@ def cure_of(text):
         return "the disk is full: free some space there"
     if "cannot open shared object" in text:
         return LIBRARY_CURE
-    if re.search("[Kk]illed|out of memory", text):
+    if re.search("Killed|out of memory", text):
         return "look at its memory: `journalctl -k` there says whether the kernel ended it"
     return "the lines above it say more"
 
 
-def judge(log, plan, solver, model):
-    """What is missing from a training that ended; empty if it succeeded."""
-    ranks = plan.ranks
-    problems = [
+def judge(log, plan, solver, model, ended):
+    """Why a training has failed; empty if it succeeded. `ended` says why its launcher or we ended it, if so."""
+    missing = [*judge_machines(log, plan), *judge_lines(log, plan, solver)]
+    if not missing and not model:
+        missing = [f"{plan.nodes[0]}: the model {solver.model} was not written by this training"]
+    if not (ended or missing):
+        # Then a line that looks bad was not.
+        return []
+    lost = (
+        f"{log.lost}: a rank ended before the training was over. Cure: its last lines in the log say why, or "
+        "`journalctl -k` there, if the kernel ended it"
+    )
+    said = [
         f"{log.where(rank) if rank is not None else 'the launcher'} said: {text}. Cure: {cure_of(text)}"
         for rank, text in log.telling
     ]
-    if log.lost:
-        problems.append(
-            f"{log.lost}: a rank ended before the training was over. Cure: its last lines in the log say why, or "
-            "`journalctl -k` there, if the kernel ended it"
-        )
+    return [*ended, *said, *([lost] if log.lost else []), *missing]
+
+
+def judge_lines(log, plan, solver):
+    """The lines that are missing; those that come later only if nothing before them is."""
+    ranks = plan.ranks
     if not log.sizes:
-        # Nothing else can be there.
-        began = f"there is no line `group size: {ranks}`: the training did not begin"
-        return [*problems, *judge_machines(log, plan), began]
+        return [f"there is no line `group size: {ranks}`: the training did not begin"]
+    found = []
     if set(log.sizes) != {ranks}:
         seen = ", ".join(map(str, sorted(log.sizes)))
-        problems.append(
+        found.append(
             f"group size: {ranks} is wanted, the log has {seen}. Each rank has trained alone, or only with some "
             f"others: {plan.launcher} does not belong to the MPI of caffe, or the ranks could not find each other"
         )
-    for count, text in (
-        (log.started, "Starting Multi-node Optimization in MLSL environment"),
-        (log.done, "Optimization Done."),
-    ):
-        if sum(count.values()) != ranks:
-            silent = [log.where(rank) for rank in range(ranks) if not count[rank]]
-            problems.append(
-                f"`{text}` is there {sum(count.values())} times, wanted {ranks}"
-                + (f": not from {', '.join(silent[:5])}" if silent else "")
-            )
-    problems += judge_machines(log, plan)
-    if sum(log.done.values()) < ranks:
-        return problems
+    marks = {"Starting Multi-node Optimization in MLSL environment": log.started, "Optimization Done.": log.done}
+    for text, count in marks.items():
+        silent = [log.where(rank) for rank in range(ranks) if not count[rank]]
+        if silent or sum(count.values()) != ranks:
+            where = f": not from {', '.join(silent[:5])}" if silent else ""
+            return [*found, f"`{text}` is there {sum(count.values())} times, wanted {ranks}{where}"]
     if solver.tests and (wanted := accuracy_missing(log, solver)):
-        problems.append(f"there is no line `Test net output #0: {wanted} = `, though the solver tests the net")
-    if not model:
-        problems.append(f"{plan.nodes[0]}: the model {solver.model} was not written by this training")
-    return problems
+        found.append(f"there is no line `Test net output #0: {wanted} = `, though the solver tests the net")
+    return found
 
 
 def judge_machines(log, plan):
@@ -983,7 +987,7 @@ def catch_signals():
             signal.signal(number, end)
 
 
-def settings(plan_kind, intel, network, answers, caffe, chosen, servers, ppn, number):
+def settings(kind, intel, network, answers, caffe, in_slurm, servers, ppn, number):
     """The variables that all ranks get, and the launcher's options."""
     interfaces = sorted({str(one["interface"]) for one in answers.values() if one.get("interface")})
     made = {name: value for name, value in os.environ.items() if PASSED_ON.match(name)}
@@ -992,12 +996,14 @@ def settings(plan_kind, intel, network, answers, caffe, chosen, servers, ppn, nu
     made["KMP_AFFINITY"] = affinity(os.environ.get("KMP_AFFINITY"), pinned=intel or ppn == 1)
     made["KMP_BLOCKTIME"] = os.environ.get("KMP_BLOCKTIME") or "1"
     made["KMP_SETTINGS"] = os.environ.get("KMP_SETTINGS") or "1"
-    in_slurm = bool(chosen)
-    if plan_kind == "openmpi":
+    if kind == "openmpi":
         networks = {str(one["network"]) for one in answers.values()}
         cidr = networks.pop() if len(networks) == 1 else ""
         return made, ["--bind-to", "none", *mca(network, cidr if re.fullmatch(r"[0-9./]+", cidr) else "")]
     made |= transport(network, intel, interfaces)
+    if in_slurm:
+        # The launcher starts its own daemons by srun, which needs no PMIx for them.
+        made["SLURM_MPI_TYPE"] = "none"
     if intel:
         # Otherwise it takes a pbsdsh that it finds on PATH.
         made["I_MPI_HYDRA_BOOTSTRAP"] = "slurm" if in_slurm else "ssh"
@@ -1097,10 +1103,9 @@ def main():
         with contextlib.suppress(OSError):
             say(f"red: the job was ended on all its nodes, because of {why}")
         return 1
-    problems = [f"it was ended on all its nodes, because {ended}"] if ended else []
-    problems += [f"{plan.launcher} ended with status {status}"] if status and not ended else []
-    problems += judge(log, plan, solver, written())
-    if problems:
+    why = [f"{plan.launcher} ended with status {status}"] if status else []
+    why = [f"it was ended on all its nodes, because {ended}"] if ended else why
+    if problems := judge(log, plan, solver, written(), why):
         report("red: this was no successful training of all ranks together", problems)
         return 1
     tested = "".join(f", {plain(name, 40)} {value}" for name, value in log.accuracies.items())
