@@ -75,6 +75,8 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
+        ({"name": 'x"] = 1', "group": ""}, "is no name of a partition"),
+        ({"name": "x", "limit": "1h"}, "x has the limit '1h'; write 12:00:00"),
         ({"name": "x", "group": "none"}, "x names the group none, which the inventory lacks"),
         ({"name": "x", "group": "empty"}, "x has no node; its group is empty"),
     ],
@@ -82,6 +84,10 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
 def test_partitions_without_nodes(partition: dict[str, str], words: str) -> None:
     with pytest.raises(FarandoleError, match=words):
         plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []})
+
+
+def test_bare_nodes_have_no_partitions_yet() -> None:
+    assert plan.settings({}, HOSTS, [{"name": "x"}], {})["partitions"] == []
 
 
 PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]

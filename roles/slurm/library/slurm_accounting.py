@@ -40,6 +40,7 @@ added:
   returned: always
 """
 
+import shutil
 import time
 from typing import Any
 
@@ -149,6 +150,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    if module.check_mode and not shutil.which("sacctmgr"):
+        # They would be installed before.
+        module.exit_json(changed=True, added=[module.params["database"]])
     accounting = Accounting(module)
     if module.params["accounts"] is None:
         accounting.database(module.params["database"])

@@ -28,6 +28,9 @@ HARDWARE = fields(
     }
 )
 HARDWARES = named(words("[a-z0-9][a-z0-9-]{0,62}"), HARDWARE)
+PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+# Minutes, hours:minutes:seconds, days-hours:minutes:seconds.
+TIME = re.compile(r"\d{1,6}|(\d{1,4}-)?\d{1,3}:\d\d(:\d\d)?|UNLIMITED")
 EVERYBODY = "users"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 
@@ -66,7 +69,8 @@ def settings(
     ]
     return {
         "nodes": nodes,
-        "partitions": [_partition(one, [*known], groups) for one in partitions],
+        # In check mode, bare nodes cannot say yet what they have.
+        "partitions": [_partition(one, [*known], groups) for one in partitions if known],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
         "cgroups": next((kind for kind in ("none", "v1") if any(one["cgroups"] == kind for one in nodes)), "v2"),
         "memory_per_cpu": min((one["memory"] // one["cpus"] for one in nodes), default=1),
@@ -81,7 +85,13 @@ def usable_mib(memory: int) -> int:
 
 
 def _partition(wish: Mapping[str, Any], nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    group = wish.get("group") or ""
+    group, limit = wish.get("group") or "", str(wish.get("limit") or "")
+    if not PARTITION.fullmatch(str(wish["name"])):
+        raise FarandoleError(
+            f"slurm_partitions: {wish['name']!r} is no name of a partition: use letters, digits, - and _"
+        )
+    if limit and not TIME.fullmatch(limit):
+        raise FarandoleError(f"slurm_partitions: {wish['name']} has the limit {limit!r}; write 12:00:00 or 2-00:00:00")
     if group and group not in groups:
         raise FarandoleError(f"slurm_partitions: {wish['name']} names the group {group}, which the inventory lacks")
     own = [name for name in nodes if not group or name in groups[group]]
