@@ -642,6 +642,19 @@ def test_a_failed_check_that_hangs_is_ended_early(monkeypatch: pytest.MonkeyPatc
     assert ended == "a check of Caffe failed 1 seconds ago, and it hangs since then"
 
 
+@pytest.mark.usefixtures("signals")
+def test_a_job_that_is_done_but_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caffe, "AFTER_DONE", 1)
+    log, _, ended = job("echo '[0] Optimization Done.'; echo '[1] Optimization Done.'; sleep 1000", 100)
+    assert (ended, sum(log.done.values())) == (caffe.DONE, 2)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_that_closes_its_output_is_waited_for() -> None:
+    _, _, ended = job("echo '[0] Optimization Done.'; exec >&- 2>&-; sleep 1000", 3)
+    assert ended == "the time limit of 0:00:03 was over"
+
+
 def test_a_refusal_ends_with_one_and_says_that_nothing_was_started() -> None:
     Path("hosts").write_text("node-1\n")
     done = subprocess.run(

@@ -38,8 +38,10 @@ LAUNCHERS = {"mpich": ("mpiexec.hydra", "mpirun"), "openmpi": ("mpirun", "mpirun
 ADAPTERS = {"opa": ("hfi1", "Omni-Path"), "mlx": ("mlx", "Mellanox")}
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 PASSED_ON = re.compile(r"(KMP|OMP|MLSL|GLOG|I_MPI|FI|UCX|MKL)_|LD_LIBRARY_PATH$")
-# Seconds for a node to answer, for a job to end when asked to, and for one with a failed check to end by itself.
-ANSWER, PATIENCE, AFTER_FAILURE = 60, 10, 20
+# Seconds for a node to answer, for a job to end when asked to, for one with a failed check to end by itself, and for
+# one whose ranks are all done: with several ranks per node, Debian's MPICH 4.0.2 sometimes hangs in MPI_Finalize.
+ANSWER, PATIENCE, AFTER_FAILURE, AFTER_DONE = 60, 10, 20, 30
+DONE = "it did not end"
 
 
 class RefusedError(Exception):
@@ -913,7 +915,17 @@ def unread():
     return bool(watch.poll(0))
 
 
-def follow(job, log, time_limit):
+def overdue(log, ranks, since):
+    """Why a job has to be ended before its time; `since` holds when it failed or was done."""
+    now = time.monotonic()
+    if log.failed and now - since.setdefault("failed", now) > AFTER_FAILURE:
+        return f"a check of Caffe failed {AFTER_FAILURE} seconds ago, and it hangs since then"
+    if sum(log.done.values()) == ranks and now - since.setdefault("done", now) > AFTER_DONE:
+        return DONE
+    return ""
+
+
+def follow(job, log, ranks, time_limit):
     """Show and read a job's lines until it ends; returns why it had to be ended, or nothing."""
     lines = queue.Queue(10000)
 
@@ -923,30 +935,26 @@ def follow(job, log, time_limit):
         lines.put(None)
 
     threading.Thread(target=collect, daemon=True).start()
-    until, failed_since = time.monotonic() + time_limit, None
+    until, since, closed = time.monotonic() + time_limit, {}, False
     while time.monotonic() < until:
         try:
             line = lines.get(timeout=0.5)
         except queue.Empty:
-            line = ""
-            # Something that it left behind holds its output open.
+            # Something that it left behind may hold its output open.
             if job.poll() is not None:
                 return ""
-        if line is None:
-            # Closed, but it may go on.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(max(0, until - time.monotonic()))
-                return ""
-            break
+            line = b""
+        closed = closed or line is None
+        if closed and job.poll() is not None:
+            return ""
         if line:
             text = line.decode(errors="replace").rstrip("\n")
             log.read(text)
             print(text, flush=True)
         if unread():
             raise BrokenPipeError("nobody reads its output any more")
-        failed_since = failed_since or (time.monotonic() if log.failed else None)
-        if failed_since and time.monotonic() - failed_since > AFTER_FAILURE and job.poll() is None:
-            return f"a check of Caffe failed {AFTER_FAILURE} seconds ago, and it hangs since then"
+        if why := overdue(log, ranks, since):
+            return why
     return f"the time limit of {time_limit // 3600}:{time_limit // 60 % 60:02}:{time_limit % 60:02} was over"
 
 
@@ -966,7 +974,7 @@ def run(plan, time_limit):
             preexec_fn=os.setpgrp,
         )
         try:
-            ended = follow(job, log, time_limit)
+            ended = follow(job, log, plan.ranks, time_limit)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -1103,6 +1111,9 @@ def main():
         with contextlib.suppress(OSError):
             say(f"red: the job was ended on all its nodes, because of {why}")
         return 1
+    if ended == DONE:
+        say(f"all ranks were done, but {plan.launcher} did not end within {AFTER_DONE} seconds, so it was ended")
+        status, ended = 0, ""
     why = [f"{plan.launcher} ended with status {status}"] if status else []
     why = [f"it was ended on all its nodes, because {ended}"] if ended else why
     if problems := judge(log, plan, solver, written(), why):
