@@ -77,8 +77,11 @@ int main(int argc, char **argv) {
     snprintf(text, sizeof text, "Number of groups: 1, group size: %d", size);
     say(text);
     say("Starting Multi-node Optimization in MLSL environment");
-    if (!strcmp(mode, "die") && rank == 1)
+    if (!strcmp(mode, "die") && rank == 1) {
+        /* Not before the lines of the other ranks are out. */
+        sleep(2);
         abort();
+    }
     for (long step = 1; step <= iterations; step++) {
         long mine = (rank + 1) * step, sum = 0;
         MPI_Allreduce(&mine, &sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
