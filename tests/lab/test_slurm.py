@@ -75,6 +75,12 @@ def reason(cluster: Cluster, node: str) -> str:
     return cluster.ssh("node-1", "sinfo", "--noheader", f"--nodes={node}", "--format=%E").stdout.strip()
 
 
+def accounted(cluster: Cluster, wanted: str) -> bool:
+    """Whether the last job is in the accounting in these words."""
+    words = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
+    return bool(re.fullmatch(wanted, cluster.ssh("node-1", "sh", "-c", words).stdout.strip()))
+
+
 def nothing_left(cluster: Cluster, node: str) -> bool:
     return cluster.ssh(node, "pgrep", "-f", "sleep 1234[5]").returncode == 1
 
@@ -229,9 +235,9 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
     for status, state in ((0, "COMPLETED|0:0"), (3, "FAILED|1:0")):
         done = subprocess.run([*run, str(status)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert "[1] rank 1 of 2" in done.stdout, done.stderr
-        words = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
-        shown = cluster.ssh("node-1", "sh", "-c", words).stdout.strip()
-        assert re.fullmatch(rf"trainer\|farandole-run-\d+\|2\|{re.escape(state)}", shown)
+        wanted = rf"trainer\|farandole-run-\d+\|2\|{re.escape(state)}"
+        # The accounting may be some seconds behind.
+        until(partial(accounted, cluster, wanted), 30)
     # A run that is ended gives its nodes back.
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)\n")
     limited = [*run[:4], "--time", "3", *run[4:]]
