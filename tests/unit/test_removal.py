@@ -176,3 +176,9 @@ def test_what_is_running_is_named_for_each_node() -> None:
     used: HostVars = {"node-1": {"_stack_use": {"running": ["run 3 of trainer"]}}, "node-2": ANSWER, "node-3": {}}
     assert "node-1: run 3 of trainer. Wait" in in_use(list(used), used)
     assert in_use(["node-2", "node-3"], used) == ""
+
+
+def test_a_queue_of_somebody_else_is_left_alone() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/slurm/tasks/remove.yml").read_text())
+    (removal,) = (task for task in tasks if "remove" in task)
+    assert removal["when"] == "__slurm_record is file"
