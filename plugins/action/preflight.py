@@ -29,7 +29,7 @@ from farandole.preflight.inventory import (
     read_node,
     unreadable,
 )
-from farandole.preflight.machine import former_record, judge_machines
+from farandole.preflight.machine import former_record, judge_machines, judge_queues
 from farandole.preflight.nodes import about, judge_hosts, judge_machine_ids, probes_of, record
 from farandole.state import claim
 
@@ -83,6 +83,11 @@ options:
     description: Whether the stack will be installed too, so that V(hosts) checks C(nccl_version).
     type: bool
     default: true
+  queue:
+    description: The nodes that get a queue of Farandole's; V(hosts) checks that none has another one.
+    type: list
+    elements: str
+    default: []
   state_dir:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
     type: path
@@ -186,6 +191,7 @@ class ActionModule(Action):
             network = fabric.choose(members, hostvars, self.chosen.wanted)
             former, user = former_record(record_file, time.time()), next(iter(arguments["accounts"]), "")
             found += judge_machines(probes, hostvars, network.interfaces, user, arguments["stack"], former)
+            found += judge_queues(probes, arguments["queue"])
             # What was measured in another network says nothing about this one.
             links = Examined([], links_in(record_file) if network.network == last["network"] else {})
             if network.network:

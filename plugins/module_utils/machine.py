@@ -25,6 +25,7 @@ PACKAGES = ("libc6", "openssh-server", "libnccl2", "libibverbs1", "rdma-core")
 SHADOWS = ("libmpi.so*", "libopen-rte.so*", "libnccl.so*", "libcudnn.so*", "libstdc++.so*")
 PLACES = {"/opt": "/opt", "/tmp": "/tmp", "/var": "/var", "shm": "/dev/shm"}  # noqa: S108
 CAP_SYS_RESOURCE = 24
+OURS = "# Managed by Farandole"
 NVIDIA, DISPLAY = "0x10de", "0x03"
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 # Seconds that shells and nvidia-smi have, all at the same time, and how much they may print.
@@ -92,6 +93,7 @@ def machine(user: str, root: bool) -> dict[str, Any]:
         "ceiling": ceiling(),
         "links": links(),
         "loopback_names": loopback_names(read("/etc/hosts")),
+        "own_queue": own_queue(Path("/etc")),
         "packages": packages(read("/var/lib/dpkg/status")),
         "kernel": os.uname().release,
         "gpus": {
@@ -103,6 +105,12 @@ def machine(user: str, root: bool) -> dict[str, Any]:
         "rdma": rdma_ports(),
         "shells": {kind: shell_answer(said[kind]) for kind in ("login", "ssh") if kind in said},
     }
+
+
+def own_queue(folder: Path) -> str:
+    """The settings of a Slurm that is not Farandole's; empty without one."""
+    files = (folder / name / "slurm.conf" for name in ("slurm", "slurm-llnl"))
+    return next((str(file) for file in files if file.exists() and OURS not in read(file)), "")
 
 
 def find_account(user: str) -> pwd.struct_passwd | None:

@@ -48,6 +48,7 @@ MACHINE = fields(
         "ceiling": fields({"nofile": optional(SIZE), "memlock": optional(SIZE)}),
         "links": named(NAME, fields({"mtu": SIZE, "speed": optional(SIZE), "duplex": words("|half|full")})),
         "loopback_names": many(text(64)),
+        "own_queue": words(r"|/etc/slurm(-llnl)?/slurm\.conf"),
         "packages": named(NAME, words(r"[\w.:+~-]{1,100}")),
         "kernel": words(r"[\w.+~-]{1,64}"),
         "gpus": fields(

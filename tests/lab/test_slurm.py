@@ -17,6 +17,8 @@ JOB = "/opt/farandole/samples/jobs/slurm.sh"
 # What starts a sample on each node without anything by which ranks find each other.
 ALONE = "unset $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p'); exec python /opt/farandole/samples/pytorch_mnist.py"
 TOO_MUCH = "import time; x = [(bytearray(20 << 20), time.sleep(0.2)) for _ in range(60)]"
+# What a job's name would make if anything ran it.
+NAMED = "/var/tmp/owned"  # noqa: S108
 TRAIN = """
 import sys, horovod.torch as hvd
 hvd.init()
@@ -113,14 +115,15 @@ def test_the_next_run_changes_nothing(cluster: Cluster) -> None:
 
 
 def test_two_people_queue_three_jobs(cluster: Cluster) -> None:
-    users = ("alice", "bob", "alice")
-    jobs = [submit(cluster, "--exclusive", JOB, user=user) for user in users]
+    users, name = ("alice", "bob", "alice"), f"'$(touch {NAMED}); \x1b[2J'"
+    jobs = [submit(cluster, "--exclusive", f"--job-name={name}", JOB, user=user) for user in users]
     waiting = cluster.ssh("node-1", "squeue", "--noheader", "--format=%i %u %T").stdout.splitlines()
     assert f"{jobs[2]} alice PENDING" in waiting
     assert [ended(cluster, job) for job in jobs] == ["COMPLETED"] * 3
     for job, user in zip(jobs, users, strict=True):
         assert told(cluster, job, "user,account,nnodes,exitcode") == f"{user}|users|2|0:0"
         assert "2 workers on 2 machines: accuracy 0.9" in printed(cluster, job, user)
+    assert [cluster.ssh(node, "test", "-e", NAMED).returncode for node in ("node-1", "node-2")] == [1, 1]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
@@ -235,6 +238,7 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
     for status, state in ((0, "COMPLETED|0:0"), (3, "FAILED|1:0")):
         done = subprocess.run([*run, str(status)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert "[1] rank 1 of 2" in done.stdout, done.stderr
+        assert "the queue ends this run after 1:00:00; --time" in done.stdout + done.stderr
         wanted = rf"trainer\|farandole-run-\d+\|2\|{re.escape(state)}"
         # The accounting may be some seconds behind.
         until(partial(accounted, cluster, wanted), 30)
@@ -251,15 +255,25 @@ def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
     assert re.search(r"^ +queue +green ", done.output, re.MULTILINE), done.output
 
 
-def test_a_third_node_joins_while_a_job_runs(cluster: Cluster) -> None:
+def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition_gets_another_name(
+    cluster: Cluster,
+) -> None:
     job = submit(cluster, "--nodes=2", "--wrap='srun sleep 60; echo done'")
+    waits = submit(cluster, "--nodes=2", "--exclusive", "--wrap='srun hostname'")
     until(lambda: told(cluster, job) == "RUNNING")
+    # As if it had had more memory when the settings were written.
+    more = "sed -i '/^NodeName=node-2/s/RealMemory=[0-9]*/RealMemory=999999/' /etc/slurm/slurm.conf"
+    cluster.ssh("node-1", "sh", "-c", f"{more}; systemctl restart slurmctld")
+    cluster.ssh("node-2", "systemctl", "restart", "slurmd")
+    until(lambda: reason(cluster, "node-2").startswith("Low RealMemory"))
     cluster.farandole("up", "--nodes", "3")
-    done = cluster.play("--skip-tags", "stack")
+    done = cluster.play("--skip-tags", "stack", "--extra-vars", '{"slurm_partitions": [{"name": "batch"}]}')
     assert done.rc == 0, done.output
     until(lambda: nodes(cluster).get("node-3") == "idle")
+    assert "the partitions are: batch" in on_head(cluster, "sbatch --partition=normal --wrap=hostname").stderr
     assert told(cluster, job) in ("RUNNING", "COMPLETED")
-    assert ended(cluster, job) == "COMPLETED"
+    assert [ended(cluster, one) for one in (job, waits)] == ["COMPLETED", "COMPLETED"]
+    assert reason(cluster, "node-2") == "none"
     joined = submit(cluster, "--nodes=3", "--wrap='srun hostname'")
     assert ended(cluster, joined) == "COMPLETED"
     assert sorted(printed(cluster, joined).split()) == ["node-1", "node-2", "node-3"]
@@ -267,15 +281,15 @@ def test_a_third_node_joins_while_a_job_runs(cluster: Cluster) -> None:
 
 def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
-    again = submit(cluster, "--requeue", "--nodelist=node-3", "--overcommit", "--wrap='sleep 5'", "--hold")
-    until(lambda: told(cluster, job) == "RUNNING")
+    again = submit(cluster, "--requeue", "--nodelist=node-3", "--wrap='sleep 20'")
+    until(lambda: [told(cluster, one) for one in (job, again)] == ["RUNNING", "RUNNING"])
     cluster.farandole("fault", "kill", "node-3")
     assert ended(cluster, job, 120) == "NODE_FAIL"
     assert nodes(cluster)["node-3"].startswith("down")
     cluster.farandole("fault", "start", "node-3")
     until(lambda: nodes(cluster)["node-3"] == "idle", 90)
-    on_head(cluster, f"scontrol release {again}")
-    assert ended(cluster, again) == "COMPLETED"
+    # Only the job that asked for it starts again.
+    assert ended(cluster, again, 240) == "COMPLETED"
 
 
 def test_another_key_is_replaced(cluster: Cluster) -> None:

@@ -35,6 +35,7 @@ def machine(**changes: Any) -> dict[str, Any]:
         "ceiling": {"nofile": None, "memlock": None},
         "links": {"eth0": {"mtu": 1500, "speed": 10_000, "duplex": "full"}},
         "loopback_names": ["node-1"],
+        "own_queue": "",
         "packages": {"libc6": "2.36-9"},
         "kernel": "6.1.0-40-amd64",
         "gpus": {"found": 0, "library": "", "ecc": {}, "xids": []},

@@ -30,6 +30,18 @@ def found(*machines: dict[str, Any], former: Any = None, own: Any = None, **chan
     return [(one.host, one.code) for one in every]
 
 
+def test_a_queue_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "slurm/slurm.conf"
+    assert probing.own_queue(tmp_path) == ""
+    file.parent.mkdir()
+    file.write_text("# Managed by Farandole, role slurm.\nClusterName=farandole\n")
+    assert probing.own_queue(tmp_path) == ""
+    file.write_text("ClusterName=physics\n")
+    assert probing.own_queue(tmp_path) == str(file)
+    probes = {name: {"machine": machine(own_queue="/etc/slurm/slurm.conf")} for name in ("node-1", "node-2")}
+    assert [(one.host, one.code) for one in judge.judge_queues(probes, ["node-2"])] == [("node-2", "queue-foreign")]
+
+
 def at(name: str, **changes: Any) -> dict[str, Any]:
     return machine(places=machine()["places"] | {name: place(**{"mount": "/x", **changes})})
 

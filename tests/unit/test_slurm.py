@@ -58,7 +58,7 @@ def test_a_damaged_record_is_refused() -> None:
 
 
 def test_settings_are_those_that_all_nodes_can_use() -> None:
-    groups = {"gpus": ["b"], "cluster": ["a", "b"]}
+    groups = {"gpus": ["b"], "cluster": ["a", "b"], "head": ["a"]}
     partitions = [{"name": "normal"}, {"name": "gpu", "group": "gpus", "limit": "1:00:00"}]
     found = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
     assert [one["nodes"] for one in found["partitions"]] == [["a", "b"], ["b"]]
@@ -70,6 +70,27 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
     ]
     assert found["memory_per_cpu"] == 15200 // 8
     assert plan.usable_mib(1000) == 488
+
+
+def test_a_partition_with_jobs_stays_until_they_have_ended() -> None:
+    text = """
+PartitionName=old Nodes=a,b Default=YES DefaultTime=1:00:00 MaxTime=7-00:00:00 State=UP
+PartitionName=idle Nodes=a Default=NO DefaultTime=1:00:00 MaxTime=7-00:00:00 State=UP
+PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
+"""
+    probe = load("modules", "slurm_probe")
+    used = probe.partitions(text, {"old", "older", "new"})
+    assert [one["name"] for one in probe.partitions(text, None)] == ["old", "idle", "older"]
+    hosts = {**HOSTS, "a": {**HOSTS["a"], "_slurm_probe": {"partitions": used}}}
+
+    def ending(*names: str) -> Any:
+        return plan.settings({"a": ONE, "b": ONE}, hosts, [{"name": name} for name in names], {"head": ["a"]})["ending"]
+
+    assert ending("new") == [{"name": "old", "nodes": ["a", "b"], "limit": "7-00:00:00"}]
+    assert ending("new", "old") == []
+    used[0]["limit"] = "1 State=UP"
+    with pytest.raises(FarandoleError, match="a partition that is not Farandole's"):
+        ending("new")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +108,7 @@ def test_partitions_without_nodes(partition: dict[str, str], words: str) -> None
 
 
 def test_bare_nodes_have_no_partitions_yet() -> None:
-    assert plan.settings({}, HOSTS, [{"name": "x"}], {})["partitions"] == []
+    assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]})["partitions"] == []
 
 
 PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]

@@ -8,7 +8,8 @@ module: slurm_drains
 short_description: Drain the nodes that are left out
 description:
   - Drains nodes with the reason why they are left out. Running jobs there go on.
-  - Takes back only nodes that this module has drained.
+  - Takes back only nodes that this module has drained, and those that Slurm has drained because they had less than its
+    settings said, for which it was given what they have.
 options:
   excluded:
     description: Why each of these nodes is left out.
@@ -37,6 +38,8 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 
 OURS = "farandole: "
+# Slurm's own words. It drains such a node again if it still has less than it should.
+LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu count ")
 PATIENCE_S = 20
 
 
@@ -59,7 +62,7 @@ def changes(known: dict[str, tuple[bool, str]], excluded: dict[str, str]) -> dic
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
             if not drained or (reason.startswith(OURS) and reason != wanted):
                 found[name] = ("drain", wanted)
-        elif drained and reason.startswith(OURS):
+        elif drained and (reason.startswith(OURS) or LESS.match(reason)):
             found[name] = ("resume", "")
     return found
 

@@ -9,6 +9,7 @@ short_description: Read the hardware of a node as Slurm sees it
 description:
   - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
     can limit memory.
+  - Where slurmctld is, looks which partitions have jobs.
 options: {}
 author: Farandole
 """
@@ -24,6 +25,10 @@ hardware:
   description: The counts, the memory in MiB, and which cgroups have a memory controller.
   type: dict
   returned: if slurmd is installed
+partitions:
+  description: Name, nodes and time limit of the partitions that have jobs; of all if slurmctld does not answer.
+  type: list
+  returned: always
 """
 
 import re
@@ -33,6 +38,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 CGROUPS = Path("/sys/fs/cgroup")
+SETTINGS = Path("/etc/slurm/slurm.conf")
+PARTITION = re.compile(r"^PartitionName=(\S+) Nodes=(\S+) .*\bMaxTime=(\S+)", re.MULTILINE)
 NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "ThreadsPerCore", "memory": "RealMemory"}
 
 
@@ -54,14 +61,25 @@ def hardware(printed: str) -> dict[str, object]:
     return counts
 
 
+def partitions(settings: str, busy: set[str] | None) -> list[dict[str, object]]:
+    """The partitions in slurm.conf that have jobs; all of them if nobody knows."""
+    return [
+        {"name": name, "nodes": nodes.split(","), "limit": limit}
+        for name, nodes, limit in PARTITION.findall(settings)
+        if busy is None or name in busy
+    ]
+
+
 def main() -> None:
     """Answer with what was read."""
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    found = []
+    if SETTINGS.exists() and shutil.which("squeue"):
+        code, jobs, _ = module.run_command(["timeout", "10", "squeue", "--all", "--noheader", "--format=%P"])
+        found = partitions(SETTINGS.read_text(), None if code else {*re.split(r"[\s,]+", jobs)})
     if not shutil.which("slurmd"):
-        if module.check_mode:
-            # It would be installed before.
-            module.exit_json(changed=False)
-        module.fail_json(msg="slurmd is not installed")
+        # In check mode, it would be installed before; a head that takes no jobs has none.
+        module.exit_json(changed=False, partitions=found)
     _, printed, _ = module.run_command(["slurmd", "-C"], check_rc=True)
     gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     _, version, _ = module.run_command(["slurmd", "-V"], check_rc=True)
@@ -70,7 +88,7 @@ def main() -> None:
         "cgroups": cgroups(CGROUPS),
         "version": "".join(re.findall(r"\b\d{2}\.\d{2}\b", version)[:1]),
     }
-    module.exit_json(changed=False, hardware={**hardware(printed), **facts})
+    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=found)
 
 
 if __name__ == "__main__":

@@ -284,6 +284,8 @@ def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[tuple[S
     try:
         # Launchers look for their allocation here.
         os.environ.update(given)
+        if not wish["seconds"]:
+            say(f"the queue ends this run after {time_limit(given['SLURM_JOB_ID'])}; --time asks for another limit")
         threading.Thread(target=watch, args=(holder, given["SLURM_JOB_ID"], lost), daemon=True).start()
         yield ranks_of(given), finish
     finally:
@@ -306,6 +308,12 @@ def allocate(run: Run, wish: Any) -> list[str]:
         # This program ends it before the queue does.
         command.append(f"--time={wish['seconds'] // 60 + 2}")
     return command
+
+
+def time_limit(job: str) -> str:
+    """The hours, minutes and seconds that an allocation lasts."""
+    words = ["squeue", "--noheader", f"--jobs={job}", "--format=%l"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "some time"
 
 
 def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ def judge_machines(
         found += judge_shells(name, machine["shells"], user)
         found += judge_changes(name, probe, former)
     return [*found, *judge_links(probes, interfaces)]
+
+
+def judge_queues(probes: Mapping[str, Probe], queue: Container[str]) -> list[Finding]:
+    """The nodes of the queue that have a Slurm of somebody else, whose settings Farandole would overwrite."""
+    files = {name: probe["machine"]["own_queue"] for name, probe in probes.items() if name in queue}
+    return [finding("queue-foreign", name, target=file) for name, file in files.items() if file]
 
 
 def judge_places(

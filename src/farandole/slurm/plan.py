@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole.cluster import node_address
 from farandole.errors import FarandoleError
-from farandole.form import UnfitError, fields, load, named, whole, words
+from farandole.form import UnfitError, fields, load, many, named, whole, words
 
 HostVars = Mapping[str, Mapping[str, Any]]
 # MiB that are left to the system: a twentieth, and at least this.
@@ -27,10 +27,12 @@ HARDWARE = fields(
         "version": words(r"\d{2}\.\d{2}"),
     }
 )
-HARDWARES = named(words("[a-z0-9][a-z0-9-]{0,62}"), HARDWARE)
+HOST = words("[a-z0-9][a-z0-9-]{0,62}")
+HARDWARES = named(HOST, HARDWARE)
 PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
 # Minutes, hours:minutes:seconds, days-hours:minutes:seconds.
 TIME = re.compile(r"\d{1,6}|(\d{1,4}-)?\d{1,3}:\d\d(:\d\d)?|UNLIMITED")
+PARTITIONS = many(fields({"name": words(PARTITION.pattern), "nodes": many(HOST), "limit": words(TIME.pattern)}))
 EVERYBODY = "users"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 
@@ -67,10 +69,12 @@ def settings(
         }
         for name, one in known.items()
     ]
+    # In check mode, bare nodes cannot say yet what they have.
+    wanted = [_partition(one, [*known], groups) for one in partitions if known]
     return {
         "nodes": nodes,
-        # In check mode, bare nodes cannot say yet what they have.
-        "partitions": [_partition(one, [*known], groups) for one in partitions if known],
+        "partitions": wanted,
+        "ending": _ending(hostvars[groups["head"][0]], [one["name"] for one in wanted], [*known]) if known else [],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
         "cgroups": next((kind for kind in ("none", "v1") if any(one["cgroups"] == kind for one in nodes)), "v2"),
         "memory_per_cpu": min((one["memory"] // one["cpus"] for one in nodes), default=1),
@@ -98,6 +102,16 @@ def _partition(wish: Mapping[str, Any], nodes: Sequence[str], groups: Mapping[st
     if not own:
         raise FarandoleError(f"slurm_partitions: {wish['name']} has no node; its group is {group}")
     return {**wish, "nodes": own}
+
+
+def _ending(head: Mapping[str, Any], wanted: Sequence[str], nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """The partitions that nobody wants any more and that have jobs, which Slurm would end with them."""
+    try:
+        used = PARTITIONS(head.get("_slurm_probe", {}).get("partitions", []))
+    except UnfitError as error:
+        raise FarandoleError(f"the head's slurm.conf has a partition that is not Farandole's: {error}") from None
+    kept = [{**one, "nodes": [name for name in one["nodes"] if name in nodes]} for one in used]
+    return [one for one in kept if one["nodes"] and one["name"] not in wanted]
 
 
 def accounts(
