@@ -324,6 +324,7 @@ def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) 
         "phase": "hosts",
         "network": "nothing",
         "bandwidth_share": 0.85,
+        "queue": [],
         "bandwidth_floor": 0.0,
         "accounts": {},
         "state_dir": str(state),
