@@ -70,7 +70,7 @@ def phases(begins: Mapping[str, float], started: float, ended: float) -> list[di
     """The parts of the run, each until the next one begins."""
     known = sorted((float(begin), name) for name, begin in begins.items())
     return [
-        {"name": name, "begin": round(begin - started, 1), "seconds": round(end - begin, 1)}
+        {"name": name, "begin": round(max(0.0, begin - started), 1), "seconds": round(end - begin, 1)}
         for (begin, name), (end, _) in pairwise([*known, (ended, "")])
     ]
 

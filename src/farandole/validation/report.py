@@ -1,4 +1,4 @@
-"""The report of a validation: result.json, junit.xml and a table."""
+"""The report of a validation: result.json, the page that is made from it, junit.xml and a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from farandole.errors import FarandoleError
 from farandole.pairs.examine import links_in
+from farandole.report.page import page
+from farandole.report.read import read
 from farandole.table import table
 from farandole.validation import kept
 from farandole.validation.answer import job_result
@@ -53,7 +56,13 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     seconds = round(ended - measured["started"], 1)
     about = {**measured["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
     target = write(folder, about, checks, series)
-    return {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
+    shown = text(checks, target, seconds)
+    try:
+        (target / "index.html").write_text(page(read(target)))
+    except FarandoleError as error:
+        # The results are not lost with it.
+        shown += f"\nthere is no page of them: {on_terminal(str(error))}"
+    return {"msg": shown, "verdict": verdict(checks), "report": str(target)}
 
 
 def verdict(checks: Sequence[Check]) -> str:
