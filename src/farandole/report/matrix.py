@@ -74,7 +74,7 @@ def _cell(one: Sequence[Any]) -> str:
 def _svg(grades: Any, rates: Any, names: Sequence[str], bad: Sequence[str]) -> Markup:
     size = 34 if len(names) <= NUMBERED else 20 if len(names) <= NAMED else 12
     # Names of 20 characters fit; longer ones are cut, and whole in the titles.
-    left = 14 + 7 * min(18, max(map(len, names), default=0))
+    left = 26 + 7.5 * min(18, max(map(len, names), default=0))
     top, side = left, size * len(names)
     wide, high = left + side + 4, top + side + 4
     parts = [
@@ -108,7 +108,7 @@ def _grade(name: str, other: str, grades: Any) -> str:
     return "self" if name == other else grades.get((name, other), "none")
 
 
-def _heads(name: str, place: int, left: int, top: int, size: int, bad: bool) -> list[str]:
+def _heads(name: str, place: int, left: float, top: float, size: int, bad: bool) -> list[str]:
     """The name beside the row and, turned, above the column; a bad node's has a mark and a colour."""
     words = escape(("✕ " if bad else "") + (name if len(name) <= 18 else f"{name[:17]}…"))
     style, middle = "head bad-head" if bad else "head", place * size + size / 2
@@ -119,7 +119,7 @@ def _heads(name: str, place: int, left: int, top: int, size: int, bad: bool) -> 
 
 
 def _cells(
-    found: str, run: Sequence[tuple[int, str]], name: str, place: int, rates: Any, left: int, top: int, size: int,
+    found: str, run: Sequence[tuple[int, str]], name: str, place: int, rates: Any, left: float, top: float, size: int,
     numbered: bool,
 ) -> list[str]:  # fmt: skip
     """Cells of the same kind beside each other; single ones where each has a number or a sign of its own."""
