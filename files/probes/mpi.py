@@ -455,8 +455,6 @@ def speeds(rounds):
         **dict(zip(names, [*found, None, None, None, None], strict=False)),
         "quiet": len(quiet),
         "rounds": len(rounds),
-        # Of the first ones only, as a launcher splits long lines.
-        "trips_us": [[round(one * 1e6, 2) for one in took] for took in quiet[:QUIET]],
     }
 
 

@@ -76,7 +76,6 @@ RANK = fields(
         ),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
         "sizes": series(2, 3),
-        "trips_us": series(2, 4),
         "crowded": yes_or_no,
     },
 )

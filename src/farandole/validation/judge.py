@@ -275,13 +275,10 @@ def _messages(first: Result, bars: Bars, common: Mapping[str, Any]) -> Iterator[
     busy = f"other programs kept the processors busy in {rounds - quiet} of {rounds} rounds" * (quiet < ENOUGH)
     mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
     words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
-    trips = [one for one in first.get("trips_us", []) if len(one) == 4 and all(one)]
-    apart = {"spread": spread([one[3] / one[1] for one in trips])}
-    yield _speed_check("mpi.bandwidth", [mine / theirs], bars.mpi_bandwidth, words, busy, {**common, **apart})
+    yield _speed_check("mpi.bandwidth", [mine / theirs], bars.mpi_bandwidth, words, busy, common)
     mine, theirs = first["latency_us"], first["tcp_latency_us"]
     words = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
-    apart = {"spread": spread([one[2] / one[0] for one in trips])}
-    yield _speed_check("mpi.latency", [theirs / mine], bars.mpi_latency, words, busy, {**common, **apart})
+    yield _speed_check("mpi.latency", [theirs / mine], bars.mpi_latency, words, busy, common)
 
 
 def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, Any]) -> Iterator[Check]:
