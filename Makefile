@@ -42,6 +42,7 @@ demo-down: setup ## remove the demo's lab and restore this machine
 
 test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
 	farandole lab setup
+	python tests/browser.py
 	python tests/run.py
 
 lint: setup ## run ansible-lint, yamllint, ruff and mypy

@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 # Lines that jobs print in any case; they show no cause.
-NOISE = re.compile(r"^\s*$|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow")
+NOISE = re.compile(
+    r"^\s*$|\{\"losses\"|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow"
+)
 SHOWN = 25
 PATIENCE = 10
 # Seconds that a process may take to exit after its job has ended.
@@ -119,6 +121,8 @@ def results(output):
             found["ranks"].append(record)
         elif "round" in record:
             found.setdefault("rounds", []).append(record["round"])
+        elif "losses" in record:
+            found.setdefault("losses", []).extend(record["losses"])
         elif "ranks" in record:
             found["ranks"] += record.pop("ranks")
             found.update(record)

@@ -38,6 +38,9 @@ FEWEST = 7
 # least a quarter of the time, on an idle machine less than a tenth.
 WAITED = 0.1
 PATIENCE = 5
+# Messages whose time is measured besides, for how long at most, and for how long each.
+SWEPT = (8, 512, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20)
+SWEEP_SECONDS, SWEEP_STEP = 0.8, 0.003
 
 
 class MPI:
@@ -140,6 +143,13 @@ class Way:
             self.drain(count)
             self.send()
 
+    def bounce(self, message, count):
+        """Send a message of any size there and back, repeatedly."""
+        one, other = (self.push_one, self.take_one) if self.leads else (self.take_one, self.push_one)
+        for _ in range(count):
+            one(message)
+            other(message)
+
     def timed(self, job, count):
         """The seconds that a job takes once both ranks are ready."""
         self.exchange(1)
@@ -169,6 +179,18 @@ class OverMPI(Way):
     def receive(self):
         """A small message."""
         self.mpi.call("Recv", *self.word, None)
+
+    def message(self, size):
+        """Memory for a message of a size."""
+        return array("b", bytes(size))
+
+    def push_one(self, message):
+        """Send a message of any size."""
+        self.mpi.send(message, 1 - self.mpi.rank)
+
+    def take_one(self, message):
+        """Receive a message of any size."""
+        self.mpi.receive(message, 1 - self.mpi.rank)
 
     def pour(self, count):
         """Send large messages, a window of them at a time."""
@@ -206,6 +228,18 @@ class OverTCP(Way):
     def receive(self):
         """A small message."""
         self.take(self.small, SMALL)
+
+    def message(self, size):
+        """Memory for a message of a size."""
+        return memoryview(bytearray(size))
+
+    def push_one(self, message):
+        """Send a message of any size."""
+        self.connection.sendall(message)
+
+    def take_one(self, message):
+        """Receive a message of any size."""
+        self.take(message, len(message))
 
     def pour(self, count):
         """Send large messages."""
@@ -383,6 +417,32 @@ def compare(mpi, ways):
         rounds.append([took, *(average(*job) for job in others)])
 
 
+def sweep(mpi, ways):
+    """How many microseconds a message of each size takes one way, in each way; fewer sizes on a slow network.
+
+    Rank 0 decides, so that both ranks do the same.
+    """
+    found, until = [], time.perf_counter() + SWEEP_SECONDS
+    for size in SWEPT:
+        row = [size]
+        for way in ways:
+            message = way.message(size)
+
+            def bounce(count, way=way, message=message):
+                way.bounce(message, count)
+
+            once = max(way.timed(bounce, 1), 1e-6)
+            count = decide(mpi, max(1, min(100, round(SWEEP_STEP / once))))
+            tries = decide(mpi, max(2, min(10, round(10 * SWEEP_STEP / (count * once)))))
+            # The best of several, as other programs disturb some.
+            took = min(way.timed(bounce, count) for _ in range(tries))
+            row.append(round(took / count / 2 * 1e6, 2))
+        found.append(row)
+        if not decide(mpi, time.perf_counter() < until):
+            break
+    return found
+
+
 def speeds(rounds):
     """The best latency (half a round trip) and bandwidth of each way in the quiet rounds."""
     quiet = [took for was_quiet, took in rounds if was_quiet]
@@ -411,10 +471,11 @@ def measure(mpi, network):
     if connection:
         ways.append(OverTCP(mpi.rank == 0, connection))
     rounds = compare(mpi, ways)
+    sizes = sweep(mpi, ways)
     if mpi.rank == 0:
         for rank in range(2, mpi.size):
             mpi.send(array("b", bytes(1)), rank)
-    return speeds(rounds), wrong
+    return {**speeds(rounds), "sizes": sizes}, wrong
 
 
 def sleep_until_told(mpi):

@@ -31,6 +31,10 @@ class Timing(keras.callbacks.Callback):
         """Count a finished step."""
         self.meter.step(self.images)
 
+    def on_epoch_end(self, epoch, logs=None):
+        """Keep the mean loss of the epoch, as Keras reports no other."""
+        self.meter.losses.append([self.meter.steps, float((logs or {})["loss"])])
+
 
 def resume(folder, model):
     """Load the weights of the newest complete checkpoint and return its epoch, or 0; Adadelta starts afresh."""

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import math
 import os
 import socket
 import sys
@@ -40,14 +41,22 @@ class Meter:
     """Measures images per second, without the first steps."""
 
     WARM_UP = 5
+    # So many values of the loss are kept at most: of every step, of every second, of every fourth …
+    KEPT = 200
 
     def __init__(self):
         self.steps = self.images = 0
         self.begun = self.ended = 0.0
+        self.losses, self.every = [], 1
 
-    def step(self, images):
-        """Count a finished step."""
+    def step(self, images, loss=None):
+        """Count a finished step, and keep its loss if it is one of those to keep."""
         self.steps += 1
+        if loss is not None and self.steps % self.every == 0:
+            self.losses.append([self.steps, float(loss)])
+            if len(self.losses) > self.KEPT:
+                self.every *= 2
+                self.losses = [one for one in self.losses if one[0] % self.every == 0]
         self.ended = time.perf_counter()
         if self.steps <= self.WARM_UP:
             self.begun = self.ended
@@ -84,6 +93,17 @@ def describe(rank, size):
     }
 
 
+def mean_losses(ranks):
+    """The loss of some steps, each the mean over all ranks, in lines that no launcher splits."""
+    steps = {tuple(step for step, _ in one) for one in ranks}
+    if len(steps) != 1:
+        return
+    found = [[one[0][0], round(sum(loss for _, loss in one) / len(one), 6)] for one in zip(*ranks)]
+    found = [one for one in found if math.isfinite(one[1])]
+    for start in range(0, len(found), 25):
+        yield {"losses": found[start : start + 25]}
+
+
 def finish(options, gather, rank, size, weights, meter, accuracy, loss):
     """Compare the ranks and print the result on rank 0. Returns 1 if they did not train together.
 
@@ -98,8 +118,10 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         **describe(rank, size),
         "weights": fingerprint(weights),
         "rate": round(meter.rate(), 1),
+        "losses": meter.losses if options.json else [],
     }
     ranks = gather(own)
+    losses = list(mean_losses([one.pop("losses") for one in ranks]))
     hosts = {one["weights"]: one["host"] for one in ranks}
     together = len(hosts) == 1
     if rank == 0:
@@ -113,6 +135,8 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         if not together:
             print(f"the weights differ between {' and '.join(hosts.values())}", file=sys.stderr, flush=True)
         if options.json:
+            for line in losses:
+                print(json.dumps(line), flush=True)
             result = {"accuracy": accuracy, "loss": loss, "rate": round(total, 1), "data": mnist.source()}
             print(json.dumps({"sample": Path(sys.argv[0]).name, **result, "ranks": ranks}), flush=True)
     return 0 if together else 1

@@ -63,7 +63,7 @@ def train(model, device, batches, sampler, optimizer, epoch, meter, interval):
         loss = F.cross_entropy(model(data), target)
         loss.backward()
         optimizer.step()
-        meter.step(len(data))
+        meter.step(len(data), loss.detach())
         if hvd.rank() == 0 and index % interval == 0:
             done = f"{index * len(data)}/{len(sampler)} ({100 * index / len(batches):.0f}%)"
             print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}", flush=True)

@@ -53,14 +53,18 @@ def session_config():
 
 
 class Timing(tf.train.SessionRunHook):
-    """Measures the training speed."""
+    """Measures the training speed, and reads the loss."""
 
-    def __init__(self, meter, images):
-        self.meter, self.images = meter, images
+    def __init__(self, meter, images, loss):
+        self.meter, self.images, self.loss = meter, images, loss
+
+    def before_run(self, run_context):
+        """Ask for the loss of the step."""
+        return tf.train.SessionRunArgs(self.loss)
 
     def after_run(self, run_context, run_values):
         """Count a finished step."""
-        self.meter.step(self.images)
+        self.meter.step(self.images, run_values.results)
 
 
 class LastWeights(tf.train.SessionRunHook):
@@ -98,7 +102,7 @@ def main():
     hooks = [
         hvd.BroadcastGlobalVariablesHook(0),
         tf.train.StopAtStepHook(last_step=options.steps // hvd.size()),
-        Timing(meter, options.batch_size),
+        Timing(meter, options.batch_size, loss),
         last,
     ]
     if hvd.rank() == 0:

@@ -89,7 +89,7 @@ def main():
                 hvd.broadcast_variables(model.variables, root_rank=0)
                 hvd.broadcast_variables(opt.variables(), root_rank=0)
             first = False
-            meter.step(len(x))
+            meter.step(len(x), loss)
         epoch.assign_add(1)
         if hvd.rank() == 0:
             print(f"epoch {epoch.numpy()}: loss {loss:.4f}", flush=True)

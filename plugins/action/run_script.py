@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import Any
 
 from farandole.action import Action
@@ -33,6 +34,10 @@ RETURN = """
 rc: {description: Exit status of the script., type: int, returned: not in check mode}
 stdout: {description: Standard output of the script., type: str, returned: not in check mode}
 stderr: {description: Standard error of the script., type: str, returned: not in check mode}
+begun:
+  description: When the script was started, in seconds since 1970 by the clock of the control machine.
+  type: float
+  returned: not in check mode
 """
 
 
@@ -44,6 +49,6 @@ class ActionModule(Action):
         if self._task.check_mode:
             return {"changed": False, "skipped": True}
         command = ["runuser", "--user", arguments["user"], "--", "python3", "-", arguments["argument"]]
-        script = arguments["script"].encode()
+        script, begun = arguments["script"].encode(), time.time()
         answer = self._low_level_execute_command(shlex.join(command), sudoable=True, in_data=script)
-        return {"changed": False, **{key: answer[key] for key in ("rc", "stdout", "stderr")}}
+        return {"changed": False, "begun": begun, **{key: answer[key] for key in ("rc", "stdout", "stderr")}}

@@ -17,9 +17,10 @@ from farandole.cluster import HostVars
 from farandole.excluded import now
 from farandole.fabric import Fabric
 from farandole.findings import Finding, finding, some
-from farandole.form import UnfitError, fields, named, number, optional, words
+from farandole.form import MANY as MANY_PAIRS
+from farandole.form import UnfitError, fields, many, named, number, optional, words
 from farandole.pairs.judge import MEGA, Bars, judge, record, slow_ways
-from farandole.pairs.measure import Measured, Place, measure
+from farandole.pairs.measure import Measured, Place, measure, row
 from farandole.preflight.inventory import Node
 from farandole.words import one_line
 
@@ -29,9 +30,10 @@ LOGIN_S = 20
 MANY = 8
 # What is read of an earlier preflight.json, which may be of another version.
 LINK = fields({"delay_us": optional(number), "mb_per_s": optional(number)})
+PAIR = row(words(r"[a-z0-9-]{1,63}"), words(r"[a-z0-9-]{1,63}"), optional(number), optional(number))
 LINKS = fields(
     {"nodes": named(words(r"[a-z0-9-]{1,63}"), LINK), "usual_mb_per_s": optional(number)},
-    {"rates_measured": optional(words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"))},
+    {"rates_measured": optional(words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")), "pairs": many(PAIR)},
 )
 
 
@@ -87,7 +89,7 @@ def examine(
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
     # What was bad is measured again next time.
     bad = {name for one in findings if one.severity == "stop" for name in one.host.split(", ")}
-    links = merged(record(found), former)
+    links = merged(record(found, wanted.bars), former)
     nodes_known = {name: {**own, **({"mb_per_s": None} if name in bad else {})} for name, own in links["nodes"].items()}
     return Examined(findings, {**links, "nodes": nodes_known}, summary(found))
 
@@ -149,7 +151,11 @@ def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any
         for name, own in links["nodes"].items()
     }
     if (usually := links["usual_mb_per_s"]) is None:
-        usual = {name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}
+        shut = {(one[0], one[1]) for one in links["pairs"]}
+        pairs = [*links["pairs"], *(one for one in former.get("pairs", []) if (one[0], one[1]) not in shut)][
+            :MANY_PAIRS
+        ]
+        usual = {**{name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}, "pairs": pairs}
     else:
         usual = {"usual_mb_per_s": usually, "rates_measured": now()}
     return {**links, "nodes": nodes, **usual}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from farandole.findings import Finding, finding, some
+from farandole.form import MANY
 from farandole.pairs.measure import HIGHEST, LOWEST, Closed, Measured, Narrow
 
 Way = tuple[str, str]
@@ -270,7 +271,20 @@ def speed(rate: float) -> str:
     return f"{rate / MEGA:.1f} MB/s"
 
 
-def record(measured: Measured) -> Mapping[str, Any]:
+def pairs(measured: Measured, bars: Bars) -> list[list[Any]]:
+    """Source, target, MB/s and bar of each way, the worst first; without numbers if nothing gets through."""
+    usually, nodes = usual(measured), len(measured.names)
+    shut = dict.fromkeys((one.source, one.target) for one in measured.closed)
+    open_ways: list[list[Any]] = [
+        [*way, round(rate / MEGA, 1), round(bar(bars, nodes, usually[kind(measured, way)]) / MEGA, 1)]
+        for way, rate in best(measured).items()
+        if way not in shut
+    ]
+    closed: list[list[Any]] = [[*way, None, None] for way in shut]
+    return [*closed, *sorted(open_ways, key=lambda row: row[2] / (row[3] or 1))][:MANY]
+
+
+def record(measured: Measured, bars: Bars | None = None) -> Mapping[str, Any]:
     """What preflight.json keeps of the connections."""
     bests: dict[str, float] = {}
     for way, rate in best(measured).items():
@@ -286,6 +300,7 @@ def record(measured: Measured) -> Mapping[str, Any]:
             if name not in measured.silent
         },
         "usual_mb_per_s": round(statistics.median(bests.values()) / MEGA, 1) if bests else None,
+        "pairs": pairs(measured, bars or Bars()),
         "ports": [LOWEST, HIGHEST],
         "seconds": measured.seconds,
     }

@@ -63,6 +63,8 @@ class Check:
     cause: str = ""
     cure: str = ""
     log: list[str] = field(default_factory=list)
+    # Where the middle half of the rounds lies.
+    spread: list[float] | None = None
 
 
 def judge(results: Mapping[str, Result], bars: Bars, inventory: str = "inventory") -> list[Check]:
@@ -220,7 +222,9 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
     if job["group"] == "network" and all(result[what] for what in REQUIRED["network"]):
         alone, together = result["alone_ms"], result["together_ms"]
         words = f"a step takes {alone:.0f} ms alone and {together:.0f} ms on all workers: ratio"
-        yield Check("network.efficiency", GREEN, words, round(alone / together, 4), **common)
+        took = [one for one in result.get("steps_ms", {}).get("together", []) if one]
+        apart = spread([alone / one for one in took])
+        yield Check("network.efficiency", GREEN, words, round(alone / together, 4), spread=apart, **common)
     if job["group"] == "speed":
         yield from _training_speed(result["rounds"], bars, common)
 
@@ -235,7 +239,8 @@ def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
     slowest = min(took, key=lambda rank: others[rank] / took[rank])
     ratio = others[slowest] / took[slowest]
     words = f"a step takes {took[slowest]:.3g} ms on {nodes[slowest]}, {others[slowest]:.3g} ms on the others: ratio"
-    check = Check(f"{job['id']}.pace", GREEN, words, round(ratio, 4), bar, list(nodes), result["seconds"])
+    common: dict[str, Any] = {"hosts": list(nodes), "seconds": result["seconds"]}
+    check = Check(f"{job['id']}.pace", GREEN, words, round(ratio, 4), bar, **common)
     if ratio < bar:
         slow = [rank for rank in sorted(took) if others[rank] / took[rank] < bar]
         busy = [nodes[rank["rank"]] for rank in result["ranks"] if rank["rank"] in slow and rank.get("crowded")]
@@ -299,13 +304,21 @@ def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, A
             )
 
 
+def spread(ratios: Sequence[float]) -> list[float] | None:
+    """Where the middle half of some ratios lies; nothing if there are too few to say."""
+    if len(ratios) < 4:
+        return None
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return [round(low, 4), round(high, 4)]
+
+
 def _speed_check(
     name: str, ratios: Sequence[float], bar: float, words: str, busy: str, common: Mapping[str, Any]
 ) -> Check:
     """Not measured unless the nodes were idle, and slow only if the rounds agree on it."""
     ordered = sorted(ratios)
     value, second_best = statistics.median(ordered), ordered[-2:][0]
-    check = Check(name, GREEN, words, round(value, 4), bar, **common)
+    check = Check(name, GREEN, words, round(value, 4), bar, **{"spread": spread(ratios), **common})
     if busy or value < bar <= second_best:
         why = busy or f"the rounds differ too much, from {ordered[0]:.2f} to {ordered[-1]:.2f}"
         check.status, check.words = NOT_MEASURED, f"{why}; {words}"
@@ -329,7 +342,7 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
             difference = abs(one - other) / max(abs(one), 1e-9)
             words = f"{name}: loss with 1 worker {one:.4f}, with {len(pair[1]['ranks'])} {other:.4f}, difference"
             nodes = list(pair[1]["job"]["nodes"])
-            check = Check(f"parity.{name}", GREEN, words, round(difference, 6), bars.parity, nodes)
+            check = Check(f"parity.{name}", GREEN, words, round(difference, 6), bars.parity, hosts=nodes)
             if difference > bars.parity:
                 check.status = RED
                 check.code, check.cause, check.cure = _explanation(causes()["parity-missed"], nodes)

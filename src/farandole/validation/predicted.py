@@ -9,6 +9,7 @@ from typing import Any
 
 from farandole.predict import Job, Measured, measured, predict
 from farandole.validation.judge import GREEN, NOT_MEASURED, Check, Result
+from farandole.validation.kept import scaling_points
 
 
 def predictions(
@@ -19,6 +20,29 @@ def predictions(
         name, _, what = check.id.partition(".")
         if what == "efficiency" and (job := _job(results[name])):
             yield _compared(check, job, measured(links, check.hosts), inventory)
+
+
+def scaling(
+    results: Mapping[str, Result], checks: Sequence[Check], links: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The efficiency that was measured, and what is predicted of the same job for other numbers of workers."""
+    for check in checks:
+        name, _, what = check.id.partition(".")
+        if what == "efficiency" and (job := _job(results[name])):
+            found, workers = measured(links, check.hosts), len(check.hosts)
+            known = found if found and not found.missing else None
+            yield {
+                "id": name,
+                "gradients_mb": job.gradients_mb,
+                "step_ms": round(job.step_ms, 2),
+                "workers": workers,
+                "measured": None if check.status == NOT_MEASURED else check.value,
+                "predicted": [
+                    [number, round(predict(job, known.network, number).efficiency, 4)]
+                    for number in sorted({workers, *scaling_points(workers)})
+                    if known
+                ],
+            }
 
 
 def _job(result: Result) -> Job | None:

@@ -1,4 +1,4 @@
-"""The report of a validation: result.json, junit.xml and a table."""
+"""The report of a validation: result.json, the page that is made from it, junit.xml and a table."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from farandole.errors import FarandoleError
 from farandole.pairs.examine import links_in
+from farandole.report.page import page
+from farandole.report.read import read
 from farandole.table import table
+from farandole.validation import kept
 from farandole.validation.answer import job_result
 from farandole.validation.files import file_checks
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
 from farandole.validation.nodes import stack_checks, trust_checks
-from farandole.validation.predicted import predictions
+from farandole.validation.predicted import predictions, scaling
 from farandole.words import in_xml, on_terminal
 
-FORMAT = 2
+FORMAT = 3
 # A check with one of these has a cause and a cure.
 BAD = (RED, SLOW)
 SHOWN = 8
@@ -39,10 +44,25 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
         *predictions(results, judged, links_in(folder.parent / "preflight.json"), measured["inventory"]),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]
+    links, ended = links_in(folder.parent / "preflight.json"), time.time()
+    series = {
+        "started": f"{datetime.fromtimestamp(measured['started'], UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "phases": kept.phases(measured.get("phases") or {}, measured["started"], ended),
+        "jobs": kept.jobs(results, measured["started"]),
+        "scaling": list(scaling(results, judged, links)),
+        "preflight": kept.preflight(folder.parent / "preflight.json"),
+    }
     data = sorted({one["data"] for one in results.values() if "data" in one})
-    seconds = round(time.time() - measured["started"], 1)
-    target = write(folder, {**measured["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}, checks)
-    return {"msg": text(checks, target, seconds), "verdict": verdict(checks), "report": str(target)}
+    seconds = round(ended - measured["started"], 1)
+    about = {**measured["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
+    target = write(folder, about, checks, series)
+    shown = text(checks, target, seconds)
+    try:
+        (target / "index.html").write_text(page(read(target)))
+    except FarandoleError as error:
+        # The results are not lost with it.
+        shown += f"\nthere is no page of them: {on_terminal(str(error))}"
+    return {"msg": shown, "verdict": verdict(checks), "report": str(target)}
 
 
 def verdict(checks: Sequence[Check]) -> str:
@@ -53,13 +73,15 @@ def verdict(checks: Sequence[Check]) -> str:
     return SLOW if SLOW in seen else GREEN
 
 
-def write(folder: Path, about: Mapping[str, Any], checks: Sequence[Check]) -> Path:
+def write(
+    folder: Path, about: Mapping[str, Any], checks: Sequence[Check], series: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
     """Write the report of a run to a folder of its own, and point `latest` to it."""
     now = datetime.now(UTC)
     target = folder / f"{now:%Y%m%dT%H%M%SZ}"
     target.mkdir(parents=True, exist_ok=True)
     header = {"format": FORMAT, "time": f"{now:%Y-%m-%dT%H:%M:%SZ}", "verdict": verdict(checks), **about}
-    result = {**header, "checks": [asdict(check) for check in checks]}
+    result = {**header, "checks": [asdict(check) for check in checks], **series}
     (target / "junit.xml").write_bytes(junit(checks))
     # Written last, as other programs wait for it.
     (target / "result.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

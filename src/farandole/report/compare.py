@@ -1,0 +1,95 @@
+"""What has changed between two results, and whether it is more than their noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Result = Mapping[str, Any]
+UNKNOWN = "noise not known"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number in both results."""
+
+    id: str
+    old: float
+    new: float
+    share: float | None
+    judgement: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs; words, old, new for the stack, check, old, new for the verdicts."""
+
+    old_time: str
+    old_verdict: str
+    new_verdict: str
+    stack: Sequence[tuple[str, str, str]]
+    verdicts: Sequence[tuple[str, str, str]]
+    figures: Sequence[Figure]
+
+
+def compare(old: Result, new: Result) -> Comparison:
+    """Compare a result with an older one."""
+    before, after = ({one["id"]: one for one in result["checks"]} for result in (old, new))
+    names = list(dict.fromkeys([*after, *before]))
+    status = [(name, *(_status(checks, name) for checks in (before, after))) for name in names]
+    return Comparison(
+        old["time"],
+        old["verdict"],
+        new["verdict"],
+        [*_stack(old, new)],
+        [one for one in status if one[1] != one[2]],
+        [_figure(before[name], after[name]) for name in names if _both(before, after, name)],
+    )
+
+
+def _status(checks: Mapping[str, Any], name: str) -> str:
+    return str(checks[name]["status"]) if name in checks else "absent"
+
+
+def _both(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
+    return all(name in checks and checks[name]["value"] is not None for checks in (before, after))
+
+
+def _figure(old: Mapping[str, Any], new: Mapping[str, Any]) -> Figure:
+    """A change is more than noise if the middle halves of the rounds of both runs do not touch."""
+    was, now = old["value"], new["value"]
+    share = (now - was) / abs(was) if was else None
+    if "not measured" in (old["status"], new["status"]):
+        return Figure(new["id"], was, now, share, UNKNOWN, "one of the two was disturbed, and counts as not measured")
+    if was == now:
+        return Figure(new["id"], was, now, share, "the same", "")
+    if not old["spread"] or not new["spread"]:
+        return Figure(new["id"], was, now, share, UNKNOWN, "measured once in each run")
+    apart = old["spread"][1] < new["spread"][0] or new["spread"][1] < old["spread"][0]
+    ranges = " and ".join(f"{low:.3f} to {high:.3f}" for low, high in (old["spread"], new["spread"]))
+    return Figure(new["id"], was, now, share, "more than noise" if apart else "within noise", f"rounds: {ranges}")
+
+
+def _stack(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
+    if old["stack"] != new["stack"]:
+        yield "stack", old["stack"] or "none", new["stack"] or "none"
+    for name in sorted({*old["versions"], *new["versions"]}):
+        was, now = (result["versions"].get(name, "absent") for result in (old, new))
+        if was != now:
+            yield name, was, now
+    for name, was, now in (("nodes", *(", ".join(result["hosts"]) or "none" for result in (old, new))),
+                           ("data", *("; ".join(result["data"]) or "none" for result in (old, new))),
+                           ("kernel", *map(_kernels, (old, new)))):  # fmt: skip
+        if was != now and not (name == "kernel" and "not known" in (was, now)):
+            yield name, was, now
+    for name in sorted({*old["bars"], *new["bars"]}):
+        was, now = (f"{result['bars'][name]:g}" if name in result["bars"] else "none" for result in (old, new))
+        if was != now:
+            yield f"bar of {name}", was, now
+
+
+def _kernels(result: Result) -> str:
+    hosts = (result["preflight"] or {}).get("hosts", {})
+    return ", ".join(sorted({one.get("kernel", "") for one in hosts.values()} - {""})) or "not known"

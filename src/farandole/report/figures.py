@@ -1,0 +1,200 @@
+"""What a page shows as numbers and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from farandole.predict_command import PAYLOAD
+from farandole.report.charts import Axis, Line, chart, decades, nice
+
+# Checks whose value has to be below the bar.
+MAXIMA = ("parity",)
+SIZES = {
+    8: "8 B", 512: "512 B", 4096: "4 KiB", 16384: "16 KiB", 65536: "64 KiB", 262144: "256 KiB", 1 << 20: "1 MiB",
+    4 << 20: "4 MiB",
+}  # fmt: skip
+TICKS = (8, 512, 16384, 1 << 20)
+
+
+def figures(checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every number beside its bar and its limit, with its place on a scale in percent."""
+    values = {one["id"]: one["value"] for one in checks}
+    return [_figure(one, values) for one in checks if one["value"] is not None]
+
+
+def _figure(check: Mapping[str, Any], values: Mapping[str, float | None]) -> dict[str, Any]:
+    most = check["id"].split(".")[0] in MAXIMA
+    predicted = values.get(check["id"].replace("efficiency", "predicted")) if "efficiency" in check["id"] else None
+    limit = 0.0 if most else predicted if predicted is not None else 1.0
+    bar = check["bar"]
+    top = max([check["value"], bar or 0, limit, *(check["spread"] or ())]) * 1.05 or 1
+    scale = {name: _share(value, top) for name, value in (("value", check["value"]), ("bar", bar), ("limit", limit))}
+    return {
+        **check,
+        "limit": limit,
+        "limit_is": "equal" if most else "predicted" if predicted is not None else "",
+        "sense": "at most" if most else "at least",
+        "at": scale,
+        "range": [_share(one, top) for one in check["spread"]] if check["spread"] else None,
+    }
+
+
+def _share(value: float | None, top: float) -> float | None:
+    return None if value is None else round(min(100.0, max(0.0, 100 * value / top)), 1)
+
+
+def bandwidth(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Bandwidth and latency by size of messages, with the limit of the wire."""
+    found = next((one for one in result["jobs"] if one["sizes"]), None)
+    rows = [one for one in found["sizes"] if one[0] > 0 and all(value > 0 for value in one[1:])] if found else []
+    if not found or not rows:
+        return None
+    ends = (found["nodes"] + ["", ""])[:2]
+    limit, what = wire(result, ends)
+    width = min(map(len, rows))
+    names = [("MPI", "a"), ("TCP", "b")][: width - 1]
+    carried = [
+        Line(name, style, [(row[0], row[0] / row[at]) for row in rows]) for at, (name, style) in enumerate(names, 1)
+    ]
+    delays = [Line(name, style, [(row[0], row[at]) for row in rows]) for at, (name, style) in enumerate(names, 1)]
+    ticks = [(size, SIZES[size]) for size in TICKS if rows[0][0] <= size <= rows[-1][0]]
+    x = Axis("size of a message", rows[0][0], max(rows[-1][0], rows[0][0] * 2), ticks, log=True)
+    best = max(point[1] for line in carried for point in line.points)
+    y = decades([point[1] for line in carried for point in line.points] + ([limit] if limit else []))
+    drawn = (limit, f"the wire: {limit:,.0f} MB/s") if limit else None
+    return {
+        "ends": ends,
+        "names": names,
+        "rows": [
+            (SIZES.get(int(row[0]), f"{row[0]:,.0f} B"), [(row[at], row[0] / row[at]) for at in range(1, width)])
+            for row in rows
+        ],
+        "carried": chart(carried, x, y, f"bandwidth by size of messages; at most {best:,.0f} MB/s", drawn),
+        "delays": chart(
+            delays, x, decades([point[1] for line in delays for point in line.points]), "latency by size of messages"
+        ),
+        "limit": what,
+        "beyond": bool(limit and best > limit),
+    }
+
+
+def wire(result: Mapping[str, Any], ends: Sequence[str]) -> tuple[float | None, str]:
+    """What the interfaces of two nodes say that they carry, in MB/s, or else what is usual here; and in words."""
+    preflight = result["preflight"] or {}
+    speeds = [(preflight.get("hosts", {}).get(name) or {}).get("mbit") for name in ends]
+    if all(speeds):
+        mbit = min(float(one) for one in speeds if one)
+        return mbit / 8 * PAYLOAD, f"the interfaces say {mbit:,.0f} Mbit/s, of which {100 * PAYLOAD:.0f} % are payload"
+    if usual := preflight.get("usual_mb_per_s"):
+        return float(usual), "the interfaces do not say; this is what TCP usually carried in preflight"
+    return None, "not known: preflight did not see the speed of these interfaces"
+
+
+def losses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The loss by step: one and all workers over each other, then each sample that was trained."""
+    jobs = {one["id"]: one for one in result["jobs"] if len(one["loss"]) > 1}
+    found = []
+    for name in [name for name in jobs if name.startswith("parity.") and name.endswith(".one")]:
+        one, other = jobs[name], jobs.get(f"{name.removesuffix('.one')}.all")
+        if other:
+            lines = [
+                Line("1 worker", "a wide", one["loss"]),
+                Line(f"{len(other['nodes'])} workers", "b", other["loss"]),
+            ]
+            found.append(_loss(name.split(".")[1], "parity", lines))
+    found += [
+        _loss(name.removeprefix("training."), "training", [Line(f"{len(one['nodes'])} workers", "a", one["loss"])])
+        for name, one in jobs.items()
+        if name.startswith("training.")
+    ]
+    return found
+
+
+def _loss(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
+    points = [point for line in lines for point in line.points]
+    x = nice(max(point[0] for point in points))
+    y = nice(max(point[1] for point in points))
+    x = Axis(
+        "step",
+        x.low,
+        max(point[0] for point in points),
+        [one for one in x.ticks if one[0] <= max(point[0] for point in points)],
+    )
+    last = ", ".join(f"{line.name} {line.points[-1][1]:.4f}" for line in lines)
+    return {
+        "name": name,
+        "kind": kind,
+        "lines": lines,
+        "last": last,
+        "svg": chart(lines, x, y, f"loss of {name} by step; at the end {last}"),
+    }
+
+
+def scaling(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The measured efficiency beside the predicted one for more workers."""
+    return [*_scaling(result)]
+
+
+def _scaling(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for one in result["scaling"]:
+        points = [(row[0], 100 * row[1]) for row in one["predicted"] if row[0] >= 1]
+        if not points and one["measured"] is None:
+            continue
+        most = max([one["workers"], *(point[0] for point in points)])
+        ticks = [(float(2**power), str(2**power)) for power in range(11) if 2**power <= most]
+        lines = [Line("predicted", "a", points)] if points else []
+        if one["measured"] is not None:
+            lines.append(Line("measured", "measured", [(one["workers"], 100 * one["measured"])], dots=True))
+        bar = result["bars"].get("efficiency") if one["id"] == "speed" else None
+        top = max(100.0, *(point[1] for line in lines for point in line.points))
+        y = Axis("", 0, top, [(value, f"{value} %") for value in (0, 25, 50, 75, 100)])
+        expected = next((row[1] for row in one["predicted"] if row[0] == one["workers"]), None)
+        limit = (100 * bar, f"bar: {100 * bar:.0f} %") if bar else None
+        yield {
+            **one,
+            "lines": lines,
+            "expected": expected,
+            "svg": chart(
+                lines,
+                Axis("workers", 1, max(2, most), ticks, log=True),
+                y,
+                f"efficiency of {one['id']} by number of workers",
+                limit,
+            ),
+        }
+
+
+def pace(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What each node reached in each job, with those marked that are far from the median."""
+    jobs = [one for one in result["jobs"] if len(one["ranks"]) > 1]
+    nodes = list(dict.fromkeys(rank["host"] for one in jobs for rank in one["ranks"]))
+    columns = []
+    for one in jobs:
+        steps = {rank["host"]: rank["step_ms"] for rank in one["ranks"] if rank["step_ms"]}
+        rates = {rank["host"]: rank["rate"] for rank in one["ranks"] if rank["rate"]}
+        if steps:
+            columns.append((one["id"].replace("horovod.", ""), "ms a step alone", steps, False))
+        if rates:
+            columns.append((one["id"].replace("training.", ""), "images/s", rates, True))
+    if not columns:
+        return None
+    bar = result["bars"].get("pace", 0.5)
+    rows = [(node, [_cell(node, values, bar, more=more) for _, _, values, more in columns]) for node in nodes]
+    return {"columns": [one[:2] for one in columns], "rows": rows, "bar": bar}
+
+
+def _cell(node: str, values: Mapping[str, float], bar: float, *, more: bool) -> tuple[float | None, bool]:
+    """A value, and whether the node is slower than the bar allows, compared with the median of the others."""
+    others = sorted(value for name, value in values.items() if name != node)
+    if node not in values or not others:
+        return values.get(node), False
+    middle, own = others[len(others) // 2], values[node]
+    return own, (own / middle if more else middle / own) < bar
+
+
+def swatch(style: str) -> Markup:
+    """A piece of a line, as in the chart."""
+    return Markup('<svg class="swatch" viewBox="0 0 24 10"><path class="line {0}" d="M0 5H24"/></svg>').format(style)

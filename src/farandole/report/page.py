@@ -1,0 +1,184 @@
+"""The page of a result: one file that needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from farandole.causes import causes
+from farandole.report.compare import Comparison
+from farandole.report.figures import bandwidth, figures, losses, pace, scaling
+from farandole.report.matrix import matrix
+
+LARGEST = 2_000_000
+# How much is shown if a page gets too large: checks, lines of each log, jobs, nodes, characters of a text.
+CUTS = ((4096, 400, 4096, 4096, 2000), (4096, 40, 200, 1000, 1000), (1000, 10, 60, 200, 300), (200, 0, 20, 60, 160))
+ORDER = ("red", "slow", "not measured", "green")
+SIGNS = {"green": "✓", "slow": "▲", "red": "✕", "not measured": "○"}
+VERDICTS = {
+    "green": "everything that was measured is as it should be",
+    "slow": "everything is correct, but something is slower than it should be",
+    "red": "something does not work, or is wrong",
+}
+
+
+def page(result: Mapping[str, Any], comparison: Comparison | None = None) -> str:
+    """The page; what is too long for it is cut, and it says so."""
+    template = _environment().get_template("page.html.j2")
+    text = ""
+    for cut in CUTS:
+        text = template.render(**_view(_shortened(result, cut), result, comparison))
+        if len(text.encode()) <= LARGEST:
+            break
+    return text
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("farandole", "report"),
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(number=number, signed=signed, duration=duration)
+    return environment
+
+
+def _shortened(result: Mapping[str, Any], cut: Sequence[int]) -> dict[str, Any]:
+    """A result of which no more is left than a cut allows, the worst checks first."""
+    checks, lines, jobs, nodes, width = cut
+    worst = sorted(result["checks"], key=lambda one: ORDER.index(one["status"]))[:checks]
+    short = [
+        {
+            **one,
+            "log": one["log"][len(one["log"]) - lines :] if len(one["log"]) > lines else one["log"],
+            "lost": max(0, len(one["log"]) - lines),
+            "hosts": one["hosts"][:nodes],
+            **{what: one[what][:width] for what in ("words", "cause", "cure")},
+        }
+        for one in worst
+    ]
+    return {
+        **result,
+        "checks": short,
+        "jobs": [{**one, "nodes": one["nodes"][:nodes]} for one in result["jobs"][:jobs]],
+        "preflight": _fewer(result["preflight"], nodes, width),
+        "versions": dict([*result["versions"].items()][:nodes]),
+    }
+
+
+def _fewer(preflight: Mapping[str, Any] | None, nodes: int, width: int) -> dict[str, Any] | None:
+    if not preflight:
+        return None
+    findings = [{**one, "cause": one["cause"][:width], "cure": one["cure"][:width]} for one in preflight["findings"]]
+    return {**preflight, "findings": findings[:nodes], "hosts": dict([*preflight["hosts"].items()][:nodes])}
+
+
+def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Comparison | None) -> dict[str, Any]:
+    """All that the template shows."""
+    checks, preflight = result["checks"], result["preflight"]
+    return {
+        "result": result,
+        "style": Markup(_source("page.css")),  # noqa: S704, a file of this package
+        "sign": SIGNS,
+        "meaning": VERDICTS[result["verdict"]],
+        "when": when(result["time"]),
+        "counts": counts(whole["checks"]),
+        "total": len(whole["checks"]),
+        "unmeasured": [one for one in checks if one["status"] == "not measured"],
+        "problems": [problem(one, result) for one in checks if one["code"] and one["status"] != "green"],
+        "figures": figures(checks),
+        "bandwidth": bandwidth(result),
+        "losses": losses(result),
+        "scaling": scaling(result),
+        "pace": pace(result),
+        "matrix": _matrix(preflight) if preflight else None,
+        "time_line": time_line(result),
+        "cut": _missing(result, whole),
+        "comparison": comparison,
+    }
+
+
+def _source(name: str) -> str:
+    loader = jinja2.PackageLoader("farandole", "report")
+    return loader.get_source(jinja2.Environment(autoescape=True), name)[0]
+
+
+def _matrix(preflight: Mapping[str, Any]) -> Any:
+    names = list(dict.fromkeys([*preflight["nodes"], *(name for one in preflight["pairs"] for name in one[:2])]))
+    return matrix(preflight["pairs"], names) if preflight["pairs"] and len(names) > 1 else None
+
+
+def _missing(result: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+    parts = {"checks": len(whole["checks"]) - len(result["checks"]), "jobs": len(whole["jobs"]) - len(result["jobs"])}
+    return " and ".join(f"{count} {what}" for what, count in parts.items() if count)
+
+
+def problem(check: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """A check that is not green, with a short name of its cause and the command that repeats it."""
+    known = causes().get(check["code"])
+    return {**check, "known": known is not None, "again": repeat(check, result)}
+
+
+def repeat(check: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """The command that repeats a check with all of its nodes."""
+    inventory = result["inventory"] or f"inventory/{result['cluster'] or 'NAME'}"
+    command = ["farandole", "validate", "-i", inventory]
+    if result["quick"] or check["id"].split(".")[0] in ("trust", "stack", "files", "mpi"):
+        command.append("--quick")
+    return shlex.join(command)
+
+
+def counts(checks: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """How many checks have each status, the worst first."""
+    seen = [one["status"] for one in checks]
+    return [(status, seen.count(status)) for status in ORDER if status in seen]
+
+
+def when(time: str) -> str:
+    """A date for people; what is no date stays as it is."""
+    try:
+        return f"{datetime.strptime(time, '%Y-%m-%dT%H:%M:%SZ'):%-d %B %Y, %H:%M} UTC"
+    except ValueError:
+        return time
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def number(value: float | None) -> str:
+    """A number in few digits; a hyphen if there is none."""
+    if value is None:
+        return "-"
+    if value and abs(value) < 0.001:
+        return f"{value:.1g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def signed(share: float | None) -> str:
+    """A change in percent."""
+    return "" if share is None else f"{100 * share:+.1f} %"
+
+
+def time_line(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The phases and jobs, each with its place on the line of the whole run in percent."""
+    parts = [{"name": one["name"], "title": one["name"], "phase": True, **one} for one in result["phases"]]
+    parts += [{"name": one["id"], "phase": False, **one} for one in result["jobs"] if result["phases"]]
+    end = max([result["seconds"], *(one["begin"] + one["seconds"] for one in parts)], default=0)
+    return [
+        {
+            **one,
+            "left": round(100 * max(0, one["begin"]) / end, 2),
+            "width": round(100 * max(0, one["seconds"]) / end, 2),
+        }
+        for one in sorted(parts, key=lambda one: (one["begin"], not one["phase"]))
+        if end > 0
+    ]

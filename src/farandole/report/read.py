@@ -1,0 +1,175 @@
+"""Read a result.json, of which every part may be missing, wrong or hostile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import FarandoleError
+from farandole.form import Check, UnfitError, fields, load, many, named, optional, shown, text, whole, words, yes_or_no
+
+FORMATS = (2, 3)
+LONGEST = 1 << 26
+NAME, WORDS, LINE = text(200), text(2000), text(400)
+AGAIN = "run  farandole validate  again"
+
+
+def real(value: Any) -> float:
+    """A finite number."""
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e15:
+        raise UnfitError(f"is {shown(value)}")
+    return float(value)
+
+
+def row(least: int, most: int, check: Check = real) -> Check:
+    """A list of a few values."""
+
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise UnfitError(f"is {shown(value)}")
+        return [check(one) for one in value]
+
+    return checked
+
+
+def pair(value: Any) -> list[Any]:
+    """Source, target, MB/s, bar."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise UnfitError(f"is {shown(value)}")
+    return [*map(NAME, value[:2]), *map(optional(real), value[2:])]
+
+
+CHECK = fields(
+    {"id": NAME, "status": words("green|slow|red|not measured"), "words": WORDS},
+    {
+        **dict.fromkeys(("value", "bar"), optional(real)),
+        "spread": optional(row(2, 2)),
+        "hosts": many(NAME),
+        "seconds": real,
+        **dict.fromkeys(("code", "cause", "cure"), WORDS),
+        "log": many(LINE),
+    },
+)
+JOB = fields(
+    {"id": NAME, "title": WORDS, "nodes": many(NAME), "begin": real, "seconds": real},
+    {
+        "ranks": many(fields({"host": NAME, "rate": optional(real), "step_ms": optional(real)}, {})),
+        "loss": many(row(2, 2)),
+        "rounds": many(fields({**dict.fromkeys(("alone", "horovod", "ddp", "others"), real), "quiet": yes_or_no}, {})),
+        "sizes": many(row(2, 3)),
+        "steps_ms": fields({}, dict.fromkeys(("alone", "together"), many(real))),
+    },
+)
+HOST = fields(
+    {},
+    {
+        **dict.fromkeys(("system", "kernel", "driver", "interface"), NAME),
+        **dict.fromkeys(("memory_mb", "mbit", "mtu"), optional(real)),
+    },
+)
+PREFLIGHT = fields(
+    {},
+    {
+        "time": NAME,
+        "findings": many(
+            fields({"host": NAME, "code": NAME, "cause": WORDS, "cure": WORDS, "severity": words("stop|warn|note")}, {})
+        ),
+        "network": NAME,
+        "hosts": named(NAME, HOST),
+        "nodes": named(NAME, fields({}, dict.fromkeys(("delay_us", "mb_per_s"), optional(real)))),
+        "usual_mb_per_s": optional(real),
+        "rates_measured": optional(NAME),
+        "pairs": many(pair),
+    },
+)
+SCALING = fields(
+    {"id": NAME, "gradients_mb": real, "step_ms": real, "workers": whole(1 << 20), "measured": optional(real)},
+    {"predicted": many(row(2, 2))},
+)
+RESULT = fields(
+    {"format": whole(1 << 20), "verdict": words("green|slow|red"), "time": NAME, "checks": many(CHECK)},
+    {
+        **dict.fromkeys(("cluster", "inventory", "stack", "started"), NAME),
+        **dict.fromkeys(("hosts", "data"), many(NAME)),
+        "quick": yes_or_no,
+        "versions": named(NAME, NAME),
+        "bars": named(NAME, real),
+        "seconds": real,
+        "phases": many(fields({"name": NAME, "begin": real, "seconds": real}, {})),
+        "jobs": many(JOB),
+        "scaling": many(SCALING),
+        "preflight": optional(PREFLIGHT),
+    },
+)
+# What a check, a job and a result have if nothing is said of it.
+NO_CHECK: Mapping[str, Any] = {
+    "value": None,
+    "bar": None,
+    "spread": None,
+    "hosts": [],
+    "seconds": 0.0,
+    "code": "",
+    "cause": "",
+    "cure": "",
+    "log": [],
+}
+NO_JOB: Mapping[str, Any] = {"ranks": [], "loss": [], "rounds": [], "sizes": [], "steps_ms": {}}
+NO_PREFLIGHT: Mapping[str, Any] = {
+    "time": "", "findings": [], "network": "", "hosts": {}, "nodes": {}, "usual_mb_per_s": None, "rates_measured": None,
+    "pairs": [],
+}  # fmt: skip
+NOTHING: Mapping[str, Any] = {
+    "cluster": "", "inventory": "", "stack": "", "started": "", "hosts": [], "data": [], "quick": False, "versions": {},
+    "bars": {}, "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
+}  # fmt: skip
+
+
+def checked(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with every part that a report may use, each of the expected type."""
+    form = content.get("format")
+    if form not in FORMATS or type(form) is not int:
+        if "verdict" in content and "checks" in content:
+            raise UnfitError(
+                f"it is of format {shown(form)}, and this Farandole reads 2 and 3: use the one that wrote it"
+            )
+        raise UnfitError("it is no result of a validation")
+    found: dict[str, Any] = {**NOTHING, **RESULT(content)}
+    found["checks"] = [{**NO_CHECK, **one} for one in found["checks"]]
+    found["jobs"] = [{**NO_JOB, **one} for one in found["jobs"]]
+    found["scaling"] = [{"predicted": []} | one for one in found["scaling"]]
+    found["preflight"] = {**NO_PREFLIGHT, **found["preflight"]} if found["preflight"] else None
+    return found
+
+
+def file_of(place: Path) -> Path:
+    """The result.json that is meant by a report's folder, the folder of all reports, or the file itself."""
+    for path in (place / "result.json", place / "latest" / "result.json"):
+        if path.is_file():
+            return path
+    if place.is_dir():
+        raise FarandoleError(f"there is no result.json in {place}; {AGAIN}, or name the folder of another report")
+    if not place.is_file():
+        raise FarandoleError(f"there is no report {place}")
+    return place
+
+
+def read(place: Path) -> dict[str, Any]:
+    """The result of a validation."""
+    path = file_of(place)
+    try:
+        if path.stat().st_size > LONGEST:
+            raise UnfitError(f"it has {path.stat().st_size >> 20} MiB, and results have at most {LONGEST >> 20}")
+        content = path.read_text(errors="replace")
+    except OSError as error:
+        raise FarandoleError(f"{path} cannot be read: {error.strerror}") from None
+    except UnfitError as error:
+        raise FarandoleError(f"{path} cannot be used: {error}") from None
+    if not content.strip():
+        raise FarandoleError(f"{path} is empty, so the run that was to write it was ended; {AGAIN}")
+    try:
+        return checked(load(content, LONGEST))
+    except UnfitError as error:
+        half = f"; if it was cut off, {AGAIN}" if "not JSON" in str(error) else ""
+        raise FarandoleError(f"{path} cannot be used: {str(error).strip()}{half}") from None
