@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from farandole.action import Action
@@ -39,11 +40,14 @@ stderr: {description: Standard error of the script., type: str, returned: not in
 class ActionModule(Action):
     """Needs no module, because every node has Python and runuser."""
 
-    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Runs the script and returns its output."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True}
         command = ["runuser", "--user", arguments["user"], "--", "python3", "-", arguments["argument"]]
         script = arguments["script"].encode()
+        # In a loop over jobs, each has a title.
+        if isinstance(item := variables.get("item"), Mapping) and "title" in item:
+            self.tell(variables, str(item["title"]))
         answer = self._low_level_execute_command(shlex.join(command), sudoable=True, in_data=script)
         return {"changed": False, **{key: answer[key] for key in ("rc", "stdout", "stderr")}}
