@@ -8,7 +8,7 @@ from typing import Any
 from ansible.utils.display import Display
 
 from farandole.action import Action
-from farandole.steps import SHOW_EVERY, clock, progress
+from farandole.steps import SHOW_EVERY, progress
 
 DOCUMENTATION = """
 module: build_step
@@ -85,7 +85,7 @@ class ActionModule(Action):
         shown = time.monotonic()
         while wait and answer.get("running"):
             at = progress(answer, host)
-            self.tell(variables, f"{at.step}, {clock(at.seconds)}: {at.last}")
+            self.tell(variables, f"{at.step}: {at.last}")
             time.sleep(at.pause)
             if time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()

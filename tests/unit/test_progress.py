@@ -56,10 +56,10 @@ def shown(watched: Watched, now: float = 10, width: int = 100, height: int = 24)
 def test_few_hosts_have_a_line_each_with_what_they_say_of_a_long_step() -> None:
     watched = begin(2)
     watched.see(event("ok", 5, task=1, host="node-1"))
-    watched.see(event("progress", 6, host="node-2", text="OpenMPI 4.1.4, 0:06: checking for gcc"))
+    watched.see(event("progress", 6, host="node-2", text="OpenMPI 4.1.4: checking for gcc"))
     head, *rows = shown(watched)
     assert head.split() == ["base", ":", "Install", "the", "base", "packages", "0:10"]
-    assert rows == ["  node-1  done", "  node-2  running      OpenMPI 4.1.4, 0:06: checking for gcc"]
+    assert rows == ["  node-1  done", "  node-2  running      0:10  OpenMPI 4.1.4: checking for gcc"]
 
 
 def test_many_hosts_fit_in_any_terminal() -> None:
@@ -68,18 +68,14 @@ def test_many_hosts_fit_in_any_terminal() -> None:
         watched.see(event("ok", task=1, host=f"node-{number}"))
     for number in (62, 63, 64):
         watched.see(event("progress", host=f"node-{number}", text=f"step {number}"))
-    assert (
-        shown(watched)[1:]
-        == [
-            "  node-62         running      step 62",
-            "  node-63         running      step 63",
-            "  node-64         running      step 64",
-            "  node-1 to node-61  done",
-        ]
-        or len(shown(watched)) == 5
-    )
+    assert shown(watched)[1:] == [
+        "  node-62            running      0:10  step 62",
+        "  node-63            running      0:10  step 63",
+        "  node-64            running      0:10  step 64",
+        "  node-1 to node-61  done",
+    ]
     assert shown(watched, height=3)[1:] == [
-        "  node-62 to node-64  running      step 62",
+        "  node-62 to node-64  running      0:10  step 62",
         "  node-1 to node-61   done",
     ]
     for height in range(1, 10):

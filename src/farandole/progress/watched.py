@@ -260,8 +260,8 @@ def row(name: str, host: Host, now: float) -> Text:
     """The line of a host or group."""
     line = Text(f"  {name}  ").append(f"{SAID.get(host.state, host.state):<13}", STYLES[host.state])
     if host.state == "running":
-        # The words of a step begin with its own clock.
-        line.append(host.words or clock(max(0.0, now - host.since)), "bright_black" if host.words else "")
+        line.append(clock(max(0.0, now - host.since)))
+        line.append(f"  {host.words}" if host.words else "", "bright_black")
     return line
 
 
