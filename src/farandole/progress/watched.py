@@ -172,7 +172,9 @@ class Watched:
             if one.alone and one.text and one.host in bad:
                 alone.setdefault(one.text, []).append(one.host)
         for said, names in list(alone.items())[-3:]:
-            lines += [Text(), *(Text(line) for line in f"{several(names)}: {said}".splitlines())]
+            # A list of findings names the host of each; the task ran on the control machine.
+            told = said if "\n   cure: " in said else f"{several(names)}: {said}"
+            lines += [Text(), *(coloured(line) for line in told.splitlines())]
         if self.why:
             lines += [Text(), *(coloured(line) for line in self.why.splitlines())]
         return lines
