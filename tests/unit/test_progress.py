@@ -125,6 +125,11 @@ def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Pa
     assert last.left(1000) == 40
     last.begin("a")
     assert last.left(0) == 70 - 30
+    # What ran before it in the last run does not lead back.
+    other = durations.Durations(last.last)
+    other.begin("c")
+    other.begin("b")
+    assert other.left(0) == 0
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b"]]', "null", "[1]"])
