@@ -85,6 +85,7 @@ class ActionModule(Action):
         shown = time.monotonic()
         while wait and answer.get("running"):
             at = progress(answer, host)
+            self.tell(variables, f"{at.step}: {at.last}")
             time.sleep(at.pause)
             if time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.utils.display import Display
-
 from farandole.action import Action
 from farandole.dataset import lacking, provide
 from farandole.stack.cache import default_root
@@ -59,7 +57,7 @@ class ActionModule(Action):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Fills the cache and returns which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
-        data = provide(arguments["data"], cache, Display().display)
+        data = provide(arguments["data"], cache, self.say(variables))
         without = lacking(data, arguments["nodes"], variables.get("hostvars") or {})
         # The cache is not part of the cluster.
         return {"changed": False, "source": data.source, "files": data.describe(), "lacking": without}

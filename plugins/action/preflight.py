@@ -201,7 +201,7 @@ class ActionModule(Action):
                     hostvars,
                     wanted,
                     links.links,
-                    lambda text: self._display.display(text),
+                    self.say(variables),
                 )
                 found += links.findings
             # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.

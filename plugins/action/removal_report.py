@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.action import Action
+from farandole.progress.events import add
+from farandole.progress.events import text as message
 from farandole.removal import report
 
 DOCUMENTATION = """
@@ -42,4 +44,5 @@ class ActionModule(Action):
             check_mode=self._task.check_mode,
         )
         self._display.display(text)
+        add("message", text=message(text))
         return {"changed": False, **({"failed": True, "msg": missed} if missed else {})}

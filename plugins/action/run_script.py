@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from farandole.action import Action
@@ -44,11 +45,14 @@ begun:
 class ActionModule(Action):
     """Needs no module, because every node has Python and runuser."""
 
-    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Runs the script and returns its output."""
         if self._task.check_mode:
             return {"changed": False, "skipped": True}
         command = ["runuser", "--user", arguments["user"], "--", "python3", "-", arguments["argument"]]
         script, begun = arguments["script"].encode(), time.time()
+        # In a loop over jobs, each has a title.
+        if isinstance(item := variables.get("item"), Mapping) and "title" in item:
+            self.tell(variables, str(item["title"]))
         answer = self._low_level_execute_command(shlex.join(command), sudoable=True, in_data=script)
         return {"changed": False, "begun": begun, **{key: answer[key] for key in ("rc", "stdout", "stderr")}}

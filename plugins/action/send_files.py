@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible.utils.display import Display
 
 from farandole.action import Action
 from farandole.sending import Landing, bundle, check
@@ -68,7 +67,7 @@ class ActionModule(Action):
         size = sum(Path(file["path"]).stat().st_size for file in lacking)
         host = self._delegate() or variables.get("inventory_hostname", "the node")
         with self._landing(host, size) as landing:
-            Display().display(f"sending {len(lacking)} file(s), {size / 1e6:.0f} MB, to {host}")
+            self.say(variables)(f"sending {len(lacking)} file(s), {size / 1e6:.0f} MB, to {host}")
             with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
                 bundle(lacking, Path(archive.name))
                 self._connection.put_file(archive.name, f"{landing}/bundle.tar")

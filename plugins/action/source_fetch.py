@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.utils.display import Display
-
 from farandole.action import Action
 from farandole.errors import FarandoleError
 from farandole.form import within, words
@@ -62,7 +60,7 @@ class ActionModule(Action):
         return {"changed": changed, **about}
 
     def _provide(self, arguments: dict[str, Any]) -> tuple[Path | None, bool]:
-        sources, folder, say = arguments["sources"], Path(arguments["folder"]), Display().display
+        sources, folder, say = arguments["sources"], Path(arguments["folder"]), self.say(self._variables)
         if arguments["file"]:
             return of_user(Path(arguments["file"]).expanduser(), sources), False
         if self._task.check_mode:

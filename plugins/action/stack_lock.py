@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from ansible.utils.display import Display
 
 from farandole.action import Action
 from farandole.excluded import members
@@ -89,7 +87,7 @@ class ActionModule(Action):
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
         lock, changed = self._settle(path, cache, arguments, variables)
         if arguments["collect"] and not self._task.check_mode:
-            changed = self._collect(lock, cache) or changed
+            changed = self._collect(lock, cache, self.say(variables)) or changed
         return {"changed": changed, "lock": lock, "cache": str(cache), "lock_path": str(path)}
 
     def _settle(
@@ -106,12 +104,12 @@ class ActionModule(Action):
         )  # fmt: skip
         return locks.settle(
             path, wanted, configure, probes(variables),
-            save=not self._task.check_mode, cache=cache, say=Display().display,
+            save=not self._task.check_mode, cache=cache, say=self.say(variables),
         )  # fmt: skip
 
     @staticmethod
-    def _collect(lock: Mapping[str, Any], cache: Path) -> bool:
+    def _collect(lock: Mapping[str, Any], cache: Path, say: Callable[[str], None]) -> bool:
         # Slow to import, and needed only by runs that build.
         from farandole.stack.collect import collect_wheels
 
-        return collect_wheels(lock, cache, Display().display)
+        return collect_wheels(lock, cache, say)

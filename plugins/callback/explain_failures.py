@@ -7,6 +7,7 @@ from typing import Any
 from ansible.plugins.callback import CallbackBase
 
 from farandole.failures import MOST, Failure, explained, failure
+from farandole.progress import events
 
 DOCUMENTATION = """
 name: explain_failures
@@ -48,6 +49,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         failed = [one for one in self.failures if one.blamed in stats.failures or one.blamed in stats.dark]
         if words := explained(failed):
             self._display.display(f"Why it failed:\n\n{words}")
+            events.add("why", text=events.text(words))
 
     def _keep(self, result: Any, *, lost: bool = False) -> None:
         if len(self.failures) < MOST:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -11,6 +11,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from farandole.errors import FarandoleError
+from farandole.progress.events import tell
 
 Spec = dict[str, dict[str, Any]]
 CHECKED = ("type", "elements", "required", "default", "choices", "no_log")
@@ -45,6 +46,20 @@ class Action(ActionBase):  # type: ignore[misc]
         sources = (vars(sys.modules[base.__module__]).get("DOCUMENTATION") for base in cls.__mro__)
         documentation = yaml.safe_load(next(filter(None, sources)))
         return argument_spec(documentation.get("options") or {})
+
+    def tell(self, variables: Mapping[str, Any], text: str) -> None:
+        """Tells those who watch the run what this task is doing."""
+        if not self._task.no_log:
+            tell(str(variables.get("inventory_hostname", "")), text)
+
+    def say(self, variables: Mapping[str, Any]) -> Callable[[str], None]:
+        """Returns a function that prints a line and tells it."""
+
+        def said(text: str) -> None:
+            self._display.display(text)
+            self.tell(variables, text)
+
+        return said
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Does the plugin's work and returns what to add to the result."""

@@ -13,6 +13,7 @@ from farandole.errors import FarandoleError, Interrupted
 from farandole.jobs import commands as jobs
 from farandole.lab import commands as lab
 from farandole.preflight import commands as preflight_commands
+from farandole.progress import commands as progress_commands
 from farandole.report import commands as report_commands
 from farandole.stack import bundle, prove, show
 from farandole.stack import commands as stack_commands
@@ -33,8 +34,10 @@ app.command()(bundle.bundle)
 app.command()(prove.prove)
 app.add_typer(show.app, name="stack")
 app.command()(preflight_commands.preflight)
+app.command()(progress_commands.apply)
 app.command()(validation_commands.validate)
 app.command()(report_commands.report)
+app.command()(progress_commands.watch)
 app.command("predict")(predict_command.predict_command)
 app.command()(removal.remove)
 app.command("explain")(explain.command)

@@ -50,6 +50,16 @@ def failure(
     return Failure(host, blamed, task, text, ours=name in own() and "rc" not in result and "[Errno " not in text)
 
 
+def speaks_for_itself(host: str, action: str, result: Mapping[str, Any], *, lost: bool = False) -> tuple[str, bool]:
+    """What a failure said, unless it is secret, and whether that is all there is to say about it."""
+    if "censored" in result:
+        return "", False
+    kept = failure(host, host, "", action, result, lost=lost)
+    if kept is None:
+        return said(result), True
+    return kept.text, kept.ours and not explain(kept.lines()).codes
+
+
 @cache
 def own() -> frozenset[str]:
     """The names of our own actions and modules."""

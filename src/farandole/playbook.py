@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from farandole.progress.events import LOG, VARIABLE, new_folder
+from farandole.progress.viewer import LOOK, Viewer
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "ansible.cfg"
@@ -25,6 +29,7 @@ User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as 
 PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
 AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,41 @@ class Login:
         ]
 
 
-def play(playbook: str, inventory: Path, login: Login, *arguments: str) -> int:
-    """Run a playbook on this terminal and return its exit status; an interrupt ends all its processes."""
+def play(playbook: str, inventory: Path, login: Login, *arguments: str, as_json: bool = False) -> int:
+    """Run a playbook, show what it does, and return its exit status; an interrupt ends all its processes.
+
+    What Ansible prints goes to a log. It asks for passwords on the terminal itself.
+    """
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", str(inventory.absolute()), playbook, *login.arguments(), *arguments]
-    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
+    folder = new_folder(inventory)
+    viewer = Viewer(folder, as_json=as_json)
+    try:
+        with viewer:
+            status = _follow(command, folder, viewer)
+    except BaseException:
+        viewer.close(interrupted=True)
+        raise
+    viewer.close()
+    return status
+
+
+def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
+    """Run a command with its output in a log, and look at its events until it ends."""
+    # Otherwise the log would lag behind.
+    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ, VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
     # Its workers have their own sessions, so an interrupt can leave them behind; they then become our children.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+    handle = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with (
+        os.fdopen(handle, "ab") as log,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT) as process,
+    ):
         try:
-            return process.wait()
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(LOOK)
+                viewer.look()
         except BaseException:
             # Ctrl-C in a terminal has reached it already; a second one does no harm.
             process.send_signal(signal.SIGINT)

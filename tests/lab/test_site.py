@@ -100,6 +100,58 @@ def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
     assert done.count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}, done.output
 
 
+LOOSEN = ("chmod", "600", "/etc/security/limits.d/90-farandole.conf")
+LOOSENED = "changed: base : Write limits and package holds on node-2\n"
+
+
+def test_apply_says_what_changes_also_in_another_terminal(cluster: Cluster) -> None:
+    assert cluster.ssh("node-2", *LOOSEN).returncode == 0
+    command = [sys.executable, "-m", "farandole", "apply", "-i", str(cluster.inventory), "--skip-tags", "stack"]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE) as run:
+        assert run.stdout
+        assert run.stdout.readline() == "Preflight\n"
+        watched = farandole(cluster, "watch").stdout
+        said = run.stdout.read()
+    assert run.returncode == 0, said
+    assert said.count("changed: ") == 1
+    assert LOOSENED in said
+    assert LOOSENED in watched
+    # Plain Ansible has the same summary, and is watched in the same way.
+    summary = r"^\d hosts in 0:\d\d: nothing changed, nothing failed$"
+    assert re.search(summary, cluster.play("--skip-tags", "stack").output, re.MULTILINE)
+    assert re.search(summary, farandole(cluster, "watch").stdout, re.MULTILINE)
+
+
+def test_apply_says_what_was_done_when_it_is_interrupted(cluster: Cluster) -> None:
+    assert cluster.ssh("node-2", *LOOSEN).returncode == 0
+    command = [sys.executable, "-m", "farandole", "apply", "-i", str(cluster.inventory), "--skip-tags", "stack"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        assert run.stdout
+        assert LOOSENED in iter(run.stdout.readline, "")
+        os.killpg(run.pid, signal.SIGINT)
+        said, error = run.communicate(timeout=15)
+    assert run.returncode == 130
+    assert "interrupted during: " in said
+    assert "until then 1 change on node-2\n" in said
+    assert "run the same command again" in error
+
+
+def test_apply_ends_with_cause_and_cure(cluster: Cluster) -> None:
+    cluster.farandole("fault", "cut", "node-2")
+    try:
+        failed = farandole(cluster, "apply", "--skip-tags", "stack")
+    finally:
+        cluster.farandole("fault", "heal", "node-2")
+    assert failed.returncode not in (0, 1)
+    summary, _, why = failed.stdout.partition("\nlog: ")
+    assert "failed on node-" in summary.splitlines()[-1]
+    assert "node-2" in why
+    assert "cure:" in why.splitlines()[-1] + why.splitlines()[-2]
+
+
 def site(inventory: Path, *arguments: str, before: tuple[str, ...] = ()) -> Run:
     """Run site.yml with another inventory or from elsewhere."""
     done = subprocess.run(

@@ -81,10 +81,18 @@ def main() -> None:
         time.sleep(0.5)
     if code and not module.check_mode:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
-    wanted = changes(nodes(out), module.params["excluded"])
+    known = nodes(out)
+    wanted = changes(known, module.params["excluded"])
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         words = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
-        module.run_command(["scontrol", "update", *words], check_rc=True)
+        while True:
+            code, _, err = module.run_command(["scontrol", "update", *words])
+            # A node whose settings have changed cannot be taken back until it has registered with them.
+            if code == 0 or time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        if code and not LESS.match(known[name][1]):
+            module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
     module.exit_json(changed=bool(wanted), changed_nodes=sorted(wanted))
 
 

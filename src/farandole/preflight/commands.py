@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farandole.errors import FarandoleError, Interrupted
-from farandole.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
 
 
 def preflight(
@@ -19,6 +19,7 @@ def preflight(
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the nodes and the connections between them without changing anything; exit with 1 on any problem."""
     if not inventory.exists():
@@ -26,7 +27,7 @@ def preflight(
     arguments = ["--extra-vars", "preflight_network=all", *(["--limit", hosts] if hosts else [])]
     login = Login(user, private_key, ask_pass, ask_become_pass)
     try:
-        status = play("playbooks/preflight.yml", inventory, login, *arguments)
+        status = play("playbooks/preflight.yml", inventory, login, *arguments, as_json=as_json)
     except Interrupted:
         raise Interrupted("nothing was changed") from None
     if status:

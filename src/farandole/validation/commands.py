@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farandole.errors import FarandoleError, Interrupted
-from farandole.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
 
 
 def validate(
@@ -25,6 +25,7 @@ def validate(
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    as_json: AsJson = False,
 ) -> None:
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
     if not inventory.exists():
@@ -34,7 +35,7 @@ def validate(
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
     login = Login(user, private_key, ask_pass, ask_become_pass)
     try:
-        status = play("playbooks/validate.yml", inventory, login, *arguments)
+        status = play("playbooks/validate.yml", inventory, login, *arguments, as_json=as_json)
     except Interrupted:
         raise Interrupted("the job on the nodes is being ended; there is no report of this run") from None
     if status:

@@ -1,0 +1,144 @@
+"""Record what a run does, for those who watch it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+from farandole.errors import FarandoleError
+from farandole.failures import speaks_for_itself
+from farandole.progress import durations, events
+from farandole.progress.watched import summary
+from farandole.runs import this_run
+from farandole.words import one_line
+
+DOCUMENTATION = """
+name: events
+type: aggregate
+short_description: Record what a run does
+description:
+  - Appends a line of JSON for each event to one file, which C(farandole watch) and others read, and keeps how long each
+    task took. Adds one line to the recap.
+  - Of a result only its status is kept, of a failure also its message; of what has C(no_log) neither.
+"""
+
+# What they say is meant to be read by whoever runs the playbook.
+REPORTS = {"debug", "preflight", "validation_report"}
+
+
+def options() -> dict[str, Any]:
+    """What is run, and on what."""
+    given = context.CLIARGS
+    lists = {name: list(given.get(name) or ()) for name in ("tags", "skip_tags")}
+    return {
+        "playbook": " ".join(map(str, given.get("args") or ())),
+        "inventory": str((given.get("inventory") or ("/etc/ansible/hosts",))[0]),
+        **lists,
+        "limit": str(given.get("subset") or ""),
+        "check": bool(given.get("check")),
+    }
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """Writes a line per event; looks into a result only if it failed or is a report."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "events"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NEEDS_ENABLED = True
+
+    recorder: events.Recorder | None = None
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
+        """Begins, if there is a folder that can be written."""
+        self.begun: list[tuple[str, float]] = []
+        self.numbers: dict[str, int] = {}
+        self.started, self.play = time.time(), ""
+        about = options()
+        with suppress(FarandoleError, OSError):
+            given = os.environ.get(events.VARIABLE)
+            folder = Path(given) if given else events.new_folder(about["inventory"])
+            self.recorder = events.Recorder(folder)
+            kind = json.dumps({**about, "inventory": ""}, sort_keys=True)
+            self.durations = folder.parent / events.DURATIONS / hashlib.sha256(kind.encode()).hexdigest()[:16]
+            run = asdict(this_run(os.getpid()))
+            self._write("start", format=events.FORMAT, run=run, **about, durations=self.durations.name)
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """Tells of a play."""
+        self.play = one_line(play.get_name(), events.NAME)
+        self._write("play", name=self.play)
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
+        """Tells of a task, with the number by which later events name it."""
+        self._task(task)
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """Tells of a handler."""
+        self._task(task)
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        """Tells that a host begins a task."""
+        self._write("begin", task=self.numbers.get(task._uuid, 0), host=host.get_name())
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Tells of a host that is done with a task, and of what a report says."""
+        self._done("changed" if result.is_changed() else "ok", result)
+        if result.task.action.rsplit(".", 1)[-1] in REPORTS:
+            said = result.result
+            if said.get("_ansible_verbose_always") and isinstance(said.get("msg"), str):
+                self._write("message", host=result.host.get_name(), text=events.text(said["msg"]))
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        """Tells of a host that has nothing to do in a task."""
+        self._done("skipped", result)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """Tells of a failure, with its message."""
+        self._failed("ignored" if ignore_errors else "failed", result)
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """Tells of a node that does not answer."""
+        self._failed("ignored" if result.task.ignore_unreachable else "unreachable", result)
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Ends: keeps the durations of a run that succeeded, and adds a line to the recap."""
+        names = ("ok", "changed", "failures", "dark", "skipped")
+        hosts = {name: {key: getattr(stats, key).get(name, 0) for key in names} for name in sorted(stats.processed)}
+        now = time.time()
+        self._write("end", hosts=hosts)
+        if self.recorder and self.begun and not stats.failures and not stats.dark:
+            durations.save(self.durations, self.begun, now)
+        self._display.display(summary(hosts, now - self.started))
+        self._display.display("")
+
+    def _task(self, task: Any) -> None:
+        name = one_line(task.get_name(), events.NAME)
+        self.begun.append((f"{self.play} / {name}", time.time()))
+        self.numbers[task._uuid] = len(self.begun)
+        self._write("task", task=len(self.begun), name=name)
+
+    def _done(self, status: str, result: Any, **more: Any) -> None:
+        number = self.numbers.get(result.task._uuid, 0)
+        self._write(status, task=number, host=result.host.get_name(), **more)
+
+    def _failed(self, status: str, result: Any) -> None:
+        said: Mapping[str, Any] = result.result
+        lost = status == "unreachable"
+        words, alone = speaks_for_itself(result.host.get_name(), result.task.action, said, lost=lost)
+        self._done(status, result, text=events.text(words), alone=alone)
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self.recorder:
+            self.recorder.write(kind, **fields)

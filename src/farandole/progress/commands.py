@@ -1,0 +1,83 @@
+"""`farandole apply` and `farandole watch`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.errors import FarandoleError, Interrupted
+from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.progress.events import is_alive, latest, run_of
+from farandole.progress.viewer import LOOK, Viewer
+
+Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
+
+
+def apply(
+    inventory: Inventory,
+    limit: Annotated[str, typer.Option("--limit", "-l", help="Change these nodes only.")] = "",
+    tags: Annotated[str, typer.Option("--tags", "-t", help="Run only what has one of these tags.")] = "",
+    skip_tags: Annotated[str, typer.Option(help="Leave out what has one of these tags; stack, for example.")] = "",
+    extra_vars: Annotated[
+        list[str] | None, typer.Option("--extra-vars", "-e", metavar="NAME=VALUE", help="Set a variable.")
+    ] = None,
+    *,
+    check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
+    forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
+    ask_vault_pass: Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")] = False,
+    vault_password_file: Annotated[Path | None, typer.Option(help="The file with the vault password.")] = None,
+    user: User = "",
+    private_key: PrivateKey = None,
+    ask_pass: AskPass = False,
+    ask_become_pass: AskBecomePass = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
+    if not inventory.exists():
+        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
+    # The vault's password file is looked up from the root of the clone.
+    vault = vault_password_file.absolute() if vault_password_file else None
+    given = {
+        "--limit": limit,
+        "--tags": tags,
+        "--skip-tags": skip_tags,
+        "--forks": forks,
+        "--vault-password-file": vault,
+    }
+    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
+    arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
+    arguments += ["--check"] * check + ["--ask-vault-pass"] * ask_vault_pass
+    login = Login(user, private_key, ask_pass, ask_become_pass)
+    try:
+        status = play("site.yml", inventory, login, *arguments, as_json=as_json)
+    except Interrupted:
+        raise Interrupted("run the same command again: it goes on where this one stopped") from None
+    if status:
+        raise typer.Exit(status)
+
+
+def watch(
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory; the latest run, if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at a run that somebody else started on this machine, or at the end of the last one."""
+    folder = latest(inventory)
+    if not folder:
+        raise FarandoleError(f"no run of {inventory or 'any inventory'} was recorded here; farandole apply begins one")
+    run = run_of(folder)
+    with Viewer(folder, as_json=as_json) as viewer:
+        if not is_alive(folder):
+            viewer.skip(f"no run is going on; the last one was started {run.since if run else 'some time ago'}:")
+        try:
+            while is_alive(folder):
+                viewer.look()
+                time.sleep(LOOK)
+        except Interrupted:
+            viewer.lines([])
+            raise Interrupted("the run goes on") from None
+    viewer.close()

@@ -1,0 +1,424 @@
+"""What a run tells while it goes on, and what a terminal shows of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole import state
+from farandole.errors import FarandoleError
+from farandole.progress import durations, events
+from farandole.progress.watched import Watched, several
+
+from .loading import ROOT
+
+SECRET = "correct-horse-battery-staple"  # noqa: S105, nothing is protected by it
+# Clears the screen, goes to its top, and writes over what is there; the last one turns the order of letters around.
+HOSTILE = "\x1b[2J\x1b[1;1H\rforged: all is well\x07\u202e"
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+def event(kind: str, time: float = 0, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "time": time, **fields}
+
+
+def begin(hosts: int, **about: Any) -> Watched:
+    """A run in whose first task some hosts have begun."""
+    watched = Watched()
+    for one in (
+        event("start", format=1, **about),
+        event("play", name="Prepare every node"),
+        event("task", task=1, name="base : Install the base packages"),
+        *(event("begin", task=1, host=f"node-{number + 1}") for number in range(hosts)),
+    ):
+        watched.see(one)
+    return watched
+
+
+def shown(watched: Watched, now: float = 10, width: int = 100, height: int = 24) -> list[str]:
+    return [line.plain.rstrip() for line in watched.picture(now, width, height)]
+
+
+def test_few_hosts_have_a_line_each_with_what_they_say_of_a_long_step() -> None:
+    watched = begin(2)
+    watched.see(event("ok", 5, task=1, host="node-1"))
+    watched.see(event("progress", 6, host="node-2", text="OpenMPI 4.1.4: checking for gcc"))
+    head, *rows = shown(watched)
+    assert head.split() == ["base", ":", "Install", "the", "base", "packages", "0:10"]
+    assert rows == ["  node-1  done", "  node-2  running      0:10  OpenMPI 4.1.4: checking for gcc"]
+
+
+def test_many_hosts_fit_in_any_terminal() -> None:
+    watched = begin(64)
+    for number in range(1, 62):
+        watched.see(event("ok", task=1, host=f"node-{number}"))
+    for number in (62, 63, 64):
+        watched.see(event("progress", host=f"node-{number}", text=f"step {number}"))
+    assert shown(watched)[1:] == [
+        "  node-62            running      0:10  step 62",
+        "  node-63            running      0:10  step 63",
+        "  node-64            running      0:10  step 64",
+        "  node-1 to node-61  done",
+    ]
+    assert shown(watched, height=3)[1:] == [
+        "  node-62 to node-64  running      0:10  step 62",
+        "  node-1 to node-61   done",
+    ]
+    for height in range(1, 10):
+        for width in (1, 5, 20, 40, 200):
+            lines = watched.picture(10, width, height)
+            assert len(lines) <= height
+            assert all(line.cell_len <= width for line in lines)
+
+
+def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> None:
+    watched = begin(18)
+    for number in range(1, 17):
+        watched.see(event("changed", task=1, host=f"node-{number}"))
+    watched.see(event("failed", task=1, host="node-17", text="No space left on device"))
+    watched.see(event("unreachable", task=1, host="node-18", text="timed out"))
+    assert [line.plain for line in watched.see(event("task", task=2, name="next"))] == [
+        "changed: base : Install the base packages on node-1 to node-16",
+        "failed: base : Install the base packages on node-17",
+        "lost: base : Install the base packages on node-18",
+    ]
+    assert not watched.see(event("task", task=3, name="one more"))
+
+
+def test_hosts_are_named_in_a_few_words() -> None:
+    assert several(["b"]) == "b"
+    assert several([f"node-{number}" for number in range(12, 0, -1)]) == "node-1 to node-12"
+    assert several(["n1", "n2", "n5", "n6", "n7", "head"]) == "head, n1, n2, n5 to n7"
+    assert several(["a", "c", "e", "g", "i", "k"]).endswith("and 2 more")
+
+
+# How long it may still take
+
+
+def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], 100)
+    last = durations.load(path)
+    assert last.left(0) == 100
+    last.begin("a")
+    assert last.left(4) == 96
+    last.begin("new")
+    assert last.left(50) == 90
+    last.begin("b")
+    last.begin("b")
+    assert last.left(1) == 30 - 1 + 40
+    # Longer than last time.
+    assert last.left(1000) == 40
+    last.begin("a")
+    assert last.left(0) == 70 - 30
+    # What ran before it in the last run does not lead back.
+    other = durations.Durations(last.last)
+    other.begin("c")
+    other.begin("b")
+    assert other.left(0) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b"]]', "null", "[1]"])
+def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content: str, tmp_path: Path) -> None:
+    (tmp_path / "kind").write_text(content)
+    watched = begin(2)
+    watched.durations = durations.load(tmp_path / "kind")
+    assert watched.durations.left(1) is None
+    assert shown(watched)[0].split()[-1] == "0:10"
+    assert "left" not in shown(watched)[0]
+
+
+# What the events are made of
+
+
+def test_a_node_can_neither_move_the_cursor_nor_forge_a_line() -> None:
+    watched = begin(1)
+    lines = []
+    for one in (
+        event("progress", host="node-1", text=HOSTILE),
+        event("message", host="node-1", text=HOSTILE),
+        event("failed", task=1, host="node-1" + HOSTILE, text=f"{HOSTILE}\n{HOSTILE}", alone=True),
+        event("why", text=HOSTILE),
+        event("task", task=2, name=HOSTILE),
+        event("end", hosts={"node-1" + HOSTILE: {"failures": 1}}),
+    ):
+        lines += [*watched.see(one), *watched.picture(10, 300, 24)]
+    text = "\n".join(line.plain for line in [*lines, *watched.closing()])
+    assert "forged" in text
+    assert not CONTROL.search(text)
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"event": "see"}, {"event": ["x"]}, {"event": "end", "hosts": [1]}, {"event": "ok", "task": "x"},
+            {"event": "task", "time": "soon"}, {"event": "progress", "host": None, "time": float("nan")}],
+)  # fmt: skip
+def test_an_odd_event_is_no_traceback(odd: Mapping[str, Any]) -> None:
+    watched = begin(2)
+    watched.see(odd)
+    watched.picture(1, 80, 24)
+    watched.closing()
+
+
+def test_a_run_of_another_version_is_refused_in_words() -> None:
+    with pytest.raises(FarandoleError, match="recorded in format 7, and this version reads 1"):
+        Watched().see(event("start", format=7))
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reader = events.Reader(path)
+    assert not [*reader.lines()]
+    path.write_bytes(b'{"event": "pl')
+    assert not [*reader.lines()]
+    with path.open("ab") as file:
+        file.write(b'ay"}\nbroken\n')
+    assert [events.parse(raw) for raw in reader.lines()] == [{"event": "play"}, {}]
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(state, "STATES", tmp_path / "state")
+    monkeypatch.delenv(events.VARIABLE, raising=False)
+    return tmp_path
+
+
+def test_a_bounded_number_of_runs_is_kept_and_only_their_owner_can_enter(own_state: Path) -> None:
+    folders = [events.new_folder(own_state / "mine") for _ in range(events.RUNS + 3)]
+    kept = events.runs_in(events.place_of(own_state / "mine"))
+    assert kept == folders[: -events.RUNS - 1 : -1]
+    assert {one.stat().st_mode & 0o777 for one in (kept[0], kept[0].parent, events.plays())} == {0o700}
+    for number in range(events.INVENTORIES + 3):
+        events.new_folder(own_state / f"other-{number}")
+    assert len([*events.plays().iterdir()]) == events.INVENTORIES
+    # A cluster's state may belong to another inventory of this name.
+    assert events.place_of(own_state / "mine") != events.place_of(own_state / "other/mine")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_words(own_state: Path) -> None:
+    (own_state / "state").write_text("")
+    with pytest.raises(FarandoleError, match=r"cannot be kept in .*: Not a directory; make this account the owner"):
+        events.new_folder("mine")
+
+
+# Whole runs, of a playbook of ansible-playbook with our settings
+
+
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - {name: Change something, command: "true"}
+    - {name: Keep a secret, command: "echo %s", no_log: true}
+    - {name: Keep secrets, command: "echo {{ item }}", loop: ["%s"], no_log: true}
+    - {name: Say something, debug: {msg: "the cluster is fine"}}
+    - {name: Print a lot, command: "echo a-lot-of-output"}
+    - {name: Fail, shell: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: fail is defined}
+    - {name: Fail in secret, command: "false %s", no_log: true, when: fail_in_secret is defined}
+    - {name: Take long, command: "sleep 30", when: long is defined}
+""" % ((SECRET,) * 3)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which runs are recorded, with a playbook for hosts that are this machine."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("plugins", "roles", "ansible.cfg"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "src").mkdir()
+    (folder / "src/farandole").symlink_to(ROOT / "src/farandole")
+    (folder / "site.yml").write_text(PLAY)
+    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"node-1": host, "node-2": host}}}))
+    return folder
+
+
+MAIN = """
+import sys
+from pathlib import Path
+from farandole import cli, playbook, state
+playbook.ROOT, playbook.CONFIG = Path(sys.argv[1]), Path(sys.argv[1]) / "ansible.cfg"
+state.STATES = Path(sys.argv[1]) / ".farandole"
+sys.argv[1:] = sys.argv[2:]
+cli.main()
+"""
+
+
+def command(clone: Path, verb: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", MAIN, str(clone), verb, "-i", str(clone / "hosts.yml"), *arguments]
+
+
+def run(clone: Path, verb: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(clone, verb, *arguments), text=True, capture_output=True, timeout=60, check=False, cwd=clone,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def recorded(clone: Path) -> Path:
+    """The folder of the last run."""
+    return sorted(clone.glob(".farandole/.plays/hosts.yml-*/2*"))[-1]
+
+
+def test_a_run_in_a_pipe_says_what_changed_and_keeps_the_rest_in_its_log(clone: Path) -> None:
+    done = run(clone, "apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+    assert "changed: Change something on node-1, node-2\n" in done.stdout
+    assert "the cluster is fine" in done.stdout
+    assert re.search(r"^2 hosts in 0:\d\d: \d+ changes on node-1, node-2, nothing failed$", done.stdout, re.MULTILINE)
+    log = clone / done.stdout.split("log: ")[1].strip()
+    assert "TASK [Change something]" in log.read_text()
+    kept = (log.parent / "events.jsonl").read_text() + done.stdout + log.read_text()
+    assert SECRET not in kept
+    assert "a-lot-of-output" not in kept
+    assert {one.stat().st_mode & 0o777 for one in log.parent.iterdir()} == {0o600}
+
+
+def test_a_failure_ends_with_its_cause_and_cure_said_once(clone: Path) -> None:
+    done = run(clone, "apply", "-e", "fail=true")
+    assert done.returncode == 2
+    assert "failed: Fail on node-1, node-2\n" in done.stdout
+    assert re.search(r"failed on node-1, node-2\nlog: .*\n\nroot cause \[disk-full\]", done.stdout), done.stdout
+    assert done.stdout.count("root cause") == 1
+    assert "cure:" in done.stdout.splitlines()[-1] + done.stdout.splitlines()[-2]
+    assert "\x1b" not in done.stdout
+
+
+def test_a_secret_failure_stays_secret(clone: Path) -> None:
+    done = run(clone, "apply", "-e", "fail_in_secret=true")
+    assert done.returncode == 2
+    assert "failed: Fail in secret on node-1, node-2\n" in done.stdout
+    assert SECRET not in done.stdout + (recorded(clone) / "events.jsonl").read_text()
+
+
+def test_programs_get_every_event_as_json(clone: Path) -> None:
+    done = run(clone, "apply", "--json")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found[0]["event"] == "start"
+    assert found[0]["format"] == events.FORMAT
+    assert found[-1]["event"] == "end"
+    assert found[-1]["hosts"]["node-1"]["changed"] == 2 + 2
+
+
+def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> None:
+    done = run(clone, "apply", "--limit", "nobody")
+    assert done.returncode == 1
+    assert "leaves us with no hosts to target" in " ".join(done.stdout.split())
+
+
+def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
+    with subprocess.Popen(
+        command(clone, "apply"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=clone
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0
+    assert re.fullmatch(r"nobody reads the output any more; the run goes on: \S+\n", said)
+    assert '"event": "end"' in (recorded(clone) / "events.jsonl").read_text()
+
+
+# Real terminals
+
+
+class Terminal:
+    """A terminal in which a command runs."""
+
+    def __init__(self, arguments: list[str], folder: Path, columns: int, rows: int = 24, **environment: str) -> None:
+        pid, self.handle = pty.fork()
+        if not pid:
+            os.chdir(folder)
+            os.environ.update({"TERM": "xterm-256color", **environment})
+            os.environ.pop("COLUMNS", None)
+            time.sleep(0.2)
+            os.execv(arguments[0], arguments)  # noqa: S606
+        self.pid, self.text = pid, ""
+        self.resize(columns, rows)
+
+    def resize(self, columns: int, rows: int = 24) -> None:
+        fcntl.ioctl(self.handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, until: str = "") -> str:
+        """Read until something is shown, or to the end."""
+        while not until or until not in self.text:
+            try:
+                self.text += os.read(self.handle, 1 << 16).decode()
+            except OSError:
+                break
+        return self.text
+
+    def end(self) -> int:
+        self.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_terminal_shows_what_runs_and_only_what_stays_remains(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply"), clone, 60)
+    assert terminal.end() == 0
+    assert "\x1b[1A" in terminal.text
+    assert "\x1b[33mchanged: " in terminal.text
+    assert "running" in terminal.text
+
+
+def test_a_terminal_without_colours_gets_none(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply"), clone, 60, NO_COLOR="1")
+    assert terminal.end() == 0
+    assert not re.search(r"\x1b\[[0-9;]*3\dm", terminal.text)
+
+
+def test_a_dumb_terminal_gets_plain_lines(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply"), clone, 60, TERM="dumb")
+    assert terminal.end() == 0
+    assert "\x1b" not in terminal.text
+    assert "changed: Change something on node-1, node-2" in terminal.text
+
+
+def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    terminal.read("Take long")
+    other = Terminal(command(clone, "watch"), clone, 100)
+    other.read("Take long")
+    os.write(other.handle, b"\x03")
+    assert other.end() == 130
+    assert "interrupted; the run goes on" in plain(other.text)
+    # No line of the narrow picture is wider than the terminal.
+    before = len(terminal.text)
+    terminal.resize(30)
+    time.sleep(1.5)
+    os.write(terminal.handle, b"\x03")
+    terminal.read("interrupted during")
+    narrow = plain(terminal.text[before:]).split("interrupted during")[0]
+    assert max(len(line) for line in narrow.replace("\r", "\n").splitlines()[-3:]) < 30
+    assert terminal.end() == 130
+    said = " ".join(plain(terminal.text).split())
+    assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", said), said
+    assert re.search(r"until then \d+ changes on node-1, node-2", said)
+    assert "run the same command again: it goes on where this one stopped" in said
+    left = subprocess.run(["pgrep", "--full", f"-i {clone}/hosts.yml"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+    ended = run(clone, "watch")
+    assert ended.returncode == 0
+    assert re.match(r"no run is going on; the last one was started .* UTC:\n", ended.stdout)
+    assert "it did not come to its end" in ended.stdout
+
+
+def plain(text: str) -> str:
+    """What a terminal has received, without control codes."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
