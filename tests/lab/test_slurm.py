@@ -288,8 +288,10 @@ def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     assert nodes(cluster)["node-3"].startswith("down")
     cluster.farandole("fault", "start", "node-3")
     until(lambda: nodes(cluster)["node-3"] == "idle", 90)
-    # Only the job that asked for it starts again.
-    assert ended(cluster, again, 240) == "COMPLETED"
+    # Only the job that asked for it starts again; Slurm would wait for two minutes.
+    on_head(cluster, f"scontrol update jobid={again} starttime=now")
+    until(lambda: told(cluster, again) == "COMPLETED", 90)
+    assert told(cluster, job) == "NODE_FAIL"
 
 
 def test_another_key_is_replaced(cluster: Cluster) -> None:

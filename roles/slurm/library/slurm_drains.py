@@ -81,7 +81,7 @@ def main() -> None:
         time.sleep(0.5)
     if code and not module.check_mode:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
-    known = nodes(out)
+    known, until = nodes(out), time.monotonic() + PATIENCE_S
     wanted = changes(known, module.params["excluded"])
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         words = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
