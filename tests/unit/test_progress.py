@@ -345,8 +345,9 @@ class Terminal:
         pid, self.handle = pty.fork()
         if not pid:
             os.chdir(folder)
+            for name in ("COLUMNS", "NO_COLOR"):
+                os.environ.pop(name, None)
             os.environ.update({"TERM": "xterm-256color", **environment})
-            os.environ.pop("COLUMNS", None)
             time.sleep(0.2)
             os.execv(arguments[0], arguments)  # noqa: S606
         self.pid, self.text = pid, ""
