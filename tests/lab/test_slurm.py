@@ -1,6 +1,8 @@
 """The queue: jobs of two people, limits, refusals, health, and what happens when a part of it dies in mid-job."""
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -10,9 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import Cluster, person
+from clusters import ROOT, Cluster, person
+
+from farandole.validation import nodes as validation
+from farandole.validation import plan
+from farandole.validation.judge import Bars
 
 NODES = 2
+PROBES = ROOT / "files/probes"
 JOB = "/opt/farandole/samples/jobs/slurm.sh"
 # What starts a sample on each node without anything by which ranks find each other.
 ALONE = "unset $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p'); exec python /opt/farandole/samples/pytorch_mnist.py"
@@ -81,10 +88,6 @@ def accounted(cluster: Cluster, wanted: str) -> bool:
     """Whether the last job is in the accounting in these words."""
     words = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
     return bool(re.fullmatch(wanted, cluster.ssh("node-1", "sh", "-c", words).stdout.strip()))
-
-
-def nothing_left(cluster: Cluster, node: str) -> bool:
-    return cluster.ssh(node, "pgrep", "-f", "sleep 1234[5]").returncode == 1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,12 +184,15 @@ def test_a_job_that_uses_too_much_memory_is_ended(cluster: Cluster) -> None:
     assert "exceeded memory limit" in printed(cluster, job) or "oom-kill" in printed(cluster, job)
 
 
-def test_a_job_over_its_time_leaves_nothing(cluster: Cluster) -> None:
-    # On both nodes, with a child in the background.
-    job = submit(cluster, "--nodes=2", "--time=0:01", "--wrap='srun sh -c \"sleep 12345 & sleep 12345\"'")
-    assert ended(cluster, job, 150) == "TIMEOUT"
-    for node in ("node-1", "node-2"):
-        until(partial(nothing_left, cluster, node), 30)
+def test_the_validation_finds_that_limits_hold_and_that_a_job_over_its_time_leaves_nothing(cluster: Cluster) -> None:
+    both = ["node-1", "node-2"]
+    jobs = plan.jobs(both, ["pytorch"], 120, Bars(), quick=False, queue=both)
+    task = validation.task(next(job for job in jobs if job["id"] == "queue.limits"), str(PROBES))
+    words = ("runuser", "-u", "trainer", "--", "python3", "-", json.dumps(task))
+    done = cluster.ssh("node-1", "sh", "-c", f"{shlex.join(words)} <<'END'\n{(PROBES / 'job.py').read_text()}\nEND")
+    found = json.loads(done.stdout)
+    assert (found["code"], found["wrong"], found["left"]) == (0, [], {"node-1": [], "node-2": []}), found
+    assert len({rank["machine"] for rank in found["ranks"]}) == 2
 
 
 def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Cluster) -> None:

@@ -719,4 +719,7 @@ def test_a_queue_gets_a_job_on_the_nodes_that_it_has() -> None:
     assert found["queue"]["nodes"] == ("node-2",)
     assert "--nodelist=node-2" in found["queue"]["argv"]
     assert "-H" not in found["queue"]["argv"]
+    assert "queue.limits" not in found
+    full = nodes.jobs(["node-1", "node-2"], manifest, 120, quick=False, queue=["node-2", "node-3"])
+    assert [job["argv"][-1] for job in full if job["id"] == "queue.limits"] == ["node-2"]
     assert "queue" not in {job["id"] for job in nodes.jobs(["node-1"], manifest, 120, quick=True)}

@@ -27,6 +27,8 @@ PARITY: Mapping[str, tuple[str, float]] = {
 GLOBAL_BATCH = 128
 # Upper limit for measuring the training speed; on idle nodes a quarter of it is enough.
 SPEED_SECONDS = 45
+# Of the job that finds out whether the queue's limits hold.
+LIMIT_SECONDS = 240
 # A job through the queue that must also be in its accounting, with the person, the number of nodes and the exit status.
 QUEUE = """
 name=farandole-validate-$$ nodes=$1
@@ -77,8 +79,10 @@ def jobs(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All jobs, or only those that take half a minute; one through the queue, on those nodes that have one."""
     found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
-    found += _queued([node for node in nodes if node in queue], frameworks, seconds)
+    members = [node for node in nodes if node in queue]
+    found += _queued(members, frameworks, seconds)
     if not quick:
+        found += _limits(members, seconds)
         found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
         found += [*_network(nodes, frameworks, seconds), *_speed(nodes, frameworks, seconds, bars)]
     return [asdict(job) for job in found]
@@ -114,6 +118,17 @@ def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
     argv = ("sh", "-c", QUEUE, "queue", count, *where, "--time=10", *launch)
     title = f"{module} through the queue"
     yield Job("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce.py")
+
+
+def _limits(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
+    """Take more memory and more time than asked for."""
+    if nodes:
+        argv = ("python3", "-c", "{probe}", ",".join(nodes))
+        # Slurm counts a limit in minutes, and looks at it every half minute.
+        most = max(seconds, LIMIT_SECONDS)
+        yield Job(
+            "queue.limits", "limits", "the queue's limits of memory and time", tuple(nodes), argv, most, "limits.py"
+        )
 
 
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
