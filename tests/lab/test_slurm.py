@@ -111,7 +111,7 @@ def queue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_the_next_run_changes_nothing(cluster: Cluster) -> None:
-    assert nodes(cluster) == {"node-1": "idle", "node-2": "idle"}
+    until(lambda: nodes(cluster) == {"node-1": "idle", "node-2": "idle"})
     again = cluster.play()
     assert again.rc == 0, again.output
     assert again.changes == set()
@@ -215,12 +215,13 @@ def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     done = cluster.play("--skip-tags", "stack")
     assert done.rc == 0, done.output
-    assert nodes(cluster)["node-2"] == "drained"
+    until(lambda: nodes(cluster)["node-2"] == "drained")
     assert re.match(r"farandole: excluded since \S+ by \S+: fan", reason(cluster, "node-2"))
     command = ["farandole", "node", "include", "node-2", "-i", str(cluster.inventory)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     assert cluster.play("--skip-tags", "stack").rc == 0
-    assert nodes(cluster)["node-2"] == "idle"
+    # With a star, it has not answered yet since slurmctld was started.
+    until(lambda: nodes(cluster)["node-2"] == "idle")
 
 
 @pytest.mark.parametrize("service", ["slurmctld", "slurmdbd", "mariadb"])
@@ -253,7 +254,7 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
     limited = [*run[:4], "--time", "3", *run[4:]]
     assert subprocess.run(limited, cwd=tmp_path, check=False).returncode != 0
     assert cluster.ssh("node-1", "squeue", "--noheader").stdout == ""
-    assert nodes(cluster) == {"node-1": "idle", "node-2": "idle"}
+    until(lambda: nodes(cluster) == {"node-1": "idle", "node-2": "idle"})
 
 
 def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
