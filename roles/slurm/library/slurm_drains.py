@@ -93,6 +93,8 @@ def main() -> None:
             time.sleep(0.5)
         if code and not LESS.match(known[name][1]):
             module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
+        if code:
+            module.warn(f"Slurm does not take {name} back: {known[name][1]}; run site.yml again when it answers")
     module.exit_json(changed=bool(wanted), changed_nodes=sorted(wanted))
 
 

@@ -10,7 +10,11 @@ description:
   - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
     can limit memory.
   - Where slurmctld is, looks which partitions have jobs.
-options: {}
+options:
+  node:
+    description: Whether this machine takes jobs, and so has slurmd.
+    type: bool
+    default: true
 author: Farandole
 """
 
@@ -72,13 +76,16 @@ def partitions(settings: str, busy: set[str] | None) -> list[dict[str, object]]:
 
 def main() -> None:
     """Answer with what was read."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module = AnsibleModule(argument_spec={"node": {"type": "bool", "default": True}}, supports_check_mode=True)
     found = []
     if SETTINGS.exists() and shutil.which("squeue"):
         code, jobs, _ = module.run_command(["timeout", "10", "squeue", "--all", "--noheader", "--format=%P"])
         found = partitions(SETTINGS.read_text(), None if code else {*re.split(r"[\s,]+", jobs)})
-    if not shutil.which("slurmd"):
-        # In check mode, it would be installed before; a head that takes no jobs has none.
+    installed = shutil.which("slurmd")
+    if module.params["node"] and not installed and not module.check_mode:
+        module.fail_json(msg="slurmd is not installed")
+    if not module.params["node"] or not installed:
+        # In check mode, it would be installed before.
         module.exit_json(changed=False, partitions=found)
     _, printed, _ = module.run_command(["slurmd", "-C"], check_rc=True)
     gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
