@@ -210,6 +210,28 @@ def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Clus
     cluster.ssh("node-1", "scontrol", "update", "nodename=node-2", "state=resume")
 
 
+def test_a_gpu_belongs_to_one_job_and_a_lost_one_is_no_longer_offered(cluster: Cluster) -> None:
+    # There is none here: Slurm itself looks at the devices alone, and gives them out by number.
+    device = "touch {0} && mount --bind /dev/null {0}"
+    cluster.ssh("node-2", "sh", "-c", " && ".join(device.format(f"/dev/nvidia{number}") for number in (0, 1)))
+    assert cluster.play("--skip-tags", "stack").rc == 0
+    assert nodes(cluster)["node-2"] == "idle"
+    wait = "'echo GPU $CUDA_VISIBLE_DEVICES; until [ -e go ]; do sleep 0.2; done'"
+    jobs = [submit(cluster, "--gres=gpu:1", "--mem=100M", f"--wrap={wait}") for _ in range(3)]
+    until(lambda: [told(cluster, job) for job in jobs] == ["RUNNING", "RUNNING", "PENDING"])
+    refused = on_head(cluster, "sbatch --gres=gpu:3 --wrap=hostname").stderr
+    assert "it asks for 3 GPUs on each node; the nodes of partition normal have 2" in refused
+    cluster.ssh("node-2", "touch", "/home/trainer/go")
+    assert [ended(cluster, job) for job in jobs] == ["COMPLETED"] * 3
+    assert sorted(printed(cluster, job) for job in jobs[:2]) == ["GPU 0\n", "GPU 1\n"]
+    assert "gres/gpu=1" in told(cluster, jobs[2], "alloctres%80")
+    cluster.ssh("node-2", "sh", "-c", "umount /dev/nvidia1 && rm /dev/nvidia1; systemctl restart slurmd")
+    assert cluster.play("--skip-tags", "stack").rc == 0
+    until(lambda: nodes(cluster)["node-2"] == "idle")
+    assert "gpu:1" in cluster.ssh("node-1", "sinfo", "--noheader", "--nodes=node-2", "--format=%G").stdout
+    cluster.ssh("node-2", "sh", "-c", "umount /dev/nvidia0 && rm /dev/nvidia0")
+
+
 def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
     command = ["farandole", "node", "exclude", "node-2", "-i", str(cluster.inventory), "--why", "fan"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
