@@ -26,6 +26,7 @@ from farandole.preflight.inventory import (
     declared_names,
     judge_inventory,
     judge_settings,
+    judge_tags,
     read_node,
     unreadable,
 )
@@ -165,7 +166,8 @@ class ActionModule(Action):
         revoked = variables.get("ssh_trust_revoked") or ()
         specs = self._specs(Path(arguments["roles_dir"]))
         declared = {role: declared_names(spec) for role, spec in specs.items()}
-        findings = [*broken, *judge_inventory(groups, nodes, declared, connection_variables())]
+        given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
+        findings = [*broken, *judge_tags(given), *judge_inventory(groups, nodes, declared, connection_variables())]
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)

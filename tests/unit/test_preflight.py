@@ -220,6 +220,25 @@ def test_unknown_variables(variable: str, code: str, known: str) -> None:
     assert known in found.cure
 
 
+def test_a_tag_without_tasks_is_told() -> None:
+    found = inventory.judge_tags(["all", "stack", "molecule-notest", "slurm"])
+    assert [(one.code, one.severity) for one in found] == [("tag-unknown", "warn")]
+    assert "the tag slurm" in found[0].cause
+    assert "samples, stack" in found[0].cure
+
+
+def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
+    def listed(*words: str) -> str:
+        command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    tags = re.findall(r"TAGS: \[(.*)\]", listed("--list-tags"))
+    assert {tag for line in tags for tag in line.split(", ") if tag} == inventory.TAGS | {"always"}
+    # Checked whatever the tags are, so nothing that another task has to find out first.
+    checked = re.findall(r"^ *(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE)
+    assert {*checked} == {"preflight", "validation"}
+
+
 def test_a_variable_that_every_host_has_is_one_finding() -> None:
     nodes = [node(name, variables=frozenset({"base_usr"})) for name in ("a", "b")]
     assert [finding.host for finding in inventory.judge_variables(nodes, DECLARED)] == ["all"]

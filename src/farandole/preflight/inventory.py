@@ -24,6 +24,10 @@ Options = Mapping[str, Mapping[str, Any]]
 
 # Variables that several roles read; they have no default.
 OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
+# The tags of the playbooks.
+TAGS = frozenset({"stack", "samples", "quick"})
+# What Ansible takes for a tag itself, and what Molecule skips in every playbook.
+COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -232,6 +236,12 @@ def judge_settings(
         *judge_people(hostvars, [node.name for node in nodes]),
         *judge_mounts(values),
     ]
+
+
+def judge_tags(given: Iterable[str]) -> list[Finding]:
+    """Report tags that no playbook knows: a run would do nothing, or everything, without a word."""
+    unknown = sorted({*given} - TAGS - COMMON_TAGS)
+    return [finding("tag-unknown", "all", seen=tag, known=", ".join(sorted(TAGS))) for tag in unknown]
 
 
 def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
