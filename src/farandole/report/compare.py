@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farandole.report.figures import MAXIMA
+
 Result = Mapping[str, Any]
 UNKNOWN = "noise not known"
 
@@ -60,7 +62,8 @@ def _both(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> boo
 def _figure(old: Mapping[str, Any], new: Mapping[str, Any]) -> Figure:
     """A change is more than noise if the middle halves of the rounds of both runs do not touch."""
     was, now = old["value"], new["value"]
-    share = (now - was) / abs(was) if was else None
+    # The difference of two losses is next to nothing in any case.
+    share = (now - was) / abs(was) if was and not new["id"].startswith(MAXIMA) else None
     if "not measured" in (old["status"], new["status"]):
         return Figure(new["id"], was, now, share, UNKNOWN, "one of the two was disturbed, and counts as not measured")
     if was == now:
