@@ -24,6 +24,9 @@ from farandole.report.matrix import grade, matrix
 from farandole.report.page import page
 from farandole.report.read import checked, read
 from farandole.validation import kept
+from farandole.validation.judge import Bars, judge
+
+from .loading import load_probe
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = '"><img src=http://127.0.0.1:9/x onerror=document.title=1><script>document.title=2</script>'
@@ -346,6 +349,22 @@ def test_a_masked_report_names_nobody(what: str) -> None:
     ]  # fmt: skip
     assert [word for word in secret if word in text] == []
     assert "host-1" in text and "host-2" in text and "tcp://address-" in text
+
+
+def test_what_is_cut_says_so() -> None:
+    assert load_probe("job").excerpt(f"{'x' * 301}\n{'y' * 300}", []) == ["x" * 299 + "…", "y" * 300]
+    job = {"id": "mpi", "group": "mpi", "title": "a job", "nodes": ["node-1"], "seconds": 9}
+    ran = {
+        "job": job,
+        "code": 1,
+        "said": [f"[1,0]<stderr>:{'x' * 201}"],
+        "ranks": [],
+        "wrong": [],
+        "left": {},
+        "seconds": 1,
+    }
+    (found,) = judge({"mpi": ran}, Bars(), "inventory/mine")
+    assert "x" * 199 + "…" in found.cause and "x" * 200 not in found.cause
 
 
 def test_masked_results_stay_readable() -> None:
