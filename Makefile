@@ -33,7 +33,7 @@ demo: setup ## set up and validate two hosts on this machine
 	phase farandole validate -i inventory/$(LAB); \
 	printf '\nSeconds:\n%b%5d  in all\n' "$$took" $$(($$(date +%s) - begun))
 	@echo
-	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it."
+	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it and its report."
 	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
 	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 python /opt/farandole/samples/pytorch_mnist.py"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver"}
+PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver", "pdftotext": "poppler-utils"}
 # Nothing goes through a proxy, and nothing leaves this machine.
 OPEN = build_opener(ProxyHandler({})).open
 READY = re.compile(r"started successfully on port (\d+)")
@@ -59,9 +59,11 @@ class Browser:
         found = self.devtools("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(found["data"]))
 
-    def pdf(self) -> bytes:
-        """The page as it would be printed."""
-        return base64.b64decode(self.ask("print"))
+    def paper(self) -> list[str]:
+        """The text of the page as it would be printed, by sheets."""
+        printed = base64.b64decode(self.ask("print"))
+        done = subprocess.run(["pdftotext", "-layout", "-", "-"], input=printed, capture_output=True, check=True)
+        return done.stdout.decode().removesuffix("\f").split("\f")
 
 
 @contextmanager

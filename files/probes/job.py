@@ -134,7 +134,7 @@ def results(output):
 
 def excerpt(output, patterns):
     """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
-    lines = [line[:300] for line in output.splitlines() if not NOISE.search(line)]
+    lines = [line if len(line) <= 300 else f"{line[:299]}…" for line in output.splitlines() if not NOISE.search(line)]
     earlier = lines[:-SHOWN]
     telling = {at for one in patterns for at in islice(matching(one, earlier), SHOWN)}
     return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]

@@ -17,6 +17,7 @@ from farandole.stack import cache, lock, parts, plan, sources
 from farandole.validation import files, nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    "account_names": cluster.account_names,
     "accounts": cluster.accounts,
     "builders": cluster.builders,
     "cache_root": lambda home: str(cache.cache_root(home)),
@@ -28,6 +29,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "fabric": fabric.choice,
     "folder_files": samples.folder_files,
     "horovod_source": sources.horovod_source,
+    "host_names": cluster.host_names,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "member_addresses": cluster.member_addresses,

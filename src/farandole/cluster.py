@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -56,6 +57,17 @@ def member_addresses(
 def _called(variables: Mapping[str, Any]) -> list[str]:
     aliases = variables.get("ssh_trust_aliases") or []
     return [str(one) for one in (node_address(variables), variables.get("ansible_host"), *aliases) if one]
+
+
+def host_names(names: Sequence[str], hostvars: HostVars) -> dict[str, list[str]]:
+    """Other names and addresses of each host."""
+    return {name: list(dict.fromkeys(_called(hostvars[name]))) for name in names}
+
+
+def account_names(names: Sequence[str], hostvars: HostVars, people: Sequence[str]) -> list[str]:
+    """Everybody who logs in to these hosts, starts jobs there, or runs Ansible here."""
+    logins = {str(hostvars[name].get("ansible_user") or "") for name in names}
+    return sorted({getpass.getuser(), *people, *logins} - {""})
 
 
 def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:

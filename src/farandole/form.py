@@ -105,7 +105,8 @@ def many(check: Check) -> Check:
 
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list) or len(value) > MANY:
-            raise UnfitError(f"is {shown(value)}")
+            more = f" of {len(value):,}, and {MANY:,} are the most" if isinstance(value, list) else ""
+            raise UnfitError(f"is {shown(value)}{more}")
         return [within(f"[{place}]", check, one) for place, one in enumerate(value)]
 
     return checked

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,21 @@ from browser import Browser, browser, missing
 from typer.testing import CliRunner
 
 from farandole.cli import app
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, Interrupted
+from farandole.report import commands
 from farandole.report.compare import compare
+from farandole.report.figures import figures
 from farandole.report.markdown import markdown
 from farandole.report.mask import masked_alike
 from farandole.report.matrix import grade, matrix
-from farandole.report.page import LARGEST, page
+from farandole.report.page import page
 from farandole.report.read import checked, read
+from farandole.validation import kept
+from farandole.validation.judge import Bars, judge
 
+from .loading import load_probe
+
+ROOT = Path(__file__).resolve().parents[2]
 EVIL = '"><img src=http://127.0.0.1:9/x onerror=document.title=1><script>document.title=2</script>'
 
 
@@ -66,7 +75,12 @@ def result(**changes: Any) -> dict[str, Any]:
             check("speed.efficiency", value=0.9, bar=0.8, spread=[0.88, 0.92]),
             check("rdma", "not measured", hosts=[]),
         ],
-        "preflight": {"hosts": {}, "nodes": {}, "pairs": [["node-1", "node-10", 500.0, 800.0]]},
+        "preflight": {
+            "hosts": {"node-1": {"system": "Debian 12, x86_64", "memory_mb": 2048, "mbit": 10_000}},
+            "nodes": {"node-1": {"delay_us": 9.0, "mb_per_s": None}},
+            "pairs": [["node-1", "node-10", 500.0, 800.0]],
+            "findings": [{"host": "node-1", "code": "x", "cause": "a", "cure": "b", "severity": "note"}],
+        },
     }
     return {**made, **changes}
 
@@ -78,11 +92,76 @@ def test_the_page_shows_what_is_wrong_first_and_escapes_everything() -> None:
     text = page(checked(result()))
     assert text.index("Not measured:") < text.index("What to mend") < text.index("Figures")
     assert "farandole validate -i inventory/mine" in text
+    text = page(checked(result(checks=[check("slower", "slow", code="too-slow"), check("wrong", "red")])))
+    assert text.index("wrong</h3>") < text.index("slower</h3>")
+
+
+def test_what_preflight_found_is_to_mend_too() -> None:
+    found = [
+        {
+            "host": f"node-{number}",
+            "code": "pair-slow-node",
+            "cause": f"cause {number}",
+            "cure": "cable",
+            "severity": what,
+        }
+        for number, what in enumerate(("note", "warn", "stop"))
+    ]
+    text = page(checked(result(preflight={"findings": found, "time": "2026-01-02T03:04:05Z"})))
+    assert "preflight on 2 January 2026, 03:04 UTC found 1 problem and 1 warning." in text
+    places = [text.index(words) for words in ("What to mend", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
+    assert places == sorted(places)
+    assert "farandole preflight -i inventory/mine" in text
+    text = markdown(checked(result(preflight={"findings": found})))
+    places = [text.index(words) for words in ("it is off", "problem of preflight: node-2", "warning of", "Figures")]
+    assert places == sorted(places) and "cause 0" not in text
+
+
+def test_the_page_can_be_read_aloud() -> None:
+    text = page(checked(result()), compare(checked(result(verdict="green")), checked(result())))
+    levels = [*map(int, re.findall(r"<h(\d)", text))]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(later - former <= 1 for former, later in pairwise(levels))
+    assert re.findall(r"<(?:header|main|footer)\b", text) == ["<header", "<main", "<footer"]
+    assert not re.findall(r"<th(?! scope=\"(?:row|col)\")[ >]", text)
+    assert not re.findall(r"<tr[^>]*>\s*<td", text)
+    pictures = re.findall(r"<svg[^>]*>", text)
+    assert len(pictures) > 8
+    assert not [one for one in pictures if not re.search(r'role="img".* aria-label="[^"]{8}|aria-hidden="true"', one)]
+
+
+def contrast(one: str, other: str) -> float:
+    """How well two colours are told apart, as WCAG 2 defines it."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_words_stand_out_from_what_is_behind_them() -> None:
+    style = (ROOT / "src/farandole/report/page.css").read_text()
+    # In the light, in the dark, and on paper.
+    palettes = [
+        dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root {(.*?)}", style, re.DOTALL)
+    ]
+    assert len(palettes) == 3
+    words = ("ink", "mute", "ok", "slow", "bad", "a")
+    for palette in palettes:
+        colours = {
+            name: one if len(one) == 7 else "#" + "".join(2 * part for part in one[1:]) for name, one in palette.items()
+        }
+        seen = [(one, behind) for one in words for behind in ("paper", "panel", "soft")]
+        seen += [("ink", f"{one}-soft") for one in ("ok", "slow", "bad")]
+        assert not [pair for pair in seen if contrast(*(colours[name] for name in pair)) < 4.5]
 
 
 def test_old_and_bare_results_have_a_page() -> None:
     bare = {"format": 2, "time": "x", "verdict": "red", "checks": []}
-    assert "format 2" in page(checked(bare))
+    assert "format 2, which has no series" in page(checked(bare))
     assert "0 checks" in page(checked(bare | {"format": 3}))
 
 
@@ -109,10 +188,52 @@ def test_a_bad_file_is_a_message(tmp_path: Path, content: str, words: str) -> No
     assert words in str(error.value)
 
 
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a value, as the container and the key."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [MISSING, None, True, -1, 1e300, 2**2000, "", "\ud800\x1b[31m", [], {}, [[]], [None, None]],
+    ids=lambda wrong: "missing" if wrong is MISSING else ascii(wrong)[:20],
+)
+def test_whatever_is_wrong_in_a_result_there_is_a_page_or_a_message(wrong: Any) -> None:
+    whole, other = result(), checked(result())
+    whole["checks"][0]["log"] = ["line"]
+    for container, key in [*places(whole)]:
+        right = container.pop(key) if wrong is MISSING else container[key]
+        if wrong is not MISSING:
+            container[key] = wrong
+        try:
+            found = checked(json.loads(json.dumps(whole)))
+        except FarandoleError as error:
+            assert str(error)
+        else:
+            page(found, compare(found, other)).encode()
+            markdown(masked_alike([found])[0]).encode()
+        if wrong is MISSING and isinstance(container, list):
+            container.insert(key, right)
+        else:
+            container[key] = right
+
+
+def test_a_gigantic_log_is_cut() -> None:
+    lines = [f"line {number} {'x' * 80}" for number in range(600_000)]
+    text = page(checked(result(checks=[check("x", "red", log=lines), check("y", "red", log=["y" * 50_000_000])])))
+    assert len(text.encode()) <= 2_000_000
+    assert "line 599999 " in text and "line 0 " not in text
+
+
 def test_a_huge_result_is_cut_and_says_so() -> None:
     many = [check(f"c{number}", "red", log=["x" * 390] * 40, words="w" * 1900) for number in range(900)]
     text = page(checked(result(checks=many)))
-    assert len(text.encode()) <= LARGEST
+    assert len(text.encode()) <= 2_000_000
     assert "not shown; result.json has them all" in text
 
 
@@ -125,20 +246,152 @@ def test_a_change_is_noise_if_the_rounds_touch() -> None:
         return compare(old, new).figures[0].judgement
 
     assert judged(figure(0.9, 0.88, 0.92), figure(0.8, 0.78, 0.82)) == "more than noise"
+    assert judged(figure(0.8, 0.78, 0.82), figure(0.9, 0.88, 0.92)) == "more than noise"
     assert judged(figure(0.9, 0.88, 0.92), figure(0.87, 0.85, 0.89)) == "within noise"
     assert judged(figure(0.9), figure(0.8, 0.78, 0.82)) == "noise not known"
-    changed = compare(checked(result(versions={"torch": "1"}, verdict="green")), checked(result()))
-    assert (changed.old_verdict, changed.stack[0]) == ("green", ("torch", "1", "2.13.0"))
 
 
-def test_masked_results_name_no_host() -> None:
-    log = ["trainer@NODE-1: x", "[node-10:12] 192.0.2.7:22 fe80::1 127.0.0.1", "f" * 32, "node-1.cluster 12:30:45"]
-    (found,) = masked_alike([checked(result(checks=[check("trust.node-10", "red", log=log, cure="on node-10")]))])
-    text = json.dumps(found).lower()
-    assert not [word for word in ("node-1", "192.0.2.7", "fe80::1", "f" * 32, "mine") if word in text]
+def test_a_comparison_says_what_is_different_and_nothing_else() -> None:
+    same = compare(checked(result()), checked(result()))
+    assert (same.verdicts, same.stack) == ([], [])
+    assert {one.judgement for one in same.figures} == {"the same"}
+    old = result(
+        versions={"torch": "1", "numpy": "2"},
+        verdict="green",
+        stack="ba9876543210",
+        hosts=["node-1"],
+        bars={"efficiency": 0.7, "pace": 0.5},
+        data=["MNIST"],
+        checks=[check("horovod.x"), check("gone"), check("parity.x", value=1e-6)],
+        preflight={
+            "hosts": {"node-1": {"kernel": "6.1"}},
+            "pairs": [["a", "b", 900.0, 800.0], ["b", "a", 800.0, 800.0]],
+        },
+    )
+    slow = [["a", "b", 900.0, 800.0], ["b", "a", 700.0, 800.0]]
+    new = result(preflight={"hosts": {"node-1": {"kernel": "6.12"}}, "pairs": slow})
+    new["checks"].append(check("parity.x", value=0.0))
+    changed = compare(checked(old), checked(new))
+    assert (changed.old_verdict, changed.new_verdict) == ("green", "red")
+    assert changed.stack == [
+        ("stack", "ba9876543210", "0123456789ab"), ("numpy", "2", "absent"), ("torch", "1", "2.13.0"),
+        ("nodes", "node-1", "node-1, node-10"), ("data", "MNIST", "none"), ("kernel", "6.1", "6.12"),
+        ("connections below their bar", "0 of 2", "1 of 2"), ("bar of efficiency", "0.7", "0.8"),
+        ("bar of pace", "0.5", "none"),
+    ]  # fmt: skip
+    assert changed.verdicts == [
+        ("horovod.x", "green", "red"), ("speed.efficiency", "absent", "green"), ("rdma", "absent", "not measured"),
+        ("gone", "green", "absent"),
+    ]  # fmt: skip
+    assert [(one.id, one.share, one.judgement) for one in changed.figures] == [("parity.x", None, "noise not known")]
+    unsure = [checked(result(checks=[check("speed.x", what, value=one, spread=[one, one])])) for what, one in
+              (("green", 0.9), ("not measured", 0.5))]  # fmt: skip
+    assert compare(*unsure).figures[0].judgement == "noise not known"
+    # What is not known has not changed.
+    assert compare(checked(result(preflight=None)), checked(new)).stack == []
+
+
+HOSTILE = [
+    "alice@NODE-1.corp.example.org: Permission denied (publickey)",
+    "[node-10:12] tcp://192.0.2.7,198.51.100.4:22 fe80::1 mynode-1x NODE_NODE-10_ 2001:DB8::7.",
+    "tcp10.0.0.7x _10.0.0.8 [10.0.0.9]:22 010.0.0.9",
+    f"{'f' * 32} 0A:1b:2c:3d:4e:5f",
+    "uid=2000(carol) gid=2000(staff) -I/home/alice/include file:///data/secret/x ~dave/y",
+    "… lice/x.py in storehous…",
+    "x" * 290 + " storehous",
+    "told by bob@storehouse-7.example.net and alice, of Gpulab in /srv/gpulab/",
+    "greatgrid and boxwood, short for names of the inventory, say no to erinaceus",
+    "mail to zoe@mail.example.info",
+]
+
+
+@pytest.mark.parametrize("what", ["page", "markdown", "comparison"])
+def test_a_masked_report_names_nobody(what: str) -> None:
+    nodes, other = ["node-1", "node-10"], "storehouse"
+    said = {
+        "log": HOSTILE,
+        "words": "; ".join(line for line in HOSTILE if len(line) < 300),
+        "cause": "seen on node-1",
+        "cure": "ansible -i /srv/gpulab/inv x",
+    }
+    pairs = [["node-1", "node-10", 5.0, 800.0], ["node-10", "node-1", 900.0, 800.0]]
+    link = {"delay_us": 5.0, "mb_per_s": 900.0}
+    finding = {
+        "host": "node-1, node-10",
+        "code": "pair-slow-node",
+        "cause": "storehouse",
+        "cure": "",
+        "severity": "stop",
+    }
+    found = result(
+        checks=[check("trust.node-10", "red", **said), check("files./srv/gpulab/alice", "red", **said)],
+        cluster="gpulab",
+        inventory="/srv/gpulab/inv",
+        data=["/home/alice/data"],
+        names={
+            **{one: [f"{one}.corp.example.org", f"10.1.1.{one[5:]}"] for one in nodes},
+            other: ["storehouse-7"], "greatgrid.corp.example.org": [],
+        },
+        accounts=["alice", "bob", "erinaceus", "root"],
+        preflight={
+            "findings": [finding], "hosts": {"node-1": {"hostname": "boxwood"}}, "nodes": dict.fromkeys(nodes, link),
+            "pairs": pairs, "network": "10.1.1.0/24",
+        },
+    )  # fmt: skip
+    found["jobs"][0]["title"] = "a job on rack7"
+    results = masked_alike([checked(found), checked(result(hosts=["node-10", "rack7.corp.example.org"]))])
+    old = compare(*reversed(results)) if what == "comparison" else None
+    text = (markdown(results[0]) if what == "markdown" else page(results[0], old)).lower()
+    secret = [
+        "node-1", "rack7", "storehous", "gpulab", "corp", "example", "alice", "lice/", "bob", "carol", "dave", "zoe",
+        "erinaceus", "greatgrid", "boxwood", "data/", "192.0.2", "198.51", "fe80", "2001:db8", "10.0.0", "10.1.1",
+        "f" * 32, "1b:2c",
+    ]  # fmt: skip
+    assert [word for word in secret if word in text] == []
+    assert "host-1" in text and "host-2" in text and "tcp://address-" in text
+
+
+def test_what_is_cut_says_so() -> None:
+    assert load_probe("job").excerpt(f"{'x' * 301}\n{'y' * 300}", []) == ["x" * 299 + "…", "y" * 300]
+    job = {"id": "mpi", "group": "mpi", "title": "a job", "nodes": ["node-1"], "seconds": 9}
+    ran = {
+        "job": job,
+        "code": 1,
+        "said": [f"[1,0]<stderr>:{'x' * 201}"],
+        "ranks": [],
+        "wrong": [],
+        "left": {},
+        "seconds": 1,
+    }
+    (found,) = judge({"mpi": ran}, Bars(), "inventory/mine")
+    assert "x" * 199 + "…" in found.cause and "x" * 200 not in found.cause
+
+
+def test_masked_results_stay_readable() -> None:
+    log = [
+        "trainer@node-1: x",
+        "node-10.cluster 12:30:45 127.0.0.1 4.1.4 and/or 3/4",
+        "in /usr/lib/x and /opt/farandole/y by root@node-1",
+    ]
+    checks = [check("trust.node-10", "red", log=log, cure="on node-10: ansible -i /a/b/mine x")]
+    (found,) = masked_alike([checked(result(checks=checks, accounts=["root"], inventory="/a/b/mine"))])
+    assert (found["cluster"], found["names"], found["accounts"]) == ("", {}, [])
+    assert "farandole validate -i inventory/NAME" in page(found)
     (one,) = found["checks"]
-    assert (one["id"], one["cure"], one["hosts"]) == ("trust.host-2", "on host-2", ["host-1", "host-2"])
-    assert one["log"][1].endswith("127.0.0.1") and one["log"][3] == "host-1.cluster 12:30:45"
+    assert (one["id"], one["cure"], one["hosts"]) == (
+        "trust.host-2",
+        "on host-2: ansible -i inventory/NAME x",
+        ["host-1", "host-2"],
+    )
+    assert one["log"] == ["user-1@host-1: x", log[1].replace("node-10", "host-2"), log[2].replace("node", "host")]
+    assert found["versions"] == {"torch": "2.13.0"}
+
+
+def test_a_figure_has_the_limit_that_is_true_for_it() -> None:
+    names = ("mpi.bandwidth", "speed.yardstick", "x.accuracy", "speed.efficiency", "speed.predicted", "parity.x")
+    found = figures([checked(result(checks=[check(name, value=0.9)]))["checks"][0] for name in names])
+    # MPI may be faster than TCP, and Horovod than torch.distributed; the efficiency should be what is predicted.
+    assert [one["limit"] for one in found] == [None, None, 1.0, 0.9, 1.0, 0.0]
 
 
 def test_a_bad_node_and_a_bad_link_are_told_apart() -> None:
@@ -169,6 +422,72 @@ def test_the_command(tmp_path: Path) -> None:
     assert "&lt;script" in markdown(checked(result(hosts=["a"], checks=[check("x", "red", words=EVIL)])))
 
 
+def test_an_interrupted_report_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result()))
+    (tmp_path / "index.html").write_text("old")
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted("now")
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(Interrupted, match="the same command again"):
+        CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (tmp_path / "index.html").read_text() == "old"
+    assert {one.name for one in tmp_path.iterdir()} == {"result.json", "index.html"}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "arguments", "words"),
+    [
+        ((), (), "no cluster here has a report"),
+        (("one", "two"), (), "several clusters have reports: one, two"),
+        (("one",), ("-i", "inventory/gone"), "there is no inventory inventory/gone"),
+        (("one",), ("-i", "inventory/gone"), "removed with it"),
+        (("one",), ("elsewhere",), "there is no report elsewhere"),
+    ],
+)
+def test_a_report_that_is_not_there_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: tuple[str, ...], arguments: tuple[str, ...], words: str
+) -> None:
+    for name in clusters:
+        (tmp_path / name / "reports" / "latest").mkdir(parents=True)
+    monkeypatch.setattr(commands, "STATES", tmp_path)
+    error = CliRunner().invoke(app, ["report", *arguments]).exception
+    assert isinstance(error, FarandoleError) and words in str(error)
+
+
+def test_the_only_cluster_with_a_report_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine" / "reports" / "latest"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(result()))
+    monkeypatch.setattr(commands, "STATES", tmp_path)
+    assert CliRunner().invoke(app, ["report"]).exit_code == 0
+    assert (folder / "index.html").exists()
+
+
+def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path) -> None:
+    names = ("node-1", "node-2", "node-3")
+    pairs = [[one, other, 900.0, 800.0] for one in names for other in names if one != other]
+    hosts = {one: {"os_id": "debian", "os_version": "12", "arch": "x86_64", "hostname": f"{one}.lan"} for one in names}
+    links = {
+        "nodes": {one: {"delay_us": 9.0, "mb_per_s": 900.0} for one in names}, "usual_mb_per_s": 900.0,
+        "rates_measured": "2026-01-02T03:04:05Z", "pairs": pairs,
+    }  # fmt: skip
+    path = tmp_path / "preflight.json"
+    path.write_text(json.dumps({"findings": [], "hosts": hosts, "links": links}))
+    found = kept.preflight(path, names[:2])
+    assert found is not None
+    assert [one[:2] for one in found["pairs"]] == [["node-1", "node-2"], ["node-2", "node-1"]]
+    assert {*found["nodes"]} == {*found["hosts"]} == {*names[:2]}
+    assert (found["rates_measured"], found["hosts"]["node-1"]["hostname"]) == ("2026-01-02T03:04:05Z", "node-1.lan")
+    text = page(checked(result(hosts=[*names[:2]], preflight=found)))
+    assert "2 of 2 measured by preflight on 2 January 2026, 03:04 UTC" in text
+    # Nodes to which nothing was measured are in the matrix, too.
+    assert "2 of 6 measured" in page(checked(result(hosts=[*names], preflight=found)))
+    path.write_text("{")
+    assert kept.preflight(path, names) is None
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     if missing():
@@ -184,9 +503,33 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_page_on_a_phone_and_in_the_dark(chromium: Browser, file: Path) -> None:
-    chromium.show(file, width=360)
-    assert chromium.run("return document.documentElement.scrollWidth") <= 360
+@pytest.mark.parametrize("width", [360, 721, 900, 1185])
+def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, width: int) -> None:
+    nodes = [f"a-rather-long-name-of-a-node-{number}.example.org" for number in range(12)]
+    job = {"nodes": nodes, "begin": 1.0, "seconds": 2.0, "title": "a job"}
+    ranks = [{"host": one, "rate": 12345.0, "step_ms": None} for one in nodes]
+    jobs = [{**job, "id": f"training.a_sample_with_a_long_name_{number}", "ranks": ranks} for number in range(8)]
+    pairs = [[one, other, 900.0, 800.0] for one in nodes for other in nodes if one != other]
+    preflight = {
+        "hosts": {one: {"system": "Debian 12, x86_64", "kernel": "6.1.0-35-amd64"} for one in nodes},
+        "pairs": pairs,
+    }
+    path = tmp_path / "index.html"
+    sizes = [[1 << power, 12.5, 1234.5] for power in range(3, 23)]
+    jobs.append({**job, "id": "mpi", "sizes": sizes})
+    checks = [check("speed.efficiency", "not measured", value=0.9, bar=0.8, spread=[0.88, 0.92])]
+    found = checked(result(hosts=nodes, jobs=jobs, preflight=preflight, checks=checks))
+    path.write_text(page(found, compare(checked(result(verdict="green")), found)))
+    chromium.show(path, width=width)
+    chromium.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert chromium.run("return document.documentElement.scrollWidth") <= width
+    # Beside each other while there is room, below each other on a phone.
+    rows = "return [...document.querySelectorAll('.stacked tbody tr')].map(row => getComputedStyle(row).display)"
+    assert {*chromium.run(rows)} == ({"grid"} if width == 360 else {"table-row"})
+
+
+def test_the_page_in_the_dark(chromium: Browser, file: Path) -> None:
+    chromium.show(file)
     paper = "return getComputedStyle(document.body).backgroundColor"
     light = chromium.run(paper)
     chromium.show(file, dark=True)
@@ -212,4 +555,8 @@ def test_paper_shows_what_is_folded(chromium: Browser, file: Path) -> None:
     chromium.show(file, media="print", dark=True)
     assert chromium.run(room) > 1000
     assert chromium.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert chromium.pdf().startswith(b"%PDF")
+    sheets = chromium.paper()
+    assert "Red: 2 nodes of mine" in sheets[0] and "What to mend" in sheets[0]
+    # The last line of the log, which is folded on the screen, the versions, and the end of the page.
+    text = " ".join(" ".join(sheets).split())
+    assert "line 299 " in text and "torch 2.13.0" in text and "3 checks" in text and "runs no script" in text

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farandole import files
-from farandole.errors import FarandoleError
+from farandole.errors import FarandoleError, Interrupted
 from farandole.node_commands import cluster_of
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
@@ -18,6 +18,8 @@ from farandole.report.read import file_of, read
 from farandole.state import STATES
 from farandole.table import table
 from farandole.words import on_terminal
+
+GONE = "The reports of a lab are removed with it; if you copied one before, name its folder"
 
 
 def report(
@@ -33,10 +35,17 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
     *,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it for an issue, and write no page.")] = False,
-    mask: Annotated[bool, typer.Option("--mask", help="Replace names of hosts, addresses and machine ids.")] = False,
+    mask: Annotated[bool, typer.Option("--mask", help="Replace names of hosts, people, paths and addresses.")] = False,
 ) -> None:
     """Make the page of a validation again, compare it with an older one, or print it for an issue."""
-    source = file_of(folder or _latest(inventory))
+    try:
+        _report(folder or _latest(inventory), against, output, as_markdown=as_markdown, mask=mask)
+    except Interrupted:
+        raise Interrupted("a page is written as a whole or not at all: run the same command again") from None
+
+
+def _report(folder: Path, against: Path | None, output: Path | None, *, as_markdown: bool, mask: bool) -> None:
+    source = file_of(folder)
     results = [read(source), *([read(against)] if against else [])]
     results = masked_alike(results) if mask else results
     comparison = compare(results[1], results[0]) if against else None
@@ -59,12 +68,15 @@ def report(
 def _latest(inventory: Path | None) -> Path:
     """The newest report of a cluster; without an inventory, of the only one that has any."""
     if inventory:
+        if not inventory.exists():
+            raise FarandoleError(f"there is no inventory {inventory}. {GONE}")
         return cluster_of(inventory, write=False).state / "reports"
     known = sorted(STATES.glob("*/reports/latest"))
     if len(known) != 1:
         names = ", ".join(one.parents[1].name for one in known)
-        why = f"several clusters have reports: {names}" if names else "no cluster here has a report"
-        raise FarandoleError(f"{why}; name a report's folder, or an inventory with -i")
+        if not names:
+            raise FarandoleError(f"no cluster here has a report;  farandole validate -i INVENTORY  makes one. {GONE}")
+        raise FarandoleError(f"several clusters have reports: {names}; name a report's folder, or an inventory with -i")
     return known[0]
 
 

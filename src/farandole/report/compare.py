@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farandole.report.figures import MAXIMA
+from farandole.report.matrix import grade
+
 Result = Mapping[str, Any]
 UNKNOWN = "noise not known"
+UNSEEN = "not known"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ def _both(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> boo
 def _figure(old: Mapping[str, Any], new: Mapping[str, Any]) -> Figure:
     """A change is more than noise if the middle halves of the rounds of both runs do not touch."""
     was, now = old["value"], new["value"]
-    share = (now - was) / abs(was) if was else None
+    # The difference of two losses is next to nothing in any case.
+    share = (now - was) / abs(was) if was and not new["id"].startswith(MAXIMA) else None
     if "not measured" in (old["status"], new["status"]):
         return Figure(new["id"], was, now, share, UNKNOWN, "one of the two was disturbed, and counts as not measured")
     if was == now:
@@ -81,8 +86,9 @@ def _stack(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
             yield name, was, now
     for name, was, now in (("nodes", *(", ".join(result["hosts"]) or "none" for result in (old, new))),
                            ("data", *("; ".join(result["data"]) or "none" for result in (old, new))),
-                           ("kernel", *map(_kernels, (old, new)))):  # fmt: skip
-        if was != now and not (name == "kernel" and "not known" in (was, now)):
+                           ("kernel", *map(_kernels, (old, new))),
+                           ("connections below their bar", *map(_slow, (old, new)))):  # fmt: skip
+        if was != now and UNSEEN not in (was, now):
             yield name, was, now
     for name in sorted({*old["bars"], *new["bars"]}):
         was, now = (f"{result['bars'][name]:g}" if name in result["bars"] else "none" for result in (old, new))
@@ -92,4 +98,9 @@ def _stack(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
 
 def _kernels(result: Result) -> str:
     hosts = (result["preflight"] or {}).get("hosts", {})
-    return ", ".join(sorted({one.get("kernel", "") for one in hosts.values()} - {""})) or "not known"
+    return ", ".join(sorted({one.get("kernel", "") for one in hosts.values()} - {""})) or UNSEEN
+
+
+def _slow(result: Result) -> str:
+    pairs = (result["preflight"] or {}).get("pairs", [])
+    return f"{sum(grade(*one[2:]) != 'good' for one in pairs)} of {len(pairs)}" if pairs else UNSEEN

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from farandole.predict_command import PAYLOAD
 from farandole.report.charts import Axis, Line, chart, decades, nice
 
 # Checks whose value has to be below the bar.
 MAXIMA = ("parity",)
+# Checks whose value may be above 1: MPI may be faster than TCP, and Horovod than torch.distributed.
+UNLIMITED = ("mpi.bandwidth", "mpi.latency", "speed.yardstick")
 SIZES = {
     8: "8 B", 512: "512 B", 4096: "4 KiB", 16384: "16 KiB", 65536: "64 KiB", 262144: "256 KiB", 1 << 20: "1 MiB",
     4 << 20: "4 MiB",
@@ -28,10 +28,11 @@ def figures(checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _figure(check: Mapping[str, Any], values: Mapping[str, float | None]) -> dict[str, Any]:
     most = check["id"].split(".")[0] in MAXIMA
     predicted = values.get(check["id"].replace("efficiency", "predicted")) if "efficiency" in check["id"] else None
-    limit = 0.0 if most else predicted if predicted is not None else 1.0
+    ideal = None if check["id"] in UNLIMITED else 0.0 if most else 1.0
+    limit = ideal if predicted is None else predicted
     bar = check["bar"]
-    top = max([check["value"], bar or 0, limit, *(check["spread"] or ())]) * 1.05 or 1
-    scale = {name: _share(value, top) for name, value in (("value", check["value"]), ("bar", bar), ("limit", limit))}
+    top = max([check["value"], bar or 0, limit or 0, *(check["spread"] or ())]) * 1.05 or 1
+    scale = {name: _share(value, top) for name, value in (("value", check["value"]), ("bar", bar))}
     return {
         **check,
         "limit": limit,
@@ -104,7 +105,7 @@ def losses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 Line("1 worker", "a wide", one["loss"]),
                 Line(f"{len(other['nodes'])} workers", "b", other["loss"]),
             ]
-            found.append(_loss(name.split(".")[1], "parity", lines))
+            found.append(_loss(f"{name.split('.')[1]}, the same images", "parity", lines))
     found += [
         _loss(name.removeprefix("training."), "training", [Line(f"{len(one['nodes'])} workers", "a", one["loss"])])
         for name, one in jobs.items()
@@ -193,8 +194,3 @@ def _cell(node: str, values: Mapping[str, float], bar: float, *, more: bool) -> 
         return values.get(node), False
     middle, own = others[len(others) // 2], values[node]
     return own, (own / middle if more else middle / own) < bar
-
-
-def swatch(style: str) -> Markup:
-    """A piece of a line, as in the chart."""
-    return Markup('<svg class="swatch" viewBox="0 0 24 10"><path class="line {0}" d="M0 5H24"/></svg>').format(style)

@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole.report.compare import Comparison
 from farandole.report.figures import figures
-from farandole.report.page import ORDER, counts, number, repeat, signed, when
+from farandole.report.page import ALARMS, ORDER, alarms, command, counts, number, repeat, signed, when
 
 LINES = 40
 
@@ -27,8 +27,13 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
     for one in checks:
         if one["code"] and one["status"] != "green":
             yield from _problem(one, result)
+    for one in alarms(result):
+        yield f"\n### {ALARMS[one['severity']]} of preflight: {plain(one['host'])}\n"
+        yield f"- cause: {plain(one['cause'])} ({code(one['code'])})"
+        yield f"- cure: {plain(one['cure'])}"
+        yield f"- repeat: {code(command('preflight', result))}"
     if comparison:
-        yield f"\n### Changed since {plain(comparison.old_time)}\n"
+        yield f"\n### Changed since {plain(when(comparison.old_time))}\n"
         yield f"The verdict was {comparison.old_verdict} and is {comparison.new_verdict}."
         yield from table(("what", "was", "is"), [*comparison.verdicts, *comparison.stack])
         rows = [

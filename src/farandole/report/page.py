@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from farandole.causes import causes
 from farandole.report.compare import Comparison
@@ -20,6 +22,8 @@ LARGEST = 2_000_000
 CUTS = ((4096, 400, 4096, 4096, 2000), (4096, 40, 200, 1000, 1000), (1000, 10, 60, 200, 300), (200, 0, 20, 60, 160))
 ORDER = ("red", "slow", "not measured", "green")
 SIGNS = {"green": "✓", "slow": "▲", "red": "✕", "not measured": "○"}
+# What preflight may have found, the worst first.
+ALARMS = {"stop": "problem", "warn": "warning"}
 VERDICTS = {
     "green": "everything that was measured is as it should be",
     "slow": "everything is correct, but something is slower than it should be",
@@ -38,12 +42,13 @@ def page(result: Mapping[str, Any], comparison: Comparison | None = None) -> str
     return text
 
 
+@cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("farandole", "report"),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters.update(number=number, signed=signed, duration=duration)
+    environment.filters.update(number=number, signed=signed, duration=duration, when=when, breakable=breakable)
     return environment
 
 
@@ -80,6 +85,7 @@ def _fewer(preflight: Mapping[str, Any] | None, nodes: int, width: int) -> dict[
 def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Comparison | None) -> dict[str, Any]:
     """All that the template shows."""
     checks, preflight = result["checks"], result["preflight"]
+    bad = alarms(result)
     return {
         "result": result,
         "style": Markup(_source("page.css")),  # noqa: S704, a file of this package
@@ -90,12 +96,16 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "total": len(whole["checks"]),
         "unmeasured": [one for one in checks if one["status"] == "not measured"],
         "problems": [problem(one, result) for one in checks if one["code"] and one["status"] != "green"],
+        "alarms": bad,
+        "alarm_counts": [(word, sum(one["severity"] == what for one in bad)) for what, word in ALARMS.items()],
+        "notes": [one for one in preflight["findings"] if one["severity"] not in ALARMS] if preflight else [],
+        "preflight_again": command("preflight", result),
         "figures": figures(checks),
         "bandwidth": bandwidth(result),
         "losses": losses(result),
         "scaling": scaling(result),
         "pace": pace(result),
-        "matrix": _matrix(preflight) if preflight else None,
+        "matrix": _matrix(preflight, result["hosts"]) if preflight else None,
         "time_line": time_line(result),
         "cut": _missing(result, whole),
         "comparison": comparison,
@@ -107,8 +117,8 @@ def _source(name: str) -> str:
     return loader.get_source(jinja2.Environment(autoescape=True), name)[0]
 
 
-def _matrix(preflight: Mapping[str, Any]) -> Any:
-    names = list(dict.fromkeys([*preflight["nodes"], *(name for one in preflight["pairs"] for name in one[:2])]))
+def _matrix(preflight: Mapping[str, Any], hosts: Sequence[str]) -> Any:
+    names = list(dict.fromkeys([*hosts, *(name for one in preflight["pairs"] for name in one[:2])]))
     return matrix(preflight["pairs"], names) if preflight["pairs"] and len(names) > 1 else None
 
 
@@ -123,13 +133,23 @@ def problem(check: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, An
     return {**check, "known": known is not None, "again": repeat(check, result)}
 
 
+def alarms(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The problems and warnings of preflight, the worst first."""
+    findings = result["preflight"]["findings"] if result["preflight"] else []
+    order = [*ALARMS]
+    return sorted((one for one in findings if one["severity"] in order), key=lambda one: order.index(one["severity"]))
+
+
 def repeat(check: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """The command that repeats a check with all of its nodes."""
+    quick = result["quick"] or check["id"].split(".")[0] in ("trust", "stack", "files", "mpi")
+    return command("validate", result, *["--quick"] * quick)
+
+
+def command(verb: str, result: Mapping[str, Any], *options: str) -> str:
+    """A command for the cluster of a result."""
     inventory = result["inventory"] or f"inventory/{result['cluster'] or 'NAME'}"
-    command = ["farandole", "validate", "-i", inventory]
-    if result["quick"] or check["id"].split(".")[0] in ("trust", "stack", "files", "mpi"):
-        command.append("--quick")
-    return shlex.join(command)
+    return shlex.join(["farandole", verb, "-i", inventory, *options])
 
 
 def counts(checks: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
@@ -144,6 +164,11 @@ def when(time: str) -> str:
         return f"{datetime.strptime(time, '%Y-%m-%dT%H:%M:%SZ'):%-d %B %Y, %H:%M} UTC"
     except ValueError:
         return time
+
+
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line after each of its parts."""
+    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(name))))  # noqa: S704, it is escaped
 
 
 def duration(seconds: float) -> str:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from farandole.errors import FarandoleError
-from farandole.form import Check, UnfitError, fields, load, many, named, optional, shown, text, whole, words, yes_or_no
+from farandole.form import (
+    MANY,
+    Check,
+    UnfitError,
+    fields,
+    load,
+    many,
+    named,
+    optional,
+    shown,
+    text,
+    whole,
+    words,
+    yes_or_no,
+)
 
 FORMATS = (2, 3)
 LONGEST = 1 << 26
@@ -17,8 +30,8 @@ AGAIN = "run  farandole validate  again"
 
 
 def real(value: Any) -> float:
-    """A finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e15:
+    """A number of at most 1e15, and not NaN."""
+    if type(value) not in (int, float) or not abs(value) <= 1e15:
         raise UnfitError(f"is {shown(value)}")
     return float(value)
 
@@ -30,6 +43,15 @@ def row(least: int, most: int, check: Check = real) -> Check:
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise UnfitError(f"is {shown(value)}")
         return [check(one) for one in value]
+
+    return checked
+
+
+def last(check: Check) -> Check:
+    """A list, of which only the last MANY values are kept."""
+
+    def checked(value: Any) -> list[Any]:
+        return cast(list[Any], many(check)(value[-MANY:] if isinstance(value, list) else value))
 
     return checked
 
@@ -49,7 +71,7 @@ CHECK = fields(
         "hosts": many(NAME),
         "seconds": real,
         **dict.fromkeys(("code", "cause", "cure"), WORDS),
-        "log": many(LINE),
+        "log": last(LINE),
     },
 )
 JOB = fields(
@@ -65,7 +87,7 @@ JOB = fields(
 HOST = fields(
     {},
     {
-        **dict.fromkeys(("system", "kernel", "driver", "interface"), NAME),
+        **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), NAME),
         **dict.fromkeys(("memory_mb", "mbit", "mtu"), optional(real)),
     },
 )
@@ -96,6 +118,8 @@ RESULT = fields(
         "quick": yes_or_no,
         "versions": named(NAME, NAME),
         "bars": named(NAME, real),
+        "names": named(NAME, many(NAME)),
+        "accounts": many(NAME),
         "seconds": real,
         "phases": many(fields({"name": NAME, "begin": real, "seconds": real}, {})),
         "jobs": many(JOB),
@@ -116,20 +140,24 @@ NO_CHECK: Mapping[str, Any] = {
     "log": [],
 }
 NO_JOB: Mapping[str, Any] = {"ranks": [], "loss": [], "rounds": [], "sizes": [], "steps_ms": {}}
+NO_HOST: Mapping[str, Any] = {
+    **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), ""),
+    **dict.fromkeys(("memory_mb", "mbit", "mtu")),
+}
 NO_PREFLIGHT: Mapping[str, Any] = {
     "time": "", "findings": [], "network": "", "hosts": {}, "nodes": {}, "usual_mb_per_s": None, "rates_measured": None,
     "pairs": [],
 }  # fmt: skip
 NOTHING: Mapping[str, Any] = {
     "cluster": "", "inventory": "", "stack": "", "started": "", "hosts": [], "data": [], "quick": False, "versions": {},
-    "bars": {}, "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
+    "bars": {}, "names": {}, "accounts": [], "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
 }  # fmt: skip
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
     """A result with every part that a report may use, each of the expected type."""
     form = content.get("format")
-    if form not in FORMATS or type(form) is not int:
+    if form not in FORMATS:
         if "verdict" in content and "checks" in content:
             raise UnfitError(
                 f"it is of format {shown(form)}, and this Farandole reads 2 and 3: use the one that wrote it"
@@ -139,7 +167,9 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
     found["checks"] = [{**NO_CHECK, **one} for one in found["checks"]]
     found["jobs"] = [{**NO_JOB, **one} for one in found["jobs"]]
     found["scaling"] = [{"predicted": []} | one for one in found["scaling"]]
-    found["preflight"] = {**NO_PREFLIGHT, **found["preflight"]} if found["preflight"] else None
+    if preflight := found["preflight"]:
+        hosts = {name: {**NO_HOST, **one} for name, one in preflight.get("hosts", {}).items()}
+        found["preflight"] = {**NO_PREFLIGHT, **preflight, "hosts": hosts}
     return found
 
 

@@ -150,7 +150,7 @@ def _first_failure(result: Result) -> Explanation | None:
             if excused("worker", line):
                 victims.add(rank)
             elif not excused("line", line):
-                last_lines[rank] = found[2][:200]
+                last_lines[rank] = found[2] if len(found[2]) <= 200 else f"{found[2][:199]}…"
     failed = next((rank for rank in sorted(last_lines) if rank not in victims), None)
     if failed is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ HOST = fields(
     {"os_id": NAME, "os_version": NAME, "arch": NAME},
     {
         "nvidia_driver": optional(NAME),
+        "hostname": NAME,
         "machine": fields(
             {},
             {
@@ -75,8 +76,8 @@ def phases(begins: Mapping[str, float], started: float, ended: float) -> list[di
     ]
 
 
-def preflight(path: Path) -> dict[str, Any] | None:
-    """What preflight found and measured; nothing if there is no record of this version."""
+def preflight(path: Path, nodes: Collection[str]) -> dict[str, Any] | None:
+    """What preflight found, and measured of these nodes; nothing if there is no record of this version."""
     try:
         content = json.loads(path.read_text())
         found = PREFLIGHT(content)
@@ -93,11 +94,11 @@ def preflight(path: Path) -> dict[str, Any] | None:
         "time": f"{when:%Y-%m-%dT%H:%M:%SZ}",
         "findings": found["findings"],
         "network": fabric.get("network", ""),
-        "hosts": {name: _host(one, interfaces.get(name, "")) for name, one in found["hosts"].items()},
-        "nodes": links.get("nodes", {}),
+        "hosts": {name: _host(one, interfaces.get(name, "")) for name, one in found["hosts"].items() if name in nodes},
+        "nodes": {name: one for name, one in links.get("nodes", {}).items() if name in nodes},
         "usual_mb_per_s": links.get("usual_mb_per_s"),
         "rates_measured": links.get("rates_measured"),
-        "pairs": links.get("pairs", []),
+        "pairs": [one for one in links.get("pairs", []) if one[0] in nodes and one[1] in nodes],
     }
 
 
@@ -106,6 +107,7 @@ def _host(one: Mapping[str, Any], interface: str) -> dict[str, Any]:
     link = machine.get("links", {}).get(interface, {})
     return {
         "system": f"{one['os_id'].capitalize()} {one['os_version']}, {one['arch']}",
+        "hostname": one.get("hostname", ""),
         "kernel": machine.get("kernel", ""),
         "memory_mb": machine.get("memory_mb"),
         "driver": one.get("nvidia_driver") or "",

@@ -50,7 +50,7 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
         "phases": kept.phases(measured.get("phases") or {}, measured["started"], ended),
         "jobs": kept.jobs(results, measured["started"]),
         "scaling": list(scaling(results, judged, links)),
-        "preflight": kept.preflight(folder.parent / "preflight.json"),
+        "preflight": kept.preflight(folder.parent / "preflight.json", measured["about"]["hosts"]),
     }
     data = sorted({one["data"] for one in results.values() if "data" in one})
     seconds = round(ended - measured["started"], 1)
