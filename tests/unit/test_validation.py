@@ -299,6 +299,11 @@ def test_failed_jobs_are_not_compared() -> None:
     [
         ("ssh not successful for host node-2:", "job-node-unreachable", ["node-2"]),
         ("ssh: Could not resolve hostname nod-2: Name or service not known", "job-name-unknown", ["nod-2"]),
+        (
+            "[0]<stderr>:ValueError: rank 1 on host node-2 cannot be reached: [a/pair.cc:9] connect [::1]:5: timed out",
+            "rank-unreachable",
+            ["reach node-2: connect"],
+        ),
         ("[1]<stderr>:OSError: [Errno 28] No space left on device", "disk-full", ["node-2"]),
         ("OSError: [Errno 28] No space left on device", "disk-full", ["a node"]),
         (
