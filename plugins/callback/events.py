@@ -64,6 +64,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Begins, if there is a folder that can be written."""
         self.begun: list[tuple[str, float]] = []
         self.numbers: dict[str, int] = {}
+        self.changed: set[int] = set()
         self.started, self.play = time.time(), ""
         about = options()
         with suppress(FarandoleError, OSError):
@@ -119,7 +120,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         now = time.time()
         self._write("end", hosts=hosts)
         if self.recorder and self.begun and not stats.failures and not stats.dark:
-            durations.save(self.durations, self.begun, now)
+            durations.save(self.durations, self.begun, self.changed, now)
         self._display.display(summary(hosts, now - self.started))
         self._display.display("")
 
@@ -131,6 +132,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def _done(self, status: str, result: Any, **more: Any) -> None:
         number = self.numbers.get(result.task._uuid, 0)
+        if status == "changed":
+            self.changed.add(number)
         self._write(status, task=number, host=result.host.get_name(), **more)
 
     def _failed(self, status: str, result: Any) -> None:

@@ -111,7 +111,7 @@ def test_hosts_are_named_in_a_few_words() -> None:
 
 def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Path) -> None:
     path = tmp_path / "durations/kind"
-    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], 100)
+    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], set(), 100)
     last = durations.load(path)
     assert last.left(0) == 100
     last.begin("a")
@@ -132,7 +132,38 @@ def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Pa
     assert other.left(0) == 0
 
 
-@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b"]]', "null", "[1]"])
+def test_the_time_left_after_a_run_that_compiled_is_not_that_of_compiling(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
+    durations.save(path, begun, {2, 3}, 341)
+    # What has never run without a change takes as long as most of what changed nothing: 1 and 10 seconds.
+    last = durations.load(path)
+    assert last.left(0) == 1 + 5.5 + 5.5 + 10
+    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
+    assert durations.load(path).left(0) == 4
+
+
+def test_the_time_left_is_that_of_changes_when_there_are_some(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
+    durations.save(path, begun, {2, 3}, 341)
+    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
+    last = durations.load(path)
+    last.begin("look")
+    last.begin("install")
+    assert last.left(0.5) == 0.5 + 1 + 1
+    # It should have ended by now if there was nothing to do.
+    assert last.left(10) == 20 + 1 + 1
+    last.changed = True
+    assert last.left(0.5) == 29.5 + 1 + 1
+    last.begin("compile")
+    assert last.left(0.5) == 299.5 + 1
+    last.begin("test")
+    last.begin("end")
+    assert last.left(0) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b", "c"]]', '[["a", 1]]', "null", "[1]"])
 def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content: str, tmp_path: Path) -> None:
     (tmp_path / "kind").write_text(content)
     watched = begin(2)

@@ -124,6 +124,7 @@ class Watched:
         # A task that ran in the background may answer when another one runs.
         if whole(event, "task") == self.number:
             self.hosts[name] = Host(state, seconds(event))
+            self.durations.changed |= state == "changed"
         if state in LOST | {"changed"}:
             self.news.setdefault(state, []).append(name)
         if state == "changed":
