@@ -1,5 +1,6 @@
 """The `farandole` command."""
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -58,6 +59,10 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command; the user sees messages, never a traceback."""
+    # A shell can start a program without them.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -67,5 +72,7 @@ def main() -> None:
         console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
         sys.exit(1)
     except Interrupted as interrupt:
+        # There is nothing left that another one could end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         console.print(f"interrupted; {interrupt}")
         sys.exit(130)

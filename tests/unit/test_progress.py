@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -366,6 +367,53 @@ def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
     assert '"event": "end"' in (recorded(clone) / "events.jsonl").read_text()
 
 
+def test_an_output_that_cannot_be_written_does_not_end_the_run(clone: Path) -> None:
+    full, closed = (
+        subprocess.run(
+            ["sh", "-c", f'exec "$@" {where}', "sh", *command(clone, "apply")],
+            text=True, stderr=subprocess.PIPE, timeout=60, check=False, cwd=clone,
+        )
+        for where in (">/dev/full", ">&-")
+    )  # fmt: skip
+    assert (full.returncode, closed.returncode) == (0, 0)
+    words = r"the output cannot be written \(No space left on device\); the run goes on: \S+\n"
+    assert re.fullmatch(words, full.stderr), full.stderr
+    assert closed.stderr == ""
+
+
+def test_without_a_run_there_is_nothing_to_watch(clone: Path, tmp_path: Path) -> None:
+    done = run(clone, "watch", "-i", str(tmp_path / "other"))
+    assert done.returncode == 1
+    assert "no run of" in done.stderr
+    assert "was recorded here" in done.stderr
+
+
+def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None:
+    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if b"Print a lot" in line:
+                break
+        playbook = children(process.pid)[0]
+        with subprocess.Popen(command(clone, "watch"), text=True, stdout=subprocess.PIPE, cwd=clone) as watch:
+            time.sleep(1)
+            # Its workers, and then what runs in them, find that it is gone.
+            os.kill(playbook, signal.SIGKILL)
+            said, _ = watch.communicate(timeout=30)
+    assert watch.returncode == 0
+    assert "it was interrupted or killed during: Take long on node-1, node-2\n" in said
+    assert said.splitlines()[-2].startswith("until then ")
+    assert process.returncode == 128 + signal.SIGKILL
+    assert processes(clone) == []
+    # What comes after it in the file, or instead of it, does no harm.
+    for content in ("[]\n", "\x1b[2J\n", '{"event": "start", "format": 1, "run": 7}\n'):
+        (recorded(clone) / "events.jsonl").write_text(content)
+        for options in ([], ["--json"]):
+            done = run(clone, "watch", *options)
+            assert done.returncode == 0, done.stderr
+            assert "\x1b" not in done.stdout
+
+
 # Real terminals
 
 
@@ -443,12 +491,98 @@ def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone
     assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", said), said
     assert re.search(r"until then \d+ changes on node-1, node-2", said)
     assert "run the same command again: it goes on where this one stopped" in said
-    left = subprocess.run(["pgrep", "--full", f"-i {clone}/hosts.yml"], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    assert processes(clone) == []
     ended = run(clone, "watch")
     assert ended.returncode == 0
     assert re.match(r"no run is going on; the last one was started .* UTC:\n", ended.stdout)
-    assert "it did not come to its end" in ended.stdout
+    assert "it was interrupted or killed during: Take long" in ended.stdout
+
+
+def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    terminal.read("Take long")
+    before = processes(clone)
+    assert len(before) > 2
+    os.write(terminal.handle, b"\x03")
+    time.sleep(0.05)
+    os.write(terminal.handle, b"\x03")
+    assert terminal.end() == 130
+    assert "interrupted during: Take long" in plain(terminal.text)
+    assert "Traceback" not in terminal.text
+    assert processes(clone) == []
+
+
+STUBBORN = """
+import sys
+from pathlib import Path
+from farandole import playbook
+from farandole.errors import Interrupted
+from farandole.progress.viewer import Viewer
+folder = Path(sys.argv[1])
+try:
+    playbook._follow(["sh", "-c", "trap '' INT; setsid sleep 60 & sleep 60; true"], folder, Viewer(folder))
+except Interrupted:
+    print("ended")
+"""
+
+
+def test_a_second_interrupt_ends_what_takes_no_notice_of_the_first(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, str(tmp_path)], text=True, stdout=subprocess.PIPE
+    ) as process:
+        while len(sleepers := children(process.pid)) < 3:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=5)[0] == "ended\n"
+    assert not [pid for pid in sleepers if Path(f"/proc/{pid}").exists()]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that descend from one."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [below for child in found for below in children(child)]
+
+
+def processes(clone: Path) -> list[str]:
+    """The processes that belong to a run in the clone."""
+    found = subprocess.run(
+        ["pgrep", "--full", "--", f"-i {clone}/hosts.yml"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.split()
+
+
+def test_a_password_is_asked_for_and_neither_shown_nor_kept(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
+    terminal.read("BECOME password: ")
+    os.write(terminal.handle, f"{SECRET}\n".encode())
+    assert terminal.end() == 0
+    kept = "".join(one.read_text() for one in recorded(clone).iterdir())
+    assert "nothing failed" in terminal.text
+    assert SECRET not in terminal.text + kept
+
+
+def test_an_interrupt_at_a_prompt_leaves_a_terminal_that_shows_what_is_typed(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
+    terminal.read("BECOME password: ")
+    assert not termios.tcgetattr(terminal.handle)[3] & termios.ECHO
+    os.write(terminal.handle, b"\x03")
+    time.sleep(0.05)
+    os.write(terminal.handle, b"\x03")
+    terminal.read("interrupted; ")
+    assert termios.tcgetattr(terminal.handle)[3] & termios.ECHO
+    assert terminal.end() == 130
+    assert "nothing was begun" in terminal.text
+
+
+@pytest.mark.parametrize("columns", [0, 1, 20])
+def test_a_terminal_may_be_as_narrow_as_it_likes(columns: int, clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply"), clone, columns, 0 if columns < 2 else 3)
+    assert terminal.end() == 0
+    assert "changed: " in plain(terminal.text)
+    assert "Traceback" not in terminal.text
 
 
 def plain(text: str) -> str:

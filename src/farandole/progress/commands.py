@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 from farandole.errors import FarandoleError, Interrupted
-from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import AsJson, AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
 from farandole.progress.events import is_alive, latest, run_of
 from farandole.progress.viewer import LOOK, Viewer
-
-Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
 
 
 def apply(
@@ -36,8 +34,6 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
-    if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     # The vault's password file is looked up from the root of the clone.
     vault = vault_password_file.absolute() if vault_password_file else None
     given = {
@@ -51,10 +47,14 @@ def apply(
     arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
     arguments += ["--check"] * check + ["--ask-vault-pass"] * ask_vault_pass
     login = Login(user, private_key, ask_pass, ask_become_pass)
-    try:
-        status = play("site.yml", inventory, login, *arguments, as_json=as_json)
-    except Interrupted:
-        raise Interrupted("run the same command again: it goes on where this one stopped") from None
+    status = play(
+        "site.yml",
+        inventory,
+        login,
+        *arguments,
+        as_json=as_json,
+        interrupted="run the same command again: it goes on where this one stopped",
+    )
     if status:
         raise typer.Exit(status)
 

@@ -180,15 +180,17 @@ class Watched:
             lines += [Text(), *(coloured(line) for line in self.why.splitlines())]
         return lines
 
-    def interrupted(self, now: float) -> list[Text]:
-        """What was done until now."""
+    def interrupted(self, now: float | None = None) -> list[Text]:
+        """What was done until now, or, of a run that is dead, until nobody knows when."""
         if not self.about:
             return [Text("nothing was begun")]
         lines = self.flush()
         running = [name for name, host in self.hosts.items() if host.state == "running"]
         where = f" on {several(running)}" if running else ""
-        during = f"during: {self.task}, {clock(now - self.task_began)}{where}" if self.task else "before the first task"
-        return [*lines, Text(f"interrupted {during}"), Text(f"until then {self.changed()}")]
+        since = "" if now is None else f", {clock(now - self.task_began)}"
+        during = f"during: {self.task}{since}{where}" if self.task else "before the first task"
+        how = "it was interrupted or killed" if now is None else "interrupted"
+        return [*lines, Text(f"{how} {during}"), Text(f"until then {self.changed()}")]
 
     def changed(self) -> str:
         """How much has changed, and where."""
