@@ -44,17 +44,21 @@ User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as 
 PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
 AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
+AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
+VaultPasswordFile = Annotated[Path | None, typer.Option(help="The file with the vault password.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to the nodes, where the inventory does not define it."""
+    """How to log in to the nodes, where the inventory does not define it, and to read the inventory."""
 
     user: str = ""
     private_key: Path | None = None
     ask_pass: bool = False
     ask_become_pass: bool = False
+    ask_vault_pass: bool = False
+    vault_password_file: Path | None = None
 
     def arguments(self) -> list[str]:
         """The options for ansible-playbook."""
@@ -63,6 +67,8 @@ class Login:
             *(["--private-key", str(self.private_key.absolute())] if self.private_key else []),
             *(["--ask-pass"] if self.ask_pass else []),
             *(["--ask-become-pass"] if self.ask_become_pass else []),
+            *(["--ask-vault-pass"] if self.ask_vault_pass else []),
+            *(["--vault-password-file", str(self.vault_password_file.absolute())] if self.vault_password_file else []),
         ]
 
 

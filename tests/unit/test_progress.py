@@ -351,6 +351,10 @@ def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> 
     done = run(clone, "apply", "--limit", "nobody")
     assert done.returncode == 1
     assert "leaves us with no hosts to target" in " ".join(done.stdout.split())
+    # Standard output is for the program.
+    done = run(clone, "apply", "--limit", "nobody", "--json")
+    assert "leaves us with no hosts to target" in " ".join(done.stderr.split())
+    assert all(json.loads(line) for line in done.stdout.splitlines())
 
 
 def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
@@ -401,7 +405,7 @@ def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None
             os.kill(playbook, signal.SIGKILL)
             said, _ = watch.communicate(timeout=30)
     assert watch.returncode == 0
-    assert "it was interrupted or killed during: Take long on node-1, node-2\n" in said
+    assert "the run broke off during: Take long on node-1, node-2\n" in said
     assert said.splitlines()[-2].startswith("until then ")
     assert process.returncode == 128 + signal.SIGKILL
     assert processes(clone) == []
@@ -495,7 +499,7 @@ def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone
     ended = run(clone, "watch")
     assert ended.returncode == 0
     assert re.match(r"no run is going on; the last one was started .* UTC:\n", ended.stdout)
-    assert "it was interrupted or killed during: Take long" in ended.stdout
+    assert "the run broke off during: Take long" in ended.stdout
 
 
 def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed(clone: Path) -> None:

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from farandole.playbook import AsJson, AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
+from farandole.playbook import (
+    AsJson,
+    AskBecomePass,
+    AskPass,
+    AskVaultPass,
+    Inventory,
+    Login,
+    PrivateKey,
+    User,
+    VaultPasswordFile,
+    play,
+)
 
 
 def preflight(
@@ -17,11 +28,13 @@ def preflight(
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_file: VaultPasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the nodes and the connections between them without changing anything; exit with 1 on any problem."""
     arguments = ["--extra-vars", "preflight_network=all", *(["--limit", hosts] if hosts else [])]
-    login = Login(user, private_key, ask_pass, ask_become_pass)
+    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(
         "playbooks/preflight.yml", inventory, login, *arguments, as_json=as_json, interrupted="nothing was changed"
     )

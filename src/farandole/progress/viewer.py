@@ -164,6 +164,8 @@ class Viewer:
         elif self.watched.end is None:
             # It failed before it could begin, or it was killed.
             lines = [*(Text(line) for line in tail(log)), *self.watched.interrupted()]
+            if self.as_json:
+                print("\n".join(line.plain for line in lines), file=sys.stderr)
         else:
             lines = self.watched.closing()
         where = [Text(f"log: {shown(log)}", "bright_black")] if log.exists() else []

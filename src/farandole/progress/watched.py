@@ -189,7 +189,7 @@ class Watched:
         where = f" on {several(running)}" if running else ""
         since = "" if now is None else f", {clock(now - self.task_began)}"
         during = f"during: {self.task}{since}{where}" if self.task else "before the first task"
-        how = "it was interrupted or killed" if now is None else "interrupted"
+        how = "the run broke off" if now is None else "interrupted"
         return [*lines, Text(f"{how} {during}"), Text(f"until then {self.changed()}")]
 
     def changed(self) -> str:

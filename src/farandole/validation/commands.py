@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from farandole.playbook import AsJson, AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
+from farandole.playbook import (
+    AsJson,
+    AskBecomePass,
+    AskPass,
+    AskVaultPass,
+    Inventory,
+    Login,
+    PrivateKey,
+    User,
+    VaultPasswordFile,
+    play,
+)
 
 
 def validate(
@@ -23,13 +34,15 @@ def validate(
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_file: VaultPasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
-    login = Login(user, private_key, ask_pass, ask_become_pass)
+    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(
         "playbooks/validate.yml",
         inventory,
