@@ -1,6 +1,5 @@
 """The `farandole` command."""
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -59,10 +58,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command; the user sees messages, never a traceback."""
-    # A shell can start a program without them.
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     console = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -100,6 +100,16 @@ def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> Non
     assert not watched.see(event("task", task=3, name="one more"))
 
 
+def test_what_is_wrong_with_a_node_is_not_said_of_the_one_that_the_task_counts_for() -> None:
+    watched = begin(1)
+    found = "found 1 problem.\n\n1. node-2: it is off\n   cure: start it"
+    watched.see(event("failed", task=1, host="node-1", text=found, alone=True))
+    [line] = watched.see(event("end", 7, hosts={"node-1": {"failures": 1}}))
+    assert line.plain == "failed: base : Install the base packages"
+    assert watched.closing()[0].plain == "1 host in 0:07: nothing changed, failed"
+    assert "\n".join(line.plain for line in watched.closing()[2:]) == found
+
+
 def test_hosts_are_named_in_a_few_words() -> None:
     assert several(["b"]) == "b"
     assert several([f"node-{number}" for number in range(12, 0, -1)]) == "node-1 to node-12"
@@ -142,6 +152,13 @@ def test_the_time_left_after_a_run_that_compiled_is_not_that_of_compiling(tmp_pa
     assert last.left(0) == 1 + 5.5 + 5.5 + 10
     durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
     assert durations.load(path).left(0) == 4
+
+
+def test_a_task_that_runs_twice_has_durations_of_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    durations.save(path, [("b", 0), ("b", 10)], {1}, 30)
+    durations.save(path, [("b", 0), ("b", 1)], {2}, 5)
+    assert durations.load(path).last == [durations.Took("b", 1, 10), durations.Took("b #2", 20, 4)]
 
 
 def test_the_time_left_is_that_of_changes_when_there_are_some(tmp_path: Path) -> None:
@@ -296,7 +313,7 @@ def command(clone: Path, verb: str, *arguments: str) -> list[str]:
 def run(clone: Path, verb: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(clone, verb, *arguments), text=True, capture_output=True, timeout=60, check=False, cwd=clone,
-        env={**os.environ, **environment},
+        env={**os.environ, "TERM": "xterm-256color", **environment},
     )  # fmt: skip
 
 
@@ -311,6 +328,7 @@ def test_a_run_in_a_pipe_says_what_changed_and_keeps_the_rest_in_its_log(clone: 
     assert "\x1b" not in done.stdout
     assert "changed: Change something on node-1, node-2\n" in done.stdout
     assert "the cluster is fine" in done.stdout
+    assert "running" not in done.stdout
     assert re.search(r"^2 hosts in 0:\d\d: \d+ changes on node-1, node-2, nothing failed$", done.stdout, re.MULTILINE)
     log = clone / done.stdout.split("log: ")[1].strip()
     assert "TASK [Change something]" in log.read_text()
@@ -428,11 +446,10 @@ class Terminal:
         pid, self.handle = pty.fork()
         if not pid:
             os.chdir(folder)
-            for name in ("COLUMNS", "NO_COLOR"):
-                os.environ.pop(name, None)
-            os.environ.update({"TERM": "xterm-256color", **environment})
+            kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
             time.sleep(0.2)
-            os.execv(arguments[0], arguments)  # noqa: S606
+            # Without an environment of its own it would get the size that readline has set for this process.
+            os.execve(arguments[0], arguments, {**kept, "TERM": "xterm-256color", **environment})  # noqa: S606
         self.pid, self.text = pid, ""
         self.resize(columns, rows)
 
@@ -472,6 +489,7 @@ def test_a_dumb_terminal_gets_plain_lines(clone: Path) -> None:
     assert terminal.end() == 0
     assert "\x1b" not in terminal.text
     assert "changed: Change something on node-1, node-2" in terminal.text
+    assert "running" not in terminal.text
 
 
 def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone: Path) -> None:
@@ -513,6 +531,18 @@ def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed
     assert terminal.end() == 130
     assert "interrupted during: Take long" in plain(terminal.text)
     assert "Traceback" not in terminal.text
+    assert processes(clone) == []
+
+
+def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> None:
+    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+        assert process.stdout
+        while b"Print a lot" not in process.stdout.readline():
+            pass
+        process.terminate()
+        assert b"until then 8 changes on node-1, node-2\n" in process.communicate(timeout=15)[0]
+    assert process.returncode == 130
+    assert "User interrupted execution" in (recorded(clone) / "log").read_text()
     assert processes(clone) == []
 
 
@@ -568,16 +598,17 @@ def test_a_password_is_asked_for_and_neither_shown_nor_kept(clone: Path) -> None
     assert SECRET not in terminal.text + kept
 
 
-def test_an_interrupt_at_a_prompt_leaves_a_terminal_that_shows_what_is_typed(clone: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_prompt_that_ends_leaves_a_terminal_that_shows_what_is_typed(clone: Path, *, killed: bool) -> None:
     terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
     terminal.read("BECOME password: ")
     assert not termios.tcgetattr(terminal.handle)[3] & termios.ECHO
-    os.write(terminal.handle, b"\x03")
-    time.sleep(0.05)
-    os.write(terminal.handle, b"\x03")
-    terminal.read("interrupted; ")
+    if killed:
+        os.kill(children(terminal.pid)[0], signal.SIGKILL)
+    else:
+        os.write(terminal.handle, b"\x03")
+    assert terminal.end() == 128 + (signal.SIGKILL if killed else signal.SIGINT)
     assert termios.tcgetattr(terminal.handle)[3] & termios.ECHO
-    assert terminal.end() == 130
     assert "nothing was begun" in terminal.text
 
 
@@ -586,6 +617,8 @@ def test_a_terminal_may_be_as_narrow_as_it_likes(columns: int, clone: Path) -> N
     terminal = Terminal(command(clone, "apply"), clone, columns, 0 if columns < 2 else 3)
     assert terminal.end() == 0
     assert "changed: " in plain(terminal.text)
+    # A picture of one line, in which not everything has room.
+    assert columns != 20 or ("…" in terminal.text and "  node-1" not in plain(terminal.text))
     assert "Traceback" not in terminal.text
 
 

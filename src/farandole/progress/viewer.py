@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ from farandole.words import on_terminal, visible
 LOOK, DRAW, BEAT = 0.2, 0.5, 30.0
 # Lines of the log that are shown of a run that has not even begun.
 TAIL = 30
+# With less free space, events may be lost, and Ansible itself ends if it cannot write.
+ROOM = 1 << 16
 # The lines of a picture; more would push what stays off the screen.
 TALLEST = 20
 THEME = Theme({"play": "bold cyan"})
@@ -163,7 +166,9 @@ class Viewer:
             lines = self.watched.interrupted(time.time())
         elif self.watched.end is None:
             # It failed before it could begin, or it was killed.
-            lines = [*(Text(line) for line in tail(log)), *self.watched.interrupted()]
+            full = Text(f"the rest could not be recorded: free some space on the disk with {shown(self.folder)}")
+            room = shutil.disk_usage(self.folder).free >= ROOM
+            lines = [*(Text(line) for line in tail(log)), *(self.watched.interrupted() if room else [full])]
             if self.as_json:
                 print("\n".join(line.plain for line in lines), file=sys.stderr)
         else:
