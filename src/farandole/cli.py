@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import typer
@@ -69,5 +70,7 @@ def main() -> None:
     except Interrupted as interrupt:
         # There is nothing left that another one could end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        console.print(f"interrupted; {interrupt}")
+        # Its terminal may be closed.
+        with suppress(OSError):
+            console.print(f"interrupted; {interrupt}")
         sys.exit(130)

@@ -534,6 +534,14 @@ def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed
     assert processes(clone) == []
 
 
+def test_a_terminal_that_is_closed_ends_the_run(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    terminal.read("Take long")
+    os.close(terminal.handle)
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+    assert processes(clone) == []
+
+
 def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> None:
     with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
         assert process.stdout
