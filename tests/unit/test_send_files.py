@@ -73,7 +73,7 @@ def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path)
     archive.write_bytes(bytes(5_000_000))
     assert sending.sent(archive, 5_000_000) == ""
     # The sender is a program of a program, as with sshpass, and has read a part.
-    sender = f"sh -c 'head -c 3000000 >/dev/null; sleep 60' <{archive}; true"
+    sender = f"(exec 3<{archive}; head -c 3000000 <&3 >/dev/null; sleep 60) & wait"
     with subprocess.Popen(["sh", "-c", sender], start_new_session=True) as process:
         for _ in range(100):
             if (said := sending.sent(archive, 5_000_000)) == "sent 3 of 5 MB":
