@@ -191,6 +191,15 @@ def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content
     assert "left" not in shown(watched)[0]
 
 
+def test_the_time_left_is_shown_where_it_has_room_and_until_it_is_over() -> None:
+    watched, task = begin(1), "Prepare every node / base : Install the base packages"
+    watched.durations = durations.Durations([durations.Took(task, 60, None)])
+    watched.durations.begin(task)
+    assert shown(watched)[0].endswith("0:10, about 0:50 left")
+    assert shown(watched, width=20)[0] == "0:10  base : Instal…"
+    assert shown(watched, now=90)[0].endswith("  1:30")
+
+
 # What the events are made of
 
 
