@@ -29,7 +29,7 @@ demo: setup ## set up and validate two hosts on this machine
 	phase() { echo "$$*"; since=$$(date +%s); "$$@"; took="$${took-}$$(printf '%5d  %s' $$(($$(date +%s) - since)) "$$*")\n"; }; \
 	phase farandole lab setup; \
 	phase farandole lab up --name $(LAB) --nodes $(NODES); \
-	phase ansible-playbook -i inventory/$(LAB) site.yml; \
+	phase farandole apply -i inventory/$(LAB); \
 	phase farandole validate -i inventory/$(LAB); \
 	printf '\nSeconds:\n%b%5d  in all\n' "$$took" $$(($$(date +%s) - begun))
 	@echo

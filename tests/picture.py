@@ -40,17 +40,16 @@ class Drawing:
     console: Console = field(default_factory=lambda: Console(theme=THEME, color_system="standard"))
 
     def add(self, lines: Sequence[Text]) -> None:
-        """Add a screen full of lines."""
+        """Add a screen full of lines; those that are too long take several."""
+        parts = [part for line in lines for part in line.divide(range(self.columns, len(line), self.columns))]
         uses = (
             f'<use href="#{self._row(line)}" y="{number * LINE:g}"/>'
-            for number, line in enumerate(lines[-self.rows :])
+            for number, line in enumerate(parts[-self.rows :])
             if line.plain.strip()
         )
         self.frames.append("".join(uses))
 
     def _row(self, line: Text) -> str:
-        line = line.copy()
-        line.truncate(self.columns, overflow="ellipsis")
         at, parts = 0, []
         for piece in line.render(self.console):
             if piece.text.strip():

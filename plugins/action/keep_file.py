@@ -50,7 +50,8 @@ class ActionModule(Action):
         host = variables.get("inventory_hostname", "")
         with draft_folder(target.parent) as drafts:
             draft = drafts / target.name
-            self._connection.fetch_file(arguments["path"], str(draft))
+            with self.telling(variables, lambda: f"received {draft.stat().st_size / 1e6:.0f} MB"):
+                self._connection.fetch_file(arguments["path"], str(draft))
             keep(draft, target, wanted, f"{arguments['path']} of {host}")
         built = Built(target, wanted, arguments["about"])
         record(built)

@@ -51,8 +51,9 @@ class ActionModule(Action):
             return {"changed": False, "skipped": True}
         command = ["runuser", "--user", arguments["user"], "--", "python3", "-", arguments["argument"]]
         script, begun = arguments["script"].encode(), time.time()
-        # In a loop over jobs, each has a title.
+        # In a loop over jobs, which is extended, each has a title.
         if isinstance(item := variables.get("item"), Mapping) and "title" in item:
-            self.tell(variables, str(item["title"]))
+            at = variables["ansible_loop"]
+            self.tell(variables, f"{at['index']} of {at['length']}: {item['title']}")
         answer = self._low_level_execute_command(shlex.join(command), sudoable=True, in_data=script)
         return {"changed": False, "begun": begun, **{key: answer[key] for key in ("rc", "stdout", "stderr")}}

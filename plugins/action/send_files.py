@@ -11,7 +11,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 
 from farandole.action import Action
-from farandole.sending import Landing, bundle, check
+from farandole.sending import Landing, bundle, check, sent
 
 DOCUMENTATION = """
 module: send_files
@@ -70,7 +70,8 @@ class ActionModule(Action):
             self.say(variables)(f"sending {len(lacking)} file(s), {size / 1e6:.0f} MB, to {host}")
             with tempfile.NamedTemporaryFile(dir=Path(lacking[0]["path"]).parent, prefix=".bundle.") as archive:
                 bundle(lacking, Path(archive.name))
-                self._connection.put_file(archive.name, f"{landing}/bundle.tar")
+                with self.telling(variables, lambda: sent(Path(archive.name), size)):
+                    self._connection.put_file(archive.name, f"{landing}/bundle.tar")
             expected = {file["name"]: file["sha256"] for file in lacking}
             call.update(wanted=expected, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
             answer = self._module(call, variables)

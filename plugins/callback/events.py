@@ -18,7 +18,7 @@ from ansible.plugins.callback import CallbackBase
 from farandole.errors import FarandoleError
 from farandole.failures import speaks_for_itself
 from farandole.progress import durations, events
-from farandole.progress.watched import summary
+from farandole.progress.watched import CURE, summary
 from farandole.runs import this_run
 from farandole.words import one_line
 
@@ -64,6 +64,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Begins, if there is a folder that can be written."""
         self.begun: list[tuple[str, float]] = []
         self.numbers: dict[str, int] = {}
+        self.changed: set[int] = set()
+        self.elsewhere: set[str] = set()
         self.started, self.play = time.time(), ""
         about = options()
         with suppress(FarandoleError, OSError):
@@ -119,8 +121,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         now = time.time()
         self._write("end", hosts=hosts)
         if self.recorder and self.begun and not stats.failures and not stats.dark:
-            durations.save(self.durations, self.begun, now)
-        self._display.display(summary(hosts, now - self.started))
+            durations.save(self.durations, self.begun, self.changed, now)
+        self._display.display(summary(hosts, now - self.started, self.elsewhere))
         self._display.display("")
 
     def _task(self, task: Any) -> None:
@@ -131,12 +133,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def _done(self, status: str, result: Any, **more: Any) -> None:
         number = self.numbers.get(result.task._uuid, 0)
+        if status == "changed":
+            self.changed.add(number)
         self._write(status, task=number, host=result.host.get_name(), **more)
 
     def _failed(self, status: str, result: Any) -> None:
         said: Mapping[str, Any] = result.result
         lost = status == "unreachable"
         words, alone = speaks_for_itself(result.host.get_name(), result.task.action, said, lost=lost)
+        if CURE in words:
+            self.elsewhere.add(result.host.get_name())
         self._done(status, result, text=events.text(words), alone=alone)
 
     def _write(self, kind: str, **fields: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import yaml
@@ -14,6 +16,8 @@ from farandole.errors import FarandoleError
 from farandole.progress.events import tell
 
 Spec = dict[str, dict[str, Any]]
+# Seconds between two looks at how far a transfer is.
+LOOK = 2.0
 CHECKED = ("type", "elements", "required", "default", "choices", "no_log")
 
 
@@ -51,6 +55,25 @@ class Action(ActionBase):  # type: ignore[misc]
         """Tells those who watch the run what this task is doing."""
         if not self._task.no_log:
             tell(str(variables.get("inventory_hostname", "")), text)
+
+    @contextmanager
+    def telling(self, variables: Mapping[str, Any], words: Callable[[], str]) -> Iterator[None]:
+        """Tells again and again how far something is, as long as it goes on; no words if that cannot be known."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK):
+                with suppress(OSError):
+                    if said := words():
+                        self.tell(variables, said)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def say(self, variables: Mapping[str, Any]) -> Callable[[str], None]:
         """Returns a function that prints a line and tells it."""

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import typer
@@ -67,5 +68,9 @@ def main() -> None:
         console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
         sys.exit(1)
     except Interrupted as interrupt:
-        console.print(f"interrupted; {interrupt}")
+        # There is nothing left that another one could end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Its terminal may be closed.
+        with suppress(OSError):
+            console.print(f"interrupted; {interrupt}")
         sys.exit(130)

@@ -13,13 +13,13 @@ import typer
 from farandole import excluded
 from farandole.cluster import builders
 from farandole.errors import FarandoleError
+from farandole.playbook import Inventory
 from farandole.stack.commands import host_variables
 from farandole.state import claim
 from farandole.table import table
 from farandole.words import on_terminal
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
-Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]
 
 
@@ -33,8 +33,6 @@ class Cluster:
 
 
 def cluster_of(inventory: Path, *, write: bool) -> Cluster:
-    if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     groups = {group: host_variables(inventory.absolute(), group) for group in ("cluster", "head", "builders")}
     nodes = groups["cluster"]
     if not nodes or not groups["head"]:

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farandole.errors import FarandoleError, Interrupted
 from farandole.progress.events import LOG, VARIABLE, new_folder
 from farandole.progress.viewer import LOOK, Viewer
 
@@ -22,24 +24,41 @@ ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "ansible.cfg"
 # Seconds that an interrupted playbook has to end by itself.
 GRACE_S = 10
+# Ctrl-C, kill, and a terminal that is closed.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
 
+
+def existing(path: Path) -> Path:
+    """Refuse an inventory that does not exist."""
+    if not path.exists():
+        raise FarandoleError(f"there is no inventory {path}; inventory/example is an example")
+    return path
+
+
+Inventory = Annotated[
+    Path, typer.Option("--inventory", "-i", callback=existing, help="The cluster's inventory, a folder or a file.")
+]
 # The options have the same names as in ansible-playbook.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
 AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
+AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
+VaultPasswordFile = Annotated[Path | None, typer.Option(help="The file with the vault password.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to the nodes, where the inventory does not define it."""
+    """How to log in to the nodes, where the inventory does not define it, and to read the inventory."""
 
     user: str = ""
     private_key: Path | None = None
     ask_pass: bool = False
     ask_become_pass: bool = False
+    ask_vault_pass: bool = False
+    vault_password_file: Path | None = None
 
     def arguments(self) -> list[str]:
         """The options for ansible-playbook."""
@@ -48,10 +67,19 @@ class Login:
             *(["--private-key", str(self.private_key.absolute())] if self.private_key else []),
             *(["--ask-pass"] if self.ask_pass else []),
             *(["--ask-become-pass"] if self.ask_become_pass else []),
+            *(["--ask-vault-pass"] if self.ask_vault_pass else []),
+            *(["--vault-password-file", str(self.vault_password_file.absolute())] if self.vault_password_file else []),
         ]
 
 
-def play(playbook: str, inventory: Path, login: Login, *arguments: str, as_json: bool = False) -> int:
+def play(
+    playbook: str,
+    inventory: Path,
+    login: Login,
+    *arguments: str,
+    as_json: bool = False,
+    interrupted: str = "run the same command again to continue",
+) -> int:
     """Run a playbook, show what it does, and return its exit status; an interrupt ends all its processes.
 
     What Ansible prints goes to a log. It asks for passwords on the terminal itself.
@@ -61,11 +89,11 @@ def play(playbook: str, inventory: Path, login: Login, *arguments: str, as_json:
     folder = new_folder(inventory)
     viewer = Viewer(folder, as_json=as_json)
     try:
-        with viewer:
+        with viewer, _terminal_restored():
             status = _follow(command, folder, viewer)
-    except BaseException:
+    except Interrupted:
         viewer.close(interrupted=True)
-        raise
+        raise Interrupted(interrupted) from None
     viewer.close()
     return status
 
@@ -80,11 +108,13 @@ def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
     with (
         os.fdopen(handle, "ab") as log,
         subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT) as process,
+        _interrupted_once(process),
     ):
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    return process.wait(LOOK)
+                    status = process.wait(LOOK)
+                    break
                 viewer.look()
         except BaseException:
             # Ctrl-C in a terminal has reached it already; a second one does no harm.
@@ -93,6 +123,50 @@ def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
                 process.wait(GRACE_S)
             end_children()
             raise
+    if status < 0:
+        # Somebody killed it, and its workers work on.
+        end_children()
+    # As a shell says it.
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _interrupted_once(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Raise the first interrupt. Later ones only make the process end faster, so that none of its children is left."""
+
+    def first(*_: object) -> None:
+        for number in before:
+            signal.signal(number, lambda *_: process.kill())
+        raise Interrupted
+
+    # nohup has SIGHUP ignored.
+    before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """Undo what a program that was killed while it asked for a password has left: a terminal that shows no typing."""
+    try:
+        handle = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        yield
+        return
+    before = termios.tcgetattr(handle)
+    try:
+        yield
+    finally:
+        # The terminal may be closed.
+        with suppress(termios.error):
+            if termios.tcgetattr(handle) != before:
+                termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        os.close(handle)
 
 
 def end_children() -> None:

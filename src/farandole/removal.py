@@ -8,14 +8,13 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from farandole.errors import FarandoleError, Interrupted
+from farandole.errors import FarandoleError
 from farandole.findings import some
-from farandole.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
 from farandole.stack.commands import host_variables
 from farandole.words import one_line
 
@@ -28,7 +27,7 @@ LINES = 100
 
 
 def remove(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    inventory: Inventory,
     hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     *,
     accounts: Annotated[
@@ -45,8 +44,6 @@ def remove(
     ask_become_pass: AskBecomePass = False,
 ) -> None:
     """Take everything that Farandole made off the nodes, and say what stays."""
-    if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     known = host_variables(inventory.absolute())
     names = [name.strip() for name in hosts.split(",")] if hosts else list(known)
     if unknown := [name for name in names if name not in known]:
@@ -58,17 +55,15 @@ def remove(
         typer.confirm("Remove it?", abort=True)
     login = Login(user, private_key, ask_pass, ask_become_pass)
     choice = json.dumps({"base_remove_accounts": accounts, "stack_remove_running": force})
-    try:
-        status = play(
-            "playbooks/remove.yml",
-            inventory,
-            login,
-            "--extra-vars",
-            choice,
-            *(["--limit", ",".join(names)] if hosts else []),
-        )
-    except Interrupted:
-        raise Interrupted("run the same command again to remove the rest") from None
+    status = play(
+        "playbooks/remove.yml",
+        inventory,
+        login,
+        "--extra-vars",
+        choice,
+        *(["--limit", ",".join(names)] if hosts else []),
+        interrupted="run the same command again to remove the rest",
+    )
     if status:
         raise typer.Exit(1)
 

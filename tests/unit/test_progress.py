@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -99,6 +100,16 @@ def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> Non
     assert not watched.see(event("task", task=3, name="one more"))
 
 
+def test_what_is_wrong_with_a_node_is_not_said_of_the_one_that_the_task_counts_for() -> None:
+    watched = begin(1)
+    found = "found 1 problem.\n\n1. node-2: it is off\n   cure: start it"
+    watched.see(event("failed", task=1, host="node-1", text=found, alone=True))
+    [line] = watched.see(event("end", 7, hosts={"node-1": {"failures": 1}}))
+    assert line.plain == "failed: base : Install the base packages"
+    assert watched.closing()[0].plain == "1 host in 0:07: nothing changed, failed"
+    assert "\n".join(line.plain for line in watched.closing()[2:]) == found
+
+
 def test_hosts_are_named_in_a_few_words() -> None:
     assert several(["b"]) == "b"
     assert several([f"node-{number}" for number in range(12, 0, -1)]) == "node-1 to node-12"
@@ -111,7 +122,7 @@ def test_hosts_are_named_in_a_few_words() -> None:
 
 def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Path) -> None:
     path = tmp_path / "durations/kind"
-    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], 100)
+    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], set(), 100)
     last = durations.load(path)
     assert last.left(0) == 100
     last.begin("a")
@@ -132,7 +143,45 @@ def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Pa
     assert other.left(0) == 0
 
 
-@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b"]]', "null", "[1]"])
+def test_the_time_left_after_a_run_that_compiled_is_not_that_of_compiling(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
+    durations.save(path, begun, {2, 3}, 341)
+    # What has never run without a change takes as long as most of what changed nothing: 1 and 10 seconds.
+    last = durations.load(path)
+    assert last.left(0) == 1 + 5.5 + 5.5 + 10
+    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
+    assert durations.load(path).left(0) == 4
+
+
+def test_a_task_that_runs_twice_has_durations_of_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    durations.save(path, [("b", 0), ("b", 10)], {1}, 30)
+    durations.save(path, [("b", 0), ("b", 1)], {2}, 5)
+    assert durations.load(path).last == [durations.Took("b", 1, 10), durations.Took("b #2", 20, 4)]
+
+
+def test_the_time_left_is_that_of_changes_when_there_are_some(tmp_path: Path) -> None:
+    path = tmp_path / "durations/kind"
+    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
+    durations.save(path, begun, {2, 3}, 341)
+    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
+    last = durations.load(path)
+    last.begin("look")
+    last.begin("install")
+    assert last.left(0.5) == 0.5 + 1 + 1
+    # It should have ended by now if there was nothing to do.
+    assert last.left(10) == 20 + 1 + 1
+    last.changed = True
+    assert last.left(0.5) == 29.5 + 1 + 1
+    last.begin("compile")
+    assert last.left(0.5) == 299.5 + 1
+    last.begin("test")
+    last.begin("end")
+    assert last.left(0) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b", "c"]]', '[["a", 1]]', "null", "[1]"])
 def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content: str, tmp_path: Path) -> None:
     (tmp_path / "kind").write_text(content)
     watched = begin(2)
@@ -140,6 +189,15 @@ def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content
     assert watched.durations.left(1) is None
     assert shown(watched)[0].split()[-1] == "0:10"
     assert "left" not in shown(watched)[0]
+
+
+def test_the_time_left_is_shown_where_it_has_room_and_until_it_is_over() -> None:
+    watched, task = begin(1), "Prepare every node / base : Install the base packages"
+    watched.durations = durations.Durations([durations.Took(task, 60, None)])
+    watched.durations.begin(task)
+    assert shown(watched)[0].endswith("0:10, about 0:50 left")
+    assert shown(watched, width=20)[0] == "0:10  base : Instal…"
+    assert shown(watched, now=90)[0].endswith("  1:30")
 
 
 # What the events are made of
@@ -264,7 +322,7 @@ def command(clone: Path, verb: str, *arguments: str) -> list[str]:
 def run(clone: Path, verb: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(clone, verb, *arguments), text=True, capture_output=True, timeout=60, check=False, cwd=clone,
-        env={**os.environ, **environment},
+        env={**os.environ, "TERM": "xterm-256color", **environment},
     )  # fmt: skip
 
 
@@ -279,6 +337,7 @@ def test_a_run_in_a_pipe_says_what_changed_and_keeps_the_rest_in_its_log(clone: 
     assert "\x1b" not in done.stdout
     assert "changed: Change something on node-1, node-2\n" in done.stdout
     assert "the cluster is fine" in done.stdout
+    assert "running" not in done.stdout
     assert re.search(r"^2 hosts in 0:\d\d: \d+ changes on node-1, node-2, nothing failed$", done.stdout, re.MULTILINE)
     log = clone / done.stdout.split("log: ")[1].strip()
     assert "TASK [Change something]" in log.read_text()
@@ -319,6 +378,10 @@ def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> 
     done = run(clone, "apply", "--limit", "nobody")
     assert done.returncode == 1
     assert "leaves us with no hosts to target" in " ".join(done.stdout.split())
+    # Standard output is for the program.
+    done = run(clone, "apply", "--limit", "nobody", "--json")
+    assert "leaves us with no hosts to target" in " ".join(done.stderr.split())
+    assert all(json.loads(line) for line in done.stdout.splitlines())
 
 
 def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
@@ -335,6 +398,53 @@ def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
     assert '"event": "end"' in (recorded(clone) / "events.jsonl").read_text()
 
 
+def test_an_output_that_cannot_be_written_does_not_end_the_run(clone: Path) -> None:
+    full, closed = (
+        subprocess.run(
+            ["sh", "-c", f'exec "$@" {where}', "sh", *command(clone, "apply")],
+            text=True, stderr=subprocess.PIPE, timeout=60, check=False, cwd=clone,
+        )
+        for where in (">/dev/full", ">&-")
+    )  # fmt: skip
+    assert (full.returncode, closed.returncode) == (0, 0)
+    words = r"the output cannot be written \(No space left on device\); the run goes on: \S+\n"
+    assert re.fullmatch(words, full.stderr), full.stderr
+    assert closed.stderr == ""
+
+
+def test_without_a_run_there_is_nothing_to_watch(clone: Path, tmp_path: Path) -> None:
+    done = run(clone, "watch", "-i", str(tmp_path / "other"))
+    assert done.returncode == 1
+    assert "no run of" in done.stderr
+    assert "was recorded here" in done.stderr
+
+
+def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None:
+    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if b"Print a lot" in line:
+                break
+        playbook = children(process.pid)[0]
+        with subprocess.Popen(command(clone, "watch"), text=True, stdout=subprocess.PIPE, cwd=clone) as watch:
+            time.sleep(1)
+            # Its workers, and then what runs in them, find that it is gone.
+            os.kill(playbook, signal.SIGKILL)
+            said, _ = watch.communicate(timeout=30)
+    assert watch.returncode == 0
+    assert "the run broke off during: Take long on node-1, node-2\n" in said
+    assert said.splitlines()[-2].startswith("until then ")
+    assert process.returncode == 128 + signal.SIGKILL
+    assert processes(clone) == []
+    # What comes after it in the file, or instead of it, does no harm.
+    for content in ("[]\n", "\x1b[2J\n", '{"event": "start", "format": 1, "run": 7}\n'):
+        (recorded(clone) / "events.jsonl").write_text(content)
+        for options in ([], ["--json"]):
+            done = run(clone, "watch", *options)
+            assert done.returncode == 0, done.stderr
+            assert "\x1b" not in done.stdout
+
+
 # Real terminals
 
 
@@ -345,11 +455,10 @@ class Terminal:
         pid, self.handle = pty.fork()
         if not pid:
             os.chdir(folder)
-            for name in ("COLUMNS", "NO_COLOR"):
-                os.environ.pop(name, None)
-            os.environ.update({"TERM": "xterm-256color", **environment})
+            kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
             time.sleep(0.2)
-            os.execv(arguments[0], arguments)  # noqa: S606
+            # Without an environment of its own it would get the size that readline has set for this process.
+            os.execve(arguments[0], arguments, {**kept, "TERM": "xterm-256color", **environment})  # noqa: S606
         self.pid, self.text = pid, ""
         self.resize(columns, rows)
 
@@ -389,6 +498,7 @@ def test_a_dumb_terminal_gets_plain_lines(clone: Path) -> None:
     assert terminal.end() == 0
     assert "\x1b" not in terminal.text
     assert "changed: Change something on node-1, node-2" in terminal.text
+    assert "running" not in terminal.text
 
 
 def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone: Path) -> None:
@@ -412,12 +522,121 @@ def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone
     assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", said), said
     assert re.search(r"until then \d+ changes on node-1, node-2", said)
     assert "run the same command again: it goes on where this one stopped" in said
-    left = subprocess.run(["pgrep", "--full", f"-i {clone}/hosts.yml"], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    assert processes(clone) == []
     ended = run(clone, "watch")
     assert ended.returncode == 0
     assert re.match(r"no run is going on; the last one was started .* UTC:\n", ended.stdout)
-    assert "it did not come to its end" in ended.stdout
+    assert "the run broke off during: Take long" in ended.stdout
+
+
+def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    terminal.read("Take long")
+    before = processes(clone)
+    assert len(before) > 2
+    os.write(terminal.handle, b"\x03")
+    time.sleep(0.05)
+    os.write(terminal.handle, b"\x03")
+    assert terminal.end() == 130
+    assert "interrupted during: Take long" in plain(terminal.text)
+    assert "Traceback" not in terminal.text
+    assert processes(clone) == []
+
+
+def test_a_terminal_that_is_closed_ends_the_run(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    terminal.read("Take long")
+    os.close(terminal.handle)
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+    assert processes(clone) == []
+
+
+def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> None:
+    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+        assert process.stdout
+        while b"Print a lot" not in process.stdout.readline():
+            pass
+        process.terminate()
+        assert b"until then 8 changes on node-1, node-2\n" in process.communicate(timeout=15)[0]
+    assert process.returncode == 130
+    assert "User interrupted execution" in (recorded(clone) / "log").read_text()
+    assert processes(clone) == []
+
+
+STUBBORN = """
+import sys
+from pathlib import Path
+from farandole import playbook
+from farandole.errors import Interrupted
+from farandole.progress.viewer import Viewer
+folder = Path(sys.argv[1])
+try:
+    playbook._follow(["sh", "-c", "trap '' INT; setsid sleep 60 & sleep 60; true"], folder, Viewer(folder))
+except Interrupted:
+    print("ended")
+"""
+
+
+def test_a_second_interrupt_ends_what_takes_no_notice_of_the_first(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, str(tmp_path)], text=True, stdout=subprocess.PIPE
+    ) as process:
+        while len(sleepers := children(process.pid)) < 3:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=5)[0] == "ended\n"
+    assert not [pid for pid in sleepers if Path(f"/proc/{pid}").exists()]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that descend from one."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [below for child in found for below in children(child)]
+
+
+def processes(clone: Path) -> list[str]:
+    """The processes that belong to a run in the clone."""
+    found = subprocess.run(
+        ["pgrep", "--full", "--", f"-i {clone}/hosts.yml"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.split()
+
+
+def test_a_password_is_asked_for_and_neither_shown_nor_kept(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
+    terminal.read("BECOME password: ")
+    os.write(terminal.handle, f"{SECRET}\n".encode())
+    assert terminal.end() == 0
+    kept = "".join(one.read_text() for one in recorded(clone).iterdir())
+    assert "nothing failed" in terminal.text
+    assert SECRET not in terminal.text + kept
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_prompt_that_ends_leaves_a_terminal_that_shows_what_is_typed(clone: Path, *, killed: bool) -> None:
+    terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
+    terminal.read("BECOME password: ")
+    assert not termios.tcgetattr(terminal.handle)[3] & termios.ECHO
+    if killed:
+        os.kill(children(terminal.pid)[0], signal.SIGKILL)
+    else:
+        os.write(terminal.handle, b"\x03")
+    assert terminal.end() == 128 + (signal.SIGKILL if killed else signal.SIGINT)
+    assert termios.tcgetattr(terminal.handle)[3] & termios.ECHO
+    assert "nothing was begun" in terminal.text
+
+
+@pytest.mark.parametrize("columns", [0, 1, 10])
+def test_a_terminal_may_be_as_narrow_as_it_likes(columns: int, clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply"), clone, columns, 0 if columns < 2 else 3)
+    assert terminal.end() == 0
+    assert "changed: " in plain(terminal.text)
+    # A picture of one line, in which not everything has room.
+    assert columns != 10 or ("…" in terminal.text and "  node-1" not in plain(terminal.text))
+    assert "Traceback" not in terminal.text
 
 
 def plain(text: str) -> str:

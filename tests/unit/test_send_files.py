@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,21 @@ def test_files_are_sent_once(tmp_path: Path) -> None:
     (tmp_path / "depot/stacks/b").write_text("rot")
     answer = call(tmp_path, files)
     assert (answer["missing"], answer["changed"]) == (["stacks/b"], False)
+
+
+def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path) -> None:
+    archive = tmp_path / "bundle.tar"
+    archive.write_bytes(bytes(5_000_000))
+    assert sending.sent(archive, 5_000_000) == ""
+    # The sender is a program of a program, as with sshpass, and has read a part.
+    sender = f"(exec 3<{archive}; head -c 3000000 <&3 >/dev/null; sleep 60) & wait"
+    with subprocess.Popen(["sh", "-c", sender], start_new_session=True) as process:
+        for _ in range(100):
+            if (said := sending.sent(archive, 5_000_000)) == "sent 3 of 5 MB":
+                break
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert said == "sent 3 of 5 MB"
 
 
 def test_a_users_symlink_is_followed(tmp_path: Path) -> None:

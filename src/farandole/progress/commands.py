@@ -9,11 +9,20 @@ from typing import Annotated
 import typer
 
 from farandole.errors import FarandoleError, Interrupted
-from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import (
+    AsJson,
+    AskBecomePass,
+    AskPass,
+    AskVaultPass,
+    Inventory,
+    Login,
+    PrivateKey,
+    User,
+    VaultPasswordFile,
+    play,
+)
 from farandole.progress.events import is_alive, latest, run_of
 from farandole.progress.viewer import LOOK, Viewer
-
-Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
 
 
 def apply(
@@ -27,34 +36,28 @@ def apply(
     *,
     check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
     forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
-    ask_vault_pass: Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")] = False,
-    vault_password_file: Annotated[Path | None, typer.Option(help="The file with the vault password.")] = None,
     user: User = "",
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_file: VaultPasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
-    if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
-    # The vault's password file is looked up from the root of the clone.
-    vault = vault_password_file.absolute() if vault_password_file else None
-    given = {
-        "--limit": limit,
-        "--tags": tags,
-        "--skip-tags": skip_tags,
-        "--forks": forks,
-        "--vault-password-file": vault,
-    }
+    given = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
-    arguments += ["--check"] * check + ["--ask-vault-pass"] * ask_vault_pass
-    login = Login(user, private_key, ask_pass, ask_become_pass)
-    try:
-        status = play("site.yml", inventory, login, *arguments, as_json=as_json)
-    except Interrupted:
-        raise Interrupted("run the same command again: it goes on where this one stopped") from None
+    arguments += ["--check"] * check
+    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
+    status = play(
+        "site.yml",
+        inventory,
+        login,
+        *arguments,
+        as_json=as_json,
+        interrupted="run the same command again: it goes on where this one stopped",
+    )
     if status:
         raise typer.Exit(status)
 

@@ -80,6 +80,9 @@ def runs_in(place: Path) -> list[Path]:
 
 def latest(inventory: Path | None) -> Path | None:
     """The run that is going on, or else the last one, of an inventory or of any."""
+    for folder in (plays().parent, plays()):
+        if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
+            raise FarandoleError(f"{folder} belongs to another account, which alone can watch its runs")
     places = [place_of(inventory)] if inventory else [*plays().glob("*-*")]
     found = [one for place in places for one in runs_in(place) if (one / EVENTS).exists()]
     found.sort(key=lambda one: one.name, reverse=True)
@@ -88,8 +91,8 @@ def latest(inventory: Path | None) -> Path | None:
 
 def run_of(folder: Path) -> Run | None:
     """The process of a run."""
-    with suppress(OSError, ValueError), (folder / EVENTS).open() as file:
-        return read(json.loads(file.readline(TEXT)).get("run"))
+    with suppress(OSError), (folder / EVENTS).open("rb") as file:
+        return read(parse(file.readline(TEXT)).get("run"))
     return None
 
 

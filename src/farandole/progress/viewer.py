@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,26 +21,36 @@ from rich.theme import Theme
 from farandole.progress.durations import load
 from farandole.progress.events import DURATIONS, EVENTS, LOG, Reader, parse
 from farandole.progress.watched import Watched
-from farandole.words import on_terminal
+from farandole.words import on_terminal, visible
 
 # Seconds between two looks, two pictures, and two words where there is no terminal.
 LOOK, DRAW, BEAT = 0.2, 0.5, 30.0
 # Lines of the log that are shown of a run that has not even begun.
 TAIL = 30
+# With less free space, events may be lost, and Ansible itself ends if it cannot write.
+ROOM = 1 << 16
 # The lines of a picture; more would push what stays off the screen.
 TALLEST = 20
 THEME = Theme({"play": "bold cyan"})
 
 
 class Output(Console):
-    """A console that goes silent when nobody reads it any more."""
+    """A console that goes silent when nobody reads it any more, or it cannot be written: the run goes on."""
 
-    closed = False
+    why = ""
 
     def on_broken_pipe(self) -> None:
-        """Lets the run go on."""
-        self.closed = self.quiet = True
+        """Goes silent."""
+        self.quiet = True
+        self.why = self.why or "nobody reads the output any more"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self.why = f"the output cannot be written ({error.strerror})"
+            self.on_broken_pipe()
 
 
 class Area:
@@ -134,16 +146,17 @@ class Viewer:
         self._notice()
 
     def _write(self, raw: bytes) -> None:
-        """Pass an event on; it is ASCII without control characters, as json.dumps has written it."""
+        """Pass an event on. Who writes the file writes ASCII without control characters."""
         if raw:
-            self.console.print(raw.decode("ascii", "replace"), soft_wrap=True)
+            self.console.print(visible(raw.decode("ascii", "replace")), soft_wrap=True)
             self._notice()
 
     def _notice(self) -> None:
-        """Say once that nobody reads this any more."""
-        if isinstance(self.console, Output) and self.console.closed:
-            self.console.closed = False
-            print(f"nobody reads the output any more; the run goes on: {shown(self.folder)}", file=sys.stderr)
+        """Say once why nothing more is said."""
+        if isinstance(self.console, Output) and self.console.why:
+            why, self.console.why = self.console.why, ""
+            with suppress(OSError):
+                print(f"{why}; the run goes on: {shown(self.folder)}", file=sys.stderr, flush=True)
 
     def close(self, *, interrupted: bool = False) -> None:
         """Say what was done, and where the log is."""
@@ -153,7 +166,11 @@ class Viewer:
             lines = self.watched.interrupted(time.time())
         elif self.watched.end is None:
             # It failed before it could begin, or it was killed.
-            lines = [*self.watched.flush(), *(Text(line) for line in tail(log)), Text("it did not come to its end")]
+            full = Text(f"the rest could not be recorded: free some space on the disk with {shown(self.folder)}")
+            room = shutil.disk_usage(self.folder).free >= ROOM
+            lines = [*(Text(line) for line in tail(log)), *(self.watched.interrupted() if room else [full])]
+            if self.as_json:
+                print("\n".join(line.plain for line in lines), file=sys.stderr)
         else:
             lines = self.watched.closing()
         where = [Text(f"log: {shown(log)}", "bright_black")] if log.exists() else []

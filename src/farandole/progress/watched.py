@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ LOST = {"failed", "unreachable"}
 WIDE, BAR = 60, 20
 # A group of hosts is named by the first and the last of those that follow each other.
 NUMBERED = re.compile(r"(.*?)(\d+)")
+# In a list of findings, which names the host of each; the task itself ran on the control machine, for one of them.
+CURE = "\n   cure: "
 # More failures than anybody reads.
 MOST = 100
 
@@ -124,8 +126,9 @@ class Watched:
         # A task that ran in the background may answer when another one runs.
         if whole(event, "task") == self.number:
             self.hosts[name] = Host(state, seconds(event))
+            self.durations.changed |= state == "changed"
         if state in LOST | {"changed"}:
-            self.news.setdefault(state, []).append(name)
+            self.news.setdefault(state, []).extend([] if CURE in str(event.get("text")) else [name])
         if state == "changed":
             self.changes[name] = self.changes.get(name, 0) + 1
         if state in LOST and len(self.failures) < MOST:
@@ -155,39 +158,41 @@ class Watched:
         """The lines about what changed and what failed in the present task."""
         lines = []
         for state in ("changed", "failed", "unreachable"):
-            if names := self.news.pop(state, []):
+            if (names := self.news.pop(state, None)) is not None:
                 verb = "lost" if state == "unreachable" else state
-                lines.append(Text(f"{verb}: ", STYLES[state]).append(f"{self.task} ", "default"))
-                lines[-1].append(f"on {several(names)}", "bright_black not bold")
+                lines.append(Text(f"{verb}: ", STYLES[state]).append(self.task, "default"))
+                lines[-1].append(f" on {several(names)}" if names else "", "bright_black not bold")
         return lines
 
     # What is said at the end
 
     def closing(self) -> list[Text]:
         """What was done, and if it failed, why: the root cause last."""
-        lines = [Text(summary(self.end, self.ended - self.began), "bold")] if self.end is not None else []
+        elsewhere = {one.host for one in self.failures if CURE in one.text}
+        lines = [Text(summary(self.end, self.ended - self.began, elsewhere), "bold")] if self.end is not None else []
         bad = {name for name, row in (self.end or {}).items() if row.get("failures") or row.get("dark")}
         alone: dict[str, list[str]] = {}
         for one in self.failures:
             if one.alone and one.text and one.host in bad:
                 alone.setdefault(one.text, []).append(one.host)
         for said, names in list(alone.items())[-3:]:
-            # A list of findings names the host of each; the task ran on the control machine.
-            told = said if "\n   cure: " in said else f"{several(names)}: {said}"
+            told = said if CURE in said else f"{several(names)}: {said}"
             lines += [Text(), *(coloured(line) for line in told.splitlines())]
         if self.why:
             lines += [Text(), *(coloured(line) for line in self.why.splitlines())]
         return lines
 
-    def interrupted(self, now: float) -> list[Text]:
-        """What was done until now."""
+    def interrupted(self, now: float | None = None) -> list[Text]:
+        """What was done until now, or, of a run that is dead, until nobody knows when."""
         if not self.about:
             return [Text("nothing was begun")]
         lines = self.flush()
         running = [name for name, host in self.hosts.items() if host.state == "running"]
         where = f" on {several(running)}" if running else ""
-        during = f"during: {self.task}, {clock(now - self.task_began)}{where}" if self.task else "before the first task"
-        return [*lines, Text(f"interrupted {during}"), Text(f"until then {self.changed()}")]
+        since = "" if now is None else f", {clock(now - self.task_began)}"
+        during = f"during: {self.task}{since}{where}" if self.task else "before the first task"
+        how = "the run broke off" if now is None else "interrupted"
+        return [*lines, Text(f"{how} {during}"), Text(f"until then {self.changed()}")]
 
     def changed(self) -> str:
         """How much has changed, and where."""
@@ -211,14 +216,15 @@ class Watched:
         spent = max(0.0, now - self.began)
         left = self.durations.left(now - self.task_began)
         times = Text(clock(spent), "bold")
-        if left is not None:
+        # A run that takes longer than the last one says nothing about its end.
+        if left is not None and left >= 1:
             times.append(f", about {clock(left)} left", "not bold")
             if width >= WIDE:
-                times = bar(spent / (spent + left) if spent + left else 1).append("  ").append_text(times)
+                times = bar(spent / (spent + left)).append("  ").append_text(times)
         room = width - times.cell_len - 2
         what = Text(self.task or self.play or "starting", "bold")
         if room < 10:
-            return times.append("  ").append_text(what)
+            return Text(clock(spent), "bold").append("  ").append_text(what)
         what.truncate(room, overflow="ellipsis", pad=True)
         return what.append("  ").append_text(times)
 
@@ -239,7 +245,7 @@ class Watched:
         said = next((f": {host.words}" for host in running if host.words), "")
         done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
         left = self.durations.left(now - self.task_began)
-        rest = f", about {clock(left)} left in all" if left is not None else ""
+        rest = f", about {clock(left)} left in all" if left is not None and left >= 1 else ""
         return Text(f"… {self.task} {clock(now - self.task_began)}{done}{rest}{said}", "bright_black")
 
 
@@ -302,7 +308,7 @@ def coloured(line: str) -> Text:
     """A line of a report, in the colour of what it says."""
     styles = {
         r"\bred\b": "red", r"\bgreen\b": "green", r"\bslow\b": "yellow", r"^root cause \[[^]]*\]": "bold red",
-        r"^consequence \[[^]]*\]": "yellow", r"^ +cure:": "bold green",
+        r"^\d+\. [^:]+:": "bold red", r"^consequence \[[^]]*\]": "yellow", r"^ +cure:": "bold green",
     }  # fmt: skip
     text = Text(line)
     for pattern, style in styles.items():
@@ -311,14 +317,16 @@ def coloured(line: str) -> Text:
     return text
 
 
-def summary(hosts: Mapping[str, Mapping[str, Any]], took: float) -> str:
-    """A run in one line."""
+def summary(hosts: Mapping[str, Mapping[str, Any]], took: float, elsewhere: Collection[str]) -> str:
+    """A run in one line. What failed `elsewhere` is not the fault of the host that it counts for."""
     changed = [name for name, row in hosts.items() if row.get("changed")]
     total = sum(whole(row, "changed") for row in hosts.values())
     bad = [name for name, row in hosts.items() if row.get("failures")]
     lost = [name for name, row in hosts.items() if row.get("dark")]
     parts = [f"{count(total, 'change')} on {several(changed)}" if total else "nothing changed"]
-    parts += [f"failed on {several(bad)}" if bad else "", f"no answer from {several(lost)}" if lost else ""]
+    own = [name for name in bad if name not in elsewhere]
+    failed = f"failed on {several(own)}" if own else "failed" if bad else ""
+    parts += [failed, f"no answer from {several(lost)}" if lost else ""]
     parts += [] if bad or lost else ["nothing failed"]
     return f"{count(len(hosts), 'host')} in {clock(took)}: {', '.join(filter(None, parts))}"
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from farandole.errors import FarandoleError, Interrupted
-from farandole.playbook import AsJson, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.playbook import (
+    AsJson,
+    AskBecomePass,
+    AskPass,
+    AskVaultPass,
+    Inventory,
+    Login,
+    PrivateKey,
+    User,
+    VaultPasswordFile,
+    play,
+)
 
 
 def validate(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    inventory: Inventory,
     hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
     *,
     quick: Annotated[
@@ -25,18 +34,22 @@ def validate(
     private_key: PrivateKey = None,
     ask_pass: AskPass = False,
     ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_file: VaultPasswordFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
-    if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
-    login = Login(user, private_key, ask_pass, ask_become_pass)
-    try:
-        status = play("playbooks/validate.yml", inventory, login, *arguments, as_json=as_json)
-    except Interrupted:
-        raise Interrupted("the job on the nodes is being ended; there is no report of this run") from None
+    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
+    status = play(
+        "playbooks/validate.yml",
+        inventory,
+        login,
+        *arguments,
+        as_json=as_json,
+        interrupted="the job on the nodes is being ended; there is no report of this run",
+    )
     if status:
         raise typer.Exit(1)
