@@ -455,6 +455,8 @@ class Terminal:
         pid, self.handle = pty.fork()
         if not pid:
             os.chdir(folder)
+            # The tests themselves may run under nohup.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
             time.sleep(0.2)
             # Without an environment of its own it would get the size that readline has set for this process.
