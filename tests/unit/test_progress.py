@@ -561,7 +561,8 @@ def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> No
         process.terminate()
         assert b"until then 8 changes on node-1, node-2\n" in process.communicate(timeout=15)[0]
     assert process.returncode == 130
-    assert "User interrupted execution" in (recorded(clone) / "log").read_text()
+    # Ansible sometimes trips over a worker that has ended meanwhile.
+    assert re.search("User interrupted execution|process object is closed", (recorded(clone) / "log").read_text())
     assert processes(clone) == []
 
 
