@@ -500,6 +500,23 @@ def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]]
     assert [one.name.partition(".")[0] for one in (tmp_path / "nodes").iterdir()] == ["42"]
 
 
+def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    program, environment = started
+    # The arguments of a process can be read by everybody on the node, its environment by its owner alone.
+    (tmp_path / ".bash_profile").write_text("tr '\\0' '\\n' </proc/$$/cmdline >arguments\n")
+    script = tmp_path / "script"
+    script.write_text(f'#!{program}\necho "$A"; ls nodes | wc -l; grep SigIgn /proc/self/status\n')
+    script.chmod(stat.S_IRWXU)
+    secret = {**environment, "A": "a\nsecret of mine"}
+    done = subprocess.run([script], env=secret, cwd=tmp_path, capture_output=True, text=True, check=False)
+    arguments = (tmp_path / "arguments").read_text()
+    assert "pbs-job" in arguments and "secret" not in arguments
+    # Only the node file is left, and no signal is ignored that was not before.
+    ignored = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn"))
+    before = int(ignored.split()[1], 16) & ~(1 << 12 | 1 << 24)
+    assert done.stdout.splitlines() == ["a", "secret of mine", "1", f"SigIgn:\t{before:016x}"], done.stderr
+
+
 def test_what_the_shell_itself_sets_and_what_is_ours_is_not_kept() -> None:
     environment = {"A": "1", "SLURM_X": "2", "PWD": "/", "FARANDOLE_PBS": "{}"}
     assert pbs_job.kept(environment, "all") == {"A": "1", "SLURM_X": "2"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,10 @@ for one in module ml _module_raw; do
 done
 cd -- "$1" || exit
 shift
-exec env -- "$@"
+exec "$@"
 """
+# The program's second start, after that shell.
+AGAIN = "--become"
 # What belongs to the shell itself.
 OF_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", VARIABLE}
 SAME = {
@@ -82,8 +85,37 @@ def kept(environment: Mapping[str, str], keep: str | list[str]) -> dict[str, str
     }
 
 
+def written(text: bytes) -> str:
+    """The path of a new file of the job, which only its user can read."""
+    handle, path = tempfile.mkstemp(prefix=f"{int(os.environ['SLURM_JOB_ID'])}.", dir=NODE_FILES)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+    return path
+
+
+def as_before() -> None:
+    """Undo what Python does to signals, which programs would inherit."""
+    for one in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(one, signal.SIG_DFL)
+
+
+def become(path: str, program: list[str]) -> NoReturn:
+    """Become a program, with the variables of a file, which is removed."""
+    try:
+        values = Path(path).read_bytes().split(b"\0")
+        Path(path).unlink()
+        os.environb.update({name: value for name, _, value in (one.partition(b"=") for one in values) if name})
+        as_before()
+        os.execvp(program[0], program)  # noqa: S606
+    except OSError as error:
+        print(f"error: {program[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
 def main() -> NoReturn:
     """Become the job's program."""
+    if sys.argv[1:2] == [AGAIN]:
+        become(sys.argv[2], sys.argv[3:])
     try:
         knowledge = json.loads(os.environ[VARIABLE])
         interpreter, interactive = list(knowledge["interpreter"]), bool(knowledge["interactive"])
@@ -92,17 +124,19 @@ def main() -> NoReturn:
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
         nodes = node_file(shown.stdout.split(), os.environ["SLURM_TASKS_PER_NODE"])
-        handle, path = tempfile.mkstemp(prefix=f"{int(os.environ['SLURM_JOB_ID'])}.", dir=NODE_FILES)
-        with os.fdopen(handle, "w") as file:
-            file.write(nodes)
+        path = written(nodes.encode())
+        os.environ.update(variables(os.environ, nodes, path, interactive))
+        values = [os.fsencode(f"{name}={value}") for name, value in kept(os.environ, knowledge["keep"]).items()]
+        # Not as arguments, which everybody on this node could read.
+        values_file = written(b"\0".join(values))
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: the job was not started, for its node file could not be written: {error!r}")
-    os.environ.update(variables(os.environ, nodes, path, interactive))
     # The first argument is the script, or nothing but the program's first line if a program is to run.
     program = [*interpreter, *sys.argv[1 if interpreter else 2 :]]
-    values = [f"{name}={value}" for name, value in kept(os.environ, knowledge["keep"]).items()]
     del os.environ[VARIABLE]
-    os.execv("/bin/bash", ["bash", "-l", "-c", LOGIN, "pbs-job", knowledge["start"], *values, *program])  # noqa: S606
+    again = ["/usr/bin/python3", "-I", str(Path(__file__).resolve()), AGAIN, values_file]
+    as_before()
+    os.execv("/bin/bash", ["bash", "-l", "-c", LOGIN, "pbs-job", knowledge["start"], *again, *program])  # noqa: S606
 
 
 if __name__ == "__main__":
