@@ -118,7 +118,7 @@ def test_the_next_run_changes_nothing(cluster: Cluster) -> None:
 
 
 def test_two_people_queue_three_jobs(cluster: Cluster) -> None:
-    users, name = ("alice", "bob", "alice"), f"'$(touch {NAMED}); \x1b[2J'"
+    users, name = ("alice", "bob", "alice"), f"'$(touch {NAMED}); %j'"
     jobs = [submit(cluster, "--exclusive", f"--job-name={name}", JOB, user=user) for user in users]
     waiting = cluster.ssh("node-1", "squeue", "--noheader", "--format=%i %u %T").stdout.splitlines()
     assert f"{jobs[2]} alice PENDING" in waiting
@@ -162,6 +162,8 @@ def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
         (["--mem=9000G"], "MiB of memory on each node; the largest node of partition normal has"),
         (["--cpus-per-task=999"], "it asks for 999 cores of one node; the largest node of partition normal has"),
         (["--partition=fast"], "there is no partition fast; the partitions are: normal"),
+        (["--job-name='x\x1b[2J'"], "its name has control characters"),
+        (["--comment='x\u009b2J'"], "its comment has control characters"),
         (["--account=caffe"], "you are not in the account caffe; yours: users"),
     ],
 )
@@ -169,6 +171,13 @@ def test_what_can_never_run_is_refused_in_words(cluster: Cluster, words: list[st
     done = on_head(cluster, f"sbatch {' '.join(words)} {JOB}")
     assert done.returncode != 0
     assert why in done.stderr
+
+
+def test_a_waiting_job_gets_no_name_that_terminals_obey(cluster: Cluster) -> None:
+    job = submit(cluster, "--hold", "--wrap=hostname")
+    assert on_head(cluster, f"scontrol update jobid={job} name='x\x1b[2J'").returncode != 0
+    rename = f"scontrol update jobid={job} name=x && squeue --noheader --jobs={job} --format=%j; scancel {job}"
+    assert on_head(cluster, rename).stdout == "x\n"
 
 
 def test_the_queue_is_for_people_that_it_knows(cluster: Cluster) -> None:
