@@ -114,7 +114,7 @@ def test_a_run_waits_for_slots_if_asked(here: Path, capfd: pytest.CaptureFixture
             time.sleep(1.5)
             assert not waits.done()
         assert waits.result() == {"node-1": 1, "node-2": 2, "node-3": 1}
-    assert "farandole: waiting for 4 slots: run 3 of" in capfd.readouterr().err
+    assert "farandole: waiting for 4 slots: run 3 of" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

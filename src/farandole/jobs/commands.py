@@ -15,7 +15,7 @@ import sys
 import tempfile
 from argparse import ArgumentTypeError
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ from farandole.causes import causes
 from farandole.errors import FarandoleError, Interrupted
 from farandole.explain import Hit, of_job
 from farandole.findings import some
-from farandole.jobs.head import RefusedError, duration, filters, refuse_early
+from farandole.jobs.head import RefusedError, deepest, duration, filters, place, refuse_early, refuse_outside, staging
 from farandole.jobs.head import reason as why
 from farandole.playbook import Login, PrivateKey, User
 from farandole.stack.commands import host_variables
@@ -43,6 +43,8 @@ LARGE = 200 << 20
 REMEMBERED, LONGEST = 2000, 1 << 16
 # The exit statuses of ssh itself, and of a shell that does not find a command.
 OF_SSH, NO_COMMAND = 255, 127
+# Options of ssh that name keys.
+OF_KEY = re.compile(r"-i|-o\s*(IdentityFile|CertificateFile)\b", re.IGNORECASE)
 OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
 # How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one.
 ENDED = re.compile(
@@ -127,17 +129,30 @@ def head_of(inventory: Path, login: Login) -> Head:
     # Somebody else's key opens a connection of its own.
     kind = hashlib.sha256(str(key).encode()).hexdigest()[:8]
     ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-{kind}-%C"]
-    ssh += [*(["-p", str(port)] if port else []), *(["-i", str(key)] if key else [])]
-    ssh += [
+    # ssh takes the first user that it is told, and tries every key.
+    ssh += [*(["-p", str(port)] if port else []), *(["-o", f"User={user}"] if user else [])]
+    ssh += ["-i", str(key)] if key else []
+    arguments = [
         *shlex.split(str(known.get("ansible_ssh_common_args") or "")),
         *shlex.split(str(known.get("ansible_ssh_extra_args") or "")),
     ]
+    ssh += ["-o", "IdentitiesOnly=yes", *without_keys(arguments)] if login.private_key else arguments
     address = str(known.get("ansible_host") or name)
     job_user = str(known.get("base_user") or "trainer")
     # People with accounts of their own start jobs as themselves.
     themselves = {job_user: (), **{str(one["name"]): () for one in known.get("cluster_users") or ()}}
     become = {"root": ("runuser", "-u", job_user, "--"), **themselves}.get(user, ("sudo", "-n", "-u", job_user, "--"))
     return Head(name, tuple(ssh), f"{user}@{address}" if user else address, become)
+
+
+def without_keys(arguments: Sequence[str]) -> Iterator[str]:
+    """Arguments for ssh, without the keys that they name."""
+    words = iter(arguments)
+    for word in words:
+        # The value of these options may be a word of its own.
+        option = f"{word} {next(words, '')}" if word in ("-i", "-o") else word
+        if not OF_KEY.match(option):
+            yield from option.split(" ", 1) if word in ("-i", "-o") else [word]
 
 
 def run(
@@ -204,9 +219,9 @@ def run(
             raise Interrupted(f"run {number} may still be ending; farandole runs {again} shows it") from None
         words = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
         raise Interrupted(f"run {number} is ended on every node{words}") from None
-    if fetch and known(head, number).fetched:
+    if fetch and (state := known(head, number)).fetched:
         got = [get(head, number, path, folder) for path in fetch]
-        status = status or int(not all(got))
+        status = status or int(not (state.complete and all(got)))
     raise typer.Exit(status)
 
 
@@ -272,10 +287,19 @@ def fetch(
     private_key: PrivateKey = None,
 ) -> None:
     """Get results of a run, from its first node, into this folder; also while it runs."""
-    head = head_of(inventory, Login(user, private_key))
-    head.ask("farandole", "fetch", number, "--", *paths)
+    head, complete = head_of(inventory, Login(user, private_key)), True
+    try:
+        refuse_outside(paths)
+    except RefusedError as refused:
+        raise FarandoleError(str(refused)) from None
+    try:
+        head.ask("farandole", "fetch", number, "--", *paths)
+    except FarandoleError as error:
+        # What the head has can be had.
+        console.print(str(error), markup=False)
+        complete = False
     fetched = [get(head, number, path, Path.cwd()) for path in paths]
-    if not all(fetched):
+    if not (complete and all(fetched)):
         raise typer.Exit(1)
 
 
@@ -327,12 +351,18 @@ def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, li
 
 
 def get(head: Head, number: str, path: str, folder: Path) -> bool:
-    """Get a result from the head; whether that was possible."""
-    # The jobs wrote it: neither owners nor special files and modes, and nothing that git would run.
-    plain = ["--relative", "--safe-links", "--no-perms", "--no-owner", "--no-group", "--no-devices", "--no-specials"]
-    failed = head.rsync(["_give", number], [*plain, "--exclude=.git"], f"./{path}", to=folder)
-    console.print(f"{path} could not be fetched: {failed}" if failed else f"fetched {path}", markup=False)
-    return not failed
+    """Get a result from the head; whether all of it could be had."""
+    failed, refused = "", []
+    try:
+        with staging(deepest(folder, path), folder) as (staged, options):
+            failed = head.rsync(["_give", number], options, f"./{path}", to=staged)
+            refused = list(place(staged, folder, Path(path)))
+    except (RefusedError, OSError) as error:
+        failed = one_line(error)
+    rest = f"fetched {path}{', but not what is refused' if refused else ''}"
+    for words in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
+        console.print(words, markup=False)
+    return not (failed or refused)
 
 
 # Output
@@ -382,12 +412,13 @@ def has_ended(head: Head, number: str) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """What the head says of a run: whether and why it ended, the nodes that it lost, and the ranks of each node."""
+    """What the head says of a run: how it ended, which nodes were lost, and the ranks of each node."""
 
     number: str
     ended: bool
     why: str
     fetched: bool
+    complete: bool
     lost: tuple[str, ...]
     slots: tuple[tuple[str, int], ...]
 
@@ -404,6 +435,7 @@ def known(head: Head, number: str) -> State:
             bool(ended),
             str(ended.get("why", "")),
             ended.get("fetched") is True,
+            ended.get("complete") is not False,
             lost,
             tuple(slots),
         )

@@ -30,6 +30,9 @@ HOSTFILE = Path("/etc/farandole/hostfile")
 STACK = Path("/opt/farandole/current")
 # Who uses which slots: a file for each run, locked while it runs.
 SLOTS_IN_USE = Path("/run/farandole/slots")
+OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
+# More slots than a node can have.
+MOST_SLOTS = 1 << 16
 # Exists where Slurm decides who gets which slots.
 QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Whose homes all nodes see, so that nothing has to be copied to them.
@@ -42,11 +45,15 @@ HERE = socket.gethostname()
 # What ranks print, behind what horovodrun puts in front of it.
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 MARK = "FARANDOLE_JOB"
-# Seconds that a job has to end by itself, and that an ssh login may take.
-GRACE, LOGIN = 10, 10
+# Seconds that a job has to end by itself, that an ssh login may take, and that others may lock what all need.
+GRACE, LOGIN, PATIENCE = 10, 10, 10
 AT_ONCE = 32
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
+# The exit status of ssh itself.
+OF_SSH = 255
+# Bytes that are reserved for how a run ended.
+RESERVED = 1 << 16
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 Given = argparse.Namespace
@@ -74,8 +81,19 @@ class Run:
 
     def write(self, kind: str, **values: Any) -> None:
         draft = self.folder / f".{kind}"
-        draft.write_text(json.dumps(values))
+        # In place, as its space may have been reserved.
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(json.dumps(values))
+            file.truncate()
         draft.replace(self.folder / f"{kind}.json")
+
+    def reserve(self, kind: str) -> None:
+        """Keep the space for what will be written, so that a full disk does not prevent it."""
+        handle = os.open(self.folder / f".{kind}", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, RESERVED)
+        finally:
+            os.close(handle)
 
     def read(self, kind: str) -> Any:
         try:
@@ -110,8 +128,13 @@ class Run:
 
 def all_runs() -> list[Run]:
     """All runs, the latest one last."""
-    numbers = [int(path.name) for path in RUNS.glob("[0-9]*") if path.name.isdigit()]
-    return [Run(number) for number in sorted(numbers)]
+    numbers = [number_in(path.name) for path in RUNS.glob("[1-9]*")]
+    return [Run(number) for number in sorted(numbers) if number]
+
+
+def number_in(text: str) -> int:
+    """The number of a run; 0 if it is none."""
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else 0
 
 
 def chosen(text: str) -> Run:
@@ -130,13 +153,20 @@ def new_run() -> Run:
     """A folder for a new run."""
     RUNS.mkdir(mode=0o700, exist_ok=True)
     # A number is never used again: nodes may still have the folder of a run that was removed here.
-    last = RUNS / ".last"
-    known = int(last.read_text()) if last.exists() else 0
+    last, known = RUNS / ".last", 0
+    with suppress(OSError, ValueError):
+        known = number_in(last.read_text())
     while True:
         run = Run(max([known, *(one.number for one in all_runs())]) + 1)
         with suppress(FileExistsError):
             run.folder.mkdir(mode=0o700)
-            last.write_text(str(run.number))
+            draft = run.folder / ".last"
+            try:
+                draft.write_text(str(run.number))
+            except OSError:
+                shutil.rmtree(run.folder)
+                raise
+            draft.replace(last)
             return run
 
 
@@ -163,16 +193,34 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
     nodes = hostfile()
     for path in sorted(SLOTS_IN_USE.iterdir()):
         # Others could have put anything there.
-        if not (name := re.fullmatch(r"\d+-(\d{1,9})-\w+", path.name)):
+        if not (name := OF_SLOTS.fullmatch(path.name)):
             continue
-        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError), only_a_file(path) as file:
+        with suppress(OSError, ValueError, RecursionError), only_a_file(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                status = os.fstat(file.fileno())
-                found = {node: int(slots) for node, slots in json.loads(file.read(1 << 16)).items()}
+                status, found = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
                 uses = {node: slots for node, slots in found.items() if node in nodes}
-                yield name[1], owner(status.st_uid), status.st_mtime, uses
+                # Its owner can set its other times.
+                yield name[1], owner(status.st_uid), status.st_ctime, uses
+
+
+def slots_in(text: str) -> Slots:
+    """What a file says that a run uses; empty if it says nothing that can be."""
+    found = json.loads(text)
+    valid = isinstance(found, dict) and all(type(one) is int and 0 <= one <= MOST_SLOTS for one in found.values())
+    return found if valid else {}
+
+
+def forget_ended() -> None:
+    """Remove the files of own runs that were killed."""
+    for path in SLOTS_IN_USE.glob(f"{os.getuid()}-*"):
+        name = OF_SLOTS.fullmatch(path.name)
+        # A run that is just starting has not locked its file yet.
+        if name and Run(int(name[1])).end():
+            with suppress(OSError), only_a_file(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def only_a_file(path: Path) -> TextIO:
@@ -228,35 +276,67 @@ def claimed(run: Run, wish: Any) -> Iterator[Slots]:
     """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
     count, slots = asked(wish)
     told = False
+    forget_ended()
     handle, path = tempfile.mkstemp(prefix=f"{os.getuid()}-{run.number}-", dir=SLOTS_IN_USE)
     try:
         with os.fdopen(handle, "w") as file:
+            # Before others can open and lock it.
+            fcntl.flock(file, fcntl.LOCK_EX)
             os.fchmod(handle, 0o644)
-            while not (found := claim(file, count, slots)):
-                busy = in_the_way(slots)
+            while not (found := claim(file, count, slots))[0]:
                 if not wish["wait"]:
-                    raise RefusedError(f"too few free slots for -np {count}: {busy}. To wait for them, add --wait")
+                    raise RefusedError(f"too few free slots for -np {count}: {found[1]}. To wait for them, add --wait")
                 if not told:
-                    say(f"waiting for {count} slots: {busy}")
+                    say(f"waiting for {count} slots: {found[1]}")
                     told = True
                 time.sleep(1)
-            yield found
+            yield found[0]
     finally:
         Path(path).unlink()
 
 
-def claim(file: TextIO, count: int, slots: Slots) -> Slots:
-    with (SLOTS_IN_USE / ".lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def claim(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
+    """The ranks of each node; if there are too few free slots, what is in the way."""
+    with (SLOTS_IN_USE / ".lock").open() as lock:
+        if not is_locked(lock):
+            return {}, holder(lock)
         free = dict(slots)
         for _, _, _, uses in others():
             for node in uses.keys() & free.keys():
-                free[node] -= max(0, uses[node])
+                free[node] -= uses[node]
         if found := fill(count, free):
             file.write(json.dumps(found))
             file.flush()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        return found
+            return found, ""
+        return {}, in_the_way(slots)
+
+
+def is_locked(lock: TextIO) -> bool:
+    """Lock a file that anybody can lock, and keep locked."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+
+
+def holder(lock: TextIO) -> str:
+    """Who keeps a file locked, and what to do."""
+    status = os.fstat(lock.fileno())
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    found = re.search(rf"^\d+: FLOCK +ADVISORY +\w+ (\d+) {file} ", Path("/proc/locks").read_text(), re.MULTILINE)
+    who, end = "somebody", ""
+    with suppress(OSError):
+        # The owner of the folder is root if a process wants that.
+        if found and (uid := re.search(r"^Uid:\t(\d+)", Path(f"/proc/{found[1]}/status").read_text(), re.MULTILINE)):
+            who, end = f"process {found[1]} of {owner(int(uid[1]))}", f"kill {found[1]}, or "
+    return (
+        f"{who} keeps {lock.name} locked, so that nobody gets slots; on the head: {end}as root, rm {lock.name}; "
+        "systemd-tmpfiles --create /etc/tmpfiles.d/farandole.conf"
+    )
 
 
 # Prints the allocation that it runs in, and ends with the exit status that it reads.
@@ -371,9 +451,37 @@ def clock(seconds: float) -> str:
 # The job, in a unit of the user's systemd
 
 
+class Output:
+    """The run's output, which is also this program's; what cannot be kept is counted, and the job goes on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        # Bytes that could not be kept, here and in all, and why.
+        self.gap, self.lost, self.why = 0, 0, ""
+
+    def write(self, data: bytes) -> None:
+        with self.lock:
+            if self.gap and not self.keep(f"\nfarandole: {self.gap} bytes are missing here: {self.why}\n".encode()):
+                self.gap = 0
+            left = len(data) if self.gap else self.keep(data)
+            self.gap, self.lost = self.gap + left, self.lost + left
+
+    def keep(self, data: bytes) -> int:
+        """Write as much as possible; returns how many bytes are left."""
+        try:
+            while data:
+                data = data[os.write(1, data) :]
+        except OSError as error:
+            self.why = str(error.strerror)
+        return len(data)
+
+
+OUTPUT = Output()
+
+
 def say(line: str) -> None:
     """Write a line of our own to the run's output."""
-    print(f"farandole: {line}", file=sys.stderr, flush=True)
+    OUTPUT.write(f"farandole: {line}\n".encode(errors="replace"))
 
 
 class Job:
@@ -385,8 +493,8 @@ class Job:
         self.why = ""
         # Nodes that do not answer when it has ended.
         self.lost: list[str] = []
-        # Whether it ended in such a way that its results are wanted.
-        self.fetched = False
+        # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
+        self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
         signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
 
@@ -398,7 +506,7 @@ class Job:
         threading.Thread(target=end, args=(self.process,), daemon=True).start()
 
     def __call__(self) -> None:
-        begun, status = time.time(), 1
+        begun, status, reason = time.time(), 1, ""
         try:
             with self.slots() as (slots, finish):
                 begun = time.time()
@@ -413,6 +521,11 @@ class Job:
                 if self.fetched:
                     for failure in collect(self.run, self.wish["fetch"]):
                         say(failure)
+                        self.complete = False
+        except UnreachedError as error:
+            # Its cause is found in the output.
+            say(str(error))
+            reason = str(error)
         except RefusedError as error:
             self.why = str(error)
             # It has written nothing there.
@@ -424,7 +537,11 @@ class Job:
         # A launcher that is told to end may do so with 0.
         status = status or int(bool(self.why))
         seconds = round(time.time() - begun, 1)
-        self.run.write("ended", status=status, why=self.why, lost=self.lost, fetched=self.fetched, seconds=seconds)
+        dropped = f"{OUTPUT.lost} bytes of output could not be kept: {OUTPUT.why}" if OUTPUT.lost else ""
+        self.run.write(
+            "ended", status=status, why=self.why, reason=reason, lost=self.lost, fetched=self.fetched,
+            complete=self.complete, dropped=dropped, seconds=seconds,
+        )  # fmt: skip
 
     @contextmanager
     def slots(self) -> Iterator[tuple[Slots, Callable[[int], None]]]:
@@ -447,11 +564,13 @@ class Job:
             if one.number < self.run.number and one.read("run").get("source") == self.wish["source"]
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            failed = [error for error in pool.map(lambda node: self.send_to(node, same[-3:]), nodes) if error]
+            failed = [one for one in pool.map(lambda node: self.send_to(node, same[-3:]), nodes) if one[0]]
         if failed:
-            raise RefusedError(f"the folder could not be copied: {'; '.join(failed)}")
+            kind = UnreachedError if any(status == OF_SSH for status, _ in failed) else RefusedError
+            raise kind(f"the folder could not be copied: {'; '.join(words for _, words in failed)}")
 
-    def send_to(self, node: str, same: list[Run]) -> str:
+    def send_to(self, node: str, same: list[Run]) -> tuple[int, str]:
+        """The exit status of rsync, and why it failed."""
         before = [f"--copy-dest=../../{one.number}/code" for one in same]
         command = ["rsync", "--archive", "--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *before]
         command += [f"{self.run.code}/"]
@@ -463,7 +582,7 @@ class Job:
             text=True,
             check=False,
         )
-        return f"{node}: {reason(done.stderr)}" if done.returncode else ""
+        return done.returncode, f"{node}: {reason(done.stderr)}"
 
     def execute(self, slots: Slots) -> int:
         where = ",".join(f"{node}:{ranks}" for node, ranks in slots.items())
@@ -485,10 +604,9 @@ class Job:
             timer.start()
         line = b"\n"
         for line in self.process.stdout or ():
-            sys.stdout.buffer.write(OF_RANK.sub(rb"\1[\2] ", line))
-            sys.stdout.buffer.flush()
+            OUTPUT.write(OF_RANK.sub(rb"\1[\2] ", line))
         if not line.endswith(b"\n"):
-            sys.stdout.buffer.write(b"\n")
+            OUTPUT.write(b"\n")
         status = self.process.wait()
         timer.cancel()
         return 128 - status if status < 0 else status
@@ -519,17 +637,26 @@ def collect(run: Run, paths: list[str]) -> Iterator[str]:
     first = next(iter(run.read("started").get("slots", {})), HERE)
     for path in paths if first != HERE and not has_shared_home() else ():
         source = f"{first}:runs/{run.number}/code/./{path}"
-        command = ["rsync", "--archive", "--relative", source, f"{run.code}/"]
         environment = {**os.environ, "RSYNC_RSH": shlex.join(ssh())}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            yield f"{path} could not be fetched from {first}: {reason(done.stderr)}"
+        try:
+            with staging(run.folder, run.code) as (staged, options):
+                command = ["rsync", "--archive", *options, source, f"{staged}/"]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    yield f"{path} could not be fetched from {first}: {reason(done.stderr)}"
+                yield from place(staged, run.code, Path(path))
+        except RefusedError as error:
+            yield f"{path} could not be fetched from {first}: {error}"
 
 
 def why_stopped() -> str:
     """Whether somebody stops the run, or the machine."""
     state = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, check=False).stdout
     return "ended by the shutdown of the head" if state.strip() == "stopping" else "stopped"
+
+
+class UnreachedError(Exception):
+    """Nodes that the head cannot log in to when a run starts."""
 
 
 class StoppedError(Exception):
@@ -644,7 +771,8 @@ def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
 def refuse_outside(fetch: list[str]) -> None:
     """Refuse results that are not below a run's folder."""
     for path in fetch:
-        if Path(path).is_absolute() or {"..", ".git"} & {*Path(path).parts} or not Path(path).parts:
+        parts = Path(path).parts
+        if Path(path).is_absolute() or not parts or ".." in parts or any(map(is_git, parts)):
             raise RefusedError(f"--fetch {path}: name something below this folder")
 
 
@@ -663,6 +791,118 @@ def sent(name: str) -> Path:
     if not re.fullmatch("[0-9a-f]{16}", name):
         raise RefusedError(f"{name} is no folder that was sent")
     return SENT / name
+
+
+# What is fetched: jobs wrote it, so neither its links, modes, owners nor special files are believed.
+
+# What git or a file system takes for .git: they ignore case, characters of no width, and some at the end.
+NO_WIDTH = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+OF_GIT = re.compile(r"(\.git|git~\d)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
+# What rsync puts in front of what links lead to, so that nothing follows them.
+MUNGED = "/rsyncd-munged/"
+
+
+def is_git(name: str) -> bool:
+    """Whether git takes this name for that of a repository."""
+    return OF_GIT.fullmatch(NO_WIDTH.sub("", name)) is not None
+
+
+def visible(text: str) -> str:
+    """Escape what a terminal would obey."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def deepest(folder: Path, path: str) -> Path:
+    """The last folder on a path, without following links."""
+    for part in Path(path).parts:
+        if (folder / part).is_symlink() or not (folder / part).is_dir():
+            break
+        folder /= part
+    return folder
+
+
+@contextmanager
+def staging(where: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A private folder for what is fetched, and the options with which rsync brings what another folder lacks."""
+    try:
+        staged = Path(tempfile.mkdtemp(prefix=".farandole-fetch-", dir=where))
+    except OSError as error:
+        raise RefusedError(f"{where}: {error.strerror}") from None
+    options = ["--relative", "--munge-links", "--no-perms", "--chmod=D777,F666", "--no-owner", "--no-group"]
+    try:
+        yield staged, [*options, "--no-devices", "--whole-file", f"--compare-dest={folder}"]
+    finally:
+        # An rsync that was interrupted may still write for a moment.
+        for _ in range(20):
+            shutil.rmtree(staged, ignore_errors=True)
+            if not staged.exists():
+                break
+            time.sleep(0.1)
+
+
+def place(staged: Path, folder: Path, top: Path) -> Iterator[str]:
+    """Move what was fetched into a folder, each file at once; yields what is refused, and what to do."""
+    waiting = [Path()]
+    if is_repository(staged, folder):
+        waiting = []
+        yield f"{top} is refused: with it, git would take {folder} for a repository, and run what is written there"
+    for at in waiting:
+        for name in sorted(os.listdir(staged / at)):  # noqa: PTH208
+            here = at / name
+            try:
+                mode = (staged / here).lstat().st_mode
+                if not (why := refusal(staged / here, folder / here, here, top)):
+                    put(staged / here, folder / here, mode)
+            except OSError as error:
+                mode, why = 0, str(error.strerror)
+            if why:
+                yield visible(f"{here} is refused: {why}")
+            elif stat.S_ISDIR(mode):
+                waiting.append(here)
+
+
+def refusal(source: Path, target: Path, here: Path, top: Path) -> str:
+    """Why something that was fetched is refused, and what to do; empty if it is not."""
+    mode = source.lstat().st_mode
+    if not (here in top.parents or here.is_relative_to(top)):
+        return f"it is not in {top}"
+    if is_git(here.name) or (stat.S_ISDIR(mode) and is_repository(source, target)):
+        return "git would take it for a repository, and run what is written there; let the program pack it with tar"
+    there = stat.S_IFMT(target.lstat().st_mode) if os.path.lexists(target) else 0
+    if there and stat.S_ISDIR(mode) != (there == stat.S_IFDIR):
+        return "here, a link, a file or a folder has that name; rename or remove it"
+    if stat.S_ISLNK(mode):
+        text = str(source.readlink()).removeprefix(MUNGED)
+        inside = not leads_out(text, len(here.parts) - len(top.parts) - 1)
+        return "" if inside else f"it is a link to {text}, which is not in {top}; let the program copy that there"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is no file"
+
+
+def is_repository(*folders: Path) -> bool:
+    """Whether git would take for a repository what is in these folders together."""
+    names = {name.casefold() for folder in folders if folder.is_dir() for name in os.listdir(folder)}  # noqa: PTH208
+    return "head" in names and ("commondir" in names or {"objects", "refs"} <= names)
+
+
+def leads_out(text: str, depth: int) -> bool:
+    """Whether a link leads out of what is fetched, in which it lies so deep, or into a repository."""
+    parts = Path(text).parts
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    return text.startswith("/") or up > depth or ".." in parts[up:] or any(map(is_git, parts))
+
+
+def put(source: Path, target: Path, mode: int) -> None:
+    """Put something in its place; a file or a link replaces what is there, which is not followed."""
+    if stat.S_ISDIR(mode):
+        target.mkdir(exist_ok=True)
+        return
+    if stat.S_ISLNK(mode):
+        text = str(source.readlink()).removeprefix(MUNGED)
+        source.unlink()
+        source.symlink_to(text)
+    elif target.is_file() and not target.is_symlink():
+        source.chmod(stat.S_IMODE(target.stat().st_mode) & 0o777)
+    source.replace(target)
 
 
 def locked(folder: Path) -> int:
@@ -705,22 +945,11 @@ def start(given: Given) -> int:
     if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
         raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
     run = new_run()
-    # What a control machine sent has been filtered there.
-    options, patterns = ([], "") if given.source else filters(folder)
-    lock = locked(folder) if given.source else -1
     try:
-        copy(folder, run.code, options, patterns)
-    except RefusedError:
+        prepare(run, given, folder)
+    except (RefusedError, OSError) as error:
         shutil.rmtree(run.folder)
-        raise
-    if lock >= 0:
-        os.close(lock)
-    run.write(
-        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
-        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
-        without=given.without, created=time.time(),
-    )  # fmt: skip
-    run.output.touch(0o600)
+        raise RefusedError(str(error)) from None
     properties = {
         "WorkingDirectory": run.code,
         "StandardOutput": f"append:{run.output}",
@@ -750,6 +979,23 @@ def start(given: Given) -> int:
     except KeyboardInterrupt:
         stop(run)
         return 130
+
+
+def prepare(run: Run, given: Given, folder: Path) -> None:
+    """Copy the folder to a new run, and write down what is wanted of it."""
+    # What a control machine sent has been filtered there.
+    options, patterns = ([], "") if given.source else filters(folder)
+    lock = locked(folder) if given.source else -1
+    copy(folder, run.code, options, patterns)
+    if lock >= 0:
+        os.close(lock)
+    run.write(
+        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
+        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
+        without=given.without, created=time.time(),
+    )  # fmt: skip
+    run.output.touch(0o600)
+    run.reserve("ended")
 
 
 def attach(run: Run) -> int:
@@ -818,9 +1064,11 @@ def told(run: Run) -> str:
     where = ", ".join(f"{node}:{ranks}" for node, ranks in started.get("slots", {}).items())
     if not ended:
         return f"running on {where}" if where else "waiting"
-    how = ended["why"] or ("finished" if ended["status"] == 0 else f"failed with exit status {ended['status']}")
+    how = ended["why"] or ended.get("reason")
+    how = how or ("finished" if ended["status"] == 0 else f"failed with exit status {ended['status']}")
     after = f" after {ended['seconds']:.0f} s" if "seconds" in ended else ""
-    return f"{how}{after} on {where}" if where else how
+    dropped = f"; {ended['dropped']}" if ended.get("dropped") else ""
+    return f"{how}{after}{f' on {where}' if where else ''}{dropped}"
 
 
 def show(_: Given) -> int:

@@ -1,0 +1,243 @@
+"""What is fetched of a run: nothing that its jobs wrote is followed, obeyed or put elsewhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farandole.jobs.head import deepest, is_git, leads_out, place, staging
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The folder of a run, with results."""
+    (tmp_path / "job/out").mkdir(parents=True)
+    (tmp_path / "job/out/model.pt").write_text("weights")
+    return tmp_path / "job"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The folder into which they are fetched."""
+    (tmp_path / "mine").mkdir()
+    return tmp_path / "mine"
+
+
+def fetch(job: Path, mine: Path, path: str = "out") -> list[str]:
+    """Fetch results as farandole does, but without ssh; returns what is refused."""
+    with staging(deepest(mine, path), mine) as (staged, options):
+        assert staged.stat().st_mode & 0o777 == 0o700
+        subprocess.run(["rsync", "--archive", *options, f"{job}/./{path}", f"{staged}/"], check=True)
+        refused = [*place(staged, mine, Path(path))]
+    assert not staged.exists()
+    return refused
+
+
+def fetch_unprotected(job: Path, mine: Path, path: str = "out") -> None:
+    """Fetch results as rsync by itself would."""
+    plain = ["--relative", "--safe-links", "--exclude=.git", "--no-perms"]
+    subprocess.run(["rsync", "--archive", *plain, f"{job}/./{path}", f"{mine}/"], check=True)
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def repository(folder: Path, proof: Path, config: Path) -> None:
+    """Make a folder a repository whose settings run a command."""
+    write(folder, HEAD="ref: refs/heads/main\n")
+    for part in ("objects", "refs"):
+        (config.parent / part).mkdir(parents=True)
+    command = f'fsmonitor = "id >{proof}; false"'
+    config.write_text(f"[core]\nrepositoryformatversion = 0\nbare = false\nworktree = {folder}\n{command}\n")
+
+
+def git_runs(folder: Path, proof: Path) -> bool:
+    """Whether git runs in a folder what a job wrote."""
+    subprocess.run(["git", "status"], cwd=folder, capture_output=True, check=False)
+    ran = proof.exists()
+    proof.unlink(missing_ok=True)
+    return ran
+
+
+@pytest.mark.parametrize("where", ["out", "out/a/b"])
+def test_a_folder_that_git_would_obey_is_refused(job: Path, mine: Path, tmp_path: Path, where: str) -> None:
+    repository(job / where, tmp_path / "ran", job / where / "config")
+    (mine / where).mkdir(parents=True)
+    config = (job / where / "config").read_text().replace(str(job), str(mine))
+    (job / where / "config").write_text(config)
+    refused = fetch(job, mine)
+    assert [words.partition(" is refused: ")[0] for words in refused] == [where]
+    assert not git_runs(mine / where, tmp_path / "ran")
+    assert (mine / "out/model.pt").exists() == (where != "out")
+    fetch_unprotected(job, mine)
+    assert git_runs(mine / where, tmp_path / "ran")
+
+
+def test_a_repository_that_lies_apart_is_refused(job: Path, mine: Path, tmp_path: Path) -> None:
+    repository(mine / "out", tmp_path / "ran", mine / "out/x/config")
+    settings = mine / "out/x/config"
+    settings.write_text(
+        settings.read_text().replace("version = 0", "version = 1\n[extensions]\nworktreeConfig\n[core]")
+    )
+    write(mine / "out", **{"commondir": "x", "config.worktree": f"[core]\nbare = false\nworktree = {mine / 'out'}\n"})
+    assert git_runs(mine / "out", tmp_path / "ran")
+    (mine / "out").rename(tmp_path / "there")
+    (job / "out").rename(tmp_path / "before")
+    (tmp_path / "there").rename(job / "out")
+    assert len(fetch(job, mine)) == 1
+    assert not (mine / "out").exists()
+
+
+def test_a_repository_does_not_arrive_in_parts(job: Path, mine: Path) -> None:
+    for part in ("HEAD", "refs/x", "objects/x"):
+        (job / part).parent.mkdir(exist_ok=True)
+        (job / part).touch()
+    assert fetch(job, mine, "HEAD") == []
+    assert fetch(job, mine, "refs") == []
+    assert len(fetch(job, mine, "objects")) == 1
+    assert sorted(path.name for path in mine.iterdir()) == ["HEAD", "refs"]
+
+
+@pytest.mark.parametrize("name", [".git", ".GIT", ".giT", ".g\u200cit", "GIT~1", ".git. ", ".git::$INDEX_ALLOCATION"])
+def test_nothing_that_is_called_as_a_repository_arrives(job: Path, mine: Path, name: str) -> None:
+    write(job / "out" / name, config="[core]")
+    (job / "out/sub").mkdir()
+    (job / "out/sub" / name).write_text("gitdir: /tmp/x")
+    assert len(fetch(job, mine)) == 2
+    assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*")) == ["out", "out/model.pt", "out/sub"]
+
+
+@pytest.mark.parametrize("name", ["git", ".gitignore", ".github", "HEAD", "git~"])
+def test_other_names_are_no_repository(name: str) -> None:
+    assert not is_git(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "depth", "leads"),
+    [
+        ("model.pt", 0, False),
+        ("a/b", 0, False),
+        ("../a", 1, False),
+        (".", 0, False),
+        ("../.git/config", 0, True),
+        ("../a", 0, True),
+        ("../../a", 1, True),
+        ("/etc/passwd", 9, True),
+        # The folder `a` can be a link, too.
+        ("a/../b", 1, True),
+        ("a/.GIT/config", 0, True),
+        ("../a/../../b", 1, True),
+    ],
+)
+def test_links_that_lead_out(text: str, depth: int, *, leads: bool) -> None:
+    assert leads_out(text, depth) == leads
+
+
+def test_links_arrive_only_if_they_stay_in_what_is_fetched(job: Path, mine: Path) -> None:
+    write(mine / ".git", config="mine")
+    (mine / "beside").write_text("mine")
+    (job / "out/sub").mkdir()
+    for name, text in {
+        "latest.pt": "model.pt", "sub/up": "../model.pt", "config": "../.git/config", "away": "/etc/passwd",
+        "here": ".", "round": "here/../beside",
+    }.items():  # fmt: skip
+        (job / "out" / name).symlink_to(text)
+    refused = fetch(job, mine)
+    assert [words.partition(" is refused: ")[0] for words in refused] == ["out/away", "out/config", "out/round"]
+    assert (mine / "out/latest.pt").read_text() == (mine / "out/sub/up").read_text() == "weights"
+    fetch_unprotected(job, mine)
+    assert (mine / "out/config").read_text() == "mine"
+
+
+def test_nothing_is_written_through_a_link(job: Path, mine: Path, tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere", **{"model.pt": "old"})
+    (mine / "out").symlink_to(tmp_path / "elsewhere")
+    (refused,) = fetch(job, mine)
+    assert refused.startswith("out is refused: here, a link")
+    assert (tmp_path / "elsewhere/model.pt").read_text() == "old"
+    # A file that is a link is replaced.
+    (mine / "out").unlink()
+    (mine / "out").mkdir()
+    (mine / "out/model.pt").symlink_to(tmp_path / "elsewhere/model.pt")
+    assert fetch(job, mine) == []
+    assert (mine / "out/model.pt").read_text() == "weights"
+    assert (tmp_path / "elsewhere/model.pt").read_text() == "old"
+
+
+def test_what_a_folder_becomes_that_was_a_link(job: Path, mine: Path, tmp_path: Path) -> None:
+    (job / "out").rename(job / "real")
+    (job / "out").symlink_to(tmp_path)
+    assert len(fetch(job, mine)) == 1
+    (job / "out").unlink()
+    (job / "real").rename(job / "out")
+    assert fetch(job, mine) == []
+    assert [path.name for path in (mine / "out").iterdir()] == ["model.pt"]
+
+
+def test_neither_modes_nor_special_files_arrive(job: Path, mine: Path) -> None:
+    (job / "out/model.pt").chmod(0o4777)
+    (job / "out/locked").mkdir(mode=0o500)
+    os.mkfifo(job / "out/pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(job / "out/socket"))
+        refused = fetch(job, mine)
+    assert [words.partition(" is refused: ")[0] for words in refused] == ["out/pipe", "out/socket"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (mine / "out/model.pt").stat().st_mode & 0o7777 == 0o666 & ~umask
+    assert (mine / "out/locked").stat().st_mode & 0o7777 == 0o777 & ~umask
+
+
+def test_a_file_that_is_replaced_stays_as_private_as_it_was(job: Path, mine: Path) -> None:
+    write(mine / "out", **{"model.pt": "old"})
+    (mine / "out/model.pt").chmod(0o600)
+    assert fetch(job, mine) == []
+    assert ((mine / "out/model.pt").read_text(), (mine / "out/model.pt").stat().st_mode & 0o777) == ("weights", 0o600)
+
+
+def test_files_in_the_way_are_named_and_the_rest_arrives(job: Path, mine: Path) -> None:
+    write(job / "out/logs", a="a")
+    write(mine / "out", logs="a file")
+    write(mine / "out/model.pt", x="a folder")
+    assert [words.partition(" is refused: ")[0] for words in fetch(job, mine)] == ["out/logs", "out/model.pt"]
+    write(job / "out", more="1")
+    fetch(job, mine)
+    assert (mine / "out/more").read_text() == "1"
+
+
+def test_what_nobody_asked_for_stays_away(mine: Path) -> None:
+    with staging(mine, mine) as (staged, _):
+        write(staged, **{"train.py": "evil"})
+        write(staged / "out/a", b="b", c="c")
+        refused = [*place(staged, mine, Path("out/a/b"))]
+    assert [words.partition(" is refused: ")[0] for words in refused] == ["train.py", "out/a/c"]
+    assert [path.name for path in mine.rglob("*") if path.is_file()] == ["b"]
+
+
+def test_names_cannot_control_a_terminal(job: Path, mine: Path) -> None:
+    (job / "out/\x1b[2J").symlink_to("/\x1b[2J")
+    (refused,) = fetch(job, mine)
+    assert refused.isprintable()
+
+
+def test_a_second_fetch_brings_only_what_has_changed(job: Path, mine: Path) -> None:
+    assert fetch(job, mine) == []
+    inode = (mine / "out/model.pt").stat().st_ino
+    write(job / "out", more="1")
+    assert fetch(job, mine) == []
+    assert (mine / "out/model.pt").stat().st_ino == inode
+    assert (mine / "out/more").read_text() == "1"
+
+
+def test_an_interrupted_fetch_leaves_nothing(mine: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), staging(mine, mine) as (staged, _):
+        write(staged / "out", a="a")
+        raise KeyboardInterrupt
+    assert [*mine.iterdir()] == []
