@@ -6,11 +6,13 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 
 from farandole.jobs import head
 from farandole.jobs.commands import first_cause, first_end, in_words
-from farandole.jobs.head import Job, RefusedError, Run, Slots, StoppedError
+from farandole.jobs.head import Job, Output, RefusedError, Run, Slots, StoppedError
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
 
@@ -76,13 +78,85 @@ def test_slots_that_others_use_are_left_out(here: Path) -> None:
     assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"node-1": "x"}', '{"node-1": [1]}', '{"node-1": -9}', "[" * 9999])
-def test_nonsense_of_others_is_ignored(here: Path, content: str) -> None:
-    with (here / "slots/0-1-x").open("w") as file:
+NONSENSE = [
+    *("", "{", "[]", "3", '"node-1"', "null", "[" * 9999, '{"node-1": "1"}', '{"node-1": [1]}', '{"node-1": {"a": 1}}'),
+    *('{"node-1": -9}', '{"node-1": true}', '{"node-1": 1.0}', '{"node-1": Infinity}', '{"node-1": NaN}'),
+    *('{"node-1": 1e999}', '{"node-1": 65537}', f'{{"node-1": {10**4000}}}', f'{{"node-1": {"9" * 9999}}}', "\udcff"),
+]
+
+
+@pytest.mark.parametrize("content", NONSENSE)
+def test_nonsense_of_others_is_ignored(here: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with (here / "slots/0-1-x").open("w", errors="surrogateescape") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(content)
         file.flush()
         assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+        assert head.show(argparse.Namespace()) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("when", [-(10**11), 10**17])
+def test_times_that_others_set_are_not_shown(here: Path, when: int) -> None:
+    with taken(here, 3, node_1=1):
+        os.utime(next((here / "slots").glob("*-3-x")), (when, when))
+        assert "since" in head.in_the_way(["node-1"])
+
+
+@contextmanager
+def locked_by(path: Path, how: str) -> Iterator[int]:
+    """Another process that keeps a file locked."""
+    words = (
+        f"import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.{how}); print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", words, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("how", ["LOCK_EX", "LOCK_SH"])
+def test_who_keeps_the_lock_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(head, "PATIENCE", 0.3)
+    with locked_by(here / "slots/.lock", how) as pid:
+        for count in (0, 1):
+            begun = time.monotonic()
+            with pytest.raises(RefusedError, match=rf"process {pid} of {head.owner(os.getuid())} keeps .*kill {pid}"):
+                slots_of(np=count)
+            assert time.monotonic() - begun < 5
+    assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+def test_others_cannot_lock_the_file_of_a_run_before_it_does(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = os.fchmod
+
+    def opened(handle: int, mode: int) -> None:
+        public(handle, mode)
+        (path,) = (here / "slots").glob("*-9-*")
+        with path.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(os, "fchmod", opened)
+    assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
+
+
+def test_the_files_of_own_runs_that_were_killed_are_removed(here: Path) -> None:
+    runs = [head.new_run() for _ in range(3)]
+    for run in runs[1:]:
+        run.write("ended", status=1, why="")
+    for run in runs:
+        (here / f"slots/{os.getuid()}-{run.number}-x").touch()
+    (here / "slots/77-2-x").touch()
+    # Run 1 may be starting; run 3 ended, but somebody keeps its file.
+    with locked_by(here / f"slots/{os.getuid()}-3-x", "LOCK_EX"):
+        slots_of()
+    left = {f"{os.getuid()}-1-x", f"{os.getuid()}-3-x", "77-2-x", ".lock"}
+    assert {path.name for path in (here / "slots").iterdir()} == left
 
 
 @pytest.mark.parametrize("name", ["0-1-x\x1b[2J", "0-1", "x-1-x", "0-9999999999-x"])
@@ -197,6 +271,91 @@ def test_runs_are_counted_and_found() -> None:
     for text in ("4", "02", "x", "../1"):
         with pytest.raises(RefusedError, match=rf"there is no run {text}; the latest are: 1, 2, 3"):
             head.chosen(text)
+
+
+@pytest.mark.parametrize("content", ["", "x", "-3", "²", "7" * 5000, "1e9", "\udcff"])
+def test_a_damaged_last_number_ends_nothing(content: str) -> None:
+    assert head.new_run().number == 1
+    (head.RUNS / ".last").write_bytes(content.encode(errors="surrogateescape"))
+    (head.RUNS / "1²").mkdir()
+    assert head.new_run().number == 2
+    assert (head.RUNS / ".last").read_text() == "2"
+    assert head.chosen("").number == 2
+
+
+@pytest.fixture
+def small(here: Path) -> Iterator[Path]:
+    """Runs on a small file system."""
+    runs = here / "runs"
+    runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", runs], check=True)
+    yield runs
+    subprocess.run(["umount", "--lazy", runs], check=True)
+
+
+def use_up(folder: Path) -> Path:
+    """Leave no byte on the file system of a folder."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    return folder / "filler"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head.new_run()
+    run.write("run", **WISH, program=["hostname"])
+    run.reserve("ended")
+    output = Output(os.open(run.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    monkeypatch.setattr(head, "OUTPUT", output)
+    job = Job(run)
+    monkeypatch.setattr(job, "send", lambda _: None)
+    monkeypatch.setattr(job, "clean", lambda _: None)
+
+    def execute(_: Slots) -> int:
+        output.write(b"one\n")
+        filler = use_up(small)
+        output.write(b"x" * 20_000 + b"\n")
+        filler.unlink()
+        output.write(b"two\n")
+        use_up(small)
+        output.write(b"y" * 20_000 + b"\n")
+        return 0
+
+    monkeypatch.setattr(job, "execute", execute)
+    job()
+    ended = run.read("ended")
+    assert (ended["status"], ended["why"], output.lost > 20_000) == (0, "", True)
+    assert f"; {output.lost} bytes of output could not be kept: No space left on device" in head.told(run)
+    text = run.output.read_text()
+    assert text.startswith("one\nx")
+    assert re.search(r"x\nfarandole: \d+ bytes are missing here: No space left on device\ntwo\n", text)
+    # Without the space that was reserved, it could not be told.
+    use_up(small)
+    with pytest.raises(OSError, match="No space left"):
+        run.write("other", why="x" * 9000)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+def test_a_run_that_finds_no_space_leaves_the_number_of_the_last(small: Path) -> None:
+    assert head.new_run().number == 1
+    use_up(small)
+    with pytest.raises(OSError, match="No space left"):
+        head.new_run()
+    assert ([path.name for path in small.glob("[0-9]*")], (small / ".last").read_text()) == (["1"], "1")
+
+
+def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "hostfile").write_text("none.invalid\n")
+    run = head.new_run()
+    run.write("run", **WISH, program=["hostname"])
+    Job(run)()
+    # With a reason, `farandole run` would not look for the cause.
+    assert run.read("ended")["why"] == ""
+    assert head.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
+    match, _ = first_cause(capfd.readouterr().out.splitlines())
+    assert match
+    assert (match.cause.code, match.words["host"]) == ("job-name-unknown", "none.invalid")
 
 
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

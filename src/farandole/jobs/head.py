@@ -454,8 +454,8 @@ def clock(seconds: float) -> str:
 class Output:
     """The run's output, which is also this program's; what cannot be kept is counted, and the job goes on."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, handle: int) -> None:
+        self.handle, self.lock = handle, threading.Lock()
         # Bytes that could not be kept, here and in all, and why.
         self.gap, self.lost, self.why = 0, 0, ""
 
@@ -470,13 +470,13 @@ class Output:
         """Write as much as possible; returns how many bytes are left."""
         try:
             while data:
-                data = data[os.write(1, data) :]
+                data = data[os.write(self.handle, data) :]
         except OSError as error:
             self.why = str(error.strerror)
         return len(data)
 
 
-OUTPUT = Output()
+OUTPUT = Output(1)
 
 
 def say(line: str) -> None:
