@@ -406,6 +406,68 @@ def test_a_full_disk_on_a_node_is_named_and_leaves_nothing_running(cluster: Clus
     assert running(cluster) == []
 
 
+def test_a_node_that_is_off_when_a_run_starts_is_named(cluster: Cluster, project: Path) -> None:
+    cluster.farandole("fault", "cut", "node-2")
+    done = farandole(cluster, "run", "--", "python", "train.py", folder=project)
+    cluster.farandole("fault", "heal", "node-2")
+    assert done.returncode == 1
+    assert re.search(r"cause: .*node-2 \[job-node-unreachable\]\ncure: start or reconnect node-2", done.stderr), done
+    assert "the folder could not be copied: node-2" in farandole(cluster, "runs").stdout.splitlines()[-1]
+
+
+def test_a_full_disk_on_the_head_ends_no_run(cluster: Cluster, project: Path) -> None:
+    runs = "/home/trainer/runs"
+    small = f"mount -t tmpfs -o size=1m,uid=2000,mode=700 tmpfs {runs}"
+    assert cluster.ssh("node-1", "sh", "-c", small).returncode == 0
+    script = "import time\nfor step in range(150):\n    print('rank', step, 'x' * 2000)\n    time.sleep(0.1)\n"
+    (project / "train.py").write_text(script)
+    try:
+        process = begin(cluster, project, "--hosts", "node-2", "--", "python", "train.py")
+        cluster.ssh("node-1", "sh", "-c", f"dd if=/dev/zero of={runs}/filler bs=1k")
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+        assert re.search(r"finished after .* [1-9]\d* bytes of output could not be kept on the head: No space", said), (
+            said
+        )
+        none = farandole(cluster, "run", "--", "python", "train.py", folder=project)
+        assert "No space left" in none.stderr
+    finally:
+        cluster.ssh("node-1", "umount", runs)
+
+
+def test_nothing_that_a_job_wrote_is_obeyed_here(cluster: Cluster, project: Path) -> None:
+    script = """
+import os, pathlib
+out = pathlib.Path("out")
+for part in ("repository/objects", "repository/refs", "clone/.git"):
+    (out / part).mkdir(parents=True)
+(out / "repository/HEAD").write_text("ref: refs/heads/main")
+(out / "model").write_text("weights")
+(out / "latest").symlink_to("model")
+(out / "settings").symlink_to("../.git/config")
+"""
+    (project / "train.py").write_text(script)
+    refused = ["out/clone/.git", "out/repository", "out/settings"]
+    for node in ("node-1", "node-2"):
+        done = farandole(cluster, "run", "--hosts", node, "--fetch", "out", "--", "python", "train.py", folder=project)
+        said = done.stdout + done.stderr
+        assert done.returncode == 1, said
+        assert sorted(re.findall(r"(out/\S+) is refused: ", said)) == refused
+        assert (project / "out/latest").read_text() == "weights"
+        assert sorted(path.name for path in (project / "out").rglob("*")) == ["clone", "latest", "model"]
+        shutil.rmtree(project / "out")
+
+
+def test_who_keeps_the_lock_of_the_slots_is_named(cluster: Cluster, project: Path) -> None:
+    lock = "/run/farandole/slots/.lock"
+    cluster.ssh("node-1", "systemd-run", "--unit=hog", "--uid=nobody", "flock", lock, "sleep", "60")
+    done = farandole(cluster, "run", "--", "python", "train.py", folder=project)
+    cluster.ssh("node-1", "systemctl", "stop", "hog")
+    assert re.search(rf"process (\d+) of nobody keeps {lock} locked.*: kill \1, or as root", done.stderr), done
+    assert done.returncode == 1
+    assert farandole(cluster, "run", "--", "python", "train.py", folder=project).returncode == 0
+
+
 def test_runs_wait_for_each_other_or_take_free_nodes(cluster: Cluster, project: Path) -> None:
     first = begin(cluster, project, "-np", "2", "--", "python", "train.py", "600")
     refused = farandole(cluster, "run", "-np", "2", "--", "python", "train.py", folder=project)

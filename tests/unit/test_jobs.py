@@ -326,7 +326,7 @@ def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: 
     job()
     ended = run.read("ended")
     assert (ended["status"], ended["why"], output.lost > 20_000) == (0, "", True)
-    assert f"; {output.lost} bytes of output could not be kept: No space left on device" in head.told(run)
+    assert f"; {output.lost} bytes of output could not be kept on the head: No space left on device" in head.told(run)
     text = run.output.read_text()
     assert text.startswith("one\nx")
     assert re.search(r"x\nfarandole: \d+ bytes are missing here: No space left on device\ntwo\n", text)

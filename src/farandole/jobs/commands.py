@@ -359,7 +359,7 @@ def get(head: Head, number: str, path: str, folder: Path) -> bool:
             refused = list(place(staged, folder, Path(path)))
     except (RefusedError, OSError) as error:
         failed = one_line(error)
-    rest = f"fetched {path}{', but not what is refused' if refused else ''}"
+    rest = f"{path} is incomplete here" if refused else f"fetched {path}"
     for words in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
         console.print(words, markup=False)
     return not (failed or refused)

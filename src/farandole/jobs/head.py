@@ -201,8 +201,9 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
             except BlockingIOError:
                 status, found = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
                 uses = {node: slots for node, slots in found.items() if node in nodes}
-                # Its owner can set its other times.
-                yield name[1], owner(status.st_uid), status.st_ctime, uses
+                if uses:
+                    # Its owner can set its other times.
+                    yield name[1], owner(status.st_uid), status.st_ctime, uses
 
 
 def slots_in(text: str) -> Slots:
@@ -537,7 +538,7 @@ class Job:
         # A launcher that is told to end may do so with 0.
         status = status or int(bool(self.why))
         seconds = round(time.time() - begun, 1)
-        dropped = f"{OUTPUT.lost} bytes of output could not be kept: {OUTPUT.why}" if OUTPUT.lost else ""
+        dropped = f"{OUTPUT.lost} bytes of output could not be kept on the head: {OUTPUT.why}" if OUTPUT.lost else ""
         self.run.write(
             "ended", status=status, why=self.why, reason=reason, lost=self.lost, fetched=self.fetched,
             complete=self.complete, dropped=dropped, seconds=seconds,
@@ -949,7 +950,8 @@ def start(given: Given) -> int:
         prepare(run, given, folder)
     except (RefusedError, OSError) as error:
         shutil.rmtree(run.folder)
-        raise RefusedError(str(error)) from None
+        why = f"{RUNS}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise RefusedError(why) from None
     properties = {
         "WorkingDirectory": run.code,
         "StandardOutput": f"append:{run.output}",
@@ -1041,7 +1043,7 @@ def fetch(given: Given) -> int:
     failures = list(collect(run, given.paths))
     failures += [f"run {run.number} has no {path}" for path in given.paths if not (run.code / path).exists()]
     if failures:
-        raise RefusedError("; ".join(failures))
+        raise RefusedError("\n".join(failures))
     print("\n".join(str(run.code / path) for path in given.paths))
     return 0
 
