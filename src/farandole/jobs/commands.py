@@ -117,6 +117,8 @@ def head_of(inventory: Path, login: Login) -> Head:
     hosts = host_variables(inventory.absolute(), "head")
     if not hosts:
         raise FarandoleError(f"{inventory}: group head is missing or empty; see inventory/example/hosts.yml")
+    if login.private_key and not login.private_key.is_file():
+        raise FarandoleError(f"--private-key: there is no {login.private_key}")
     name, known = next(iter(hosts.items()))
     user = login.user or str(known.get("ansible_user") or known.get("ansible_ssh_user") or "")
     key = login.private_key or known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")

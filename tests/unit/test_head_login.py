@@ -1,0 +1,68 @@
+"""How runs log in to the head: as ssh itself understands it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from farandole.errors import FarandoleError
+from farandole.jobs.commands import head_of, without_keys
+from farandole.playbook import Login
+
+KEYS = "-i a -ib -o IdentityFile=c -oidentityfile=d -o 'IdentityFile e' -o CertificateFile=f"
+
+
+def logs_in(tmp_path: Path, login: Login, **variables: str) -> dict[str, list[str]]:
+    """The options with which ssh would connect."""
+    hosts = {"node-1": {"ansible_host": "192.0.2.1", **variables}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"head": {"hosts": hosts}}))
+    head = head_of(tmp_path / "hosts.yml", login)
+    said = subprocess.run([*head.ssh, "-G", head.target], capture_output=True, text=True, check=True).stdout
+    found: dict[str, list[str]] = {}
+    for line in said.splitlines():
+        name, _, value = line.partition(" ")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ansible_user": "other"},
+        {"ansible_ssh_common_args": "-l other"},
+        {"ansible_ssh_common_args": "-o User=other", "ansible_user": "another"},
+        {"ansible_ssh_extra_args": "-oUser=other"},
+    ],
+)
+def test_the_user_that_is_typed_logs_in(tmp_path: Path, variables: dict[str, str]) -> None:
+    assert logs_in(tmp_path, Login(), **variables)["user"] != ["typed"]
+    assert logs_in(tmp_path, Login("typed"), **variables)["user"] == ["typed"]
+
+
+@pytest.mark.parametrize("variable", ["ansible_ssh_common_args", "ansible_ssh_extra_args"])
+def test_no_other_key_than_the_one_that_is_typed_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("k", "typed", *"abcdef"):
+        (tmp_path / name).touch()
+    variables = {"ansible_ssh_private_key_file": "k", variable: f"-v {KEYS} -o Compression=yes -C"}
+    others = logs_in(tmp_path, Login(), **variables)
+    assert {*"kabcde"} <= {*others["identityfile"]}
+    typed = logs_in(tmp_path, Login(private_key=Path("typed")), **variables)
+    assert (typed["identitiesonly"], typed["compression"]) == (["yes"], ["yes"])
+    assert "typed" in typed["identityfile"]
+    assert not {*"kabcdef"} & {*typed["identityfile"], *typed.get("certificatefile", ())}
+
+
+def test_a_typed_key_that_does_not_exist_is_no_reason_to_try_others(tmp_path: Path) -> None:
+    with pytest.raises(FarandoleError, match="there is no /none"):
+        logs_in(tmp_path, Login(private_key=Path("/none")))
+
+
+def test_other_options_stay_as_they_are() -> None:
+    words = ["-v", "-o", "UserKnownHostsFile=/a b", "-p", "22", "-oPort=1"]
+    assert [*without_keys(words)] == words
