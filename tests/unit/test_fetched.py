@@ -95,14 +95,18 @@ def test_a_repository_that_lies_apart_is_refused(job: Path, mine: Path, tmp_path
     assert not (mine / "out").exists()
 
 
-def test_a_repository_does_not_arrive_in_parts(job: Path, mine: Path) -> None:
-    for part in ("HEAD", "refs/x", "objects/x"):
-        (job / part).parent.mkdir(exist_ok=True)
-        (job / part).touch()
-    assert fetch(job, mine, "HEAD") == []
-    assert fetch(job, mine, "refs") == []
-    assert len(fetch(job, mine, "objects")) == 1
-    assert sorted(path.name for path in mine.iterdir()) == ["HEAD", "refs"]
+@pytest.mark.parametrize(
+    "names", [("HEAD", "refs", "objects"), ("head", "Refs", "OBJECTS"), ("HEAD", "x", "commondir")]
+)
+@pytest.mark.parametrize("where", [".", "out"])
+def test_a_repository_does_not_arrive_in_parts(job: Path, mine: Path, where: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        (job / where / name).touch()
+    head, refs, objects = (str(Path(where, name)) for name in names)
+    assert fetch(job, mine, head) == []
+    assert fetch(job, mine, refs) == []
+    assert len(fetch(job, mine, objects)) == 1
+    assert {path.name for path in (mine / where).iterdir()} == {*names[:2]}
 
 
 @pytest.mark.parametrize("name", [".git", ".GIT", ".giT", ".g\u200cit", "GIT~1", ".git. ", ".git::$INDEX_ALLOCATION"])

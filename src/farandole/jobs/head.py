@@ -901,8 +901,6 @@ def put(source: Path, target: Path, mode: int) -> None:
         text = str(source.readlink()).removeprefix(MUNGED)
         source.unlink()
         source.symlink_to(text)
-    elif target.is_file() and not target.is_symlink():
-        source.chmod(stat.S_IMODE(target.stat().st_mode) & 0o777)
     source.replace(target)
 
 
