@@ -50,8 +50,6 @@ GRACE, LOGIN, PATIENCE = 10, 10, 10
 AT_ONCE = 32
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
-# The exit status of ssh itself.
-OF_SSH = 255
 # Bytes that are reserved for how a run ended.
 RESERVED = 1 << 16
 # The number of slots, or of ranks, of each node.
@@ -467,6 +465,10 @@ class Output:
             left = len(data) if self.gap else self.keep(data)
             self.gap, self.lost = self.gap + left, self.lost + left
 
+    def dropped(self) -> str:
+        """What could not be kept."""
+        return f"{self.lost} bytes of output could not be kept on the head: {self.why}" if self.lost else ""
+
     def keep(self, data: bytes) -> int:
         """Write as much as possible; returns how many bytes are left."""
         try:
@@ -491,7 +493,8 @@ class Job:
     def __init__(self, run: Run) -> None:
         self.run, self.wish = run, run.read("run")
         self.process: subprocess.Popen[bytes] | None = None
-        self.why = ""
+        # Why it was ended or refused; why it failed, if its output says that, too.
+        self.why, self.reason = "", ""
         # Nodes that do not answer when it has ended.
         self.lost: list[str] = []
         # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
@@ -507,7 +510,7 @@ class Job:
         threading.Thread(target=end, args=(self.process,), daemon=True).start()
 
     def __call__(self) -> None:
-        begun, status, reason = time.time(), 1, ""
+        begun, status = time.time(), 1
         try:
             with self.slots() as (slots, finish):
                 begun = time.time()
@@ -523,10 +526,6 @@ class Job:
                     for failure in collect(self.run, self.wish["fetch"]):
                         say(failure)
                         self.complete = False
-        except UnreachedError as error:
-            # Its cause is found in the output.
-            say(str(error))
-            reason = str(error)
         except RefusedError as error:
             self.why = str(error)
             # It has written nothing there.
@@ -538,10 +537,9 @@ class Job:
         # A launcher that is told to end may do so with 0.
         status = status or int(bool(self.why))
         seconds = round(time.time() - begun, 1)
-        dropped = f"{OUTPUT.lost} bytes of output could not be kept on the head: {OUTPUT.why}" if OUTPUT.lost else ""
         self.run.write(
-            "ended", status=status, why=self.why, reason=reason, lost=self.lost, fetched=self.fetched,
-            complete=self.complete, dropped=dropped, seconds=seconds,
+            "ended", status=status, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
+            complete=self.complete, dropped=OUTPUT.dropped(), seconds=seconds,
         )  # fmt: skip
 
     @contextmanager
@@ -565,13 +563,14 @@ class Job:
             if one.number < self.run.number and one.read("run").get("source") == self.wish["source"]
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            failed = [one for one in pool.map(lambda node: self.send_to(node, same[-3:]), nodes) if one[0]]
+            failed = [error for error in pool.map(lambda node: self.send_to(node, same[-3:]), nodes) if error]
         if failed:
-            kind = UnreachedError if any(status == OF_SSH for status, _ in failed) else RefusedError
-            raise kind(f"the folder could not be copied: {'; '.join(words for _, words in failed)}")
+            self.reason = f"the folder could not be copied: {'; '.join(failed)}"
+            # As output, in which the control machine looks for the cause.
+            say(self.reason)
+            raise RefusedError
 
-    def send_to(self, node: str, same: list[Run]) -> tuple[int, str]:
-        """The exit status of rsync, and why it failed."""
+    def send_to(self, node: str, same: list[Run]) -> str:
         before = [f"--copy-dest=../../{one.number}/code" for one in same]
         command = ["rsync", "--archive", "--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *before]
         command += [f"{self.run.code}/"]
@@ -583,7 +582,7 @@ class Job:
             text=True,
             check=False,
         )
-        return done.returncode, f"{node}: {reason(done.stderr)}"
+        return f"{node}: {reason(done.stderr)}" if done.returncode else ""
 
     def execute(self, slots: Slots) -> int:
         where = ",".join(f"{node}:{ranks}" for node, ranks in slots.items())
@@ -656,10 +655,6 @@ def why_stopped() -> str:
     return "ended by the shutdown of the head" if state.strip() == "stopping" else "stopped"
 
 
-class UnreachedError(Exception):
-    """Nodes that the head cannot log in to when a run starts."""
-
-
 class StoppedError(Exception):
     """The run was stopped before its job began."""
 
@@ -728,7 +723,7 @@ def reason(text: str) -> str:
 
 def filters(folder: Path) -> tuple[list[str], str]:
     """What a run does not get of a folder, as options and input of rsync: what git ignores, and .farandoleignore."""
-    options = ["--exclude=.git", "--filter=:- .farandoleignore", "--exclude-from=-"]
+    options = ["--exclude=.git", f"--exclude={STAGED}*", "--filter=:- .farandoleignore", "--exclude-from=-"]
     listed = ignored(folder)
     if listed is None:
         # Not a checkout, but .gitignore means the same.
@@ -801,6 +796,8 @@ NO_WIDTH = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 OF_GIT = re.compile(r"(\.git|git~\d)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
 # What rsync puts in front of what links lead to, so that nothing follows them.
 MUNGED = "/rsyncd-munged/"
+# The folders into which it is fetched first; one stays if the machine loses power.
+STAGED = ".farandole-fetch-"
 
 
 def is_git(name: str) -> bool:
@@ -826,7 +823,7 @@ def deepest(folder: Path, path: str) -> Path:
 def staging(where: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """A private folder for what is fetched, and the options with which rsync brings what another folder lacks."""
     try:
-        staged = Path(tempfile.mkdtemp(prefix=".farandole-fetch-", dir=where))
+        staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=where))
     except OSError as error:
         raise RefusedError(f"{where}: {error.strerror}") from None
     options = ["--relative", "--munge-links", "--no-perms", "--chmod=D777,F666", "--no-owner", "--no-group"]
