@@ -56,7 +56,9 @@ UNKNOWN: Mapping[str, str] = {
     "fingerprint": "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
 }  # fmt: skip
 # A finding of our own, as farandole.findings reports it.
-OWN = re.compile(r"^(?:\d{1,4}\. )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$")
+OWN = re.compile(
+    r"^(?:\d{1,4}\. |   )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$"
+)
 # Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
 FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
 
@@ -257,14 +259,15 @@ def _told(hit: Hit, role: str, *, several: bool) -> str:
     cause = hit.cause
     # Of a finding of our own, the words are already said.
     what = hit.words["seen"] if OWN.match(hit.line.text) else None
-    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.host})
+    # A host that is known for certain is one of the inventory.
+    sure = some(hit.places) if hit.line.host and hit.rank is None else hit.line.host
+    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.words.get("host") or sure or hit.host})
     place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
     if not hit.line.host:
         place = ", ".join(filter(None, [place, hit.line.place(several=several)]))
         place += f", and {hit.count - 1} more" if hit.count > 1 else ""
     told = [f"{role} [{cause.code}]: {what}", f"  {place}: {around(hit)}"]
-    # A host that is known for certain is one of the inventory.
-    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': hit.line.host} if hit.line.host else {})})}")
+    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': sure} if sure else {})})}")
     return "\n".join([*told, *([f"  see: {thread(cause)}"] if cause.upstream else [])])
 
 
