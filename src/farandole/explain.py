@@ -116,10 +116,10 @@ class Verdict:
     raised: str = ""
 
     @property
-    def end(self) -> Hit | None:
-        """What tells that a process was ended, if nothing tells why."""
+    def lead(self) -> Hit | None:
+        """The consequence from which the others follow, if nothing tells why it came to that."""
         last = None if self.roots or self.raised or not self.cascades else self.cascades[-1]
-        return last if last and last.cause.ends else None
+        return last if last and last.cause.leads else None
 
     @property
     def codes(self) -> list[str]:
@@ -141,7 +141,7 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
         found = False
         for cause, words in _causes(text, places):
             found = True
-            if cancelled and cause.ends:
+            if cancelled and cause.leads:
                 continue
             where = _where(text, line.host or node)
             if cause.code not in hits:
@@ -258,7 +258,7 @@ def _verdict(hits: list[Hit], telling: list[Line], raised: str) -> Verdict:
 
 def report(verdict: Verdict, *, several: bool = False) -> str:
     """Say it to a person, the most important last, as logs are read from their end."""
-    roots = [verdict.end] if verdict.end else verdict.roots
+    roots = [verdict.lead] if verdict.lead else verdict.roots
     parts = [_told(hit, "consequence", several=several) for hit in verdict.cascades if hit not in roots]
     parts += [_told(hit, "root cause", several=several) for hit in reversed(roots)]
     if not roots and verdict.cascades:

@@ -75,7 +75,7 @@ def test_a_rank_that_was_killed_is_the_cause_of_what_the_others_say() -> None:
     # That is no proof that memory was full, and an exception says more.
     assert "memory was full" not in last.split("cure:")[0]
     raised = told(f"[0] ValueError: negative\n{gloo}".encode())
-    assert raised.end is None and "ValueError" in report(raised)
+    assert raised.lead is None and "ValueError" in report(raised)
 
 
 def test_who_is_killed_after_slurm_cancelled_a_step_is_no_cause() -> None:
@@ -83,6 +83,24 @@ def test_who_is_killed_after_slurm_cancelled_a_step_is_no_cause() -> None:
     cancelled = "slurmstepd-node-2: error: *** STEP 2.1 ON node-2 CANCELLED AT 2026-11-25T03:08:32 ***\n"
     assert told(f"{killed}{cancelled}".encode()).codes == ["task-killed"]
     assert told(f"{cancelled}{killed}".encode()).codes == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("horovodrun: command not found", "command-missing"),
+        ("zsh: command not found: horovodrun", "command-missing"),
+        ("sudo: horovodrun: command not found", "command-missing"),
+        ("sudo: command not found", "sudo-missing"),
+        (
+            "WARNING: Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot "
+            "find a corresponding process entry for that peer.",
+            "mpi-stranger",
+        ),
+    ],
+)
+def test_words_of_other_programs_are_known(line: str, code: str) -> None:
+    assert told(line.encode()).codes == [code]
 
 
 def test_two_causes_are_both_named() -> None:

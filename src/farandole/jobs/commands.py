@@ -459,7 +459,7 @@ def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
 
 def first_end(lines: Sequence[str]) -> tuple[int, int]:
     """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
-    others = [line for line in lines if any(not hit.cause.ends for hit in of_job([line]).cascades)]
+    others = [line for line in lines if any(not hit.cause.leads for hit in of_job([line]).cascades)]
     innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
     for found in ENDED.finditer("\n".join(lines)):
         number, status = (int(text) for text in found.groups() if text)
