@@ -109,7 +109,8 @@ def page() -> str:
 
 def section(cause: Cause) -> Iterator[str]:
     """What is to be known of one cause."""
-    role = "consequence of another failure" if cause.cascade else "root cause"
+    role = "root cause" if not cause.cascade else "consequence of another failure"
+    role = "root cause if no other is found" if cause.leads else role
     yield f"## {cause.code}\n"
     yield f"A {role}, seen {PLACES[cause.seen]}.\n"
     yield f"- What: {shown(cause.what)}"

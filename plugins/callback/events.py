@@ -17,8 +17,9 @@ from ansible.plugins.callback import CallbackBase
 
 from farandole.errors import FarandoleError
 from farandole.failures import speaks_for_itself
+from farandole.findings import CURE
 from farandole.progress import durations, events
-from farandole.progress.watched import CURE, summary
+from farandole.progress.watched import summary
 from farandole.runs import this_run
 from farandole.words import one_line
 

@@ -37,6 +37,8 @@ class Cause:
     cure: str
     pattern: str = ""
     cascade: bool = False
+    # Of a cascade, whether others follow from it, as from the end of a process: it is the root cause if none is found.
+    leads: bool = False
     # Whether programs print it after a message that says more, which is reported instead if a log has one.
     general: bool = False
     # Whether it gives way to any other root cause that the same line shows.

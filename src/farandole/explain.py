@@ -32,8 +32,11 @@ RANK = re.compile(
 HOST = re.compile(
     r"^(?:fatal|failed|changed|ok): \[(?P<task>[\w.-]{1,63})(?: -> [^\]]*)?\]|"
     r"^(?P<adhoc>[\w.-]{1,63}) \| (?:UNREACH|FAIL)|"
-    r"^\[(?P<daemon>[A-Za-z][\w.-]{0,62}):\d+\]|^\s*(?:Local host|Node|Host):\s+(?P<told>[\w.-]{1,63})\s*$"
+    r"^\[(?P<daemon>[A-Za-z][\w.-]{0,62}):\d+\]|^\s*(?:Local host|Node|Host):\s+(?P<told>[\w.-]{1,63})\s*$|"
+    r"^Process name: (?P<first>\d{1,6})$"
 )
+# From here on Slurm ends the others.
+CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT ")
 # What most programs write into a line that says why they fail, and lines that have such a word but tell of no failure.
 TELLING = re.compile(
     r"error|fatal|fail|cannot|can't|could not|couldn't|unable|not found|no such|denied|refused|abort|killed|exception|"
@@ -55,8 +58,12 @@ UNKNOWN: Mapping[str, str] = {
     "ssh": "ssh USER@NODE", "verbose_ssh": "ssh -v USER@NODE", "forget": "ssh-keygen -R NODE",
     "fingerprint": "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
 }  # fmt: skip
+# A program's own exception. Its launcher's says nothing of why.
+RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?!: Horovod detected)")
 # A finding of our own, as farandole.findings reports it.
-OWN = re.compile(r"^(?:\d{1,4}\. )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$")
+OWN = re.compile(
+    r"^(?:\d{1,4}\. |   )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$"
+)
 # Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
 FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
 
@@ -105,6 +112,14 @@ class Verdict:
     roots: list[Hit] = field(default_factory=list)
     cascades: list[Hit] = field(default_factory=list)
     telling: list[Line] = field(default_factory=list)
+    # The first exception that is in no cause.
+    raised: str = ""
+
+    @property
+    def lead(self) -> Hit | None:
+        """The consequence from which the others follow, if nothing tells why it came to that."""
+        last = None if self.roots or self.raised or not self.cascades else self.cascades[-1]
+        return last if last and last.cause.leads else None
 
     @property
     def codes(self) -> list[str]:
@@ -116,14 +131,18 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
     """Find all causes in one pass, in memory that does not depend on the length of the log."""
     hits: dict[str, Hit] = {}
     telling: dict[str, Line] = {}
-    node = ""
+    node = raised = ""
+    cancelled = False
     for line in read:
         text = line.text
         if told := HOST.match(text):
-            node = told[told.lastgroup or 0]
+            node = f"rank {told['first']}" if told["first"] else told[told.lastgroup or 0]
+        cancelled = cancelled or bool(CANCELLED.search(text))
         found = False
         for cause, words in _causes(text, places):
             found = True
+            if cancelled and cause.leads:
+                continue
             where = _where(text, line.host or node)
             if cause.code not in hits:
                 hits[cause.code] = Hit(cause, line, words, where)
@@ -132,9 +151,11 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
             hit.count += 1
             if len(hit.places) < MOST_PLACES:
                 hit.places += [one for one in where if one not in hit.places]
+        if not found and not raised and RAISED.match(RANK.sub("", text, count=1)):
+            raised = text
         if not found and TELLING.search(text) and not HARMLESS.search(text):
             _remember(telling, line)
-    return _verdict(list(hits.values()), list(telling.values()))
+    return _verdict(list(hits.values()), list(telling.values()), raised)
 
 
 def _remember(telling: dict[str, Line], line: Line) -> None:
@@ -226,26 +247,27 @@ def _where(text: str, node: str) -> list[str]:
     return [node] if node else []
 
 
-def _verdict(hits: list[Hit], telling: list[Line]) -> Verdict:
+def _verdict(hits: list[Hit], telling: list[Line], raised: str) -> Verdict:
     """Tell root causes from consequences, and drop general messages where others say more."""
     roots = [hit for hit in hits if not hit.cause.cascade]
     special = [hit for hit in roots if not hit.cause.general]
     order = list(causes())
     cascades = sorted((hit for hit in hits if hit.cause.cascade), key=lambda hit: -order.index(hit.cause.code))
-    return Verdict(special or roots, cascades, telling)
+    return Verdict(special or roots, cascades, telling, raised)
 
 
 def report(verdict: Verdict, *, several: bool = False) -> str:
     """Say it to a person, the most important last, as logs are read from their end."""
-    parts = [_told(hit, "consequence", several=several) for hit in verdict.cascades]
-    parts += [_told(hit, "root cause", several=several) for hit in reversed(verdict.roots)]
-    if not verdict.roots and verdict.cascades:
+    roots = [verdict.lead] if verdict.lead else verdict.roots
+    parts = [_told(hit, "consequence", several=several) for hit in verdict.cascades if hit not in roots]
+    parts += [_told(hit, "root cause", several=several) for hit in reversed(roots)]
+    if not roots and verdict.cascades:
         parts.append(
             "These are consequences of something that this log does not show: see the logs of the other nodes."
         )
     if not verdict.codes and not verdict.telling:
         parts.append("Nothing in it is known as a failure, and nothing looks like one.")
-    if not verdict.roots and verdict.telling:
+    if not roots and verdict.telling:
         last = verdict.telling[-SHOWN:]
         shown = "\n".join(f"  {line.place(several=several)}: {one_line(line.text, 200)}" for line in last)
         parts.append(f"{'The' if verdict.cascades else 'I do not know this failure. The'} most telling lines:\n{shown}")
@@ -257,14 +279,15 @@ def _told(hit: Hit, role: str, *, several: bool) -> str:
     cause = hit.cause
     # Of a finding of our own, the words are already said.
     what = hit.words["seen"] if OWN.match(hit.line.text) else None
-    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.host})
+    # A host that is known for certain is one of the inventory.
+    sure = some(hit.places) if hit.line.host and hit.rank is None else hit.line.host
+    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.words.get("host") or sure or hit.host})
     place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
     if not hit.line.host:
         place = ", ".join(filter(None, [place, hit.line.place(several=several)]))
         place += f", and {hit.count - 1} more" if hit.count > 1 else ""
     told = [f"{role} [{cause.code}]: {what}", f"  {place}: {around(hit)}"]
-    # A host that is known for certain is one of the inventory.
-    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': hit.line.host} if hit.line.host else {})})}")
+    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': sure} if sure else {})})}")
     return "\n".join([*told, *([f"  see: {thread(cause)}"] if cause.upstream else [])])
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from farandole.explain import Line, Verdict, explain, report
+from farandole.findings import CURE, some
 from farandole.playbook import ROOT
 
 # The letters and lines that are kept of what a failure says, and of how many failures.
@@ -42,7 +43,7 @@ def failure(
     """Keep what explains a failure; nothing if it explains itself, or is secret."""
     name = action.rsplit(".", 1)[-1]
     text = said(result)
-    if name in SPOKEN or "censored" in result or "\n   cure: " in text:
+    if name in SPOKEN or "censored" in result or CURE in text:
         return None
     # Ansible spreads one message over several lines, and what it is about stands in the first one.
     text = f"unreachable: {' '.join(text.split())}" if lost else text
@@ -85,20 +86,22 @@ def _text(value: object) -> str:
 def explained(failures: Sequence[Failure]) -> str:
     """Say why a playbook failed: what is not known first, the root cause last; nothing if all was said before."""
     known: list[Failure] = []
-    unknown: dict[str, str] = {}
+    unknown: dict[str, list[Failure]] = {}
     for one in failures:
         if explain(one.lines()).codes:
             known.append(one)
         elif not one.ours and one.text:
-            unknown.setdefault(one.task, _unknown(one))
-    parts = list(unknown.values())[:SHOWN]
+            unknown.setdefault(one.task, []).append(one)
+    parts = [_unknown(group) for group in [*unknown.values()][:SHOWN]]
     if known:
         parts.append(report(explain(line for one in known for line in one.lines())))
     return "\n\n".join(parts)
 
 
-def _unknown(one: Failure) -> str:
-    """The lines of a failure that say most."""
-    verdict = explain(one.lines())
-    lines = verdict.telling or list(one.lines())
-    return report(Verdict(telling=lines))
+def _unknown(failures: Sequence[Failure]) -> str:
+    """The lines of a task's failures that say most, each with the hosts that say it."""
+    hosts: dict[str, dict[str, None]] = {}
+    for one in failures:
+        for line in explain(one.lines()).telling or one.lines():
+            hosts.setdefault(line.text, {})[one.host] = None
+    return report(Verdict(telling=[Line("", 0, text, some([*names])) for text, names in hosts.items()]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from farandole.causes import Severity, causes
@@ -12,6 +12,8 @@ from farandole.errors import FarandoleError
 SHOWN_HOSTS = 5
 WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning", "note": "note"}
 MARKS: dict[Severity, str] = {"stop": "", "warn": "warning: ", "note": "note: "}
+# Marks a list of findings, which names the host of each: the task may have run on the control machine, for one of them.
+CURE = "\n   cure: "
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,23 @@ class Finding:
     cause: str
     cure: str
     severity: Severity = "stop"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Findings that have one cure: their causes, which differ at most in what was seen, and the hosts of each."""
+
+    severity: Severity
+    code: str
+    cure: str
+    hosts: str
+    causes: Mapping[str, Sequence[str]]
+
+    @property
+    def lines(self) -> list[str]:
+        """The causes, each with its hosts if there are several."""
+        several = len(self.causes) > 1
+        return [f"{some(hosts)}: {cause}" if several else cause for cause, hosts in self.causes.items()]
 
 
 class FindingsError(FarandoleError):
@@ -49,16 +68,32 @@ def stopped(findings: Iterable[Finding]) -> set[str]:
     return {one.host for one in findings if one.severity == "stop"}
 
 
-def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
-    """Format findings for the user, worst first, with one numbered item for all hosts that share cause and cure."""
-    hosts: dict[Finding, list[str]] = {}
+def grouped(findings: Iterable[Finding]) -> list[Group]:
+    """Put together what one cure mends, the worst first."""
+    groups: dict[tuple[Severity, str, str], list[Finding]] = {}
     for one in sorted(findings, key=lambda one: get_args(Severity).index(one.severity)):
-        hosts.setdefault(replace(one, host=""), []).append(one.host)
-    items = [
-        f"{number}. {some(names)}: {MARKS[one.severity]}{one.cause} [{one.code}]\n   cure: {one.cure}"
-        for number, (one, names) in enumerate(hosts.items(), 1)
-    ]
-    return "\n\n".join([heading.format(problems=totals([one.severity for one in hosts])), *items])
+        groups.setdefault((one.severity, one.code, one.cure), []).append(one)
+    return [_group(group) for group in groups.values()]
+
+
+def _group(findings: Sequence[Finding]) -> Group:
+    causes: dict[str, list[str]] = {}
+    for one in findings:
+        causes.setdefault(one.cause, []).append(one.host)
+    first, hosts = findings[0], some([*dict.fromkeys(one.host for one in findings)])
+    return Group(first.severity, first.code, first.cure, hosts, causes)
+
+
+def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
+    """Format findings for the user, with one numbered item for all that have the same cure."""
+    groups = grouped(findings)
+    items = [f"{number}. {_item(group)}" for number, group in enumerate(groups, 1)]
+    return "\n\n".join([heading.format(problems=totals([one.severity for one in groups])), *items])
+
+
+def _item(group: Group) -> str:
+    causes = [f"{some(hosts)}: {MARKS[group.severity]}{cause} [{group.code}]" for cause, hosts in group.causes.items()]
+    return "\n   ".join(causes) + CURE + group.cure
 
 
 def totals(severities: Sequence[Severity]) -> str:

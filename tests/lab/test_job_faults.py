@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster
 
+from farandole.causes import causes
 from farandole.lab import lab
 from farandole.lab.podman import podman
 
@@ -35,6 +36,16 @@ for step in range(int(sys.argv[1])):
         much = torch.ones(1 << 29) if sys.argv[2:] and hvd.rank() + 1 == hvd.size() else None
     time.sleep(0.05)
 """
+# One of its ranks kills itself while the others reduce.
+KILL = """
+import os, sys, torch, horovod.torch as hvd
+hvd.init()
+for step in range(1000):
+    if step == 20 and hvd.rank() == int(sys.argv[1]):
+        os.kill(os.getpid(), 9)
+    hvd.allreduce(torch.ones(1000), name=f"grad{step % 3}")
+"""
+ENDS = {code for code, cause in causes().items() if cause.leads}
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +198,23 @@ def test_a_rank_that_is_killed_for_its_memory_is_named(ready: Cluster, program: 
     assert re.search(r"cause: rank 1 on node-2 .*memory.* \[worker-killed\]", said), said
     record_property("named", f"a rank is killed for its memory | `worker-killed` | {seconds:.0f}")
     works(ready, program)
+
+
+@pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_kills_itself_is_named(ready: Cluster, tmp_path: Path, controller: str, rank: int) -> None:
+    (tmp_path / "train.py").write_text(KILL)
+    with begin(ready, tmp_path, controller, "-np", "2", "--", "python", "train.py", str(rank)) as run:
+        said, _ = run.communicate(timeout=SECONDS)
+    assert run.returncode != 0
+    cause = re.findall(r"^cause: (.*) \[(.*)\]$", said, re.MULTILINE)
+    assert [code for _, code in cause] == ["worker-killed"], said
+    assert cause[0][0].startswith(f"rank {rank} on node-{rank + 1} "), said
+    explained = subprocess.run(
+        [sys.executable, "-m", "farandole", "explain"], input=said.partition("\nrun ")[0], env=ENVIRONMENT, text=True,
+        capture_output=True, check=False,
+    ).stdout  # fmt: skip
+    assert re.findall(r"^root cause \[(.*)\]", explained, re.MULTILINE)[-1] in ENDS, explained
 
 
 def test_a_slow_node_is_named(ready: Cluster, record_property: Record) -> None:

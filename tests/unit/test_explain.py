@@ -61,6 +61,48 @@ def test_the_root_cause_is_printed_last() -> None:
     assert "rank 1, line 2" in said
 
 
+def test_a_rank_that_was_killed_is_the_cause_of_what_the_others_say() -> None:
+    lost = "[0] gloo/transport/tcp/pair.cc:589] Read error [192.0.2.2]:44421: Connection reset by peer\n"
+    gloo = f"{lost}[1] Killed\nProcess 1 exit with status code 137.\nProcess name: 1\nExit code: 137\n"
+    said = report(told(gloo.encode()))
+    assert [told(gloo.encode()).codes, told(f"{lost}[1] Killed\n".encode()).codes] == [
+        ["rank-killed"],
+        ["process-killed"],
+    ]
+    assert "consequences of something" not in said
+    last = said.split("\n\n")[-1]
+    assert last.startswith("root cause [rank-killed]") and "rank 1" in last
+    # That is no proof that memory was full, and an exception says more.
+    assert "memory was full" not in last.split("cure:")[0]
+    raised = told(f"[0] ValueError: negative\n{gloo}".encode())
+    assert raised.lead is None and "ValueError" in report(raised)
+
+
+def test_who_is_killed_after_slurm_cancelled_a_step_is_no_cause() -> None:
+    killed = "srun: error: node-2: task 1: Killed\n"
+    cancelled = "slurmstepd-node-2: error: *** STEP 2.1 ON node-2 CANCELLED AT 2026-11-25T03:08:32 ***\n"
+    assert told(f"{killed}{cancelled}".encode()).codes == ["task-killed"]
+    assert told(f"{cancelled}{killed}".encode()).codes == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("horovodrun: command not found", "command-missing"),
+        ("zsh: command not found: horovodrun", "command-missing"),
+        ("sudo: horovodrun: command not found", "command-missing"),
+        ("sudo: command not found", "sudo-missing"),
+        (
+            "WARNING: Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot "
+            "find a corresponding process entry for that peer.",
+            "mpi-stranger",
+        ),
+    ],
+)
+def test_words_of_other_programs_are_known(line: str, code: str) -> None:
+    assert told(line.encode()).codes == [code]
+
+
 def test_two_causes_are_both_named() -> None:
     assert told(f"{FULL}ModuleNotFoundError\nsudo: command not found\n".encode()).codes == ["disk-full", "sudo-missing"]
 

@@ -24,8 +24,8 @@ PLAY = """
 """
 
 
-def play(folder: Path, task: str, hosts: str = "all") -> str:
-    """What ansible-playbook prints below the recap, with our settings, on three hosts that are this machine."""
+def printed(folder: Path, task: str, hosts: str = "all") -> str:
+    """What ansible-playbook prints with our settings, on three hosts that are this machine."""
     (folder / "play.yml").write_text(PLAY.format(task=task, hosts=hosts))
     host = "{ansible_connection: local, ansible_python_interpreter: '{{ ansible_playbook_python }}'}"
     lost = "{ansible_host: 127.0.0.1, ansible_port: 1, ansible_ssh_retries: 0}"
@@ -37,7 +37,12 @@ def play(folder: Path, task: str, hosts: str = "all") -> str:
         env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}, timeout=60, check=False,
     )  # fmt: skip
     assert "PLAY RECAP" in done.stdout, done.stderr
-    _, summary, *rest = done.stdout.split("PLAY RECAP")[1].split("\n\n")
+    return done.stdout + done.stderr
+
+
+def play(folder: Path, task: str, hosts: str = "all") -> str:
+    """What it prints below the recap."""
+    _, summary, *rest = printed(folder, task, hosts).split("PLAY RECAP")[1].split("\n\n")
     assert re.match(r"\d hosts? in 0:\d\d: ", summary)
     return "\n\n".join(rest).strip()
 
@@ -46,8 +51,20 @@ def test_a_known_failure_is_explained_once_for_all_its_hosts(tmp_path: Path) -> 
     said = play(tmp_path, "ansible.builtin.command: cp /etc/passwd /dev/full", "node-1,node-2")
     assert said.startswith("Why it failed:")
     assert said.count("root cause [disk-full]") == 1
-    assert "  node-1, node-2: " in said or "  node-2, node-1: " in said
+    names = re.compile(r"node-1, node-2|node-2, node-1")
+    # In the cause, where it was seen, and in the cure.
+    assert all(names.search(line) for line in said.splitlines()[-3:]), said
     assert said.splitlines()[-1].startswith("  cure: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "twice"), [("   cure: mend it", False), ("mend it", True)], ids=["findings", "others"]
+)
+def test_a_list_of_findings_is_printed_once(tmp_path: Path, words: str, twice: bool) -> None:
+    task = f'{{ansible.builtin.fail: {{msg: "1. node-1: it is odd [odd]\\n{words}"}}}}'
+    said = printed(tmp_path, task, "node-1")
+    assert "it is odd" in said.split("fatal: ")[1]
+    assert ("it is odd" in said.split("fatal: ")[0]) is twice
 
 
 def test_a_lost_node_is_named(tmp_path: Path) -> None:
@@ -61,6 +78,17 @@ def test_of_an_unknown_failure_the_most_telling_lines_are_shown(tmp_path: Path) 
     said = play(tmp_path, task, "node-1")
     assert "I do not know this failure" in said
     assert said.splitlines()[-1].startswith("  node-1: ls: cannot access '/no/such/place'")
+
+
+def test_an_unknown_failure_is_told_once_for_all_its_hosts(tmp_path: Path) -> None:
+    said = play(tmp_path, "ansible.builtin.command: {cmd: 'ls /no/such/place'}", "node-1,node-2")
+    assert said.count("cannot access") == 1
+    assert re.search("^  node-[12], node-[12]: ls: cannot access", said, re.MULTILINE)
+    assert re.search("node-0, .*, node-4 and 3 more: fatal", explained([failed(number) for number in range(8)]))
+
+
+def failed(number: int) -> Failure:
+    return Failure(f"node-{number}", f"node-{number}", "Try", "fatal: the frobnicator failed")
 
 
 def test_a_failed_item_of_a_loop_is_explained(tmp_path: Path) -> None:

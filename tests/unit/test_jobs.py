@@ -484,6 +484,14 @@ def test_the_rank_that_failed_is_told_and_not_the_others(lines: list[str], code:
     assert (match.cause.code if match else "", line) == (code, raised)
 
 
+# What Slurm prints of a rank that it ends after another one.
+CANCELLED = [
+    "[1] slurmstepd-node-2: error: *** STEP 2.1 ON node-2 CANCELLED AT 2026-11-25T03:08:32 ***",
+    "[1] srun: error: node-2: task 0: Killed",
+    "Process 1 exit with status code 137.",
+]
+
+
 @pytest.mark.parametrize(
     ("lines", "first", "words"),
     [
@@ -499,6 +507,18 @@ def test_the_rank_that_failed_is_told_and_not_the_others(lines: list[str], code:
             "it was ended by SIGKILL",
         ),
         (["  Process name: [[37815,1],1]", "  Exit code:    127"], 1, "it was not found"),
+        # What says that a rank was killed makes it no victim.
+        ([f"[0] x: {SHUT_DOWN}", "[1] Killed", "Process 1 exit with status code 137."], 1, "it was ended by SIGKILL"),
+        (
+            ["[0] Killed", f"[1] x: {SHUT_DOWN}", "Process 0 exit with status code 137.", *CANCELLED],
+            0,
+            "it was ended by SIGKILL",
+        ),
+        (
+            ["mpirun noticed that process rank 1 with PID 2029 on node node-2 exited on signal 9 (Killed)."],
+            1,
+            "it was ended by SIGKILL",
+        ),
         ([f"[0] x: {SHUT_DOWN}", "  Process name: [[3,1],0]", "  Exit code:    1"], -1, ""),
         (["[0] Process 3 exit with status code 3."], -1, ""),
         (["Process 3 exit with status code 0."], -1, ""),

@@ -18,9 +18,10 @@ import yaml
 
 from farandole import probe as answers
 from farandole.causes import Severity
+from farandole.explain import OWN
 from farandole.fabric import Fabric
 from farandole.files import write_private
-from farandole.findings import Finding, refused, report
+from farandole.findings import Finding, finding, refused, report
 from farandole.preflight import inventory, nodes, unreachable
 from farandole.preflight.people import judge_people
 
@@ -578,6 +579,22 @@ def test_hosts_with_the_same_finding_share_a_number() -> None:
         "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off [off]\n   cure: switch it on\n\n"
         "2. x: warning: strange [odd]\n   cure: even"
     )
+
+
+def test_what_one_cure_mends_is_one_item_with_a_line_for_each_value() -> None:
+    values = {"node-1": 100, "node-2": 200, "node-3": 100}
+    text = report(finding("memory-small", name, seen=seen, wanted=1024) for name, seen in values.items())
+    assert text.startswith("preflight found 1 warning;")
+    assert text.count("cure: ") == 1
+    assert [line.partition(": ")[0] for line in text.splitlines() if "[memory-small]" in line] == [
+        "1. node-1, node-3",
+        "   node-2",
+    ]
+    assert all(OWN.match(line) for line in text.splitlines() if "[memory-small]" in line)
+    # What is mended in another way is another item.
+    text = report(finding("variable-misspelt", "node-1", seen=one, known=one.upper()) for one in ("abc", "xyz"))
+    assert text.startswith("preflight found 2 problems;")
+    assert text.count("cure: ") == 2
 
 
 def test_findings_are_listed_worst_first() -> None:

@@ -117,6 +117,24 @@ def test_what_preflight_found_is_to_mend_too() -> None:
     assert places == sorted(places) and "cause 0" not in text
 
 
+def test_one_cause_on_many_nodes_is_one_card() -> None:
+    found = [
+        {"host": f"node-{number}", "code": code, "cause": f"{code} of {number % 2}", "cure": code, "severity": "warn"}
+        for code in ("shm-small", "limit-low")
+        for number in range(1, 9)
+    ]
+    read_back = checked(result(preflight={"findings": found}, checks=[check("a", "red"), check("b", "red")]))
+    text, short = page(read_back), markdown(read_back)
+    assert "found 2 warnings." in text
+    # And one for both checks.
+    assert (text.count('<section class="problem'), text.count("<dt>Cure</dt>"), short.count("- cure: ")) == (3, 3, 3)
+    for words in (text, short):
+        assert words.count("node-1, node-2, node-3, node-4, node-5 and 3 more") == 2
+        assert words.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
+        assert words.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
+    assert len(read_back["preflight"]["findings"]) == len(found)
+
+
 def test_the_page_can_be_read_aloud() -> None:
     text = page(checked(result()), compare(checked(result(verdict="green")), checked(result())))
     levels = [*map(int, re.findall(r"<h(\d)", text))]

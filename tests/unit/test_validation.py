@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import time
 from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -399,6 +400,9 @@ def test_the_report(tmp_path: Path) -> None:
     assert "the cure" in str(suite[1][0].text)
     assert "make one" in report.junit([UNLISTED]).decode()
     assert "e is not measured: old\n  cause: no list [stack-unlisted]" in report.text([UNLISTED], target, 3)
+    both = [replace(UNLISTED, id=name, log=[f"{name} said"]) for name in ("e", "f")]
+    shown = report.text(both, target, 3)
+    assert "e is not measured: old\nf is not measured: old\n  cause: no list [stack-unlisted]" in shown
     shown = report.text(CHECKS, target, 3)
     assert "b is red: bad\n  cause: the cause [disk-full]\n  cure: the cure\n  | last words" in shown
     assert shown.splitlines()[-1] == f"red: 1 green, 1 slow, 1 red, 1 not measured; 3 s; report: {target}"

@@ -46,10 +46,11 @@ OF_SSH, NO_COMMAND = 255, 127
 # Options of ssh that name keys.
 OF_KEY = re.compile(r"-i|-o\s*(IdentityFile|CertificateFile)\b", re.IGNORECASE)
 OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
-# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one.
+# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one, by itself or by a signal.
 ENDED = re.compile(
     r"^Process (\d{1,6}) exit with status code (-?\d{1,3})\.$|"
-    r"^  Process name: \[\[\d+,\d+\],(\d{1,6})\]\n  Exit code:\s+(\d{1,3})$",
+    r"^  Process name: \[\[\d+,\d+\],(\d{1,6})\]\n  Exit code:\s+(\d{1,3})$|"
+    r"^mpirun noticed that process rank (\d{1,6}) with PID \d+ on node \S+ exited on signal (\d{1,2}) ",
     re.MULTILINE,
 )
 # Ended by the launcher, after another one.
@@ -492,10 +493,11 @@ def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
 
 def first_end(lines: Sequence[str]) -> tuple[int, int]:
     """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
-    others = [line for line in lines if of_job([line]).cascades]
+    others = [line for line in lines if any(not hit.cause.leads for hit in of_job([line]).cascades)]
     innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
     for found in ENDED.finditer("\n".join(lines)):
         number, status = (int(text) for text in found.groups() if text)
+        status = -status if found[6] else status
         if status and number not in innocent and status not in TERMINATED:
             return number, status
     return -1, 0

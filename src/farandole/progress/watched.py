@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from farandole.errors import FarandoleError
-from farandole.findings import count
+from farandole.findings import CURE, count
 from farandole.form import number
 from farandole.progress.durations import Durations
 from farandole.progress.events import FORMAT, NAME, TEXT, WORDS, Event
@@ -29,8 +29,6 @@ LOST = {"failed", "unreachable"}
 WIDE, BAR = 60, 20
 # A group of hosts is named by the first and the last of those that follow each other.
 NUMBERED = re.compile(r"(.*?)(\d+)")
-# In a list of findings, which names the host of each; the task itself ran on the control machine, for one of them.
-CURE = "\n   cure: "
 # More failures than anybody reads.
 MOST = 100
 

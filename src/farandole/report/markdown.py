@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole.report.compare import Comparison
 from farandole.report.figures import figures
-from farandole.report.page import ALARMS, ORDER, alarms, command, counts, number, repeat, signed, when
+from farandole.report.page import ALARMS, ORDER, alarms, command, counts, number, problems, signed, when
 
 LINES = 40
 
@@ -24,13 +24,12 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
     yield f"**{result['verdict']}**: {len(result['hosts'])} nodes, {plain(when(result['time']))} ({amounts})"
     unmeasured = [plain(one["id"]) for one in checks if one["status"] == "not measured"]
     yield f"\nNot measured: {', '.join(unmeasured) or 'nothing was left out'}"
-    for one in checks:
-        if one["code"] and one["status"] != "green":
-            yield from _problem(one, result)
-    for one in alarms(result):
-        yield f"\n### {ALARMS[one['severity']]} of preflight: {plain(one['host'])}\n"
-        yield f"- cause: {plain(one['cause'])} ({code(one['code'])})"
-        yield f"- cure: {plain(one['cure'])}"
+    for group in problems(checks, result):
+        yield from _problem(group)
+    for alarm in alarms(result):
+        yield f"\n### {ALARMS[alarm.severity]} of preflight: {plain(alarm.hosts)}\n"
+        yield from (f"- cause: {plain(line)} ({code(alarm.code)})" for line in alarm.lines)
+        yield f"- cure: {plain(alarm.cure)}"
         yield f"- repeat: {code(command('preflight', result))}"
     if comparison:
         yield f"\n### Changed since {plain(when(comparison.old_time))}\n"
@@ -52,14 +51,19 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
         yield f"\n<details><summary>Stack {plain(result['stack'])}</summary>\n\n{versions}\n\n</details>"
 
 
-def _problem(check: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
-    yield f"\n### {check['status']}: {plain(check['id'])}\n"
-    yield f"{plain(check['words'])}\n"
-    if check["hosts"]:
-        yield f"- hosts: {plain(', '.join(check['hosts']))}"
+def _problem(group: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for check in group:
+        yield f"\n### {check['status']}: {plain(check['id'])}\n"
+        yield f"{plain(check['words'])}\n"
+        if check["hosts"]:
+            yield f"- hosts: {plain(', '.join(check['hosts']))}"
+        yield from _log(check)
     yield f"- cause: {plain(check['cause'])} ({code(check['code'])})"
     yield f"- cure: {plain(check['cure'])}"
-    yield f"- repeat: {code(repeat(check, result))}"
+    yield from (f"- repeat: {code(again)}" for again in dict.fromkeys(one["again"] for one in group))
+
+
+def _log(check: Mapping[str, Any]) -> Iterator[str]:
     if check["log"]:
         fence = "`" * (2 + max([1, *map(len, re.findall("`+", "\n".join(check["log"])))]))
         yield "\n<details><summary>The end of its output</summary>\n"

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from farandole.causes import causes
+from farandole.findings import Finding, Group, grouped
 from farandole.report.compare import Comparison
 from farandole.report.figures import bandwidth, figures, losses, pace, scaling
 from farandole.report.matrix import matrix
@@ -95,10 +95,10 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "counts": counts(whole["checks"]),
         "total": len(whole["checks"]),
         "unmeasured": [one for one in checks if one["status"] == "not measured"],
-        "problems": [problem(one, result) for one in checks if one["code"] and one["status"] != "green"],
+        "problems": problems(checks, result),
         "alarms": bad,
-        "alarm_counts": [(word, sum(one["severity"] == what for one in bad)) for what, word in ALARMS.items()],
-        "notes": [one for one in preflight["findings"] if one["severity"] not in ALARMS] if preflight else [],
+        "alarm_counts": [(word, sum(one.severity == what for one in bad)) for what, word in ALARMS.items()],
+        "notes": [one for one in found(result) if one.severity not in ALARMS],
         "preflight_again": command("preflight", result),
         "figures": figures(checks),
         "bandwidth": bandwidth(result),
@@ -127,17 +127,24 @@ def _missing(result: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     return " and ".join(f"{count} {what}" for what, count in parts.items() if count)
 
 
-def problem(check: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """A check that is not green, with a short name of its cause and the command that repeats it."""
-    known = causes().get(check["code"])
-    return {**check, "known": known is not None, "again": repeat(check, result)}
+def problems(checks: Iterable[Mapping[str, Any]], result: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """The checks that are not green, each with the command that repeats it; those with one cause and cure together."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in checks:
+        if one["code"] and one["status"] != "green":
+            key = (one["status"], one["code"], one["cause"], one["cure"])
+            groups.setdefault(key, []).append({**one, "again": repeat(one, result)})
+    return [*groups.values()]
 
 
-def alarms(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The problems and warnings of preflight, the worst first."""
-    findings = result["preflight"]["findings"] if result["preflight"] else []
-    order = [*ALARMS]
-    return sorted((one for one in findings if one["severity"] in order), key=lambda one: order.index(one["severity"]))
+def found(result: Mapping[str, Any]) -> list[Group]:
+    """What preflight found, the worst first."""
+    return grouped(Finding(**one) for one in result["preflight"]["findings"]) if result["preflight"] else []
+
+
+def alarms(result: Mapping[str, Any]) -> list[Group]:
+    """The problems and warnings of preflight."""
+    return [one for one in found(result) if one.severity in ALARMS]
 
 
 def repeat(check: Mapping[str, Any], result: Mapping[str, Any]) -> str:

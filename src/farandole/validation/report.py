@@ -115,11 +115,15 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
         numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
+    groups: dict[tuple[str, ...], list[Check]] = {}
     for check in checks:
         if check.cause:
-            lines.append(f"{check.id} is {check.status}: {check.words}")
-            lines += [f"  cause: {check.cause} [{check.code}]", f"  cure: {check.cure}"]
-            lines += [f"  | {line}" for line in check.log[-SHOWN:]]
+            groups.setdefault((check.status, check.code, check.cause, check.cure), []).append(check)
+    for (status, code, cause, cure), group in groups.items():
+        lines += [f"{check.id} is {status}: {check.words}" for check in group]
+        lines += [f"  cause: {cause} [{code}]", f"  cure: {cure}"]
+        # Of what fails for one cause, one output is enough here.
+        lines += [f"  | {line}" for line in group[0].log[-SHOWN:]]
     counts = {status: sum(check.status == status for check in checks) for status in (GREEN, SLOW, RED, NOT_MEASURED)}
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     lines.append(f"{verdict(checks)}: {summary}; {seconds:.0f} s; report: {target}")
