@@ -207,14 +207,17 @@ def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
     ]
     environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     for command in commands:
+        began = time.monotonic()
         try:
             code, output = unprivileged.run(command, module.params["user"], incoming, environment=environment)
+            ending = unprivileged.ending(code, began) if code else ""
         except OSError as error:
             # For example, the environment links to a Python that this machine does not have.
-            code, output = 1, str(error)
-        if code:
+            output, ending = str(error), "It did not start."
+        if ending:
             module.fail_json(
-                msg=f"the stack was unpacked but does not run here, so it is not used: {' '.join(command)}: {output}"
+                msg=f"the stack was unpacked but does not run here, so it is not used: {' '.join(command)}: "
+                f"{unprivileged.plain(output) or 'it printed nothing.'}\n{ending}"
             )
 
 
