@@ -13,15 +13,18 @@ NEEDS_TORCH = re.compile(rb"^Requires-Dist: torch\b", re.MULTILINE)
 # Of the ELF format: kinds of segments, and tags of dynamic entries.
 LOADED, DYNAMIC = 1, 2
 NEEDED, STRINGS = 1, 5
+# Nothing that a wheel may contain takes more of this machine's memory.
+LARGEST, LONGEST = 1 << 30, 1 << 16
 
 
 def for_cuda(wheel: Path) -> str:
     """The file in a wheel that loads only beside a PyTorch for CUDA, and the library that it needs; or nothing."""
     with ZipFile(wheel) as files:
-        about = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        names = [one.filename for one in files.infolist() if one.file_size <= LARGEST]
+        about = [name for name in names if name.endswith(".dist-info/METADATA")]
         if not any(NEEDS_TORCH.search(files.read(name)) for name in about):
             return ""
-        for name in files.namelist():
+        for name in names:
             if name.endswith(".so") and (found := next(filter(CUDA.match, needed(files.read(name))), "")):
                 return f"{name} needs {found}"
     return ""
@@ -36,7 +39,7 @@ def needed(data: bytes) -> list[str]:
         # Kind, flags, offset, address, physical address, size in the file.
         segments = [struct.unpack_from("<IIQQQQ", data, table + size * number) for number in range(count)]
         start, length = next((one[2], one[5]) for one in segments if one[0] == DYNAMIC)
-        entries = list(struct.iter_unpack("<QQ", data[start : start + length // 16 * 16]))
+        entries = list(struct.iter_unpack("<QQ", data[start : start + min(length, LONGEST) // 16 * 16]))
         strings = next(value for tag, value in entries if tag == STRINGS)
         at = next(one[2] - one[3] for one in segments if one[0] == LOADED and 0 <= strings - one[3] < one[5]) + strings
         begins = [at + value for tag, value in entries if tag == NEEDED]
