@@ -290,7 +290,7 @@ def settle(
 
         inspect(lock, cache, say)
         if cuda := built_for_cuda(lock, cache):
-            say(f"{cuda}, and there is no other of that version, so torch has to be one, too")
+            say(f"{cuda}, and no index has one for CPUs that fits, so torch has to be one for CUDA, too")
             lock = make(nodes, request, configure, known, cuda)
             inspect(lock, cache, say)
     if save:
