@@ -220,6 +220,14 @@ def test_a_stack_that_does_not_run_is_refused(
     assert not (root / "incoming").exists()
 
 
+def test_tensorflow_is_loaded_last(tmp_path: Path, depot: str, root: Path) -> None:
+    packed = archive(tmp_path, python='echo "$2"; exit 1')
+    modules = ["horovod.tensorflow", "horovod.torch", "torchvision"]
+    said = run_module("stack_install", request(packed, depot, root, modules=modules))["msg"]
+    assert "\nimport" not in said
+    assert ": import horovod.torch; import torchvision; import horovod.tensorflow\nIt ended with status 1." in said
+
+
 CRASH = f"exec {shlex.quote(sys.executable)} -c 'import ctypes; ctypes.string_at(0)'"
 
 

@@ -200,7 +200,9 @@ def same(one: Path, other: Path) -> bool:
 
 def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
     """Test as the job user that the unpacked programs start on this machine; root never runs them."""
-    imports = "; ".join(f"import {name}" for name in module.params["modules"])
+    # Triton, which comes with a PyTorch for CUDA, crashes a process that has loaded TensorFlow before it.
+    modules = sorted(module.params["modules"], key="horovod.tensorflow".__eq__)
+    imports = "; ".join(f"import {name}" for name in modules)
     commands = [
         [str(target / "mpi/bin/mpirun"), "--version"],
         [str(target / "venv/bin/python"), "-c", imports],
