@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.action import Action
+from farandole.errors import FarandoleError
 from farandole.excluded import members
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
@@ -87,7 +88,7 @@ class ActionModule(Action):
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()
         lock, changed = self._settle(path, cache, arguments, variables)
         if arguments["collect"] and not self._task.check_mode:
-            changed = self._collect(lock, cache, self.say(variables)) or changed
+            changed = self._collect(lock, path, cache, self.say(variables)) or changed
         return {"changed": changed, "lock": lock, "cache": str(cache), "lock_path": str(path)}
 
     def _settle(
@@ -108,8 +109,14 @@ class ActionModule(Action):
         )  # fmt: skip
 
     @staticmethod
-    def _collect(lock: Mapping[str, Any], cache: Path, say: Callable[[str], None]) -> bool:
+    def _collect(lock: Mapping[str, Any], path: Path, cache: Path, say: Callable[[str], None]) -> bool:
         # Slow to import, and needed only by runs that build.
-        from farandole.stack.collect import collect_wheels
+        from farandole.stack.collect import built_for_cuda, collect_wheels
 
-        return collect_wheels(lock, cache, say)
+        fetched = collect_wheels(lock, cache, say)
+        if wrong := built_for_cuda(lock, cache):
+            raise FarandoleError(
+                f"{path}: {wrong}, and does not load beside torch {lock['versions']['torch']}: make a new lock, in "
+                f"which they fit together: {locks.command(path)}"
+            )
+        return fetched

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 CP311, CP313 = (f"cp3{minor}-cp3{minor}-manylinux_2_28_x86_64" for minor in (11, 13))
 ANY = "py3-none-any"
@@ -50,8 +51,15 @@ PACKAGES: Sequence[tuple[str, str, Sequence[str], Sequence[str]]] = (
 )
 
 
-def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = (), tag: str = ANY) -> Path:
-    """Write a valid wheel without content; the same again has the same sha256."""
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    requires: Sequence[str] = (),
+    tag: str = ANY,
+    content: Mapping[str, bytes] = MappingProxyType({}),
+) -> Path:
+    """Write a valid wheel, by default without content; the same again has the same sha256."""
     stem = f"{name.replace('-', '_')}-{version}"
     path = folder / f"{stem}-{tag}.whl"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
@@ -64,6 +72,8 @@ def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str] =
     with zipfile.ZipFile(path, "w") as archive:
         for file, text in files.items():
             archive.writestr(zipfile.ZipInfo(f"{stem}.dist-info/{file}"), text)
+        for file, data in content.items():
+            archive.writestr(zipfile.ZipInfo(file), data)
     return path
 
 

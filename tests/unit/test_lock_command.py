@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 import yaml
 
 from farandole.stack import lock as locks
+from farandole.stack import nodes
 from farandole.stack.commands import REQUEST, defaults
+from farandole.stack.request import request
 
 from .loading import ROOT
+from .packages import CP311, write_wheel
 from .test_solver import BOOKWORM, TRIXIE, cluster
 
+Offer = Callable[..., None]
 ENVIRONMENT = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
 pytestmark = pytest.mark.usefixtures("small_index")
 PLAY = """
@@ -30,6 +35,7 @@ PLAY = """
         pins: "{{ stack_pins | default([]) }}"
         packages: "{{ stack_packages | default([]) }}"
         requirements: "{{ stack_requirements | default('') }}"
+        collect: "{{ collect | default(false) }}"
       register: locked
       run_once: true
     - name: Show the result
@@ -143,6 +149,93 @@ def test_packages_of_the_users_own(mine: Inventory) -> None:
     mine.lock("--upgrade", "pandas")
     assert locks.read(mine.path)["versions"]["pandas"] == "3.1.1"
     assert "names are for --upgrade" in mine.lock("pandas", fails=True)
+
+
+def library(folder: Path, *needs: str) -> bytes:
+    """A shared object that needs others, made by the compiler."""
+
+    def link(name: str, *options: str) -> Path:
+        flags = ["-shared", "-nostdlib", "-Wl,--no-as-needed", f"-Wl,-soname,{name}", f"-L{folder}"]
+        subprocess.run(["gcc", *flags, "-o", name, "-xc", "/dev/null", *options], cwd=folder, check=True)
+        return folder / name
+
+    for name in needs:
+        link(name)
+    return link("_C.so", *(f"-l:{name}" for name in needs)).read_bytes()
+
+
+CUDA = ("libtorch_cpu.so", "libc10_cuda.so")
+
+
+@pytest.fixture
+def offered(mine: Inventory, small_index: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
+    """Adds builds of torchaudio, which needs torch 2.13.0, to the index."""
+    folder = mine.root / "more"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{small_index} {folder}")
+
+    def offer(version: str, *needs: str) -> None:
+        content = {"torchaudio/__init__.py": b"", "torchaudio/_C.so": library(mine.root, *needs)}
+        write_wheel(folder, "torchaudio", version, ("torch==2.13.0",), CP311, content)
+
+    mine.variables(stack_packages=["torchaudio"])
+    return offer
+
+
+def builds(mine: Inventory) -> list[str]:
+    versions = locks.read(mine.path)["versions"]
+    return [versions[name] for name in ("torch", "torchaudio")]
+
+
+def test_a_build_for_cpus_is_chosen_with_its_companion(mine: Inventory, offered: Offer) -> None:
+    offered("2.11.0", *CUDA)
+    offered("2.11.0+cpu", "libtorch_cpu.so")
+    offered("2.11.0+cu130", *CUDA)
+    mine.lock()
+    assert builds(mine) == ["2.13.0+cpu", "2.11.0+cpu"]
+
+
+def test_builds_for_cuda_are_chosen_together(mine: Inventory, offered: Offer) -> None:
+    """Nothing but its library tells that the only build is one for CUDA, as on PyPI."""
+    offered("2.11.0", *CUDA)
+    output = mine.lock()
+    assert "torchaudio 2.11.0 is a build for CUDA (torchaudio/_C.so needs libc10_cuda.so)" in output
+    assert "torch 2.13.0 is a build for CUDA, which also runs on CPUs" in output
+    assert builds(mine) == ["2.13.0", "2.11.0"]
+    lock = locks.read(mine.path)
+    assert lock["own"] == ["torchaudio"]
+    assert "a build for CUDA, as torchaudio 2.11.0 is" in lock["why"]["torch"]
+    assert lock["id"] in mine.lock()
+
+
+def test_what_needs_no_cuda_leaves_torch_alone(mine: Inventory, offered: Offer) -> None:
+    offered("2.11.0", "libtorch_cpu.so", "libtorch_cuda_stub.so")
+    mine.lock()
+    assert builds(mine) == ["2.13.0+cpu", "2.11.0"]
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cu130"])
+def test_a_build_for_cuda_beside_a_torch_for_cpus_is_refused(mine: Inventory, offered: Offer, version: str) -> None:
+    offered(version, *CUDA)
+    mine.variables(stack_packages=["torchaudio"], stack_pins=["torch==2.13.0+cpu"])
+    output = mine.lock(fails=True)
+    assert "no set of packages satisfies the request; nothing was changed" in output
+    assert "pip config set global.extra-index-url https://" in output
+    assert "nearest set that works" in output
+    assert not mine.path.exists()
+
+
+def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mine: Inventory, offered: Offer) -> None:
+    """As locks were made before the libraries of wheels were read."""
+    offered("2.11.0", *CUDA)
+    made = locks.make(
+        nodes.read(mine.probes), request(["tensorflow", "pytorch"], [], "auto", packages=(("torchaudio", "x"),))
+    )
+    assert made["versions"]["torch"] == "2.13.0+cpu"
+    locks.write(mine.path, made)
+    assert "make a new lock, in which they fit together" in mine.play("-e", "collect=true", fails=True)
+    mine.lock()
+    assert builds(mine) == ["2.13.0", "2.11.0"]
 
 
 def test_files_are_collected_in_the_cache_of_the_cluster(mine: Inventory) -> None:

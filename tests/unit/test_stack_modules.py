@@ -8,6 +8,7 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -217,6 +218,42 @@ def test_a_stack_that_does_not_run_is_refused(
     assert not (root / "stacks" / NEW / "manifest.json").exists()
     assert (root / "current").readlink() == Path("stacks") / OLD
     assert not (root / "incoming").exists()
+
+
+def test_tensorflow_is_loaded_last(tmp_path: Path, depot: str, root: Path) -> None:
+    packed = archive(tmp_path, python='echo "$2"; exit 1')
+    modules = ["horovod.tensorflow", "horovod.torch", "torchvision"]
+    said = run_module("stack_install", request(packed, depot, root, modules=modules))["msg"]
+    assert "\nimport" not in said
+    assert ": import horovod.torch; import torchvision; import horovod.tensorflow\nIt ended with status 1." in said
+
+
+CRASH = f"exec {shlex.quote(sys.executable)} -c 'import ctypes; ctypes.string_at(0)'"
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "ending"),
+    [
+        ("seq 9999; echo $'\\033[31m'the reason; exit 3", "9999\n", "the reason\nIt ended with status 3."),
+        ("echo before; kill -KILL $$", "before", "\nIt was killed by SIGKILL."),
+        ("kill -KILL $$", "it printed nothing.", "\nIt was killed by SIGKILL."),
+        ("sh -c 'kill -SEGV $$'; exit $?", "", "\nIt ended with status 139, as a shell says of SIGSEGV."),
+        (CRASH, "", "\nIt was killed by SIGSEGV."),
+    ],
+    ids=["status", "killed", "silent", "shell", "crash"],
+)
+def test_a_stack_that_does_not_run_says_how_its_program_ended(
+    tmp_path: Path, depot: str, root: Path, program: str, words: str, ending: str
+) -> None:
+    said = run_module("stack_install", request(archive(tmp_path, program), depot, root))["msg"]
+    shown, _, kernel = said.partition(" The kernel said meanwhile: ")
+    assert words in shown
+    assert shown.endswith(ending)
+    assert "\n1\n" not in said
+    assert "\x1b" not in said
+    assert len(said) < 3000
+    if program == CRASH and unprivileged.kernel(time.monotonic() - 60):
+        assert "segfault at 0 ip" in kernel
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path, depot: str, root: Path) -> None:
@@ -451,7 +488,7 @@ def test_root_runs_nothing_from_an_archive(tmp_path: Path, depot: str) -> None:
 def test_a_hanging_program_is_killed(tmp_path: Path) -> None:
     begun = time.monotonic()
     assert unprivileged.run(["sh", "-c", "sleep 60 & wait"], getpass.getuser(), tmp_path, seconds=1) == (
-        1,
+        -signal.SIGKILL,
         "it did not end within 1 s",
     )
     assert time.monotonic() - begun < 10

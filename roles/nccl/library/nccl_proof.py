@@ -88,7 +88,7 @@ def call(path: Path, user: str = "nobody") -> tuple[str, str]:
     command = [sys.executable, "-I", "-c", CALL, str(path)]
     with tempfile.TemporaryDirectory() as folder:
         code, output = unprivileged.run(command, user, Path(folder), seconds=60)
-    last = (output.splitlines() or [f"it was killed by signal {-code}"])[-1]
+    last = (output.splitlines() or [f"it was killed by {unprivileged.name(-code)}"])[-1]
     return (version_text(int(last)), "") if code == 0 and last.isdigit() else ("", last)
 
 

@@ -200,21 +200,26 @@ def same(one: Path, other: Path) -> bool:
 
 def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
     """Test as the job user that the unpacked programs start on this machine; root never runs them."""
-    imports = "; ".join(f"import {name}" for name in module.params["modules"])
+    # Triton, which comes with a PyTorch for CUDA, crashes a process that has loaded TensorFlow before it.
+    modules = sorted(module.params["modules"], key="horovod.tensorflow".__eq__)
+    imports = "; ".join(f"import {name}" for name in modules)
     commands = [
         [str(target / "mpi/bin/mpirun"), "--version"],
         [str(target / "venv/bin/python"), "-c", imports],
     ]
     environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     for command in commands:
+        began = time.monotonic()
         try:
             code, output = unprivileged.run(command, module.params["user"], incoming, environment=environment)
+            ending = unprivileged.ending(code, began) if code else ""
         except OSError as error:
             # For example, the environment links to a Python that this machine does not have.
-            code, output = 1, str(error)
-        if code:
+            output, ending = str(error), "It did not start."
+        if ending:
             module.fail_json(
-                msg=f"the stack was unpacked but does not run here, so it is not used: {' '.join(command)}: {output}"
+                msg=f"the stack was unpacked but does not run here, so it is not used: {' '.join(command)}: "
+                f"{unprivileged.plain(output) or 'it printed nothing.'}\n{ending}"
             )
 
 

@@ -17,6 +17,7 @@ from farandole.errors import FarandoleError
 from farandole.stack import sources
 from farandole.stack.cache import draft_folder, full, keep, no_space
 from farandole.stack.catalogue import load
+from farandole.stack.libraries import for_cuda
 from farandole.stack.lock import own_wheels
 from farandole.stack.own import SETTING
 from farandole.stack.web import PIP
@@ -71,6 +72,16 @@ def inspect(lock: Lock, cache: Path, say: Say) -> None:
             f"{SETTING}: {'; '.join(found)}. A process would load two MPIs, or two NCCLs, and jobs would crash or "
             "hang: leave it out, or take a build that uses the stack's library; nothing was changed"
         )
+
+
+def built_for_cuda(lock: Lock, cache: Path) -> str:
+    """A package of the user's that does not load beside a PyTorch for CPUs, and why; nothing if there is none."""
+    if not lock["versions"].get("torch", "").endswith("+cpu"):
+        return ""
+    for wheel in own_wheels(lock):
+        if found := for_cuda(cache / "wheels" / wheel["file"]):
+            return f"{wheel['name']} {wheel['version']} is a build for CUDA ({found})"
+    return ""
 
 
 # Wheels

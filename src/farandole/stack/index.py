@@ -76,7 +76,7 @@ class Question:
     prefer: Mapping[str, str] = field(default_factory=dict)
     # What was published later does not exist.
     until: str = ""
-    # Builds that must not come, by the mark at the end of their versions.
+    # A pattern of builds that must not come, which are marked at the end of their versions, such as 2.13.0+cpu.
     never: str = ""
     # A folder with more wheels.
     more: Path | None = None
@@ -101,14 +101,22 @@ def ask(question: Question) -> list[Wheel]:
         given = ["requirements.txt", "--constraints", "constraints.txt", "--annotation-style", "line"]
         _uv(question, folder, [*given, "--output-file", "chosen.txt"])
         chosen = [_line(line) for line in (folder / "chosen.txt").read_text().splitlines()]
-        if question.never and (wrong := [one for one in chosen if one[1].endswith(f"+{question.never}")]):
-            not_these = (Need(package, f"!={version}", "") for package, version, _ in wrong)
+        if wrong := [one for one in chosen if re.fullmatch(question.never, build(one[1]))] if question.never else []:
+            not_these = (
+                Need(package, f"!={version}", "", text=f"{package} {version} is no build for the rest of the stack")
+                for package, version, _ in wrong
+            )
             return ask(replace(question, constraints=(*question.constraints, *not_these)))
         named = {question.instead.get(package, package): (package, by) for package, _, by in chosen}
         _write(folder / "exact.txt", (f"{question.instead.get(name, name)}==={version}" for name, version, _ in chosen))
         _uv(question, folder, ["exact.txt", "--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml"])
         found = tomllib.loads((folder / "pylock.toml").read_text()).get("packages", [])
     return [_wheel(one, question.platform, *named[one["name"]]) for one in found]
+
+
+def build(version: str) -> str:
+    """What a version was built for, if it says so."""
+    return version.partition("+")[2]
 
 
 def split(requirement: str) -> tuple[str, str]:

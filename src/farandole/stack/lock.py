@@ -49,10 +49,16 @@ def identity(lock: Lock) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def make(nodes: Nodes, request: Request, configure: Sequence[str] = (), known: Known = Known()) -> dict[str, Any]:  # noqa: B008, frozen
-    """Resolve a request into a lock."""
+def make(
+    nodes: Nodes,
+    request: Request,
+    configure: Sequence[str] = (),
+    known: Known = Known(),  # noqa: B008, frozen
+    cuda: str = "",
+) -> dict[str, Any]:
+    """Resolve a request into a lock; `cuda` is why PyTorch has to be a build for CUDA even on CPUs."""
     known = known if known.until else replace(known, until=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
-    problem = Problem(load(), nodes, request, known)
+    problem = Problem(load(), nodes, request, known, cuda)
     solution = solver.solve(problem)
     lock = {
         "format": FORMAT,
@@ -280,9 +286,13 @@ def settle(
     lock = make(nodes, request, configure, known)
     if lock["own"]:
         # Slow to import.
-        from farandole.stack.collect import inspect
+        from farandole.stack.collect import built_for_cuda, inspect
 
         inspect(lock, cache, say)
+        if cuda := built_for_cuda(lock, cache):
+            say(f"{cuda}, and no index has one for CPUs that fits, so torch has to be one for CUDA, too")
+            lock = make(nodes, request, configure, known, cuda)
+            inspect(lock, cache, say)
     if save:
         write(path, lock)
     return lock, True

@@ -54,6 +54,8 @@ class Problem:
     nodes: Nodes
     request: Request
     known: Known = field(default_factory=Known)
+    # Why PyTorch has to be a build for CUDA even on CPUs; empty if it need not.
+    cuda: str = ""
 
     @cached_property
     def accelerator(self) -> str:

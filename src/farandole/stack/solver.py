@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,6 +18,8 @@ from farandole.stack.index import Question, UnsatisfiableError, Wheel
 from farandole.stack.problem import Problem, Request
 
 YOURS = "your request"
+# How PyTorch and what goes with it are marked.
+BUILDS = r"cpu|cu\d+|rocm[\d.]+|xpu"
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def _solution(
         for wheel in wheels
         if wheel.package in known and known[wheel.package][0] == wheel.version
     }
+    kept |= {"torch": f"a build for CUDA, as {problem.cuda}"} if problem.cuda else {}
     return Solution(components.rows, needs, wheels, base, kept)
 
 
@@ -115,6 +119,7 @@ def asked(problem: Problem, components: rules.Components) -> Question:
     needs += [problem.pin(pin) for pin in request.pins if pin[0] in frameworks or not catalogue.knows(pin[0])]
     needs += [Need(name, "", str(rows["horovod"])) for name in rows["horovod"].data["requires"]]
     needs += [need for row in rows.values() for need in problem.package_needs(row)]
+    needs += [Need("torch", "", YOURS, text=problem.cuda)] if problem.cuda else []
     only_if = "none | "
     return Question(
         platform=problem.nodes.platform,
@@ -126,7 +131,7 @@ def asked(problem: Problem, components: rules.Components) -> Question:
         ),
         instead=catalogue.data["on_cpus"] if problem.accelerator == "cpu" else {},
         prefer={name: version for name, (version, _) in problem.preferred.items()},
-        never="cpu" if problem.accelerator == "cuda" else "",
+        never="cpu" if problem.accelerator == "cuda" or problem.cuda else "",
         until=problem.known.until,
     )
 
@@ -146,7 +151,14 @@ def beside(problem: Problem, question: Question, wheels: Sequence[Wheel]) -> Que
         Need(*index.split(requirement), YOURS, text=f"{where} ({requirement})")
         for requirement, where in problem.request.packages
     ]
-    return replace(question, requirements=(*question.requirements, *own, *fixed), prefer={**question.prefer, **names})
+    mark = index.build(names.get("torch", ""))
+    return replace(
+        question,
+        requirements=(*question.requirements, *own, *fixed),
+        prefer={**question.prefer, **names},
+        # What PyTorch is built for, its companions have to be built for.
+        never=f"(?!{re.escape(mark)}$)(?:{BUILDS})" if re.fullmatch(BUILDS, mark) else question.never,
+    )
 
 
 def _refuse_frameworks(problem: Problem, wheels: Sequence[Wheel]) -> None:
@@ -176,6 +188,11 @@ def refusal(problem: Problem, error: UnsatisfiableError) -> str:
             if problem.request.sources
             else f"   {only} can be built once, on the builder, where its own code then runs: stack_build_wheels: true"
         )
+    places = problem.catalogue.data["cpu_builds"] if problem.accelerator == "cpu" else {}
+    lines += [
+        f"   builds of {name} for CPUs are elsewhere: pip config set global.extra-index-url {places[name]}"
+        for name in sorted({need.component for need in named if need.by == YOURS} & places.keys())
+    ]
     if missing := index.missing(said):
         lines.append(f"   no index has a package {missing}{problem.catalogue.hint(missing)}")
     elif hints := [hint for need in named if need.by == YOURS and (hint := problem.catalogue.imported(need.component))]:
