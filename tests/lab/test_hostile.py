@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from clusters import Cluster
 
+from farandole import excluded
+from farandole.lab import lab
+
 NODES = 6
 LIARS = [f"node-{number}" for number in range(2, NODES + 1)]
 PYTHON = "/usr/bin/python3.11"
@@ -97,3 +100,50 @@ def test_a_lie_gives_one_finding_about_its_node(hostile: Cluster, names: list[st
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.output), repr(done.output)
     assert len(done.output) < 8000, done.output
     assert seconds < SECONDS
+
+
+# Runs in place of Python on one node, finds a port of node-2's measuring program, and keeps it busy before it behaves.
+FLOOD = f"""
+import os, re, resource, socket, sys, time
+arguments = sys.argv[1:]
+if not (len(arguments) == 3 and "'pairs'" in arguments[2]):
+    os.execv({PYTHON!r}, [{PYTHON!r}, *arguments])
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+program = sys.stdin.buffer.read(int(re.search("read.([0-9]+)", arguments[2])[1])).decode()
+def flood():
+    address, one, held = socket.gethostbyname("TARGET"), socket.socket(), []
+    port = next(port for port in range(1024, 65536) if not one.connect_ex((address, port)))
+    for number in range(2400):
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex((address, port))
+        held.append(one)
+        time.sleep(0.0002)
+    time.sleep(0.5)
+    for one in held:
+        one.close()
+    open("/root/flooded", "w").close()
+usual = "    say(node.about())\\n"
+exec(compile(program.replace(usual, "    flood()\\n" + usual), "pairs", "exec"))
+"""
+
+
+def test_a_node_that_keeps_another_busy_does_not_get_it_left_out(cluster: Cluster) -> None:
+    for node in LIARS:
+        cluster.ssh(node, "ln", "-sf", PYTHON, "/usr/bin/python3")
+    evil, target = LIARS[-1], lab.node(cluster.name, "node-2").address
+    put(cluster, evil, "/root/flood.py", FLOOD.replace("TARGET", target))
+    put(cluster, evil, "/root/liar", f'#!/bin/sh\nexec {PYTHON} /root/flood.py "$@"\n')
+    cluster.ssh(evil, "sh", "-c", "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
+    excluding = ("--extra-vars", "on_bad_node=exclude")
+    done = cluster.play(*excluding, playbook="playbooks/preflight.yml")
+    assert cluster.ssh(evil, "rm", "/root/flooded").returncode == 0, done.output
+    assert (done.rc, excluded.names(cluster.state)) == (0, []), done.output
+    # Nor does one that refuses what another one sends, which that one then tells of.
+    cluster.ssh(evil, "ln", "-sf", PYTHON, "/usr/bin/python3")
+    cluster.ssh(evil, "ip", "route", "add", "blackhole", target)
+    done = cluster.play(*excluding, playbook="playbooks/preflight.yml")
+    cluster.ssh(evil, "ip", "route", "delete", "blackhole", target)
+    assert done.rc != 0 and "[pair-link-closed]" in done.output, done.output
+    assert excluded.names(cluster.state) == []

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -282,6 +283,20 @@ def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: No
         stack.close()
         second.settimeout(5)
         assert second.recv(CHECK) == proof("word", "node-1")
+
+
+def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Node) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.94.9", 0))
+
+        def answer_once() -> None:
+            _, sender = peer.recvfrom(1 << 16)
+            peer.sendto(proof("word", "node-2"), sender)
+
+        answering = threading.Thread(target=answer_once)
+        answering.start()
+        assert alone.try_path(1, "node-2", "127.0.94.9", peer.getsockname()[1], 1500) == ("whole", 1, None)
+        answering.join()
 
 
 def test_only_what_fails_a_third_time_counts(

@@ -216,11 +216,11 @@ class Node:
             sender.bind((self.address, 0))
             sender.connect((address, port))
             sender.settimeout(DATAGRAM_S)
-            if self.passes(sender, name, 128) and not self.passes(sender, name, mtu):
-                lower = next((size for size in SIZES if size < mtu and self.passes(sender, name, size)), 0)
-                # If small ones get lost, too, it is not because of the size.
-                if all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
-                    return "path", one, [lower, mtu]
+            large = not self.passes(sender, name, 128) or self.passes(sender, name, mtu)
+            # If small ones get lost, too, it is not because of the size.
+            if not large and all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
+                lower = (size for size in SIZES if size < mtu and self.passes(sender, name, size))
+                return "path", one, [next(lower, 0), mtu]
         return "whole", one, None
 
     def passes(self, sender: socket.socket, name: str, size: int, tries: int = DATAGRAMS) -> bool:
