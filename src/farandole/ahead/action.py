@@ -65,7 +65,7 @@ def question(call: Call, module: str, profile: str, common: Mapping[str, Any]) -
 
 
 def told(printed: str, asked: Sequence[tuple[str, str]]) -> dict[str, Answer]:
-    """The answers by the keys of the calls, given with their profiles; none if there are not as many, or they are long."""
+    """The answers by the keys of the calls, which are given with their profiles; none if any is missing or too long."""
     outputs = decode(Answer(printed, "legacy")).get("outputs") if len(printed) <= LONGEST else None
     if not isinstance(outputs, list) or len(outputs) != len(asked):
         return {}
