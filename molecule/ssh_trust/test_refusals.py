@@ -3,6 +3,7 @@ shows that this protection is the reason."""
 
 import os
 import subprocess
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -96,6 +97,25 @@ def test_a_key_left_in_the_home_is_refused(head, worker):
         assert as_job(head, "node-2", "true", *options).rc == 0
     finally:
         worker.check_output("truncate --size 0 %s", keys)
+
+
+SILENT = "import socket, time; held = [socket.create_connection(('node-2', 22)) for _ in range(250)]; time.sleep(60)"
+
+
+def test_silent_connections_of_one_node_do_not_lock_others_out(head, worker):
+    def asked_for_a_key():
+        head.check_output("systemd-run --quiet --collect --unit silent python3 -c %s", SILENT)
+        try:
+            # Time for all of them.
+            time.sleep(3)
+            login = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null 127.0.0.1"
+            return "Permission denied" in worker.run(f"{login} true || exit 1").stderr
+        finally:
+            head.check_output("systemctl stop silent")
+
+    assert asked_for_a_key()
+    with weakened(worker, "PerSourceMaxStartups none\n"):
+        assert not asked_for_a_key()
 
 
 def test_a_person_s_certificate_gives_no_login_as_another(head, worker):
