@@ -3,7 +3,6 @@ shows that this protection is the reason."""
 
 import os
 import subprocess
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -101,17 +100,21 @@ def test_a_key_left_in_the_home_is_refused(head, worker):
         worker.check_output("truncate --size 0 %s", keys)
 
 
-SILENT = "import socket, time; held = [socket.create_connection(('node-2', 22)) for _ in range(1000)]; time.sleep(60)"
+SILENT = """
+import socket, time
+time.sleep(3)
+held = [socket.create_connection(("node-2", 22)) for _ in range(1000)]
+time.sleep(60)
+"""
 
 
 def test_silent_connections_of_one_node_do_not_lock_others_out(head, worker):
     def asked_for_a_key():
         head.check_output("systemd-run --quiet --collect --unit silent python3 -c %s", SILENT)
         try:
-            # Time for all of them.
-            time.sleep(5)
             login = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null 127.0.0.1"
-            return "Permission denied" in worker.run(f"{login} true || exit 1").stderr
+            # The connection of this command is there before the silent ones.
+            return "Permission denied" in worker.run(f"sleep 8; {login} true || exit 1").stderr
         finally:
             head.check_output("systemctl stop silent")
 
