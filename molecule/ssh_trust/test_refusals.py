@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import pytest
 from test_trust import FOLDER, as_job
 
+# Of most settings, sshd takes the first one.
 WEAK = "/etc/ssh/sshd_config.d/00-weakened.conf"
+LAST = "/etc/ssh/sshd_config.d/zz-weakened.conf"
 
 
 def reload(host):
@@ -17,14 +19,14 @@ def reload(host):
 
 
 @contextmanager
-def weakened(host, settings):
+def weakened(host, settings, path=WEAK):
     """Run sshd with weakened settings for a while."""
-    host.check_output("printf -- %s >%s", settings, WEAK)
+    host.check_output("printf -- %s >%s", settings, path)
     reload(host)
     try:
         yield
     finally:
-        host.check_output("rm %s", WEAK)
+        host.check_output("rm %s", path)
         reload(host)
 
 
@@ -96,6 +98,29 @@ def test_a_key_left_in_the_home_is_refused(head, worker):
         assert as_job(head, "node-2", "true", *options).rc == 0
     finally:
         worker.check_output("truncate --size 0 %s", keys)
+
+
+SILENT = """
+import socket, time
+time.sleep(3)
+held = [socket.create_connection(("node-2", 22)) for _ in range(1000)]
+time.sleep(60)
+"""
+
+
+def test_silent_connections_of_one_node_do_not_lock_others_out(head, worker):
+    def asked_for_a_key():
+        head.check_output("systemd-run --quiet --collect --unit silent python3 -c %s", SILENT)
+        try:
+            login = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null 127.0.0.1"
+            # The connection of this command is there before the silent ones.
+            return "Permission denied" in worker.run(f"sleep 8; {login} true || exit 1").stderr
+        finally:
+            head.check_output("systemctl stop silent")
+
+    assert asked_for_a_key()
+    with weakened(worker, "PerSourceMaxStartups none\n", LAST):
+        assert not asked_for_a_key()
 
 
 def test_a_person_s_certificate_gives_no_login_as_another(head, worker):

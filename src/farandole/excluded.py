@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -168,8 +168,8 @@ def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
 def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
     """Decide who is left out because of findings.
 
-    A finding is about one node, or about a link ("node-2, node-5"). It must rest on what this machine saw itself, or on
-    what a node said about itself: what one node says must never exclude another.
+    A finding is about one node, or about a link ("node-2, node-5"). One about a node must rest on what this machine saw
+    itself, on what the node said about itself, or on what two others measured: one node must never exclude another.
     """
     stops = [one for one in findings if one.severity == "stop"]
     bad = {name for one in stops for name in _about(one)}
@@ -225,8 +225,8 @@ def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> 
 def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
     """The nodes without which these findings would not be there.
 
-    Of the two ends of a bad link that is the one that has another bad link, too; else the first one, which says so
-    itself, or the other one if that is a server; neither, if one of them is bad by itself.
+    Of the two ends of a bad link that is the one that has such a link with a second node, too. Else it is neither, as
+    either of them may be the cause; nor if one of them is bad by itself.
     """
     free = [name for name in checked.cluster if name not in checked.servers]
     found: dict[str, Finding] = {}
@@ -234,11 +234,14 @@ def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
         if one.host in free:
             found.setdefault(one.host, one)
     links = [one for one in stops if len(_about(one)) == 2 and _about(one) <= {*checked.cluster}]
-    counts = Counter(name for one in links for name in _about(one))
+    others = defaultdict[tuple[str, int], set[str]](set)
     for one in links:
-        ends = [name for name in one.host.split(", ") if name in free]
-        if ends and not _about(one) & found.keys():
-            found[max(ends, key=lambda name: counts[name])] = one
+        for place, name in enumerate(ends := one.host.split(", ")):
+            others[name, place].add(ends[1 - place])
+    for one in links:
+        met = {name: len(others[name, place]) for place, name in enumerate(one.host.split(", ")) if name in free}
+        if max(met.values(), default=0) > 1 and not _about(one) & found.keys():
+            found[max(met, key=lambda name: met[name])] = one
     return found
 
 

@@ -78,6 +78,19 @@ def test_what_is_no_result_counts_as_a_failure(printed: str) -> None:
     assert action.decode(Answer(printed, "legacy")) == {"failed": True}
 
 
+ASKED = [("key", "legacy"), ("other", "legacy")]
+
+
+def test_answers_belong_to_the_calls_in_the_order_of_the_questions() -> None:
+    given = {"key": Answer("a", "legacy"), "other": Answer("{'key': 'x'}", "legacy")}
+    assert action.told('{"outputs": ["a", {"key": "x"}], "key": "b"}', ASKED) == given
+
+
+@pytest.mark.parametrize("outputs", ["5", "{}", "[]", '["a"]', '["a", "b", "c"]', f'["a", "{"x" * action.LONGEST}"]'])
+def test_too_few_too_many_or_too_long_answers_are_none(outputs: str) -> None:
+    assert action.told(f'{{"outputs": {outputs}}}', ASKED) == {}
+
+
 def test_a_module_that_does_not_end_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import pytest
 
 from farandole.bounds import descendants
 from farandole.pairs import measure as measuring
-from farandole.pairs.agent import stranger
+from farandole.pairs.agent import CHECK, EACH, PROOF_S, Node, proof, stranger
 from farandole.pairs.judge import Bars, judge, record, slow_ways
 from farandole.pairs.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
 from farandole.pairs.rounds import chosen_rounds, pairs_of
@@ -178,6 +182,157 @@ def test_a_lie_is_not_used(answer: object, tmp_path: Path) -> None:
     assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]
 
 
+# Node-3 runs this program, as root there can: before it answers, it opens many connections to node-2 and says nothing.
+FLOODING = """
+import re, resource, socket, sys, time
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+program = sys.stdin.buffer.read(NUMBER).decode()
+held = []
+def flood():
+    sockets = [line.split() for line in open("/proc/net/tcp")]
+    ports = [int(row[1][9:], 16) for row in sockets if row[1][:8] == "025E007F" and row[3] == "0A"]
+    while not held:
+        for port in 800 * ports:
+            one = socket.socket()
+            one.bind(("127.0.94.3", 0))
+            one.setblocking(False)
+            one.connect_ex(("127.0.94.2", port))
+            held.append(one)
+            time.sleep(0.0002)
+    time.sleep(0.5)
+usual = "    say(node.about())\\n"
+exec(compile(program.replace(usual, "    flood()\\n" + usual), "pairs", "exec"))
+"""
+LIMIT = "{peer: threading.BoundedSemaphore(each) for peer in peers}"
+NO_LIMIT = "dict.fromkeys(peers, threading.BoundedSemaphore(1024))"
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_many_silent_connections_of_one_node_keep_no_other_from_a_third(
+    protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = measuring.PROGRAM.read_text()
+    assert LIMIT in program
+    if not protected:
+        monkeypatch.setattr(measuring, "PROGRAM", tmp_path / "agent.py")
+        measuring.PROGRAM.write_text(
+            program.replace(LIMIT, NO_LIMIT).replace("PROOF_S, EACH = 1,", "PROOF_S, EACH = 60,")
+        )
+    (tmp_path / "flood.py").write_text(FLOODING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes()))))
+    evil = Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/flood.py #"), sys.executable)
+    measured = measure([*places(2), evil])
+    assert measured.silent == {}
+    closed = [found for found in codes(measured) if found[1] == "pair-node-closed"]
+    assert closed == ([] if protected else [("node-2", "pair-node-closed", "stop")])
+    assert {one.source for one in measured.closed} == (set() if protected else {"node-1", "node-3"})
+
+
+@pytest.fixture
+def alone() -> Node:
+    """A node that lets in connections from two addresses, its own and another one."""
+    return Node("node-1", "127.0.94.8", "word", [40000], ["127.0.94.8", "127.0.94.9"])
+
+
+def connection(node: Node, source: str, what: bytes = b"") -> socket.socket:
+    made = socket.create_connection((node.address, node.listeners[0].getsockname()[1]), 5, (source, 0))
+    made.sendall(what)
+    return made
+
+
+def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Node) -> None:
+    hello = proof("word", "client") + b"e"
+    with connection(alone, "127.0.94.10", hello) as stranger_to_all, suppress(ConnectionError):
+        assert stranger_to_all.recv(1) == b""
+    begun = time.monotonic()
+    silent = [connection(alone, "127.0.94.9") for _ in range(EACH + 5)]
+    # Another address does not wait for them.
+    with connection(alone, "127.0.94.8", hello) as peer:
+        assert peer.recv(CHECK) == proof("word", "node-1")
+    assert time.monotonic() - begun < PROOF_S
+    # Nor does a byte now and then prolong it.
+    with connection(alone, "127.0.94.8") as slow, pytest.raises(ConnectionError):
+        while True:
+            slow.sendall(b"x")
+            time.sleep(0.2)
+    for one in silent:
+        with one, suppress(ConnectionError):
+            assert one.recv(1) == b""
+    assert time.monotonic() - begun < PROOF_S + 1
+    with connection(alone, "127.0.94.9", hello) as peer:
+        assert peer.recv(CHECK) == proof("word", "node-1")
+
+
+def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: Node) -> None:
+    usual, hello = resource.getrlimit(resource.RLIMIT_NOFILE), proof("word", "client") + b"e"
+    with socket.socket() as first, socket.socket() as second, ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (second.fileno() + 1, usual[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, usual)
+        with suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        for one in (first, second):
+            one.settimeout(0.5)
+            one.bind((alone.address, 0))
+            one.connect(alone.listeners[0].getsockname())
+            one.sendall(hello)
+        # For this one, accept had a descriptor already.
+        assert first.recv(CHECK) == proof("word", "node-1")
+        with pytest.raises(TimeoutError):
+            second.recv(CHECK)
+        stack.close()
+        second.settimeout(5)
+        assert second.recv(CHECK) == proof("word", "node-1")
+
+
+def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Node) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.94.9", 0))
+
+        def answer_once() -> None:
+            _, sender = peer.recvfrom(1 << 16)
+            peer.sendto(proof("word", "node-2"), sender)
+
+        answering = threading.Thread(target=answer_once)
+        answering.start()
+        assert alone.try_path(1, "node-2", "127.0.94.9", peer.getsockname()[1], 1500) == ("whole", 1, None)
+        answering.join()
+
+
+def test_only_what_fails_a_third_time_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[str] = []
+    take = Measurement._reached
+
+    def fail(self: Measurement, name: str, answer: Mapping[str, Any], present: Sequence[str]) -> None:
+        """Of node-3 the others say twice that it is closed; node-2 says it for a third time, too."""
+        answers.append(name)
+        blind = name != "node-3" and (len(answers) <= 5 or name == "node-2")
+        take(self, name, {**answer, "closed": [[2, 5000, "no answer"]] if blind else []}, present)
+
+    monkeypatch.setattr(Measurement, "_reached", fail)
+    assert codes(measure(places(3))) == [("node-2, node-3", "pair-link-closed", "stop")]
+    assert sorted(answers) == ["node-1"] * 3 + ["node-2"] * 3 + ["node-3"]
+
+
+ENDING = """
+import sys
+program = sys.stdin.buffer.read(NUMBER).decode()
+program = program.replace("    say(node.about())", "    [one.shutdown(2) for one in node.listeners]; say(node.about())")
+program = program.replace("    while line :=", "    if line :=")
+exec(compile(program, "pairs", "exec"))
+"""
+
+
+def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes()))))
+    ending = Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/ending.py #"), sys.executable)
+    measured = measure([*places(2), ending])
+    assert {one.source for one in measured.closed} == {"node-1", "node-2"}
+    assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]
+
+
 def shut(names: str, ways: Iterable[str]) -> Measured:
     """Nodes of one letter each, and ways like "ab" that are closed."""
     return Measured([*names], [Closed(way[0], way[1], 40000, "no answer") for way in ways])
@@ -233,6 +388,11 @@ def test_a_closed_port_is_told_with_direction_port_and_rule() -> None:
 def test_one_node_alone_cannot_claim_that_another_has_its_address() -> None:
     lied = Measured(["a", "b", "c"], [Closed("a", "c", 5, "another machine")])
     assert codes(lied) == [("a, c", "pair-link-closed", "stop")]
+    # Nor if the one that could contradict is not measured.
+    lied.silent = {"b": "it is off"}
+    assert codes(lied)[1:] == [("a, c", "pair-address-shared", "stop")]
+    lied.silent = {"a": "it is off"}
+    assert codes(lied)[1:] == []
 
 
 def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:

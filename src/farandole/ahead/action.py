@@ -33,6 +33,8 @@ Packed = tuple[str, dict[str, tuple[str, str]]]
 BUILT = re.compile(rb"^module_fqn='(?P<module>[\w.]+)',$.*^zip_data='(?P<zip>[\w+/=]+)',$", re.MULTILINE | re.DOTALL)
 # Ansible adds to these when it receives them from a node.
 SPECIAL = {"exception", "results", "stderr", "stdout"}
+# Each of a node's tasks reads all that the node has said.
+LONGEST = 1 << 20
 FOLDER = Path(constants.DEFAULT_LOCAL_TMP) / "ask-ahead"
 
 
@@ -60,6 +62,14 @@ def question(call: Call, module: str, profile: str, common: Mapping[str, Any]) -
         "arguments": encode({"ANSIBLE_MODULE_ARGS": arguments}, profile),
         "environment": json.loads(call.environment),
     }
+
+
+def told(printed: str, asked: Sequence[tuple[str, str]]) -> dict[str, Answer]:
+    """The answers by the keys of the calls, which are given with their profiles; none if any is missing or too long."""
+    outputs = decode(Answer(printed, "legacy")).get("outputs") if len(printed) <= LONGEST else None
+    if not isinstance(outputs, list) or len(outputs) != len(asked):
+        return {}
+    return {key: Answer(str(output), profile) for (key, profile), output in zip(asked, outputs, strict=True)}
 
 
 class AsksAhead(ActionBase):  # type: ignore[misc]
@@ -128,12 +138,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         shebang, _ = _get_shebang("/usr/bin/python", task_vars, self._templar)
         command = self._connection._shell.build_module_command("", shebang, "")
         printed = self._low_level_execute_command(command, in_data=program.encode())["stdout"]
-        outputs = decode(Answer(printed, "legacy")).get("outputs")
-        if not isinstance(outputs, list) or len(outputs) != len(known):
-            return {}
-        return {
-            call.key: Answer(str(output), modules[call.module][1]) for call, output in zip(known, outputs, strict=True)
-        }
+        return told(printed, [(call.key, modules[call.module][1]) for call in known])
 
     def _packed(self, run: Run, names: Sequence[str], task_vars: Mapping[str, Any]) -> Packed:
         """These modules in one archive, which is made again only if one of its sources changes: that takes seconds."""

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import secrets
 import socket
 import statistics
@@ -23,7 +24,10 @@ from typing import Any
 
 # A connection that takes longer is one that a firewall drops.
 CONNECT_S = 1.5
+# Who connects has so long to prove that it belongs to this measurement, and so many connections at a time.
+PROOF_S, EACH = 1, 12
 IDLE_S = 10
+BACK_OFF_S = 0.05
 PINGS = 5
 AT_A_TIME = 32
 # Failures that are reported; the rest is counted.
@@ -53,9 +57,11 @@ def proof(secret: str, of: str) -> bytes:
     return hashlib.sha256(f"{secret} {of}".encode()).digest()[:CHECK]
 
 
-def exactly(connection: socket.socket, number: int) -> bytes:
-    got = b""
+def exactly(connection: socket.socket, number: int, seconds: float) -> bytes:
+    """So many bytes, all of them within so many seconds."""
+    got, until = b"", time.monotonic() + seconds
     while len(got) < number:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
         more = connection.recv(number - len(got))
         if not more:
             raise ConnectionResetError(errno.ECONNRESET, "closed")
@@ -72,14 +78,16 @@ def reason(error: OSError) -> str:
 class Node:
     """This node's servers, and what it measures as a client."""
 
-    def __init__(self, name: str, address: str, secret: str, ports: list[int]) -> None:
+    def __init__(self, name: str, address: str, secret: str, ports: list[int], peers: list[str]) -> None:
         self.name, self.address, self.secret = name, address, secret
+        # Half of the descriptors are for what this node measures.
+        each = min(EACH, max(len(ports), descriptors() // 2 // len(peers)))
+        self.slots = {peer: threading.BoundedSemaphore(each) for peer in peers}
         self.listeners = [listener for port in ports if (listener := listen(address, port))]
         self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.datagrams.bind((address, 0))
         self.interface = Path("/sys/class/net") / interface_of(address)
         self.mtu = number_in(self.interface / "mtu")
-        self.slots = threading.BoundedSemaphore(1024)
         for listener in self.listeners:
             background(self.accept, listener)
         background(self.echo)
@@ -94,30 +102,40 @@ class Node:
         }
 
     def accept(self, listener: socket.socket) -> None:
+        """Let in the peers, a few times each, whatever goes wrong."""
         while True:
-            connection, _ = listener.accept()
-            if self.slots.acquire(blocking=False):
-                background(self.answer, connection)
-            else:
+            try:
+                connection, (address, _) = listener.accept()
+            except OSError:
+                time.sleep(BACK_OFF_S)
+                continue
+            slots = self.slots.get(address)
+            if not slots or not slots.acquire(blocking=False):
                 connection.close()
+                continue
+            try:
+                background(self.answer, connection, slots)
+            except RuntimeError:  # There can be no more threads.
+                connection.close()
+                slots.release()
 
-    def answer(self, connection: socket.socket) -> None:
+    def answer(self, connection: socket.socket, slots: threading.BoundedSemaphore) -> None:
         """Serve one client, if it knows the secret."""
         try:
             with connection, suppress(OSError):
-                connection.settimeout(IDLE_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if exactly(connection, CHECK) != proof(self.secret, "client"):
+                asked = exactly(connection, CHECK + 1, PROOF_S)
+                if not asked.startswith(proof(self.secret, "client")):
                     return
-                what = exactly(connection, 1)
+                connection.settimeout(IDLE_S)
                 connection.sendall(proof(self.secret, self.name))
-                if what == b"e":
-                    while byte := connection.recv(1):
-                        connection.sendall(byte)
+                if asked.endswith(b"e"):
+                    for _ in range(PINGS):
+                        connection.sendall(exactly(connection, 1, IDLE_S))
                 else:
                     self.sink(connection)
         finally:
-            self.slots.release()
+            slots.release()
 
     @staticmethod
     def sink(connection: socket.socket) -> None:
@@ -134,7 +152,7 @@ class Node:
         while True:
             with suppress(OSError):
                 got, sender = self.datagrams.recvfrom(1 << 16)
-                if got.startswith(hello):
+                if sender[0] in self.slots and got.startswith(hello):
                     self.datagrams.sendto(answer, sender)
 
     def connect(self, name: str, address: str, port: int, what: bytes) -> socket.socket:
@@ -142,7 +160,7 @@ class Node:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(proof(self.secret, "client") + what)
-            if exactly(connection, CHECK) != proof(self.secret, name):
+            if exactly(connection, CHECK, CONNECT_S) != proof(self.secret, name):
                 raise OSError(errno.EADDRINUSE, "another machine has this address")
         except BaseException:
             connection.close()
@@ -193,19 +211,21 @@ class Node:
     def try_path(self, one: int, name: str, address: str, port: int, peer_mtu: int) -> tuple[str, int, Any]:
         """The largest packet that gets through in one piece, if that is less than both interfaces send."""
         mtu = min(self.mtu, peer_mtu, 65535)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, suppress(OSError):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
             sender.bind((self.address, 0))
             sender.connect((address, port))
             sender.settimeout(DATAGRAM_S)
-            if self.passes(sender, name, 128) and not self.passes(sender, name, mtu):
+            large = not self.passes(sender, name, 128) or self.passes(sender, name, mtu)
+            # If small ones get lost, too, it is not because of the size.
+            if not large and all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
                 lower = (size for size in SIZES if size < mtu and self.passes(sender, name, size))
                 return "path", one, [next(lower, 0), mtu]
         return "whole", one, None
 
-    def passes(self, sender: socket.socket, name: str, size: int) -> bool:
+    def passes(self, sender: socket.socket, name: str, size: int, tries: int = DATAGRAMS) -> bool:
         packet = proof(self.secret, "client").ljust(max(size - IP_UDP_HEADERS, CHECK), b"\0")
-        for _ in range(DATAGRAMS):
+        for _ in range(tries):
             try:
                 sender.send(packet)
                 if sender.recv(1 << 10) == proof(self.secret, name):
@@ -234,7 +254,7 @@ class Node:
                 while time.monotonic() - begun < seconds:
                     connection.send(BLOCK)
                 connection.shutdown(socket.SHUT_WR)
-                count, _ = RESULT.unpack(exactly(connection, RESULT.size))
+                count, _ = RESULT.unpack(exactly(connection, RESULT.size, seconds + IDLE_S))
                 return {"rate": count / (time.monotonic() - begun)}
         except OSError as error:
             return {"rate": None, "why": reason(error)}
@@ -246,7 +266,7 @@ def ping(connection: socket.socket) -> float:
     for _ in range(PINGS):
         begun = time.monotonic_ns()
         connection.sendall(b".")
-        exactly(connection, 1)
+        exactly(connection, 1, CONNECT_S)
         times.append((time.monotonic_ns() - begun) / 1000)
     return min(times)
 
@@ -315,6 +335,13 @@ def is_mine(address: str) -> bool:
     return False
 
 
+def descriptors() -> int:
+    """As many as this program may have open, all of which it takes."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
 def number_in(path: Path) -> int:
     """The number in a file of the kernel; 0 if there is none, or none that says anything."""
     try:
@@ -340,15 +367,15 @@ def serve(requests: Any, say: Callable[[dict[str, Any]], None]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        node = Node(first["name"], first["address"], first["secret"], job_ports(*first["ports"]))
+        node = Node(first["name"], first["address"], first["secret"], job_ports(*first["ports"]), first["peers"])
     except OSError as error:
         say({"error": f"cannot listen on {first['address']}: {error.strerror}"})
         return
     say(node.about())
+    answers: dict[str, Callable[..., dict[str, Any]]] = {"reach": node.reach, "send": node.send, "here": dict}
     while line := requests.readline():
         request = json.loads(line)
-        what = request.pop("do")
-        say(node.reach(**request) if what == "reach" else node.send(**request))
+        say(answers[request.pop("do")](**request))
 
 
 def main() -> None:

@@ -50,8 +50,14 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
     names = [name for name in measured.names if name not in measured.silent]
     subnet = network or "the network of the nodes"
     strangers = shared_addresses(measured.closed, names)
-    yield from (finding("pair-address-shared", name) for name in names if name in strangers)
-    closed = [one for one in measured.closed if not {one.source, one.target} & (strangers | measured.silent.keys())]
+    for name in names:
+        if said := strangers.get(name):
+            asked = ordered(said, names)
+            # What one node says of another is a matter between the two.
+            where = name if len(asked) > 1 else both_ends(asked[0], name)
+            yield finding("pair-address-shared", where, other=some(asked), host=name)
+    unfit = strangers.keys() | measured.silent.keys()
+    closed = [one for one in measured.closed if not {one.source, one.target} & unfit]
     ways = {(one.source, one.target) for one in closed}
     if len(parts := groups(names, lambda one, other: not {(one, other), (other, one)} & ways)) > 1:
         yield finding("pair-groups-apart", "all", seen="; ".join(some(part) for part in parts), subnet=subnet)
@@ -80,13 +86,13 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
         )
 
 
-def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> set[str]:
-    """Nodes at whose address another machine answers; the word of one node is not enough if there are more."""
+def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> dict[str, set[str]]:
+    """Nodes at whose address another machine answers, and whom; one node's word is not enough if there are more."""
     sources: dict[str, set[str]] = {}
     for one in closed:
-        if one.why == "another machine":
+        if one.why == "another machine" and {one.source, one.target} <= {*names}:
             sources.setdefault(one.target, set()).add(one.source)
-    return {name for name, said in sources.items() if len(said) >= min(2, len(names) - 1)}
+    return {name: said for name, said in sources.items() if len(said) >= min(2, len(names) - 1)}
 
 
 def bad_ends(ways: Collection[Way], names: Sequence[str]) -> tuple[dict[tuple[str, int], set[str]], set[Way]]:
@@ -249,7 +255,7 @@ def slow_nodes(
 
 
 def both_ends(source: str, target: str) -> str:
-    """The host of a finding about a link. The one that says so comes first: if one is left out, it is that one."""
+    """The host of a finding about a link. The one that says so comes first."""
     return f"{source}, {target}"
 
 

@@ -29,6 +29,8 @@ LONGEST, GREETING = 1 << 16, 1 << 16
 START_S, ANSWER_S, STOP_S = 8, 10, 2
 # More nodes start more slowly, as one processor has to log in to all of them.
 START_EACH_S = 0.25
+# Before what failed twice is tried for the last time.
+LATER_S = 3
 # All at once, in rounds, alone.
 SECONDS = (0.2, 0.2, 0.3)
 # Slow connections that are measured again alone, and how often.
@@ -145,8 +147,8 @@ class Agent:
         self.process: asyncio.subprocess.Process | None = None
         self.listening: dict[str, Any] = {}
 
-    async def start(self, secret: str, patience: float, seconds: float) -> None:
-        """Send the program and have it listen, for so many seconds at most."""
+    async def start(self, secret: str, peers: Sequence[str], patience: float, seconds: float) -> None:
+        """Send the program and have it listen to these addresses, for so many seconds at most."""
         program = PROGRAM.read_bytes()
         python = shlex.quote(self.place.python)
         load_it = f"import sys; exec(compile(sys.stdin.buffer.read({len(program)}), 'pairs', 'exec'))"
@@ -156,9 +158,11 @@ class Agent:
             start_new_session=True, limit=LONGEST,
         )  # fmt: skip
         about = {"name": self.place.name, "address": self.place.address, "secret": secret, "seconds": seconds}
-        line = json.dumps({**about, "ports": [LOWEST, HIGHEST, PORTS]})
+        line = json.dumps({**about, "ports": [LOWEST, HIGHEST, PORTS], "peers": peers})
         answer = await self.ask(program + f"{secret}\n{line}\n".encode(), patience)
         self.listening = within("the answer", LISTENING, answer)
+        if len(self.listening["ports"]) > PORTS:
+            raise LostError(f"it names {len(self.listening['ports'])} ports instead of {PORTS}")
 
     async def ask(self, request: bytes, seconds: float) -> Mapping[str, Any]:
         """Send a request and wait for its answer."""
@@ -250,18 +254,17 @@ class Measurement:
         self.agents.pop(name, None)
 
     async def start(self, places: Sequence[Place], secret: str, seconds: float) -> None:
-        patience = START_S + START_EACH_S * len(places)
-        began = await asyncio.gather(
-            *(self.agents[place.name].start(secret, patience, seconds) for place in places), return_exceptions=True
-        )
+        patience, peers = START_S + START_EACH_S * len(places), sorted({place.address for place in places})
+        starts = (self.agents[place.name].start(secret, peers, patience, seconds) for place in places)
+        began = await asyncio.gather(*starts, return_exceptions=True)
         for place, answer in zip(places, began, strict=True):
             self._fit(place.name, answer)
         self.result.speeds = {name: agent.listening["speed"] for name, agent in self.agents.items()}
 
     async def reach(self, *, names: bool) -> None:
-        """Have every node connect to every other; what failed is tried again when the others are done.
+        """Have every node connect to every other; what failed is tried again when the others are done, and once more.
 
-        A node that many others ask at the same time may be too busy to answer soon.
+        A node that many others ask at the same time, or one of them again and again, may be too busy to answer soon.
         """
         peers = [
             [name, one.place.address, *(one.listening[what] for what in ASKED), one.place.named]
@@ -269,15 +272,20 @@ class Measurement:
         ]
         places = {name: place for place, name in enumerate(self.agents)}
         await self._reach(peers, dict.fromkeys(places), names=names)
-        failed: dict[str, set[int]] = {}
-        bad: list[Closed | Narrow] = [*self.result.closed, *self.result.narrow]
-        for one in bad:
-            if one.source in self.agents:
-                failed.setdefault(one.source, set()).add(places[one.target])
-        if failed:
+        for pause in (0, LATER_S):
+            failed: dict[str, set[int]] = {}
+            bad: list[Closed | Narrow] = [*self.result.closed, *self.result.narrow]
+            for one in bad:
+                if one.source in self.agents:
+                    failed.setdefault(one.source, set()).add(places[one.target])
             self.result.closed.clear()
             self.result.narrow.clear()
-            await self._reach(peers, {name: sorted(targets) for name, targets in failed.items()}, names=False)
+            if failed:
+                await asyncio.sleep(pause)
+                await self._reach(peers, {name: sorted(targets) for name, targets in failed.items()}, names=False)
+        # To a program that has ended, nobody can connect.
+        targets = {one.target for one in self.result.closed} & self.agents.keys()
+        await self.each({name: {"do": "here"} for name in targets}, ANSWER_S)
 
     async def _reach(self, peers: Sequence[Any], only: Mapping[str, Sequence[int] | None], *, names: bool) -> None:
         """Have some nodes connect to some of these peers each, or to all."""
@@ -350,7 +358,7 @@ async def measured(
 ) -> Measured:
     """Measure, without rates if nothing says what is slow."""
     secret, begun = secrets.token_hex(16), time.monotonic()
-    limit = 2 * START_S + 4 * ANSWER_S + len(places)
+    limit = 2 * START_S + 10 * ANSWER_S + len(places)
     agents = {place.name: Agent(place, secret) for place in places}
     measurement = Measurement(dict(agents), Measured([place.name for place in places]))
     async with AsyncExitStack() as stack:
