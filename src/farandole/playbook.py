@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +29,9 @@ GRACE_S = 10
 # Ctrl-C, kill, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
+# All names that Ansible's ssh plugin knows for them.
+USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
+KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
 
 
 def existing(path: Path) -> Path:
@@ -41,7 +46,9 @@ Inventory = Annotated[
 ]
 # The options have the same names as in ansible-playbook.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
-PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
+PrivateKey = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
+]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
 AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
 AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
@@ -51,7 +58,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines 
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to the nodes, where the inventory does not define it, and to read the inventory."""
+    """How to log in to the nodes, whatever the inventory says, and how to read the inventory."""
 
     user: str = ""
     private_key: Path | None = None
@@ -63,13 +70,24 @@ class Login:
     def arguments(self) -> list[str]:
         """The options for ansible-playbook."""
         return [
-            *(["--user", self.user] if self.user else []),
-            *(["--private-key", str(self.private_key.absolute())] if self.private_key else []),
+            *self._variables(),
             *(["--ask-pass"] if self.ask_pass else []),
             *(["--ask-become-pass"] if self.ask_become_pass else []),
             *(["--ask-vault-pass"] if self.ask_vault_pass else []),
             *(["--vault-password-file", str(self.vault_password_file.absolute())] if self.vault_password_file else []),
         ]
+
+    def _variables(self) -> list[str]:
+        """The user and the key: the inventory's own variables override Ansible's options --user and --private-key."""
+        given = dict.fromkeys(USER_VARIABLES, self.user) if self.user else {}
+        if self.private_key:
+            key = str(self.private_key.absolute())
+            given |= dict.fromkeys(KEY_VARIABLES, key)
+            # A connection that another key has opened would be used without looking at this one.
+            given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        # As they are, even if they look like templates.
+        plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in given.items()]
+        return ["--extra-vars", f"{{{', '.join(plain)}}}"] if plain else []
 
 
 def play(

@@ -100,6 +100,20 @@ def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
     assert done.count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}, done.output
 
 
+def test_the_user_and_the_key_that_are_typed_win_over_the_inventory(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert farandole(cluster, "preflight").returncode == 0
+    for option in (("--user", "nosuchuser"), ("--private-key", str(key))):
+        refused = farandole(cluster, "preflight", *option)
+        assert (refused.returncode, "[login-denied]" in refused.stdout) == (1, True), option
+        runs = farandole(cluster, "runs", *option)
+        assert (runs.returncode, "Permission denied" in runs.stderr) == (1, True), option
+    # Plain Ansible takes its options for less than the inventory.
+    plain = cluster.play("--user", "nosuchuser", playbook="playbooks/preflight.yml")
+    assert (plain.rc, "[option-ignored]" in plain.output) == (2, True)
+
+
 LOOSEN = ("chmod", "600", "/etc/security/limits.d/90-farandole.conf")
 LOOSENED = "changed: base : Write limits and package holds on node-2\n"
 

@@ -227,6 +227,20 @@ def test_a_tag_without_tasks_is_told() -> None:
     assert "samples, stack" in found[0].cure
 
 
+def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
+    own = {
+        "node-1": {"ansible_user": "root", "ansible_private_key_file": "/keys/root"},
+        "node-2": {"ansible_ssh_user": "alice"},
+        "node-3": {},
+        "node-4": {"ansible_connection": "local", "ansible_user": "root"},
+    }
+    typed = {"--user": "alice", "--private-key": "/keys/alice"}
+    found = inventory.judge_login(own, typed)
+    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "option-ignored", "stop")] * 2
+    assert "-e ansible_user=alice" in found[0].cure
+    assert inventory.judge_login(own, {}) == []
+
+
 def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
     def listed(*words: str) -> str:
         command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]
