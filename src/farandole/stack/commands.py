@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,7 +98,7 @@ def lock(
         if old is None or old["id"] != new["id"]:
             locks.write(path, new)
         _report(path, old, new, inventory)
-        console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
+        console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
 
 
 def _say(line: str) -> None:
@@ -292,7 +293,7 @@ def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[
         found = _found(file, variables["hosts"])
     if found is None:
         raise FarandoleError(
-            f"{file} does not cover all nodes: run  ansible-playbook -i {inventory} playbooks/preflight.yml"
+            f"{file} does not cover all nodes: run  farandole preflight -i {shlex.quote(str(inventory))}"
         )
     return found
 
