@@ -121,7 +121,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         found = said.get("results", ()) if result.task.loop else [said]
         texts = [self._get_diff(one["diff"]) for one in found if one.get("changed") and one.get("diff")]
         if text := "".join(texts):
-            self._write("diff", task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), text=events.text(text))
+            self._write(
+                "diff", task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), text=events.text(text)
+            )
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Ends: keeps the durations of a run that succeeded, and adds a line to the recap."""
