@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from farandole.action import Action
+from farandole.errors import FarandoleError
 from farandole.excluded import members
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
@@ -102,8 +104,15 @@ class ActionModule(Action):
             frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages,
             sources=cache / "sources" if arguments["build_wheels"] else None,
         )  # fmt: skip
+        if not (found := probes(variables)):
+            inventory = shlex.quote(folder)
+            raise FarandoleError(
+                "no node was probed in this run, and the versions depend on the nodes: run  "
+                f"farandole lock -i {inventory}  or  "
+                f"ansible-playbook -i {inventory} playbooks/preflight.yml playbooks/lock.yml"
+            )
         return locks.settle(
-            path, wanted, configure, probes(variables),
+            path, wanted, configure, found,
             save=not self._task.check_mode, cache=cache, say=self.say(variables),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Annotated
 
 import typer
 
-from farandole.errors import FarandoleError, Interrupted
+from farandole.errors import Interrupted
+from farandole.inventory import existing
 from farandole.progress.events import LOG, VARIABLE, new_folder
 from farandole.progress.viewer import LOOK, Viewer
 
@@ -32,13 +34,6 @@ PR_SET_CHILD_SUBREAPER = 36
 # All names that Ansible's ssh plugin knows for them.
 USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
 KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
-
-
-def existing(path: Path) -> Path:
-    """Refuse an inventory that does not exist."""
-    if not path.exists():
-        raise FarandoleError(f"there is no inventory {path}; inventory/example is an example")
-    return path
 
 
 Inventory = Annotated[
@@ -85,6 +80,10 @@ class Login:
             given |= dict.fromkeys(KEY_VARIABLES, key)
             # A connection that another key has opened would be used without looking at this one.
             given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+            # Otherwise ssh tries those of an agent, too.
+            config = ConfigParser()
+            config.read(CONFIG)
+            given["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
         # As they are, even if they look like templates.
         plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in given.items()]
         return ["--extra-vars", f"{{{', '.join(plain)}}}"] if plain else []

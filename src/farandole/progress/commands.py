@@ -24,6 +24,7 @@ from farandole.playbook import (
 )
 from farandole.progress.events import is_alive, latest, run_of
 from farandole.progress.viewer import LOOK, Viewer
+from farandole.stack.commands import refuse_unknown
 
 
 def apply(
@@ -47,6 +48,7 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
+    refuse_unknown(inventory.absolute(), "--limit", limit)
     given = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
