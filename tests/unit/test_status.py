@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farandole.jobs.commands import Head
+from farandole.status import ask
 from farandole.status.ask import Answer, answer_of
 from farandole.status.commands import AMISS, LEFT_OUT, Node, Status, judge, told
 
@@ -103,6 +108,19 @@ def test_a_node_is_good_if_it_answers_takes_part_and_has_the_stack_of_the_lock(
 ) -> None:
     node = judge(answer, out, lock, head, "node-2")
     assert (node.code, node.good) == (code, not code)
+
+
+def test_nodes_that_never_answer_cost_seconds_and_leave_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "ANSWER_S", 2)
+    mark = f"{600 + os.getpid()}"
+    dead = Head("node-1", ("ssh", "-o", f"ProxyCommand=sh -c 'sleep {mark}; true'"), "root@192.0.2.1", ())
+    begun = time.monotonic()
+    answers = ask.ask_all({f"node-{number}": dead for number in range(64)})
+    # Even on a slow machine far less than one after the other.
+    assert time.monotonic() - begun < 60
+    assert {(one.up, one.code) for one in answers.values()} == {(False, "node-silent")}
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(mark.encode() in one and b"sleep" in one for one in commands)
 
 
 def test_many_nodes_that_are_alike_fit_in_one_line() -> None:
