@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster, Run, people, person
 
+from farandole.status.ask import COMMAND
+
 NODES = 2
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
 
@@ -147,7 +149,7 @@ def test_status_tells_the_truth_in_seconds_whatever_a_node_does(cluster: Cluster
     assert (code, found["nodes"]["node-2"]["code"]) == (1, "node-not-set-up")
     assert cluster.ssh("node-2", "mv", f"{current}.away", current).returncode == 0
     for lie, liar in LIES.items():
-        said = f"case $BASH_EXECUTION_STRING in *_status*) {lie};; esac"
+        said = f"case $BASH_EXECUTION_STRING in '{COMMAND}') {lie};; esac"
         assert cluster.ssh("node-2", "sh", "-c", f"echo {shlex.quote(said)} > /root/.bashrc").returncode == 0
         code, found, shown = status(cluster)
         assert (code, found["nodes"]["node-1"]["code"], found["nodes"]["node-2"]["code"]) == (1, "", liar), shown

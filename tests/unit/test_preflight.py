@@ -327,6 +327,11 @@ def test_good_people_have_no_finding() -> None:
     assert people({"name": "alice", "uid": 2001, "ssh_keys": keys}, {"name": "b-o_b2", "uid": 1000}) == []
 
 
+def test_the_other_name_of_the_login_is_taken_as_well() -> None:
+    [(code, _)] = people({"name": "ops", "uid": 2001}, ansible_user=None, ansible_ssh_user="ops")
+    assert code == "person-name-taken"
+
+
 def encoded(kind: str) -> str:
     return f"{kind} {b64encode(len(kind).to_bytes(4, 'big') + kind.encode() + b'the rest').decode()}"
 
