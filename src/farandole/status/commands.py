@@ -166,7 +166,7 @@ def rows(found: Status) -> list[str]:
         groups.setdefault(node, []).append(name)
     lines = [["nodes", "", "stack", "slots", ""]]
     for node, names in groups.items():
-        state = "up" if node.up else "down"
+        state = "up" if node.up else "unclear" if node.code == "answer-malformed" else "down"
         slots = f"{node.slots} each" if len(names) > 1 and node.slots else str(node.slots or "-")
         lines.append([several(names), state, node.stack or "-", slots, "; ".join(node.problems)])
     return table(lines).splitlines()
