@@ -15,7 +15,7 @@ import sys
 import tempfile
 from argparse import ArgumentTypeError
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,7 +118,7 @@ def head_of(inventory: Path, login: Login) -> Head:
     return login_to(*next(iter(hosts.items())), login)
 
 
-def login_to(name: str, known: Mapping[str, Any], login: Login) -> Head:
+def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
     """How to log in to a node, and become the job user there."""
     user = login.user or str(known.get("ansible_user") or known.get("ansible_ssh_user") or "")
     key = login.private_key or known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")

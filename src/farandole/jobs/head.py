@@ -47,11 +47,11 @@ GRACE, LOGIN = 10, 10
 AT_ONCE = 32
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
-# Seconds in which the queue has to say what it does.
-QUEUE_S = 3
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 Given = argparse.Namespace
+# Seconds in which the queue has to say what it does.
+QUEUE_S = 3
 TIME_IS_UP = "ended at its limit"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
