@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import math
 import re
@@ -10,7 +11,7 @@ import shlex
 import statistics
 import subprocess
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -716,7 +717,7 @@ def test_the_user_and_the_key_that_are_typed_override_the_inventory(tmp_path: Pa
     done = subprocess.run([*shown, *words, *Login(user, key).arguments()], check=True, capture_output=True, text=True)
     message = re.search(r'"?msg"?: "?([\w+/=]+)', done.stdout)
     assert message
-    assert json.loads(b64decode(message[1])) == [user, user, str(key), str(key)]
+    assert json.loads(base64.b64decode(message[1])) == [user, user, str(key), str(key)]
 
 
 def test_skipped_nodes_have_no_check() -> None:
