@@ -146,6 +146,13 @@ def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
     assert not re.search("nothing runs|queue: empty", "\n".join(cluster({"node-1": Node(False, "", 0, (), "x")})))
 
 
+def test_a_queue_that_does_not_answer_is_not_good() -> None:
+    up = {"node-1": Node(True, STACK, 4, ())}
+    found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in (None, [], "timed out")]
+    assert [one.good for one in found] == [True, True, False]
+    assert any("timed out" in line for line in cluster(up, queue="timed out"))
+
+
 def test_a_verdict_about_another_stack_says_so() -> None:
     up = {"node-1": Node(True, STACK, 4, ())}
     was = {"verdict": "green", "time": "2026-01-02T03:04:05Z"}

@@ -854,8 +854,10 @@ def in_queue() -> list[list[str]] | str:
     words = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return str(error)
+    except subprocess.TimeoutExpired:
+        return f"squeue said nothing within {QUEUE_S} s"
     return done.stderr if done.returncode else [line.split("|") for line in done.stdout.splitlines()]
 
 

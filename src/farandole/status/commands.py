@@ -71,7 +71,7 @@ class Status:
 
     @property
     def good(self) -> bool:
-        return all(node.good for node in self.nodes.values())
+        return all(node.good for node in self.nodes.values()) and not isinstance(self.queue, str)
 
 
 def status(
@@ -83,7 +83,8 @@ def status(
 ) -> None:
     """Show how the nodes are, what runs, and the last verdict, in seconds; nothing is changed.
 
-    Exits with 0 if all nodes answer, take part and have the stack of the lock, else with 1.
+    Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue answers, if there is one;
+    else with 1.
     """
     found = look(inventory, Login(user, private_key))
     if as_json:
