@@ -148,7 +148,8 @@ def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
 
 def test_a_queue_that_does_not_answer_is_not_good() -> None:
     up = {"node-1": Node(True, STACK, 4, ())}
-    found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in (None, [], "timed out")]
+    queues: tuple[Any, ...] = (None, [], "timed out")
+    found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in queues]
     assert [one.good for one in found] == [True, True, False]
     assert any("timed out" in line for line in cluster(up, queue="timed out"))
 
