@@ -23,7 +23,7 @@ from farandole.probe import reason
 from farandole.words import one_line
 
 # Seconds that ssh has to connect, and that a node has in all.
-CONNECT_S, ANSWER_S = 4, 6
+CONNECT_S, ANSWER_S = 5, 8
 AT_ONCE = 64
 LONGEST = 1 << 18
 # A new connection proves that one can log in; a kept one to a dead node would not answer for longer.
