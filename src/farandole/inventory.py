@@ -15,6 +15,7 @@ EXAMPLE = "inventory/example/hosts.yml"
 SUFFIXES = (".yml", ".yaml", ".json", "")
 # It is beside them, and has a reader of its own.
 LOCK = "stack.lock.yml"
+PARTS = ("hosts", "children", "vars")
 NO_HOSTS = (LOCK, "group_vars", "host_vars")
 ENCRYPTED = "$ANSIBLE_VAULT"
 
@@ -62,7 +63,8 @@ def fault(path: Path, *, groups: bool) -> str:
         return f"{path} is not YAML: {error}"
     if groups and not isinstance(tree, yaml.MappingNode):
         return f"{path} is empty, or no mapping of groups to hosts as {EXAMPLE} is"
-    return next((f"{place(path, mark)}: {words}" for words, mark in repeated(tree)), "")
+    faults = [*repeated(tree), *(misshapen(tree) if groups else ())]
+    return next((f"{place(path, mark)}: {words}" for words, mark in faults), "")
 
 
 def is_json(content: str) -> bool:
@@ -99,3 +101,14 @@ def repeated(tree: yaml.Node | None) -> Iterator[tuple[str, yaml.Mark]]:
     elif isinstance(tree, yaml.SequenceNode):
         for one in tree.value:
             yield from repeated(one)
+
+
+def misshapen(groups: yaml.Node | None) -> Iterator[tuple[str, yaml.Mark]]:
+    """The parts of groups that are lists, where Ansible wants names with colons."""
+    for name, group in groups.value if isinstance(groups, yaml.MappingNode) else ():
+        for part, value in group.value if isinstance(group, yaml.MappingNode) else ():
+            if part.value in PARTS and isinstance(value, yaml.SequenceNode):
+                words = f"{part.value} of {name.value} has to be lines as in {EXAMPLE}, `node-1:` and not `- node-1`"
+                yield words, value.start_mark
+            if part.value == "children":
+                yield from misshapen(value)

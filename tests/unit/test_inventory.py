@@ -42,6 +42,8 @@ def folder(path: Path, content: str, **variables: str) -> Path:
         (GOOD.replace("  hosts", "\thosts", 1), "hosts.yml, line 2, column 1: found character '\\t'"),
         (GOOD.replace("  node-2", "   node-2"), "hosts.yml, line 4, column 6: "),
         (GOOD.replace("node-2", "node-1"), "hosts.yml, line 4, column 5: node-1 is already in line 3"),
+        ("cluster:\n  hosts:\n    - node-1\n", "hosts.yml, line 3, column 5: hosts of cluster "),
+        ("all:\n  children:\n    cluster:\n      hosts: [a]\n", "hosts.yml, line 4, column 14: hosts of cluster "),
         ("", "hosts.yml is empty"),
         ("- node-1\n", "hosts.yml is empty, or no mapping"),
         ("\x00", "hosts.yml is not YAML: "),
