@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
+from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
@@ -25,6 +25,7 @@ from farandole.preflight.inventory import (
     Node,
     declared_names,
     judge_inventory,
+    judge_login,
     judge_settings,
     judge_tags,
     read_node,
@@ -140,6 +141,15 @@ def readable(names: Iterable[str], hostvars: Mapping[str, Any]) -> tuple[list[No
     return nodes, broken
 
 
+def typed_options() -> dict[str, str]:
+    """What the user typed after ansible-playbook to say how to log in."""
+    known = {
+        "--user": (context.CLIARGS.get("remote_user"), constants.DEFAULT_REMOTE_USER),
+        "--private-key": (context.CLIARGS.get("private_key_file"), constants.DEFAULT_PRIVATE_KEY_FILE),
+    }
+    return {option: str(given) for option, (given, default) in known.items() if given and given != default}
+
+
 class ActionModule(Action):
     """Runs on the control machine alone."""
 
@@ -168,6 +178,7 @@ class ActionModule(Action):
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
         findings = [*broken, *judge_tags(given), *judge_inventory(groups, nodes, declared, connection_variables())]
+        findings += judge_login({node.name: hostvars[node.name] for node in nodes}, typed_options())
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,15 @@ class ActionModule(Action):
             frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages,
             sources=cache / "sources" if arguments["build_wheels"] else None,
         )  # fmt: skip
+        if not (found := probes(variables)):
+            inventory = shlex.quote(folder)
+            raise FarandoleError(
+                "no node was probed in this run, and the versions depend on the nodes: run  "
+                f"farandole lock -i {inventory}  or  "
+                f"ansible-playbook -i {inventory} playbooks/preflight.yml playbooks/lock.yml"
+            )
         return locks.settle(
-            path, wanted, configure, probes(variables),
+            path, wanted, configure, found,
             save=not self._task.check_mode, cache=cache, say=self.say(variables),
         )  # fmt: skip
 

@@ -30,7 +30,8 @@ short_description: Record what a run does
 description:
   - Appends a line of JSON for each event to one file, which C(farandole watch) and others read, and keeps how long each
     task took. Adds one line to the recap.
-  - Of a result only its status is kept, of a failure also its message; of what has C(no_log) neither.
+  - Of a result only its status is kept, with C(--diff) also the differences, of a failure also its message; of what has
+    C(no_log) nothing but the status.
 """
 
 # What they say is meant to be read by whoever runs the playbook.
@@ -115,6 +116,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Tells of a node that does not answer."""
         self._failed("ignored" if result.task.ignore_unreachable else "unreachable", result)
 
+    def v2_on_file_diff(self, result: Any) -> None:
+        """Tells what differs in files, if the user asked for that with --diff."""
+        said: Mapping[str, Any] = result.result
+        found = said.get("results", ()) if result.task.loop else [said]
+        texts = [self._get_diff(one["diff"]) for one in found if one.get("changed") and one.get("diff")]
+        if text := "".join(texts):
+            self._write(
+                "diff", task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), text=events.text(text)
+            )
+
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Ends: keeps the durations of a run that succeeded, and adds a line to the recap."""
         names = ("ok", "changed", "failures", "dark", "skipped")
@@ -123,7 +134,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._write("end", hosts=hosts)
         if self.recorder and self.begun and not stats.failures and not stats.dark:
             durations.save(self.durations, self.begun, self.changed, now)
-        self._display.display(summary(hosts, now - self.started, self.elsewhere))
+        check = options()["check"]
+        self._display.display(summary(hosts, now - self.started, self.elsewhere, check=check))
         self._display.display("")
 
     def _task(self, task: Any) -> None:

@@ -1,9 +1,11 @@
 """The `farandole` command."""
 
+import importlib.metadata
 import signal
 import sys
 from contextlib import suppress
 from types import FrameType
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +20,7 @@ from farandole.progress import commands as progress_commands
 from farandole.report import commands as report_commands
 from farandole.stack import bundle, prove, show
 from farandole.stack import commands as stack_commands
+from farandole.status import commands as status_commands
 from farandole.validation import commands as validation_commands
 from farandole.words import on_terminal
 
@@ -37,6 +40,7 @@ app.add_typer(show.app, name="stack")
 app.command()(preflight_commands.preflight)
 app.command()(progress_commands.apply)
 app.command()(validation_commands.validate)
+app.command()(status_commands.status)
 app.command()(report_commands.report)
 app.command()(progress_commands.watch)
 app.command("predict")(predict_command.predict_command)
@@ -47,9 +51,20 @@ for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
     app.command()(command)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"farandole {importlib.metadata.version('farandole')}")
+        raise typer.Exit
+
+
 @app.callback()
-def farandole() -> None:
-    """Hold the options common to all subcommands; there are none yet."""
+def farandole(
+    *,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and nothing else.")
+    ] = False,
+) -> None:
+    """Hold the options common to all subcommands."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

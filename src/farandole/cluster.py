@@ -64,9 +64,14 @@ def host_names(names: Sequence[str], hostvars: HostVars) -> dict[str, list[str]]
     return {name: list(dict.fromkeys(_called(hostvars[name]))) for name in names}
 
 
+def login_name(variables: Mapping[str, Any]) -> str:
+    """The account with which Ansible logs in to a node; empty if the inventory does not say."""
+    return str(variables.get("ansible_user") or variables.get("ansible_ssh_user") or "")
+
+
 def account_names(names: Sequence[str], hostvars: HostVars, people: Sequence[str]) -> list[str]:
     """Everybody who logs in to these hosts, starts jobs there, or runs Ansible here."""
-    logins = {str(hostvars[name].get("ansible_user") or "") for name in names}
+    logins = {login_name(hostvars[name]) for name in names}
     return sorted({getpass.getuser(), *people, *logins} - {""})
 
 

@@ -51,7 +51,7 @@ def refuse_unknown(name: str, known: Cluster) -> None:
 
 def next_step(inventory: Path) -> None:
     """Say when the nodes know it: farandole run asks here, but those who start jobs on the head read its hostfile."""
-    typer.echo(f"next, so that the head knows it too: ansible-playbook -i {shlex.quote(str(inventory))} site.yml")
+    typer.echo(f"next, so that the head knows it too: farandole apply -i {shlex.quote(str(inventory))}")
 
 
 @app.command("list")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,8 @@ from typing import Annotated
 
 import typer
 
-from farandole.errors import FarandoleError, Interrupted
+from farandole.errors import Interrupted
+from farandole.inventory import existing
 from farandole.progress.events import LOG, VARIABLE, new_folder
 from farandole.progress.viewer import LOOK, Viewer
 
@@ -27,13 +31,9 @@ GRACE_S = 10
 # Ctrl-C, kill, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
-
-
-def existing(path: Path) -> Path:
-    """Refuse an inventory that does not exist."""
-    if not path.exists():
-        raise FarandoleError(f"there is no inventory {path}; inventory/example is an example")
-    return path
+# All names that Ansible's ssh plugin knows for them.
+USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
+KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
 
 
 Inventory = Annotated[
@@ -41,7 +41,9 @@ Inventory = Annotated[
 ]
 # The options have the same names as in ansible-playbook.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
-PrivateKey = Annotated[Path | None, typer.Option(help="Log in to the nodes with this key.")]
+PrivateKey = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
+]
 AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
 AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
 AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
@@ -51,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines 
 
 @dataclass(frozen=True)
 class Login:
-    """How to log in to the nodes, where the inventory does not define it, and to read the inventory."""
+    """How to log in to the nodes, whatever the inventory says, and how to read the inventory."""
 
     user: str = ""
     private_key: Path | None = None
@@ -63,13 +65,28 @@ class Login:
     def arguments(self) -> list[str]:
         """The options for ansible-playbook."""
         return [
-            *(["--user", self.user] if self.user else []),
-            *(["--private-key", str(self.private_key.absolute())] if self.private_key else []),
+            *self._variables(),
             *(["--ask-pass"] if self.ask_pass else []),
             *(["--ask-become-pass"] if self.ask_become_pass else []),
             *(["--ask-vault-pass"] if self.ask_vault_pass else []),
             *(["--vault-password-file", str(self.vault_password_file.absolute())] if self.vault_password_file else []),
         ]
+
+    def _variables(self) -> list[str]:
+        """The user and the key: the inventory's own variables override Ansible's options --user and --private-key."""
+        given = dict.fromkeys(USER_VARIABLES, self.user) if self.user else {}
+        if self.private_key:
+            key = str(self.private_key.absolute())
+            given |= dict.fromkeys(KEY_VARIABLES, key)
+            # A connection that another key has opened would be used without looking at this one.
+            given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+            # Otherwise ssh tries those of an agent, too.
+            config = ConfigParser()
+            config.read(CONFIG)
+            given["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
+        # As they are, even if they look like templates.
+        plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in given.items()]
+        return ["--extra-vars", f"{{{', '.join(plain)}}}"] if plain else []
 
 
 def play(

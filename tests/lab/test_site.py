@@ -1,7 +1,9 @@
 """Properties of the whole of site.yml, starting from bare nodes."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,9 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster, Run, people, person
+
+from farandole.status.ask import COMMAND
 
 NODES = 2
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
@@ -98,6 +103,62 @@ def test_a_node_that_loses_power_while_joining_recovers_and_leaves_the_others_un
 def test_the_second_run_changes_nothing(cluster: Cluster) -> None:
     done = cluster.play()
     assert done.count("changed") == {"node-1": 0, "node-2": 0, "node-3": 0}, done.output
+
+
+def test_the_user_and_the_key_that_are_typed_win_over_the_inventory(cluster: Cluster, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert farandole(cluster, "preflight").returncode == 0
+    for option in (("--user", "nosuchuser"), ("--private-key", str(key))):
+        refused = farandole(cluster, "preflight", *option)
+        assert (refused.returncode, "[login-denied]" in refused.stdout) == (1, True), option
+        runs = farandole(cluster, "runs", *option)
+        assert (runs.returncode, "Permission denied" in runs.stderr) == (1, True), option
+    # Plain Ansible takes its options for less than the inventory.
+    plain = cluster.play("--user", "nosuchuser", playbook="playbooks/preflight.yml")
+    assert (plain.rc, "[option-ignored]" in plain.output) == (2, True)
+
+
+def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
+    """The exit status, and what is said to programs and to people."""
+    done, shown = farandole(cluster, "status", "--json"), farandole(cluster, "status")
+    assert done.returncode == shown.returncode, done.stderr
+    assert CONTROL.search(shown.stdout) is None
+    return done.returncode, json.loads(done.stdout), shown.stdout
+
+
+# Root of a node can let it say anything, as much and as slowly as it likes.
+LIES = {
+    """printf '{"stack": "%s\\033[2J", "slots": {}, "uses": []}\\n' all-is-well""": "answer-malformed",
+    "yes all is well": "node-silent",
+    "sleep 60": "node-silent",
+}
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
+def test_status_tells_the_truth_in_seconds_whatever_a_node_does(cluster: Cluster) -> None:
+    assert cluster.play().rc == 0
+    code, found, shown = status(cluster)
+    assert (code, found["good"]) == (0, True), shown
+    lock = found["lock"]
+    assert {node["stack"] for node in found["nodes"].values()} == {lock}
+    assert all(node["slots"] > 0 for node in found["nodes"].values())
+    current = "/opt/farandole/current"
+    assert cluster.ssh("node-2", "mv", current, f"{current}.away").returncode == 0
+    code, found, _ = status(cluster)
+    assert (code, found["nodes"]["node-2"]["code"]) == (1, "node-not-set-up")
+    assert cluster.ssh("node-2", "mv", f"{current}.away", current).returncode == 0
+    for lie, liar in LIES.items():
+        said = f"case $BASH_EXECUTION_STRING in '{COMMAND}') {lie};; esac"
+        assert cluster.ssh("node-2", "sh", "-c", f"echo {shlex.quote(said)} > /root/.bashrc").returncode == 0
+        code, found, shown = status(cluster)
+        assert (code, found["nodes"]["node-1"]["code"], found["nodes"]["node-2"]["code"]) == (1, "", liar), shown
+    assert cluster.ssh("node-2", "rm", "/root/.bashrc").returncode == 0
+    cluster.farandole("fault", "pause", "node-2")
+    code, found, shown = status(cluster)
+    assert (code, found["nodes"]["node-2"]["code"]) == (1, "login-timeout"), shown
+    assert "no answer (ssh root@" in shown
+    cluster.farandole("fault", "resume", "node-2")
 
 
 LOOSEN = ("chmod", "600", "/etc/security/limits.d/90-farandole.conf")

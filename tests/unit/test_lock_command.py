@@ -95,7 +95,7 @@ def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
     output = mine.lock("--want", "numpy==2.3.4")
     assert "numpy: 2.4.6 -> 2.3.4" in output
     assert "this exact set has not been built on debian-12 yet" in output
-    assert f"next: ansible-playbook -i {mine.folder} site.yml" in output
+    assert f"next: farandole apply -i {mine.folder}" in output
     assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
 

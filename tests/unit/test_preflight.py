@@ -228,6 +228,20 @@ def test_a_tag_without_tasks_is_told() -> None:
     assert "samples, stack" in found[0].cure
 
 
+def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
+    own = {
+        "node-1": {"ansible_user": "root", "ansible_private_key_file": "/keys/root"},
+        "node-2": {"ansible_ssh_user": "alice"},
+        "node-3": {},
+        "node-4": {"ansible_connection": "local", "ansible_user": "root"},
+    }
+    typed = {"--user": "alice", "--private-key": "/keys/alice"}
+    found = inventory.judge_login(own, typed)
+    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "option-ignored", "stop")] * 2
+    assert "-e ansible_user=alice" in found[0].cure
+    assert inventory.judge_login(own, {}) == []
+
+
 def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
     def listed(*words: str) -> str:
         command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]
@@ -312,6 +326,11 @@ def test_good_people_have_no_finding() -> None:
     assert people() == []
     keys = [KEY, f"{KEY} alice@laptop of hers\n", *(encoded(kind) for kind in kinds[2:])]
     assert people({"name": "alice", "uid": 2001, "ssh_keys": keys}, {"name": "b-o_b2", "uid": 1000}) == []
+
+
+def test_the_other_name_of_the_login_is_taken_as_well() -> None:
+    [(code, _)] = people({"name": "ops", "uid": 2001}, ansible_user=None, ansible_ssh_user="ops")
+    assert code == "person-name-taken"
 
 
 def encoded(kind: str) -> str:

@@ -100,6 +100,18 @@ def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> Non
     assert not watched.see(event("task", task=3, name="one more"))
 
 
+def test_a_check_changes_nothing_and_says_so() -> None:
+    watched = begin(1, check=True)
+    watched.see(event("changed", task=1, host="node-1"))
+    assert shown(watched)[1:] == ["  node-1  would change"]
+    [line] = watched.flush()
+    assert line.plain.startswith("would change: ")
+    assert watched.interrupted(10)[-1].plain == "until then 1 change would be made on node-1"
+    watched.see(event("end", 7, hosts={"node-1": {"changed": 1}}))
+    told = "1 host in 0:07 (check only): nothing was changed, 1 change would be made on node-1, nothing failed"
+    assert watched.closing()[0].plain == told
+
+
 def test_what_is_wrong_with_a_node_is_not_said_of_the_one_that_the_task_counts_for() -> None:
     watched = begin(1)
     found = "found 1 problem.\n\n1. node-2: it is off\n   cure: start it"
@@ -286,8 +298,10 @@ PLAY = """
     - {name: Print a lot, command: "echo a-lot-of-output"}
     - {name: Fail, shell: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: fail is defined}
     - {name: Fail in secret, command: "false %s", no_log: true, when: fail_in_secret is defined}
+    - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}, when: to is defined}
+    - {name: Write a secret, copy: {content: "%s\\n", dest: "{{ to }}.key"}, no_log: true, when: to is defined}
     - {name: Take long, command: "sleep 30", when: long is defined}
-""" % ((SECRET,) * 3)
+""" % ((SECRET,) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -339,12 +353,26 @@ def test_a_run_in_a_pipe_says_what_changed_and_keeps_the_rest_in_its_log(clone: 
     assert "the cluster is fine" in done.stdout
     assert "running" not in done.stdout
     assert re.search(r"^2 hosts in 0:\d\d: \d+ changes on node-1, node-2, nothing failed$", done.stdout, re.MULTILINE)
-    log = clone / done.stdout.split("log: ")[1].strip()
+    log = clone / done.stdout.split("log: ")[1].splitlines()[0]
+    assert done.stdout.endswith(f"\nnext: farandole validate -i {clone}/hosts.yml\n")
     assert "TASK [Change something]" in log.read_text()
     kept = (log.parent / "events.jsonl").read_text() + done.stdout + log.read_text()
     assert SECRET not in kept
     assert "a-lot-of-output" not in kept
     assert {one.stat().st_mode & 0o777 for one in log.parent.iterdir()} == {0o600}
+
+
+def test_a_check_says_that_nothing_is_changed_and_shows_differences_but_no_secrets(clone: Path) -> None:
+    written = clone / "written"
+    done = run(clone, "apply", "--check", "--diff", "-e", f"to={written}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not written.exists()
+    assert "would change: Write a file on node-1, node-2\nnode-1, node-2:\n  --- before\n" in done.stdout
+    assert re.search(r"^  \+what is new$", done.stdout, re.MULTILINE)
+    assert not re.search(r"^changed: |: \d+ changes on", done.stdout, re.MULTILINE)
+    assert "(check only): nothing was changed, " in done.stdout
+    assert done.stdout.endswith(f"\nto make these changes: farandole apply -i {clone}/hosts.yml\n")
+    assert SECRET not in done.stdout + (recorded(clone) / "events.jsonl").read_text()
 
 
 def test_a_failure_ends_with_its_cause_and_cure_said_once(clone: Path) -> None:
@@ -375,11 +403,11 @@ def test_programs_get_every_event_as_json(clone: Path) -> None:
 
 
 def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> None:
-    done = run(clone, "apply", "--limit", "nobody")
+    done = run(clone, "apply", "--limit", "nobody*")
     assert done.returncode == 1
     assert "leaves us with no hosts to target" in " ".join(done.stdout.split())
     # Standard output is for the program.
-    done = run(clone, "apply", "--limit", "nobody", "--json")
+    done = run(clone, "apply", "--limit", "nobody*", "--json")
     assert "leaves us with no hosts to target" in " ".join(done.stderr.split())
     assert all(json.loads(line) for line in done.stdout.splitlines())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import math
+import re
 import shlex
 import statistics
 import subprocess
@@ -23,7 +25,7 @@ from farandole.causes import causes
 from farandole.cli import app
 from farandole.errors import FarandoleError
 from farandole.form import UnfitError
-from farandole.playbook import Login
+from farandole.playbook import KEY_VARIABLES, USER_VARIABLES, Login
 from farandole.validation import answer, nodes, report
 from farandole.validation.judge import ENOUGH, GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explain, failure, judge
 from farandole.validation.nodes import stack_checks, trust_answers, trust_checks
@@ -701,12 +703,25 @@ def test_a_head_that_lies_about_its_connections_is_red(tried: Any, rc: int) -> N
     assert (check.status, check.code) == (RED, "answer-malformed")
 
 
-def test_the_options_of_a_login_are_those_of_ansible_playbook(tmp_path: Path) -> None:
+def test_the_options_of_a_login_are_those_of_ansible_playbook() -> None:
     assert Login().arguments() == []
-    given = Login("admin", tmp_path / "key", ask_pass=True, ask_become_pass=True).arguments()
-    assert given == ["--user", "admin", "--private-key", str(tmp_path / "key"), "--ask-pass", "--ask-become-pass"]
+    given = Login(ask_pass=True, ask_become_pass=True).arguments()
+    assert given == ["--ask-pass", "--ask-become-pass"]
     known = subprocess.run(["ansible-playbook", "--help"], check=True, capture_output=True, text=True).stdout
-    assert all(option in known for option in given if option.startswith("--"))
+    assert all(option in known for option in given)
+
+
+@pytest.mark.parametrize("user", ["admin", "it's {{ 7 * 7 }}\" }"])
+def test_the_user_and_the_key_that_are_typed_override_the_inventory(tmp_path: Path, user: str) -> None:
+    inventory, key = tmp_path / "hosts.yml", tmp_path / "a {{ 1 }} key"
+    theirs = dict.fromkeys((*USER_VARIABLES, *KEY_VARIABLES), "theirs")
+    inventory.write_text(json.dumps({"cluster": {"hosts": {"node-1": {}}, "vars": theirs}}))
+    shown = ["ansible", "-i", str(inventory), "cluster", "-m", "debug", "-a"]
+    words = [f"msg={{{{ [{', '.join(theirs)}] | to_json | b64encode }}}}"]
+    done = subprocess.run([*shown, *words, *Login(user, key).arguments()], check=True, capture_output=True, text=True)
+    message = re.search(r'"?msg"?: "?([\w+/=]+)', done.stdout)
+    assert message
+    assert json.loads(base64.b64decode(message[1])) == [user, user, str(key), str(key)]
 
 
 def test_skipped_nodes_have_no_check() -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -118,9 +118,11 @@ def head_of(inventory: Path, login: Login) -> Head:
     hosts = host_variables(inventory.absolute(), "head")
     if not hosts:
         raise FarandoleError(f"{inventory}: group head is missing or empty; see inventory/example/hosts.yml")
-    if login.private_key and not login.private_key.is_file():
-        raise FarandoleError(f"--private-key: there is no {login.private_key}")
-    name, known = next(iter(hosts.items()))
+    return login_to(*next(iter(hosts.items())), login)
+
+
+def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
+    """How to log in to a node, and become the job user there."""
     user = login.user or str(known.get("ansible_user") or known.get("ansible_ssh_user") or "")
     key = login.private_key or known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
     port = known.get("ansible_port") or known.get("ansible_ssh_port")

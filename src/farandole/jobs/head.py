@@ -55,6 +55,8 @@ RESERVED = 1 << 16
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
 Given = argparse.Namespace
+# Seconds in which the queue has to say what it does.
+QUEUE_S = 3
 TIME_IS_UP = "ended at its limit"
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -1081,6 +1083,29 @@ def show(_: Given) -> int:
     return 0
 
 
+def status(_: Given) -> int:
+    """Print what the control machine asks any node: its stack; on the head also who uses which slots, and the queue."""
+    found: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
+    if SLOTS_IN_USE.is_dir() and HOSTFILE.exists():
+        found["slots"] = hostfile()
+        found["uses"] = [[int(number), who, since, uses] for number, who, since, uses in others()]
+        found["queue"] = in_queue() if QUEUE.exists() else None
+    print(json.dumps(found))
+    return 0
+
+
+def in_queue() -> list[list[str]] | str:
+    """The jobs of the queue, without what their owners call them; why it does not say."""
+    words = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
+    except OSError as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"squeue said nothing within {QUEUE_S} s"
+    return done.stderr if done.returncode else [line.split("|") for line in done.stdout.splitlines()]
+
+
 def duration(text: str) -> int:
     """Seconds, of a text such as 2h."""
     found = re.fullmatch(r"(\d{1,7})([smhd]?)", text)
@@ -1116,6 +1141,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("program", nargs="+", metavar="-- PROGRAM", help="for example python train.py --epochs 3")
     run.set_defaults(call=start)
     commands.add_parser("runs", help="list your runs").set_defaults(call=show)
+    commands.add_parser("_status").set_defaults(call=status)
     known: dict[str, tuple[str, Callable[[Run], int]]] = {
         "logs": ("print what a run has printed", logs),
         "attach": ("print what a run prints until it ends", attach),

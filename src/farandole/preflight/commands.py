@@ -18,6 +18,7 @@ from farandole.playbook import (
     VaultPasswordFile,
     play,
 )
+from farandole.stack.commands import refuse_unknown
 
 
 def preflight(
@@ -33,6 +34,7 @@ def preflight(
     as_json: AsJson = False,
 ) -> None:
     """Check the nodes and the connections between them without changing anything; exit with 1 on any problem."""
+    refuse_unknown(inventory.absolute(), "--hosts", hosts)
     arguments = ["--extra-vars", "preflight_network=all", *(["--limit", hosts] if hosts else [])]
     login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(

@@ -28,6 +28,11 @@ OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
 TAGS = frozenset({"stack", "samples", "quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
+# What overrides an option of ansible-playbook.
+LOGIN_VARIABLES = {
+    "--user": ("ansible_user", "ansible_ssh_user"),
+    "--private-key": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
+}
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -236,6 +241,20 @@ def judge_settings(
         *judge_people(hostvars, [node.name for node in nodes]),
         *judge_mounts(values),
     ]
+
+
+def judge_login(hostvars: Mapping[str, Mapping[str, Any]], typed: Mapping[str, str]) -> list[Finding]:
+    """Report options of ansible-playbook that do nothing, as the inventory sets the same by variables."""
+    return [
+        finding(
+            "option-ignored", name, seen=f"{option} {value}", variable=variable, value=own[variable],
+            known=variable, label=option, example=shlex.quote(f"{variable}={value}"),
+        )
+        for option, value in typed.items()
+        for name, own in hostvars.items()
+        for variable in LOGIN_VARIABLES[option]
+        if own.get("ansible_connection") != "local" and str(own.get(variable) or value) != value
+    ]  # fmt: skip
 
 
 def judge_tags(given: Iterable[str]) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
+from farandole.cluster import login_name
 from farandole.findings import Finding, finding
 
 Person = Mapping[str, Any]
@@ -30,7 +31,7 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
     uids = {}
     for name in names:
         own = hostvars[name]
-        taken.setdefault(str(own.get("ansible_user") or "root"), "the account with which Ansible logs in")
+        taken.setdefault(login_name(own) or "root", "the account with which Ansible logs in")
         taken.setdefault(str(own.get("base_user") or "trainer"), "the job user")
         uids[int(own.get("base_user_id") or 2000)] = "the job user"
     return uneven or [one for person in people for one in judge_person(person, taken, uids)]

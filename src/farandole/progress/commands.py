@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from farandole.playbook import (
 )
 from farandole.progress.events import is_alive, latest, run_of
 from farandole.progress.viewer import LOOK, Viewer
+from farandole.stack.commands import refuse_unknown
 
 
 def apply(
@@ -35,6 +37,7 @@ def apply(
     ] = None,
     *,
     check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", "-D", help="Show what changes in files.")] = False,
     forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
     user: User = "",
     private_key: PrivateKey = None,
@@ -45,10 +48,11 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
+    refuse_unknown(inventory.absolute(), "--limit", limit)
     given = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
-    arguments += ["--check"] * check
+    arguments += ["--check"] * check + ["--diff"] * diff
     login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(
         "site.yml",
@@ -60,6 +64,9 @@ def apply(
     )
     if status:
         raise typer.Exit(status)
+    if not as_json and not (limit or tags or skip_tags):
+        verb, words = ("apply", "to make these changes") if check else ("validate", "next")
+        typer.echo(f"{words}: farandole {verb} -i {shlex.quote(str(inventory))}")
 
 
 def watch(

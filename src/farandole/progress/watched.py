@@ -74,6 +74,13 @@ class Watched:
     ended: float = 0
     # Who changed and who failed in the present task, until that is said.
     news: dict[str, list[str]] = field(default_factory=dict)
+    # What differs in files, and on which hosts, until that is said.
+    diffs: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def check(self) -> bool:
+        """Whether nothing is changed, only said."""
+        return self.about.get("check") is True
 
     def see(self, event: Event) -> list[Text]:
         """Take an event in; returns the lines that are worth keeping."""
@@ -134,6 +141,10 @@ class Watched:
             self.failures.append(Failure(name, self.task, said, event.get("alone") is True))
         return []
 
+    def _diff(self, event: Event) -> list[Text]:
+        self.diffs.setdefault(on_terminal(str(event.get("text", ""))[-TEXT:]), []).append(words(event, "host"))
+        return []
+
     def _message(self, event: Event) -> list[Text]:
         text = on_terminal(str(event.get("text", ""))[-TEXT:])
         # All hosts may say the same.
@@ -157,9 +168,12 @@ class Watched:
         lines = []
         for state in ("changed", "failed", "unreachable"):
             if (names := self.news.pop(state, None)) is not None:
-                verb = "lost" if state == "unreachable" else state
+                verb = "lost" if state == "unreachable" else said_of(state, self.check)
                 lines.append(Text(f"{verb}: ", STYLES[state]).append(self.task, "default"))
                 lines[-1].append(f" on {several(names)}" if names else "", "bright_black not bold")
+        for text, names in self.diffs.items():
+            lines += [Text(f"{several(names)}:"), *(coloured_diff(line) for line in text.strip("\n").splitlines())]
+        self.diffs.clear()
         return lines
 
     # What is said at the end
@@ -167,7 +181,8 @@ class Watched:
     def closing(self) -> list[Text]:
         """What was done, and if it failed, why: the root cause last."""
         elsewhere = {one.host for one in self.failures if CURE in one.text}
-        lines = [Text(summary(self.end, self.ended - self.began, elsewhere), "bold")] if self.end is not None else []
+        took = self.ended - self.began
+        lines = [Text(summary(self.end, took, elsewhere, check=self.check), "bold")] if self.end is not None else []
         bad = {name for name, row in (self.end or {}).items() if row.get("failures") or row.get("dark")}
         alone: dict[str, list[str]] = {}
         for one in self.failures:
@@ -196,7 +211,8 @@ class Watched:
         """How much has changed, and where."""
         if not self.changes:
             return "nothing had changed"
-        return f"{count(sum(self.changes.values()), 'change')} on {several([*self.changes])}"
+        made = " would be made" if self.check else ""
+        return f"{count(sum(self.changes.values()), 'change')}{made} on {several([*self.changes])}"
 
     # What is shown while it runs
 
@@ -235,7 +251,7 @@ class Watched:
             rows = grouped(rows, words=False)
         shown = [(several(names), host) for names, host in rows[:height]]
         pad = min(40, max((len(name) for name, _ in shown), default=0))
-        return [row(name.ljust(pad), host, now) for name, host in shown]
+        return [row(name.ljust(pad), host, now, check=self.check) for name, host in shown]
 
     def beat(self, now: float) -> Text:
         """What runs, for where there is no terminal."""
@@ -247,7 +263,7 @@ class Watched:
         return Text(f"… {self.task} {clock(now - self.task_began)}{done}{rest}{said}", "bright_black")
 
 
-KINDS = {"start", "play", "task", "begin", "progress", "message", "why", "end"}
+KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why", "end"}
 
 
 def grouped(rows: Iterable[tuple[list[str], Host]], *, words: bool) -> list[tuple[list[str], Host]]:
@@ -262,9 +278,14 @@ def grouped(rows: Iterable[tuple[list[str], Host]], *, words: bool) -> list[tupl
     return sorted(groups.values(), key=lambda one: order.index(one[1].state))
 
 
-def row(name: str, host: Host, now: float) -> Text:
+def said_of(state: str, check: bool) -> str:
+    """How a state of a host is said."""
+    return "would change" if check and state == "changed" else SAID.get(state, state)
+
+
+def row(name: str, host: Host, now: float, *, check: bool = False) -> Text:
     """The line of a host or group."""
-    line = Text(f"  {name}  ").append(f"{SAID.get(host.state, host.state):<13}", STYLES[host.state])
+    line = Text(f"  {name}  ").append(f"{said_of(host.state, check):<13}", STYLES[host.state])
     if host.state == "running":
         line.append(clock(max(0.0, now - host.since)))
         line.append(f"  {host.words}" if host.words else "", "bright_black")
@@ -315,18 +336,30 @@ def coloured(line: str) -> Text:
     return text
 
 
-def summary(hosts: Mapping[str, Mapping[str, Any]], took: float, elsewhere: Collection[str]) -> str:
+def coloured_diff(line: str) -> Text:
+    """A line of a diff."""
+    return Text(f"  {line}", {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], ""))
+
+
+def summary(
+    hosts: Mapping[str, Mapping[str, Any]], took: float, elsewhere: Collection[str], *, check: bool = False
+) -> str:
     """A run in one line. What failed `elsewhere` is not the fault of the host that it counts for."""
     changed = [name for name, row in hosts.items() if row.get("changed")]
     total = sum(whole(row, "changed") for row in hosts.values())
     bad = [name for name, row in hosts.items() if row.get("failures")]
     lost = [name for name, row in hosts.items() if row.get("dark")]
-    parts = [f"{count(total, 'change')} on {several(changed)}" if total else "nothing changed"]
+    if check:
+        would = f"nothing was changed, {count(total, 'change')} would be made on {several(changed)}"
+        parts = [would if total else "nothing would change"]
+    else:
+        parts = [f"{count(total, 'change')} on {several(changed)}" if total else "nothing changed"]
     own = [name for name in bad if name not in elsewhere]
     failed = f"failed on {several(own)}" if own else "failed" if bad else ""
     parts += [failed, f"no answer from {several(lost)}" if lost else ""]
     parts += [] if bad or lost else ["nothing failed"]
-    return f"{count(len(hosts), 'host')} in {clock(took)}: {', '.join(filter(None, parts))}"
+    checked = " (check only)" if check else ""
+    return f"{count(len(hosts), 'host')} in {clock(took)}{checked}: {', '.join(filter(None, parts))}"
 
 
 def words(event: Event, name: str, limit: int = NAME) -> str:

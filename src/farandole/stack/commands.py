@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,9 @@ from rich.console import Console
 from farandole import excluded
 from farandole import state as states
 from farandole.errors import FarandoleError
+from farandole.inventory import existing
 from farandole.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.progress.watched import several
 from farandole.stack import lock as locks
 from farandole.stack import nodes, own
 from farandole.stack.cache import Builds, default_root, lab_builds
@@ -97,7 +100,7 @@ def lock(
         if old is None or old["id"] != new["id"]:
             locks.write(path, new)
         _report(path, old, new, inventory)
-        console.print(hint or f"next: ansible-playbook -i {inventory} site.yml", markup=False)
+        console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
 
 
 def _say(line: str) -> None:
@@ -249,21 +252,44 @@ def builds_of(inventory: Path | None) -> list[Builds]:
     return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
 
 
-def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
-    """The variables of each host in a group; Ansible reads them in this process, which is twice as fast."""
+def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
+    """Refuse names of hosts or groups that the inventory does not have; of a pattern Ansible itself makes sense."""
+    if not pattern:
+        return
+    _, read = _opened(inventory)
+    terms = (one.strip().lstrip("!&") for one in pattern.split(","))
+    unknown = [one for one in terms if re.fullmatch(r"[\w.-]+", one) and one not in {*read.hosts, *read.groups}]
+    if unknown:
+        known = several([*read.hosts])
+        raise FarandoleError(f"{option}: {inventory} has no host {', '.join(unknown)}; the hosts are {known}")
+
+
+def _opened(inventory: Path) -> tuple[Any, Any]:
+    """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
     os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+
+    existing(inventory)
+    loader = DataLoader()
+    # Whose group_vars say how to log in, from wherever this is called.
+    loader.set_basedir(str(ROOT))
+    try:
+        return loader, InventoryManager(loader, [str(inventory)])
+    except AnsibleError as error:
+        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
+    """The variables of each host in a group."""
+    loader, read = _opened(inventory)
+    from ansible.errors import AnsibleError
     from ansible.template import Templar
     from ansible.vars.manager import VariableManager
 
     try:
-        loader = DataLoader()
-        # Whose group_vars say how to log in, from wherever this is called.
-        loader.set_basedir(str(ROOT))
-        read = InventoryManager(loader, [str(inventory)])
         manager = VariableManager(loader, read)
         found = read.groups.get(group)
         hosts = found.get_hosts() if found else ()
@@ -292,7 +318,7 @@ def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[
         found = _found(file, variables["hosts"])
     if found is None:
         raise FarandoleError(
-            f"{file} does not cover all nodes: run  ansible-playbook -i {inventory} playbooks/preflight.yml"
+            f"{file} does not cover all nodes: run  farandole preflight -i {shlex.quote(str(inventory))}"
         )
     return found
 

@@ -1,0 +1,34 @@
+"""Say where a file of the inventory is not YAML, which Ansible's own plugin does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleParserError
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+from farandole.inventory import fault
+
+DOCUMENTATION = """
+name: readable
+short_description: Say where an inventory is not YAML
+description:
+  - Reads nothing. It refuses a file that is not YAML, with the line and what YAML expected there, before the plugin
+    C(yaml) does so without.
+"""
+
+
+class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]
+    """Takes only what is malformed."""
+
+    NAME = "readable"
+
+    def verify_file(self, path: str) -> bool:
+        """Whether there is something to refuse."""
+        return super().verify_file(path) and Path(path).is_file() and bool(fault(Path(path), groups=True))
+
+    def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
+        """Refuses."""
+        super().parse(inventory, loader, path, cache)
+        raise AnsibleParserError(fault(Path(path), groups=True))

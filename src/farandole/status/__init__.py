@@ -1,0 +1,1 @@
+"""`farandole status`: how a cluster is at this moment, on one screen."""

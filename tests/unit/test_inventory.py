@@ -1,0 +1,120 @@
+"""Inventories that cannot be used: said in one message, which file and line, whatever the command."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from farandole.cli import app
+from farandole.errors import FarandoleError
+from farandole.inventory import existing
+from farandole.stack.commands import host_variables, refuse_unknown
+
+from .loading import ROOT
+
+GOOD = """\
+cluster:
+  hosts:
+    node-1: {ansible_host: 192.0.2.1}
+    node-2: {ansible_host: 192.0.2.2}
+head:
+  hosts:
+    node-1:
+"""
+
+
+def folder(path: Path, content: str, **variables: str) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "hosts.yml").write_text(content)
+    for name, text in variables.items():
+        (path / "group_vars").mkdir(exist_ok=True)
+        (path / "group_vars" / f"{name}.yml").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (GOOD.replace("192.0.2.1}", "192.0.2.1"), "hosts.yml, line 4, column 11: expected ',' or '}'"),
+        (GOOD.replace("  hosts", "\thosts", 1), "hosts.yml, line 2, column 1: found character '\\t'"),
+        (GOOD.replace("  node-2", "   node-2"), "hosts.yml, line 4, column 6: "),
+        (GOOD.replace("node-2", "node-1"), "hosts.yml, line 4, column 5: node-1 is already in line 3"),
+        ("cluster:\n  hosts:\n    - node-1\n", "hosts.yml, line 3, column 5: hosts of cluster "),
+        ("all:\n  children:\n    cluster:\n      hosts: [a]\n", "hosts.yml, line 4, column 14: hosts of cluster "),
+        ("", "hosts.yml is empty"),
+        ("- node-1\n", "hosts.yml is empty, or no mapping"),
+        ("\x00", "hosts.yml is not YAML: "),
+    ],
+)
+def test_a_malformed_inventory_is_told_with_file_and_line(content: str, place: str, tmp_path: Path) -> None:
+    with pytest.raises(FarandoleError) as told:
+        host_variables(folder(tmp_path, content))
+    assert str(told.value).startswith(f"{tmp_path}/{place}")
+    command = ["ansible-playbook", "-i", str(tmp_path), "playbooks/preflight.yml"]
+    plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert plain.returncode != 0
+    assert " ".join(f"{tmp_path}/{place}".split()) in " ".join(plain.stderr.split())
+
+
+def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_path: Path) -> None:
+    encrypted = "$ANSIBLE_VAULT;1.1;AES256\n6162\n"
+    tagged = "a: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nb: !unsafe '{{ x }}'\n"
+    inventory = folder(tmp_path / "mine", GOOD, all=tagged, cluster=encrypted, head="")
+    (inventory / "stack.lock.yml").write_text("{")
+    (inventory / ".hidden.yml").write_text("{")
+    assert existing(inventory) == inventory
+    (inventory / "group_vars/all.yml").write_text("a: b: c\n")
+    with pytest.raises(FarandoleError, match=r"group_vars/all\.yml, line 1, column 5: "):
+        existing(inventory)
+    json = tmp_path / "hosts.json"
+    json.write_text('{\n\t"cluster": {"hosts": {"node-1": null}}\n}')
+    assert existing(json) == json
+
+
+@pytest.mark.parametrize("verb", ["preflight", "apply", "validate", "remove", "lock", "status", "runs", "node list"])
+def test_an_inventory_that_is_missing_or_empty_is_one_message_in_every_command(verb: str, tmp_path: Path) -> None:
+    for inventory in (tmp_path / "missing", tmp_path):
+        done = CliRunner().invoke(app, [*verb.split(), "-i", str(inventory)])
+        assert isinstance(done.exception, FarandoleError), done.output
+        assert str(inventory) in str(done.exception)
+        assert "inventory/example" in str(done.exception)
+
+
+@pytest.mark.parametrize("verb", ["validate", "remove", "lock", "status", "runs", "node list"])
+def test_an_inventory_without_a_cluster_is_red_in_every_command(verb: str, tmp_path: Path) -> None:
+    inventory = folder(tmp_path, "servers: {hosts: {node-1: {}}}\n")
+    command = ["farandole", *verb.split(), "-i", str(inventory)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    assert "inventory/example/hosts.yml" in done.stdout + done.stderr
+
+
+def test_unknown_names_are_answered_with_those_that_exist(tmp_path: Path) -> None:
+    inventory = folder(tmp_path, GOOD)
+    for known in ("", "node-1,node-2", "cluster,!head", "node-*", "all", "~node-[12]", "node-1:node-2"):
+        refuse_unknown(inventory, "--limit", known)
+    for pattern in ("node-3", "node-1,nod-2", "cluster,!hed"):
+        with pytest.raises(FarandoleError, match="node-1, node-2"):
+            refuse_unknown(inventory, "--limit", pattern)
+    done = CliRunner().invoke(app, ["apply", "-i", str(inventory), "--limit", "node-9"])
+    assert isinstance(done.exception, FarandoleError)
+    done = CliRunner().invoke(app, ["preflight", "-i", str(inventory), "--hosts", "node-9"])
+    assert isinstance(done.exception, FarandoleError)
+
+
+def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
+    command = ["ansible-playbook", "-i", str(folder(tmp_path, GOOD)), "playbooks/lock.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2
+    assert f"farandole lock -i {tmp_path}" in words
+    assert f"ansible-playbook -i {tmp_path} playbooks/preflight.yml playbooks/lock.yml" in words
+
+
+def test_the_version_is_told() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, "farandole 0.1.0\n")

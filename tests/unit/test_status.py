@@ -1,0 +1,162 @@
+"""What `farandole status` makes of what nodes say. The nodes themselves are asked on the labs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.jobs.commands import Head
+from farandole.status import ask
+from farandole.status.ask import Answer, answer_of
+from farandole.status.commands import AMISS, LEFT_OUT, Node, Status, judge, told
+
+STACK, OTHER = "0123456789ab", "ba9876543210"
+SAYS: dict[str, Any] = {
+    "stack": STACK,
+    "slots": {"node-1": 4, "node-2": 4},
+    "uses": [[7, "alice", 100.0, {"node-1": 2}]],
+    "queue": [["12", "bob", "RUNNING", "1:02", "2"], ["13_[1-4]", "bob", "PENDING", "0:00", "1"]],
+}
+HEAD = Answer(True, STACK, SAYS["slots"])
+
+
+def asked(*lines: str, status: int = 0) -> Answer:
+    return answer_of("\n".join(lines), status, "ssh root@192.0.2.1")
+
+
+def cluster(nodes: dict[str, Node], **changes: Any) -> list[str]:
+    plain: dict[str, Any] = {"runs": (), "queue": None, "validation": None, "applying": False}
+    return told(Status("inventory/mine", next(iter(nodes)), STACK, nodes, **(plain | changes)), 400.0)
+
+
+def test_what_a_node_says_is_read_below_what_its_login_prints() -> None:
+    answer = asked("Welcome!", json.dumps(SAYS))
+    assert (answer.up, answer.stack, answer.slots) == (True, STACK, SAYS["slots"])
+    assert answer.uses == ({"number": 7, "owner": "alice", "since": 100.0, "slots": {"node-1": 2}},)
+    assert isinstance(answer.queue, list)
+    assert [one["id"] for one in answer.queue] == ["12", "13_[1-4]"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stack": "\x1b[2J"},
+        {"stack": "../../tmp"},
+        {"slots": {"\x1b[2J": 4}},
+        {"slots": {"node-1": float("inf")}},
+        {"slots": {"node-1": -1}},
+        {"uses": [[7, "\x1b]0;", 1.0, {}]]},
+        {"uses": [[7, "alice", 1.0]]},
+        {"uses": {}},
+        {"queue": [["12", "bob", "\x9b2J", "1:02", "2"]]},
+        {"queue": 1},
+    ],
+)
+def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]) -> None:
+    answer = asked(json.dumps({**SAYS, **changes}))
+    assert (answer.up, answer.code, answer.stack) == (False, "answer-malformed", "")
+    assert answer.why.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code"),
+    [
+        ("ssh: connect to host 192.0.2.1 port 22: Connection timed out", 255, "login-timeout"),
+        ("ssh: connect to host 192.0.2.1 port 22: No route to host", 255, "login-no-route"),
+        ("Host key verification failed.", 255, "login-host-key-unknown"),
+        ("root@192.0.2.1: Permission denied (publickey).", 255, "login-denied"),
+        ("\x1b[2Jwhat is this", 255, "login-failed"),
+        ("", 255, "login-failed"),
+        ("", -9, "node-silent"),
+        ("sh: 1: /usr/bin/python3: not found", 127, "answer-malformed"),
+        ("Killed", 0, "answer-malformed"),
+        ('{"stack": 1', 0, "answer-malformed"),
+        ("{" * 100_000, 0, "answer-malformed"),
+    ],
+)
+def test_why_there_is_no_answer(said: str, status: int, code: str) -> None:
+    answer = asked(said, status=status)
+    assert (answer.up, answer.code) == (False, code)
+    assert answer.why.isprintable()
+    assert "ssh root@192.0.2.1" in answer.why
+
+
+@pytest.mark.parametrize(
+    ("answer", "out", "lock", "head", "code"),
+    [
+        (Answer(True, STACK), "", STACK, HEAD, ""),
+        (Answer(True, STACK), "", STACK, Answer(up=False), ""),
+        (Answer(True, OTHER), "", STACK, HEAD, AMISS),
+        (Answer(True, STACK), "", "", HEAD, AMISS),
+        (Answer(True, ""), "", STACK, HEAD, AMISS),
+        (Answer(True, ""), "", "", HEAD, AMISS),
+        (Answer(True, STACK), "", STACK, Answer(True, STACK, {"node-1": 4}), AMISS),
+        (Answer(True, STACK), "its fan is broken", STACK, HEAD, LEFT_OUT),
+        (Answer(up=False, code="login-timeout"), "", STACK, HEAD, "login-timeout"),
+        (Answer(up=False, code="login-timeout"), "its fan is broken", STACK, HEAD, "login-timeout"),
+        (None, "", STACK, HEAD, LEFT_OUT),
+    ],
+)
+def test_a_node_is_good_if_it_answers_takes_part_and_has_the_stack_of_the_lock(
+    answer: Answer | None, out: str, lock: str, head: Answer, code: str
+) -> None:
+    node = judge(answer, out, lock, head, "node-2")
+    assert (node.code, node.good) == (code, not code)
+
+
+def test_nodes_that_never_answer_cost_seconds_and_leave_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "ANSWER_S", 2)
+    mark = f"{600 + os.getpid()}"
+    dead = Head("node-1", ("ssh", "-o", f"ProxyCommand=sh -c 'sleep {mark}; true'"), "root@192.0.2.1", ())
+    begun = time.monotonic()
+    answers = ask.ask_all({f"node-{number}": dead for number in range(64)})
+    # Even on a slow machine far less than one after the other.
+    assert time.monotonic() - begun < 60
+    assert {(one.up, one.code) for one in answers.values()} == {(False, "node-silent")}
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(mark.encode() in one and b"sleep" in one for one in commands)
+
+
+def test_many_nodes_that_are_alike_fit_in_one_line() -> None:
+    nodes = {f"node-{number}": Node(True, STACK, 4, ()) for number in range(1, 65)}
+    nodes["node-9"] = Node(False, "", 0, ("no answer (ssh root@192.0.2.9: Connection timed out)",), "login-timeout")
+    lines = cluster(nodes)
+    assert len(lines) <= 10
+    assert lines[1].split()[:4] == ["node-1", "to", "node-8,", "node-10"]
+    assert "4 each" in lines[1]
+    assert lines[2].startswith("node-9 ")
+    assert lines[-1].endswith("farandole preflight -i inventory/mine")
+
+
+def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
+    up = {"node-1": Node(True, STACK, 4, ())}
+    run = {"number": 7, "owner": "alice", "since": 100.0, "slots": {"node-1": 2}}
+    assert "run 7 of alice on node-1 (2), for 5 min" in cluster(up, runs=(run,))
+    many = cluster(up, runs=(run,) * 500)
+    assert len(many) < 20
+    assert "and 490 more" in many
+    assert "queue: empty" in cluster(up, queue=[])
+    assert "nothing runs" not in cluster(up, queue=[])
+    assert not re.search("nothing runs|queue: empty", "\n".join(cluster({"node-1": Node(False, "", 0, (), "x")})))
+
+
+def test_a_queue_that_does_not_answer_is_not_good() -> None:
+    up = {"node-1": Node(True, STACK, 4, ())}
+    queues: tuple[Any, ...] = (None, [], "timed out")
+    found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in queues]
+    assert [one.good for one in found] == [True, True, False]
+    assert any("timed out" in line for line in cluster(up, queue="timed out"))
+
+
+def test_a_verdict_about_another_stack_says_so() -> None:
+    up = {"node-1": Node(True, STACK, 4, ())}
+    was = {"verdict": "green", "time": "2026-01-02T03:04:05Z"}
+    assert cluster(up, validation={**was, "stack": STACK})[-1] == "last validation: green, 2026-01-02 03:04 UTC"
+    assert OTHER in cluster(up, validation={**was, "stack": OTHER})[-1]
+    assert cluster(up)[-1] == "never validated; to do that: farandole validate -i inventory/mine"
