@@ -510,6 +510,47 @@ def test_the_code_of_a_package_reaches_no_service_and_is_ended_at_once(
     cluster.ssh("node-1", "rm", "-rf", SCRATCH, "/var/cache/private/farandole-build")
 
 
+TAKING = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: the code of a package
+        directory: {directory}
+        root: false
+        script: |
+          mkdir -p $CACHE_DIRECTORY/wheel
+          cd $CACHE_DIRECTORY/wheel
+          touch evil-1.0-py3-none-any.whl other-1.0-py3-none-any.whl "$(printf 'evil-2\\n--pre\\nx.whl')"
+          chmod 4755 evil-1.0-py3-none-any.whl || chmod 755 evil-1.0-py3-none-any.whl
+          ln -s /etc/shadow evil-3-py3-none-any.whl
+    - name: Take
+      build_step:
+        name: take the wheel
+        directory: {directory}
+        script: "{{{{ lookup('file', '{take}') }}}}"
+        environment: {{NAME: evil}}
+"""
+
+
+@pytest.mark.parametrize("check", ["", "! -name '*[!A-Za-z0-9._+!-]*'", "-type f"])
+def test_root_takes_the_wheel_and_nothing_else(cluster: Cluster, tmp_path: Path, check: str) -> None:
+    """Each of the two checks is needed."""
+    playbook, take = tmp_path / "build.yml", tmp_path / "take.sh"
+    text = (ROOT / "roles/stack/files/take.sh").read_text()
+    assert check in text
+    take.write_text(text.replace(check, "") if check else text)
+    playbook.write_text(TAKING.format(directory=SCRATCH, take=take))
+    done = cluster.play(playbook=str(playbook))
+    listed = cluster.ssh("node-1", "tar", "--list", "--verbose", "--zstd", "--file", f"{SCRATCH}/wheel.tar.zst").stdout
+    cluster.ssh("node-1", "rm", "-rf", SCRATCH)
+    wheels = [line.split()[0] for line in listed.splitlines()[1:]]
+    assert done.rc == 0, done.output
+    assert (wheels == ["-rwxr-xr-x"]) == (not check), listed
+
+
 def test_a_second_lab_reuses_builds_but_not_those_of_another_cluster(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)
