@@ -148,8 +148,8 @@ class Authority:
         """Why a new CA is needed; empty if the present one is fine."""
         why = trust.why_renew(str(self.folder), self.missing, ledger=(self.folder / LEDGER).exists())
         if why and not self.missing:
-            for kind in KINDS:  # With a wrong passphrase, the new keys would be encrypted with that one.
-                self.key(kind)
+            # With a wrong passphrase, the new keys would be encrypted with that one.
+            self.keys()
         return why
 
     def renew(self) -> None:
@@ -167,20 +167,19 @@ class Authority:
         self._write(LEDGER, trust.ledger_text(self.ledger))
         shutil.rmtree(self.folder / "issued", ignore_errors=True)
 
-    def key(self, kind: str) -> Ed25519PrivateKey:
-        """The CA's key of a kind, generated on first use and encrypted once there is a passphrase."""
-        path = self.folder / f"{kind}_ca"
-        exists = path.exists()
-        key = load_ca(path, self.passphrase) if exists else Ed25519PrivateKey.generate()
-        if not exists or (self.passphrase and is_unencrypted(path)):
-            self.changed = True
-            if not self.check_mode:
-                save_ca(path, key, self.passphrase)
-        return key
-
     def keys(self) -> dict[str, Ed25519PrivateKey]:
-        """The CA's keys by their kind."""
-        return {kind: self.key(kind) for kind in KINDS}
+        """The CA's keys by kind, generated on first use and encrypted once a passphrase fits all that have one."""
+        paths = {kind: self.folder / f"{kind}_ca" for kind in KINDS}
+        keys = {
+            kind: load_ca(path, self.passphrase) if path.exists() else Ed25519PrivateKey.generate()
+            for kind, path in paths.items()
+        }
+        for kind, path in paths.items():
+            if not path.exists() or (self.passphrase and is_unencrypted(path)):
+                self.changed = True
+                if not self.check_mode:
+                    save_ca(path, keys[kind], self.passphrase)
+        return keys
 
     def announce(self, host_ca: str) -> None:
         """Write a known_hosts file, so that the control machine verifies the nodes by this CA, too."""

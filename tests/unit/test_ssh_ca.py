@@ -38,7 +38,7 @@ def authority(tmp_path: Path, passphrase: str = "", *, check_mode: bool = False)
 
 def issue(ca: Any, *requests: Any) -> list[str]:
     """Issue certificates as a run does."""
-    return [ca.certificate(request, ca.key(request.kind)) for request in requests or (HOST, USER)]
+    return [ca.certificate(request, ca.keys()[request.kind]) for request in requests or (HOST, USER)]
 
 
 def mode(path: Path) -> int:
@@ -102,15 +102,15 @@ def test_a_folder_that_others_can_enter_is_closed_to_them(tmp_path: Path) -> Non
     ca = authority(tmp_path)
     ca.folder.mkdir(parents=True)
     ca.folder.chmod(0o755)
-    ca.key("host")
+    ca.keys()["host"]
     assert mode(ca.folder) == 0o700
 
 
 def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
     first, again = authority(tmp_path), authority(tmp_path)
-    made = [certificates.public_text(first.key(kind).public_key()) for kind in ("host", "user")]
+    made = [certificates.public_text(first.keys()[kind].public_key()) for kind in ("host", "user")]
     assert [opened(first.folder / f"{kind}_ca", "") for kind in ("host", "user")] == made
-    assert [certificates.public_text(again.key(kind).public_key()) for kind in ("host", "user")] == made
+    assert [certificates.public_text(again.keys()[kind].public_key()) for kind in ("host", "user")] == made
     assert made[0] != made[1]
     assert first.changed
     assert not again.changed
@@ -118,11 +118,11 @@ def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
 
 def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
     ca = authority(tmp_path, SECRET)
-    key = certificates.public_text(ca.key("user").public_key())
+    key = certificates.public_text(ca.keys()["user"].public_key())
     path = ca.folder / "user_ca"
     assert opened(path, "") == ""
     assert opened(path, SECRET) == key
-    assert certificates.public_text(authority(tmp_path, SECRET).key("user").public_key()) == key
+    assert certificates.public_text(authority(tmp_path, SECRET).keys()["user"].public_key()) == key
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_that_cannot_be_opened_names_the_variable(tmp_path: Path, passphrase: str, words: str) -> None:
-    path = authority(tmp_path).folder / "user_ca"
-    authority(tmp_path, SECRET).key("user")
+    path = authority(tmp_path).folder / "host_ca"
+    authority(tmp_path, SECRET).keys()
     before = on_disk(tmp_path)
     with pytest.raises(FarandoleError) as refusal:
-        authority(tmp_path, passphrase).key("user")
+        authority(tmp_path, passphrase).keys()
     assert f"the CA key {path} {words}" in str(refusal.value)
     assert SECRET not in str(refusal.value)
     assert on_disk(tmp_path) == before
@@ -154,6 +154,21 @@ def test_an_unencrypted_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Pa
     again = authority(tmp_path, SECRET)
     assert issue(again) == certificates
     assert not again.changed
+
+
+def test_a_wrong_passphrase_encrypts_nothing(tmp_path: Path) -> None:
+    """One of the two keys comes from a copy that had no passphrase yet."""
+    plain = authority(tmp_path)
+    plain.keys()
+    kept = (plain.folder / "host_ca").read_bytes()
+    authority(tmp_path, SECRET).keys()
+    (plain.folder / "host_ca").write_bytes(kept)
+    before = on_disk(tmp_path)
+    with pytest.raises(FarandoleError, match="is not its passphrase"):
+        authority(tmp_path, "wrong").keys()
+    assert on_disk(tmp_path) == before
+    authority(tmp_path, SECRET).keys()
+    assert [opened(plain.folder / f"{kind}_ca", SECRET) != "" for kind in ("host", "user")] == [True, True]
 
 
 @pytest.mark.parametrize("passphrase", ["", SECRET])
@@ -287,7 +302,7 @@ def test_only_a_certificate_that_is_no_longer_good_is_signed_again(tmp_path: Pat
 
 def test_an_old_certificate_is_signed_again(tmp_path: Path) -> None:
     ca = authority(tmp_path)
-    old = certificates.sign(USER, ca.key("user"), time.time() - 250 * DAY)
+    old = certificates.sign(USER, ca.keys()["user"], time.time() - 250 * DAY)
     write_private(ca.issued("node-1", "user"), old.encode())
     assert issue(ca, USER) != [old]
 
