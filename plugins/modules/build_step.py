@@ -163,7 +163,11 @@ def launch(module: AnsibleModule, description: str, directory: Path) -> None:
     }
     if not module.params["root"]:
         properties |= {"DynamicUser": "yes", "PrivateNetwork": "yes", "ProtectHome": "yes"}
-        properties |= {"CacheDirectory": "farandole-build"}
+        properties |= {"CacheDirectory": "farandole-build", "RestrictNamespaces": "yes"}
+        # The sockets of the node's services are files, and so is the memory that its programs share.
+        properties |= {"TemporaryFileSystem": "/run /dev/shm:mode=1777"}
+        # What it left running could wait for a minute and a half after any other signal.
+        properties |= {"KillSignal": "SIGKILL"}
     command = ["systemd-run", "--quiet", f"--unit={module.params['unit']}", f"--description={description}"]
     command += [f"--property={name}={value}" for name, value in properties.items()]
     code, _, err = module.run_command([*command, *environment, "sh", str(script)])

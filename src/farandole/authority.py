@@ -4,58 +4,29 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import ssh
 
-from farandole import trust
+from farandole import certificates, remembered, trust
+from farandole.certificates import Request
 from farandole.errors import FarandoleError
 from farandole.files import write_private
 from farandole.trust import Signed
 
-DAY = 86400
 KINDS = ("host", "user")
 REVOKED = "revoked_keys"
 # Every key ever signed, as an unrecorded key cannot be revoked.
 LEDGER = "signed_keys"
+# The public keys of every CA that was made here, as nodes may still trust a former one.
+AUTHORITIES = "authorities"
 # Exists from the creation of a CA until a run has brought it to every node.
 UNFINISHED = "unfinished"
-# A node whose clock is slightly slow must accept a fresh certificate.
-CLOCK_SLACK = 300
-
-
-@dataclass(frozen=True)
-class Request:
-    """The contents of a certificate to be signed."""
-
-    kind: str
-    name: str
-    key: str
-    principals: tuple[str, ...]
-    sources: tuple[str, ...]
-    days: int
-
-    @property
-    def ca(self) -> str:
-        """The kind of the CA that signs it."""
-        return "host" if self.kind == "host" else "user"
-
-    @property
-    def signed(self) -> Signed:
-        """The ledger's record of this request."""
-        return Signed(self.key, self.name, self.kind)
-
-
-def public_text(key: Ed25519PublicKey) -> str:
-    """A public key in the format of known_hosts and authorized_keys."""
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
@@ -99,67 +70,6 @@ def save_ca(path: Path, key: Ed25519PrivateKey, passphrase: str) -> None:
     write_private(path, text, durable=True)
 
 
-def parse(text: str) -> ssh.SSHCertificate | None:
-    """Parse a certificate; None if the text is not one."""
-    try:
-        found = serialization.load_ssh_public_identity(text.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        return None
-    return found if isinstance(found, ssh.SSHCertificate) else None
-
-
-def is_good(text: str, request: Request, ca: Ed25519PublicKey, now: float) -> bool:
-    """Whether a certificate matches the request and has more than a third of its lifetime left."""
-    found = parse(text)
-    if found is None:
-        return False
-    signed_by, key = found.signature_key(), found.public_key()
-    if not isinstance(signed_by, Ed25519PublicKey) or not isinstance(key, Ed25519PublicKey):
-        return False
-    return (
-        public_text(signed_by) == public_text(ca)
-        and public_text(key) == request.key
-        and tuple(name.decode() for name in found.valid_principals) == request.principals
-        and found.critical_options == options(request)
-        and found.extensions == extensions(request)
-        and now + request.days * DAY / 3 < found.valid_before <= now + request.days * DAY + 1
-    )
-
-
-def options(request: Request) -> dict[bytes, bytes]:
-    """Critical options: none for a host; a user certificate is valid from its own node, and may be for files alone."""
-    found = {b"force-command": b"internal-sftp"} if request.kind == "files" else {}
-    return found | ({b"source-address": ",".join(request.sources).encode()} if request.sources else {})
-
-
-def extensions(request: Request) -> dict[bytes, bytes]:
-    """Extensions: a user may have a terminal, but no forwarding and no ~/.ssh/rc."""
-    return {b"permit-pty": b""} if request.kind not in ("host", "files") else {}
-
-
-def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
-    """Sign a certificate and return it as one line of text."""
-    key = serialization.load_ssh_public_key(request.key.encode())
-    if not isinstance(key, Ed25519PublicKey):
-        raise FarandoleError(f"{request.name}: its {request.kind} key is not an ed25519 key")
-    kind = ssh.SSHCertificateType.HOST if request.ca == "host" else ssh.SSHCertificateType.USER
-    builder = (
-        ssh.SSHCertificateBuilder()
-        .public_key(key)
-        .serial(time.time_ns())
-        .type(kind)
-        .key_id(f"{request.name} {request.kind}".encode())
-        .valid_principals([name.encode() for name in request.principals])
-        .valid_after(int(now) - CLOCK_SLACK)
-        .valid_before(int(now) + request.days * DAY)
-    )
-    for name, value in options(request).items():
-        builder = builder.add_critical_option(name, value)
-    for name, value in extensions(request).items():
-        builder = builder.add_extension(name, value)
-    return builder.sign(ca).public_bytes().decode()
-
-
 def requests(
     nodes: list[dict[str, Any]],
     users: Sequence[str],
@@ -189,6 +99,7 @@ class Authority:
         self.changed = False
         self.ledger = self._read_ledger()
         self.revoked = [line for line in self._read(REVOKED).splitlines() if line.split()]
+        self.authorities = self._read(AUTHORITIES).splitlines()
 
     def _read(self, name: str) -> str:
         path = self.folder / name
@@ -208,10 +119,10 @@ class Authority:
         found = []
         for path in sorted((self.folder / "issued").glob("*-cert.pub")):
             name, _, kind = path.name.removesuffix("-cert.pub").rpartition(".")
-            certificate = parse(path.read_text())
+            certificate = certificates.parse(path.read_text())
             key = certificate.public_key() if certificate else None
             if isinstance(key, Ed25519PublicKey):
-                found.append(Signed(public_text(key), name, kind))
+                found.append(Signed(certificates.public_text(key), name, kind))
         return found
 
     def refuse_incomplete(self) -> None:
@@ -237,8 +148,8 @@ class Authority:
         """Why a new CA is needed; empty if the present one is fine."""
         why = trust.why_renew(str(self.folder), self.missing, ledger=(self.folder / LEDGER).exists())
         if why and not self.missing:
-            for kind in KINDS:  # With a wrong passphrase, the new keys would be encrypted with that one.
-                self.key(kind)
+            # With a wrong passphrase, the new keys would be encrypted with that one.
+            self.keys()
         return why
 
     def renew(self) -> None:
@@ -256,16 +167,19 @@ class Authority:
         self._write(LEDGER, trust.ledger_text(self.ledger))
         shutil.rmtree(self.folder / "issued", ignore_errors=True)
 
-    def key(self, kind: str) -> Ed25519PrivateKey:
-        """The CA's key of a kind, generated on first use and encrypted once there is a passphrase."""
-        path = self.folder / f"{kind}_ca"
-        exists = path.exists()
-        key = load_ca(path, self.passphrase) if exists else Ed25519PrivateKey.generate()
-        if not exists or (self.passphrase and is_unencrypted(path)):
-            self.changed = True
-            if not self.check_mode:
-                save_ca(path, key, self.passphrase)
-        return key
+    def keys(self) -> dict[str, Ed25519PrivateKey]:
+        """The CA's keys by kind, generated on first use and encrypted once a passphrase fits all that have one."""
+        paths = {kind: self.folder / f"{kind}_ca" for kind in KINDS}
+        keys = {
+            kind: load_ca(path, self.passphrase) if path.exists() else Ed25519PrivateKey.generate()
+            for kind, path in paths.items()
+        }
+        for kind, path in paths.items():
+            if not path.exists() or (self.passphrase and is_unencrypted(path)):
+                self.changed = True
+                if not self.check_mode:
+                    save_ca(path, keys[kind], self.passphrase)
+        return keys
 
     def announce(self, host_ca: str) -> None:
         """Write a known_hosts file, so that the control machine verifies the nodes by this CA, too."""
@@ -286,13 +200,19 @@ class Authority:
             self.ledger = ledger
             self._write(LEDGER, trust.ledger_text(ledger))
 
+    def recognize(self, *made: str) -> None:
+        """Record the public keys of a CA for ever, before any node trusts it."""
+        if new := [key for key in made if key not in self.authorities]:
+            self.authorities += new
+            self._write(AUTHORITIES, "".join(f"{key}\n" for key in self.authorities))
+
     def certificate(self, request: Request, ca: Ed25519PrivateKey) -> str:
         """The certificate on file if it is still good, else a new one."""
         path, now = self.issued(request.name, request.kind), time.time()
         text = path.read_text() if path.exists() else ""
-        if not is_good(text, request, ca.public_key(), now):
+        if not certificates.is_good(text, request, ca.public_key(), now):
             self.changed = True
-            text = sign(request, ca, now) + "\n"
+            text = certificates.sign(request, ca, now) + "\n"
             if not self.check_mode:
                 write_private(path, text)
         return text
@@ -352,20 +272,25 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
     return why
 
 
-def sign_all(authority: Authority, wanted: list[Request], members: Members, *, renew: bool) -> dict[str, Any]:
+def sign_all(
+    authority: Authority, wanted: list[Request], members: Members, told: remembered.Memories, *, renew: bool
+) -> dict[str, Any]:
     """Refuse what must not be signed, record the rest and sign it."""
     asked = [request.signed for request in wanted]
     trust.refuse_shared(authority.ledger, asked, members.cluster)
-    replaced = trust.replaced(authority.ledger, asked)
-    trust.refuse_revoked(asked, trust.revoke(authority.revoked, replaced))
-    authority.revoke(replaced)
+    gone = trust.replaced(authority.ledger, asked)
+    keys = {} if renew else authority.keys()
+    gone += _remembered(authority, gone, members, told, public(keys))
+    trust.refuse_revoked(asked, trust.revoke(authority.revoked, gone))
+    authority.revoke(gone)
     if renew:
         authority.renew()
+        keys = authority.keys()
     authority.record(asked)
     authority.withdraw(members.launchers, members.mounters, members.users)
-    keys = {kind: authority.key(kind) for kind in KINDS}
-    host_ca = public_text(keys["host"].public_key())
-    authority.announce(host_ca)
+    made = public(keys)
+    authority.recognize(*made.values())
+    authority.announce(made["host"])
     hosts: dict[str, str] = {}
     users: dict[str, dict[str, str]] = {}
     for request in wanted:
@@ -376,8 +301,38 @@ def sign_all(authority: Authority, wanted: list[Request], members: Members, *, r
             users.setdefault(request.name, {})[trust.MOUNTER if request.kind == "files" else request.principals[0]] = (
                 text
             )
-    user_ca = public_text(keys["user"].public_key())
-    return {"host_ca": host_ca, "user_ca": user_ca, "host": hosts, "user": users, "revoked": authority.revoked}
+    return {
+        "host_ca": made["host"],
+        "user_ca": made["user"],
+        "host": hosts,
+        "user": users,
+        "revoked": authority.revoked,
+    }
+
+
+def public(keys: Mapping[str, Ed25519PrivateKey]) -> dict[str, str]:
+    """The public halves of a CA's keys."""
+    return {kind: certificates.public_text(key.public_key()) for kind, key in keys.items()}
+
+
+def _remembered(
+    authority: Authority,
+    gone: Sequence[Signed],
+    members: Members,
+    told: remembered.Memories,
+    present: Mapping[str, str],
+) -> list[Signed]:
+    known = remembered.Known(
+        folder=str(authority.folder),
+        host_ca=present.get("host", ""),
+        user_ca=present.get("user", ""),
+        former=authority.authorities,
+        ledger=authority.ledger,
+        revoked=trust.revoke(authority.revoked, gone),
+        unfinished=authority.unfinished,
+    )
+    alone = len(set(members.cluster) - set(members.revoked)) == 1
+    return remembered.believed(told, known, members.revoked, alone=alone)
 
 
 def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -392,6 +347,7 @@ def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str
     if why and authority.ledger and not arguments["rotate"]:
         notice = f"{why}: a new CA replaces it, and nothing signed before is valid any longer"
     trust.refuse_answers(nodes, launchers, mounters, users, check_mode=authority.check_mode)
+    told = remembered.memories(nodes)
     days = {"host": arguments["host_days"], "user": arguments["user_days"]}
     wanted = requests(nodes, users, launchers, mounters, arguments["homes"], days)
-    return sign_all(authority, wanted, members, renew=bool(why)), notice
+    return sign_all(authority, wanted, members, told, renew=bool(why)), notice

@@ -83,6 +83,7 @@ def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
             # The certificate authority validates what the nodes answered.
             "host_key": hostvars[name]["_ssh_trust_identity"].get("host_key"),
             "job_keys": hostvars[name]["_ssh_trust_identity"].get("job_keys"),
+            "remembers": hostvars[name]["_ssh_trust_identity"].get("remembers"),
             "names": node_names(name, hostvars),
             "sources": node_sources(name, hostvars),
         }

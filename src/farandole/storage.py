@@ -21,6 +21,9 @@ SYSTEM = [
 HOMES = PurePosixPath("/home")
 WHERE = re.compile(r"(/[\w.-]+)+", re.ASCII)
 KIND = re.compile(r"[a-z0-9][a-z0-9._+-]*")
+# Everybody on a node can read the options of its mounts. The value of the last two may contain one.
+PASSWORD = re.compile(r"(pass|password|passwd|pw|secret)\d?=.+|(user|username)=[^%:]*[%:].*", re.IGNORECASE | re.DOTALL)
+USER_OF_URL = re.compile(r"[^/@]*:[^/@]+@|.*//[^/@]*[:%][^/@]+@")
 
 
 def shared_homes(people: Sequence[Mapping[str, Any]], job_user: str) -> list[str]:
@@ -64,6 +67,16 @@ def faults(mounts: Sequence[Mount], homes: Sequence[str] = ()) -> Iterator[str]:
             yield f"{mount['type']!r}, the type of {mount['where']}, is no type of file system"
         if int(mount.get("timeout", 10)) < 1:
             yield f"timeout of {mount['where']} must be at least 1"
+
+
+def passwords(mounts: Sequence[Mount]) -> Iterator[str]:
+    """Where in a list of file systems a password is, without its words."""
+    for mount in mounts:
+        for option in str(mount.get("options") or "").split(","):
+            if PASSWORD.fullmatch(option.strip()):
+                yield f"options of {mount['where']} ({option.strip().partition('=')[0]}=)"
+        if USER_OF_URL.match(str(mount["what"])):
+            yield f"what of {mount['where']} (before the @)"
 
 
 def _misplaced(where: str) -> str:

@@ -13,7 +13,8 @@ from farandole.errors import FarandoleError
 from farandole.findings import Finding, FindingsError, finding
 
 # Exactly one ed25519 key: no options before it, no comment or second line after it.
-_KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
+KEY = r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}"
+_KEY = re.compile(KEY)
 # The job user's kind is `user`; those of people with accounts of their own have their names in them. With a key of kind
 # `files`, root on a node mounts homes of the head.
 _KIND = re.compile("host|files|user(:[a-z][a-z0-9_-]*)?")

@@ -472,6 +472,85 @@ def test_the_code_of_a_package_is_confined_while_it_is_built(cluster: Cluster, t
     assert cluster.ssh("node-1", "sh", "-c", f"{left} {SCRATCH}").stdout.split() == ["made"]
 
 
+# Socket of a service, shared memory, a name space in which it is root; a program that outlives the step if it can.
+REACHING = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: the code of a package
+        directory: {directory}
+        root: {root}
+        script: |
+          connect='import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(sys.argv[1])'
+          python3 -c "$connect" /run/systemd/journal/stdout && echo service
+          touch /dev/shm/left && echo memory
+          unshare --user --map-root-user id -u && echo namespace
+          (trap '' TERM HUP INT; while :; do sleep 0.2; done) &
+"""
+
+
+@pytest.mark.parametrize(("root", "reached"), [(False, ["memory"]), (True, ["service", "memory", "namespace"])])
+def test_the_code_of_a_package_reaches_no_service_and_is_ended_at_once(
+    cluster: Cluster, tmp_path: Path, root: bool, reached: list[str]
+) -> None:
+    playbook = tmp_path / "build.yml"
+    playbook.write_text(REACHING.format(directory=SCRATCH, root=root))
+    started = time.monotonic()
+    done = cluster.play(playbook=str(playbook))
+    assert done.rc == 0, done.output
+    # Root's own steps, which are trusted, get the usual 90 seconds.
+    assert (time.monotonic() - started > 60) == root
+    said = cluster.ssh("node-1", "cat", f"{SCRATCH}/the-code-of-a-package.log").stdout.splitlines()
+    assert [line for line in said if line in ("service", "memory", "namespace")] == reached
+    # The memory was its own.
+    assert cluster.ssh("node-1", "rm", "/dev/shm/left").returncode == (not root)  # noqa: S108
+    cluster.ssh("node-1", "rm", "-rf", SCRATCH, "/var/cache/private/farandole-build")
+
+
+TAKING = """
+- hosts: head
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Build
+      build_step:
+        name: the code of a package
+        directory: {directory}
+        root: false
+        script: |
+          mkdir -p $CACHE_DIRECTORY/wheel
+          cd $CACHE_DIRECTORY/wheel
+          touch evil-1.0-py3-none-any.whl other-1.0-py3-none-any.whl "$(printf 'evil-2\\n--pre\\nx.whl')"
+          chmod 4755 evil-1.0-py3-none-any.whl || chmod 755 evil-1.0-py3-none-any.whl
+          ln -s /etc/shadow evil-3-py3-none-any.whl
+    - name: Take
+      build_step:
+        name: take the wheel
+        directory: {directory}
+        script: "{{{{ lookup('file', '{take}') }}}}"
+        environment: {{NAME: evil}}
+"""
+
+
+@pytest.mark.parametrize("check", ["", "! -name '*[!A-Za-z0-9._+!-]*'", "-type f"])
+def test_root_takes_the_wheel_and_nothing_else(cluster: Cluster, tmp_path: Path, check: str) -> None:
+    """Each of the two checks is needed."""
+    playbook, take = tmp_path / "build.yml", tmp_path / "take.sh"
+    text = (ROOT / "roles/stack/files/take.sh").read_text()
+    assert check in text
+    take.write_text(text.replace(check, "") if check else text)
+    playbook.write_text(TAKING.format(directory=SCRATCH, take=take))
+    done = cluster.play(playbook=str(playbook))
+    listed = cluster.ssh("node-1", "tar", "--list", "--verbose", "--zstd", "--file", f"{SCRATCH}/wheel.tar.zst").stdout
+    cluster.ssh("node-1", "rm", "-rf", SCRATCH)
+    wheels = [line.split()[0] for line in listed.splitlines()[1:]]
+    assert done.rc == 0, done.output
+    assert (wheels == ["-rwxr-xr-x"]) == (not check), listed
+
+
 def test_a_second_lab_reuses_builds_but_not_those_of_another_cluster(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)

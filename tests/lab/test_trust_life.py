@@ -1,5 +1,6 @@
 """Trust over a cluster's life: mesh, revocation, a reinstalled node, a lying node, rotation, a lost CA."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,6 +201,51 @@ def test_rotation_invalidates_old_certificates_and_the_cluster_works(cluster: Cl
         assert cluster.job_ssh(here, there, "hostname").stdout == f"{there}\n"
     assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-2").stderr
     assert set(trust(cluster, *MESH).count("changed").values()) == {0}
+
+
+def test_an_older_copy_of_the_ca_revives_no_key(cluster: Cluster) -> None:
+    folder, older = cluster.state / "ca", cluster.state / "ca.older"
+    # No longer a mesh: only the head's key is signed.
+    assert trust(cluster).rc == 0
+    shutil.copytree(folder, older)
+    steal_key(cluster, "node-1")
+    cluster.ssh("node-1", "rm", JOB_KEY)
+    assert trust(cluster).rc == 0
+    assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-3").stderr
+    for name in ("revoked_keys", "signed_keys"):
+        shutil.copy2(older / name, folder / name)
+    shutil.copytree(older / "issued", folder / "issued", dirs_exist_ok=True)
+    # A full run would find out that the head has another key now.
+    refused = trust(cluster, "--limit", "node-3")
+    assert refused.rc != 0
+    assert "[revoked-unknown]" in refused.output
+    assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-3").stderr
+    # Without what the nodes remember, the key is good again.
+    with unprotected(cluster, REVOKED_USERS, "^ssh-", "node-3"):
+        assert trust(cluster, "--limit", "node-3").rc == 0
+        assert stolen_ssh(cluster, "node-1", "node-3").stdout == "node-3\n"
+    shutil.rmtree(folder)
+    older.rename(folder)
+    # What the refusal says.
+    assert trust(cluster, "--extra-vars", "ssh_trust_rotate=true").rc == 0
+    assert "Permission denied" in stolen_ssh(cluster, "node-1", "node-3").stderr
+    assert cluster.job_ssh("node-1", "node-3", "hostname").stdout == "node-3\n"
+    assert set(trust(cluster).count("changed").values()) == {0}
+
+
+def test_a_lying_node_gets_no_key_of_another_revoked(cluster: Cluster) -> None:
+    """It stops the cluster until the operator does what the refusal says, and no longer."""
+    key = cluster.ssh("node-1", "cut", "-d", " ", "-f", "1,2", f"{JOB_KEY}.pub").stdout.strip()
+    lie = f"echo '{key} node-1' >>{REVOKED_USERS}"
+    assert cluster.ssh("node-2", "sh", "-c", lie).returncode == 0
+    refused = trust(cluster)
+    assert refused.rc != 0
+    assert "node-2: it knows 1 revoked key of node-1 that" in refused.output
+    assert "1 of 3 nodes say so [revoked-unknown]" in refused.output
+    assert cluster.job_ssh("node-1", "node-3", "hostname").stdout == "node-3\n"
+    done = trust(cluster, "--extra-vars", "ssh_trust_rotate=true")
+    assert done.rc == 0, done.output
+    assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
 
 
 # What somebody could leave behind: a key in each home, a copy of the job key, and a program.

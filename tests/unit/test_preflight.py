@@ -669,6 +669,18 @@ def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None
     assert verdict["fabric"] == {"network": "192.0.2.0/24", "interfaces": {"node-1": "eth0", "node-2": "eth0"}}
 
 
+@pytest.mark.parametrize("skew", [7200.0, -172800.0])
+def test_nodes_that_agree_are_not_set_by_a_wrong_clock_here(tmp_path: Path, skew: float) -> None:
+    variables = cluster(skew=skew + 100)
+    variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = skew
+    assert recorded(hosts_phase(variables, tmp_path)) == [("all", "clock-wrong-here")]
+    # Nodes that do not agree, or one alone, are wrong themselves.
+    variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = -skew
+    assert recorded(hosts_phase(variables, tmp_path)) == [("node-1", "clock-wrong"), ("node-2", "clock-wrong")]
+    variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = 0.0
+    assert recorded(hosts_phase(variables, tmp_path)) == [("node-2", "clock-wrong")]
+
+
 def test_a_network_that_is_not_shared_is_in_the_first_list(tmp_path: Path) -> None:
     other = {"addresses": ["10.0.0.2"], "interfaces": [link("10.0.0.2")], "skew": 400.0}
     variables = cluster(**other)

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from farandole import authority as ca_of
-from farandole import trust
-from farandole.authority import Request
+from farandole import certificates, trust
+from farandole.certificates import Request
 from farandole.errors import FarandoleError
 from farandole.files import write_private
 from farandole.findings import FindingsError
@@ -27,7 +27,7 @@ DAY = 86400
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a test
 CA = Ed25519PrivateKey.generate()
-HOST_KEY, JOB_KEY, OTHER_KEY = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
+HOST_KEY, JOB_KEY, OTHER_KEY = (certificates.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 HOST = Request("host", "node-1", HOST_KEY, ("node-1", "192.0.2.1"), (), 3650)
 USER = Request("user", "node-1", JOB_KEY, ("trainer",), ("192.0.2.1", "127.0.0.1", "::1"), 300)
 
@@ -38,7 +38,7 @@ def authority(tmp_path: Path, passphrase: str = "", *, check_mode: bool = False)
 
 def issue(ca: Any, *requests: Any) -> list[str]:
     """Issue certificates as a run does."""
-    return [ca.certificate(request, ca.key(request.kind)) for request in requests or (HOST, USER)]
+    return [ca.certificate(request, ca.keys()[request.kind]) for request in requests or (HOST, USER)]
 
 
 def mode(path: Path) -> int:
@@ -102,15 +102,15 @@ def test_a_folder_that_others_can_enter_is_closed_to_them(tmp_path: Path) -> Non
     ca = authority(tmp_path)
     ca.folder.mkdir(parents=True)
     ca.folder.chmod(0o755)
-    ca.key("host")
+    ca.keys()["host"]
     assert mode(ca.folder) == 0o700
 
 
 def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
     first, again = authority(tmp_path), authority(tmp_path)
-    made = [ca_of.public_text(first.key(kind).public_key()) for kind in ("host", "user")]
+    made = [certificates.public_text(first.keys()[kind].public_key()) for kind in ("host", "user")]
     assert [opened(first.folder / f"{kind}_ca", "") for kind in ("host", "user")] == made
-    assert [ca_of.public_text(again.key(kind).public_key()) for kind in ("host", "user")] == made
+    assert [certificates.public_text(again.keys()[kind].public_key()) for kind in ("host", "user")] == made
     assert made[0] != made[1]
     assert first.changed
     assert not again.changed
@@ -118,11 +118,11 @@ def test_a_key_is_made_once_for_each_kind(tmp_path: Path) -> None:
 
 def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
     ca = authority(tmp_path, SECRET)
-    key = ca_of.public_text(ca.key("user").public_key())
+    key = certificates.public_text(ca.keys()["user"].public_key())
     path = ca.folder / "user_ca"
     assert opened(path, "") == ""
     assert opened(path, SECRET) == key
-    assert ca_of.public_text(authority(tmp_path, SECRET).key("user").public_key()) == key
+    assert certificates.public_text(authority(tmp_path, SECRET).keys()["user"].public_key()) == key
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_the_passphrase_encrypts_the_key_on_disk(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_that_cannot_be_opened_names_the_variable(tmp_path: Path, passphrase: str, words: str) -> None:
-    path = authority(tmp_path).folder / "user_ca"
-    authority(tmp_path, SECRET).key("user")
+    path = authority(tmp_path).folder / "host_ca"
+    authority(tmp_path, SECRET).keys()
     before = on_disk(tmp_path)
     with pytest.raises(FarandoleError) as refusal:
-        authority(tmp_path, passphrase).key("user")
+        authority(tmp_path, passphrase).keys()
     assert f"the CA key {path} {words}" in str(refusal.value)
     assert SECRET not in str(refusal.value)
     assert on_disk(tmp_path) == before
@@ -154,6 +154,21 @@ def test_an_unencrypted_key_is_encrypted_once_there_is_a_passphrase(tmp_path: Pa
     again = authority(tmp_path, SECRET)
     assert issue(again) == certificates
     assert not again.changed
+
+
+def test_a_wrong_passphrase_encrypts_nothing(tmp_path: Path) -> None:
+    """One of the two keys comes from a copy that had no passphrase yet."""
+    plain = authority(tmp_path)
+    plain.keys()
+    kept = (plain.folder / "host_ca").read_bytes()
+    authority(tmp_path, SECRET).keys()
+    (plain.folder / "host_ca").write_bytes(kept)
+    before = on_disk(tmp_path)
+    with pytest.raises(FarandoleError, match="is not its passphrase"):
+        authority(tmp_path, "wrong").keys()
+    assert on_disk(tmp_path) == before
+    authority(tmp_path, SECRET).keys()
+    assert [opened(plain.folder / f"{kind}_ca", SECRET) != "" for kind in ("host", "user")] == [True, True]
 
 
 @pytest.mark.parametrize("passphrase", ["", SECRET])
@@ -173,7 +188,7 @@ def test_a_key_of_another_type_is_refused(tmp_path: Path) -> None:
         ca_of.load_ca(path, "")
     public = rsa.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     with pytest.raises(FarandoleError, match="node-1: its host key is not an ed25519 key"):
-        ca_of.sign(replace(HOST, key=public.decode()), CA, NOW)
+        certificates.sign(replace(HOST, key=public.decode()), CA, NOW)
 
 
 def test_the_control_machine_verifies_the_nodes_by_their_ca(tmp_path: Path) -> None:
@@ -188,10 +203,10 @@ def test_the_control_machine_verifies_the_nodes_by_their_ca(tmp_path: Path) -> N
 
 
 def test_a_host_certificate_is_valid_for_the_names_of_its_node() -> None:
-    assert shown(ca_of.sign(HOST, CA, NOW)) == [
+    assert shown(certificates.sign(HOST, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com host certificate",
         f"Public key: ED25519-CERT {fingerprint(HOST_KEY)}",
-        f"Signing CA: ED25519 {fingerprint(ca_of.public_text(CA.public_key()))} (using ssh-ed25519)",
+        f"Signing CA: ED25519 {fingerprint(certificates.public_text(CA.public_key()))} (using ssh-ed25519)",
         'Key ID: "node-1 host"',
         "Valid: from 2027-01-15T07:55:00 to 2037-01-12T08:00:00",
         "Principals:",
@@ -203,10 +218,10 @@ def test_a_host_certificate_is_valid_for_the_names_of_its_node() -> None:
 
 
 def test_a_user_certificate_is_valid_only_from_its_node_and_allows_only_a_terminal() -> None:
-    assert shown(ca_of.sign(USER, CA, NOW)) == [
+    assert shown(certificates.sign(USER, CA, NOW)) == [
         "Type: ssh-ed25519-cert-v01@openssh.com user certificate",
         f"Public key: ED25519-CERT {fingerprint(JOB_KEY)}",
-        f"Signing CA: ED25519 {fingerprint(ca_of.public_text(CA.public_key()))} (using ssh-ed25519)",
+        f"Signing CA: ED25519 {fingerprint(certificates.public_text(CA.public_key()))} (using ssh-ed25519)",
         'Key ID: "node-1 user"',
         "Valid: from 2027-01-15T07:55:00 to 2027-11-11T08:00:00",
         "Principals:",
@@ -220,7 +235,7 @@ def test_a_user_certificate_is_valid_only_from_its_node_and_allows_only_a_termin
 
 @pytest.mark.parametrize("asked", [HOST, USER], ids=lambda asked: str(asked.kind))
 def test_a_certificate_that_matches_the_request_is_good(asked: Any) -> None:
-    assert ca_of.is_good(ca_of.sign(asked, CA, NOW), asked, CA.public_key(), NOW)
+    assert certificates.is_good(certificates.sign(asked, CA, NOW), asked, CA.public_key(), NOW)
 
 
 @pytest.mark.parametrize(
@@ -236,29 +251,29 @@ def test_a_certificate_that_matches_the_request_is_good(asked: Any) -> None:
     ids=str,
 )
 def test_a_certificate_that_does_not_match_the_request_is_not_good(changes: dict[str, Any]) -> None:
-    text = ca_of.sign(USER, CA, NOW)
-    assert not ca_of.is_good(text, replace(USER, **changes), CA.public_key(), NOW)
+    text = certificates.sign(USER, CA, NOW)
+    assert not certificates.is_good(text, replace(USER, **changes), CA.public_key(), NOW)
 
 
 def test_a_certificate_of_another_ca_is_not_good() -> None:
-    text = ca_of.sign(USER, CA, NOW)
-    assert not ca_of.is_good(text, USER, Ed25519PrivateKey.generate().public_key(), NOW)
+    text = certificates.sign(USER, CA, NOW)
+    assert not certificates.is_good(text, USER, Ed25519PrivateKey.generate().public_key(), NOW)
 
 
-@pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, ca_of.sign(USER, CA, NOW)[:200]])
+@pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, certificates.sign(USER, CA, NOW)[:200]])
 def test_anything_but_a_certificate_is_not_good(text: str) -> None:
-    assert not ca_of.is_good(text, USER, CA.public_key(), NOW)
+    assert not certificates.is_good(text, USER, CA.public_key(), NOW)
 
 
 @pytest.mark.parametrize(("age", "good"), [(0, True), (200 * DAY - 1, True), (200 * DAY, False), (400 * DAY, False)])
 def test_a_certificate_is_good_for_two_thirds_of_its_life(age: int, good: bool) -> None:
-    assert ca_of.is_good(ca_of.sign(USER, CA, NOW), USER, CA.public_key(), NOW + age) is good
+    assert certificates.is_good(certificates.sign(USER, CA, NOW), USER, CA.public_key(), NOW + age) is good
 
 
 def test_a_longer_lifetime_can_wait_for_the_last_third() -> None:
-    text = ca_of.sign(USER, CA, NOW)
-    assert ca_of.is_good(text, replace(USER, days=899), CA.public_key(), NOW)
-    assert not ca_of.is_good(text, replace(USER, days=900), CA.public_key(), NOW)
+    text = certificates.sign(USER, CA, NOW)
+    assert certificates.is_good(text, replace(USER, days=899), CA.public_key(), NOW)
+    assert not certificates.is_good(text, replace(USER, days=900), CA.public_key(), NOW)
 
 
 def test_a_good_certificate_is_kept_unchanged(tmp_path: Path) -> None:
@@ -287,7 +302,7 @@ def test_only_a_certificate_that_is_no_longer_good_is_signed_again(tmp_path: Pat
 
 def test_an_old_certificate_is_signed_again(tmp_path: Path) -> None:
     ca = authority(tmp_path)
-    old = ca_of.sign(USER, ca.key("user"), time.time() - 250 * DAY)
+    old = certificates.sign(USER, ca.keys()["user"], time.time() - 250 * DAY)
     write_private(ca.issued("node-1", "user"), old.encode())
     assert issue(ca, USER) != [old]
 
@@ -334,14 +349,16 @@ def test_check_mode_encrypts_nothing(tmp_path: Path) -> None:
 
 def node(name: str, host_key: Any, job_key: Any = None, **others: Any) -> dict[str, Any]:
     keys = {"trainer": job_key, **others} if job_key is not None else {}
-    return {"name": name, "host_key": host_key, "job_keys": keys, "names": [name], "sources": ["192.0.2.1"]}
+    given = {"host_key": host_key, "job_keys": keys, "remembers": NOTHING}
+    return {"name": name, **given, "names": [name], "sources": ["192.0.2.1"]}
 
 
+NOTHING = {"authorities": [], "revoked": [], "certificate": ""}
 CLUSTER = ["node-1", "node-2"]
 HEAD = node("node-1", HOST_KEY, JOB_KEY)
 WORKER = node("node-2", OTHER_KEY)
 WORKERS_KEY = Signed(OTHER_KEY, "node-2", "host")
-A, B, C = (ca_of.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
+A, B, C = (certificates.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
 def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **changes: Any) -> Any:
@@ -470,11 +487,11 @@ def test_the_head_accepts_nodes_for_the_homes_that_are_shared() -> None:
 
 
 def parsed(certificate: str) -> tuple[str, list[bytes]]:
-    found = ca_of.parse(certificate)
+    found = certificates.parse(certificate)
     assert found
     key = found.public_key()
     assert isinstance(key, Ed25519PublicKey)
-    return ca_of.public_text(key), found.valid_principals
+    return certificates.public_text(key), found.valid_principals
 
 
 def test_people_who_are_no_longer_listed_lose_their_keys_for_ever(tmp_path: Path) -> None:
@@ -739,7 +756,7 @@ def test_a_ledger_that_was_cut_or_edited_is_refused(tmp_path: Path, line: str) -
 def test_keys_are_recorded_on_disk_before_they_are_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Syncs, renames and signatures are recorded in the order in which they happen."""
     done: list[str] = []
-    fsync, replace_, sign = os.fsync, Path.replace, ca_of.sign
+    fsync, replace_, sign = os.fsync, Path.replace, certificates.sign
 
     def synced(handle: int) -> None:
         path = Path(f"/proc/self/fd/{handle}").readlink()
@@ -757,7 +774,7 @@ def test_keys_are_recorded_on_disk_before_they_are_signed(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
-    monkeypatch.setattr(ca_of, "sign", signed)
+    monkeypatch.setattr(certificates, "sign", signed)
     given(tmp_path)
     for name in ("signed_keys", "host_ca", "user_ca"):
         step = done.index(f"place {name}")

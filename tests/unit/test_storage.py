@@ -57,6 +57,42 @@ def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dic
     assert fault in found[0].cause
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"options": "password=s3cret"},
+        {"options": "ro,pass=s3cret,vers=3.0"},
+        {"options": "PASSWORD=s3cret"},
+        {"options": "password2=s3cret"},
+        {"options": "username=alice%s3cret"},
+        {"options": "user=lab/alice%s3cret,ro"},
+        {"options": "user=alice:s3cret"},
+        {"options": "name=admin,secret=s3cret"},
+        {"what": "//alice:s3cret@nas/data"},
+        {"what": "https://alice:s3cret@nas/data"},
+        {"what": "alice:s3cret@nas:/data"},
+    ],
+    ids=str,
+)
+def test_a_password_is_refused_and_never_shown(changes: dict[str, Any]) -> None:
+    (found,) = inventory.judge_mounts({"a": {"storage_mounts": [mount(type="cifs", **changes)]}, "b": {}})
+    assert (found.host, found.code) == ("a", "mount-password")
+    assert "s3cret" not in found.cause + found.cure
+    assert "credentials=/" in found.cure
+
+
+def test_a_file_of_credentials_is_accepted() -> None:
+    given = ["credentials=/etc/nas.credentials,username=alice", "user=alice", "secretfile=/etc/x", "passwd_file=/etc/x"]
+    mounts = [mount(f"/data/{number}", options=options) for number, options in enumerate(given)]
+    mounts += [mount("/a", what="alice@nas:/data"), mount("/b", what="//nas/data"), mount("/c", what="[fd00::1]:/data")]
+    mounts += [
+        mount("/d", what="10.0.0.1:6789,10.0.0.2:6789:/"),
+        mount("/e", what="nas:/x@y"),
+        mount("/f", what="fs@a.b=/"),
+    ]
+    assert inventory.judge_mounts({"a": {"storage_mounts": mounts}}) == []
+
+
 def test_a_home_is_not_mounted_twice() -> None:
     own = {"storage_home": "sshfs", "storage_mounts": [mount("/home/trainer")]}
     (found,) = inventory.judge_mounts({"a": own})

@@ -19,7 +19,9 @@ options:
     type: dict
     required: true
   revoked:
-    description: List of revoked keys; a job key among them is replaced, and so is one that somebody else owns.
+    description:
+      - List of revoked keys; a job key among them is replaced, and so is one that somebody else owns.
+      - Those that the node has in its own list besides are returned, as the caller may have restored an older list.
     type: str
     default: ""
 author: Farandole
@@ -41,6 +43,10 @@ job_keys:
   description: The public job keys by user; none on nodes that launch no jobs.
   type: dict
   returned: always
+remembers:
+  description: The CAs that the node trusts, the revoked keys that it knows and O(revoked) lacks, its host certificate.
+  type: dict
+  returned: always
 openssh:
   description: Version of OpenSSH, as a number.
   type: float
@@ -51,10 +57,15 @@ import pwd
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
+KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+KEY = r"ssh-ed25519 [\w+/]{68}"
+# More revoked keys than a CA that was restored from an older copy can reasonably lack.
+MANY = 1000
 
 
 def public(key: Path) -> Path:
@@ -99,6 +110,25 @@ def belongs_to(key: Path, user: str) -> bool:
         return False
 
 
+def found(pattern: str, path: Path) -> list[str]:
+    """What matches in the lines of a file, which may be damaged or missing."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    return re.findall(f"^{pattern}$", text, re.MULTILINE)
+
+
+def remembered(folder: Path, revoked: str) -> dict[str, Any]:
+    """What earlier runs left here, by which the control machine sees that its own copy is older."""
+    known = {" ".join(line.split()[:2]) for line in revoked.splitlines()}
+    own = found(f"({KEY} [!-~]+)", folder / "revoked_keys")
+    hosts = found(rf"@cert-authority \* ({KEY}) farandole", KNOWN_HOSTS)
+    signed = found(r"(ssh-ed25519-cert-v01@openssh\.com \S+)", certificate(HOST_KEY))
+    return {
+        "authorities": [*hosts, *found(f"({KEY})", folder / "user_ca.pub")],
+        "revoked": [line for line in own if line.rsplit(" ", 1)[0] not in known][:MANY],
+        "certificate": "".join(signed[:1]),
+    }
+
+
 def openssh(module: AnsibleModule) -> float:
     """The version of OpenSSH: 9.2 for `OpenSSH_9.2p1 Debian-2`."""
     _, _, version = module.run_command(["ssh", "-V"], check_rc=True)
@@ -139,6 +169,7 @@ def main() -> None:
         job_keys={
             user: "" if module.check_mode and (key, user) in missing else read(key) for user, key in job_keys.items()
         },
+        remembers=remembered(folder, revoked),
         openssh=openssh(module),
     )
 

@@ -269,8 +269,11 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     for host, own in values.items():
         shares = own.get("storage_home", "none") != "none"
         users = storage.shared_homes(own.get("cluster_users") or [], str(own.get("base_user") or "trainer"))
-        for fault in storage.faults(own.get("storage_mounts") or [], users if shares else []):
+        mounts = own.get("storage_mounts") or []
+        for fault in storage.faults(mounts, users if shares else []):
             hosts.setdefault(finding("mount-wrong", "all", seen=fault), []).append(host)
+        for place in storage.passwords(mounts):
+            hosts.setdefault(finding("mount-password", "all", seen=place), []).append(host)
     return per_host(hosts, len(values))
 
 

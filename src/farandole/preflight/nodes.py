@@ -32,7 +32,7 @@ def judge_hosts(
             findings += judge_node(node, answer, accounts, check_mode)
         else:
             findings.append(judge_unreachable(node.name, answer))
-    return [*findings, *judge_machine_ids(probes_of(answers))]
+    return [*findings, *judge_clocks(answers), *judge_machine_ids(probes_of(answers))]
 
 
 def probes_of(answers: Mapping[str, Answer]) -> dict[str, Probe]:
@@ -45,7 +45,6 @@ def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int], check_mo
     yield from judge_address(node, probe)
     for account, wanted in accounts.items():
         yield from judge_account(name, account, wanted, probe["accounts"][account])
-    yield from judge_clock(name, answer)
     yield from judge_privileges(name, probe)
     if check_mode and not probe["python_apt"]:
         yield finding("python-apt-missing", name)
@@ -89,11 +88,22 @@ def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
     return [(value, " and ".join(sharing)) for value, sharing in names.items() if value is not None]
 
 
-def judge_clock(name: str, answer: Answer) -> Iterator[Finding]:
-    skew = answer["skew"]
-    if abs(skew) > SKEW_LIMIT_S:
-        seen = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
-        yield finding("clock-wrong", name, seen=seen, limit=SKEW_LIMIT_S, ssh=answer["login"]["command"])
+def judge_clocks(answers: Mapping[str, Answer]) -> Iterator[Finding]:
+    """If all nodes agree with each other, it is the clock here that is wrong, and no node should be set by it."""
+    logins = {name: answer["login"]["command"] for name, answer in answers.items() if "probe" in answer}
+    skews = {name: answers[name]["skew"] for name in logins}
+    wrong = {name: skew for name, skew in skews.items() if abs(skew) > SKEW_LIMIT_S}
+    if len(wrong) > 1 and wrong == skews and max(wrong.values()) - min(wrong.values()) <= SKEW_LIMIT_S:
+        name, skew = min(wrong.items(), key=lambda one: abs(one[1]))
+        seen, nodes = _difference(-skew), count(len(wrong), "node")
+        yield finding("clock-wrong-here", "all", seen=seen, nodes=nodes, limit=SKEW_LIMIT_S, ssh=logins[name])
+        return
+    for name, skew in wrong.items():
+        yield finding("clock-wrong", name, seen=_difference(skew), limit=SKEW_LIMIT_S, ssh=logins[name])
+
+
+def _difference(skew: float) -> str:
+    return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
 
 
 def judge_privileges(name: str, probe: Probe) -> Iterator[Finding]:

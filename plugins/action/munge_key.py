@@ -1,0 +1,39 @@
+"""Make the key of a queue on the control machine, or refuse a damaged one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from farandole.action import Action
+from farandole.slurm import key
+
+DOCUMENTATION = """
+module: munge_key
+short_description: Make the key of a queue on the control machine, or refuse a damaged one
+description:
+  - Runs on the control machine. The key is in a file of mode 0600, and never in a result.
+options:
+  path: {description: The file., type: path, required: true}
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Have a key for the queue
+  munge_key:
+    path: .farandole/mine/slurm/munge.key
+  run_once: true
+"""
+
+RETURN = """
+"""
+
+
+class ActionModule(Action):
+    """Runs on the control machine alone, once for all hosts."""
+
+    _requires_connection = False
+
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Makes or checks the key."""
+        return {"changed": key.keep(Path(arguments["path"]), check_mode=self._task.check_mode)}

@@ -1,0 +1,51 @@
+"""The queue's key on the control machine: made once, never replaced in silence, refused when damaged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from farandole.findings import FindingsError
+from farandole.slurm import key
+
+
+def test_it_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recorded(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    path = tmp_path / "slurm/munge.key"
+    assert key.keep(path, check_mode=True)
+    assert not path.exists()
+    assert key.keep(path, check_mode=False)
+    assert synced[-2:] == ["slurm", tmp_path.name]
+    text = path.read_text()
+    assert len(text) == key.LENGTH + 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not key.keep(path, check_mode=False)
+    assert path.read_text() == text
+    # As earlier versions wrote it, or an editor.
+    path.write_text(text.strip())
+    assert not key.keep(path, check_mode=False)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a" * 255, "a" * 257, "a" * 255 + "\n\n", "a" * 200 + "\0" * 56, "ä" * 256])
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_damaged_key_is_refused_by_the_name_of_its_file(tmp_path: Path, text: str, check_mode: bool) -> None:
+    path = tmp_path / "munge.key"
+    path.write_text(text)
+    with pytest.raises(FindingsError) as refusal:
+        key.keep(path, check_mode=check_mode)
+    (found,) = refusal.value.findings
+    assert found.code == "munge-key-damaged"
+    assert f"{path}, is damaged" in found.cause
+    assert f"mv {path} " in found.cure
+    if len(text) > 10:
+        assert text[:10] not in str(refusal.value)
+    assert path.read_text() == text
