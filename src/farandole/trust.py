@@ -20,6 +20,8 @@ _KEY = re.compile(KEY)
 _KIND = re.compile("host|files|user(:[a-z][a-z0-9_-]*)?")
 # Whose key that is. No person can have this name.
 MOUNTER = "root"
+# Before a user's name, what a certificate for the files of that user names. No account's name has a colon.
+FILES = "files:"
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ def kinds_at(name: str, users: Sequence[str], launchers: Collection[str], mounte
 
 def principals(user: str, kind: str, homes: Sequence[str]) -> tuple[str, ...]:
     """What a certificate is good for: a login as the user, or the files in these users' homes."""
-    return tuple(f"files-{one}" for one in homes) if kind == "files" else (user,)
+    return tuple(f"{FILES}{one}" for one in homes) if kind == "files" else (user,)
 
 
 def principal_files(users: Sequence[str], homes: Collection[str], folder: str) -> list[dict[str, str]]:
     """What the head's sshd accepts for each user: the user, and nodes that mount the home, which get files alone."""
-    files = {user: f'restrict,command="internal-sftp" files-{user}\n' if user in homes else "" for user in users}
+    files = {user: f'restrict,command="internal-sftp" {FILES}{user}\n' if user in homes else "" for user in users}
     return [{"path": f"{folder}/{user}", "content": f"{user}\n{line}"} for user, line in files.items()]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import ROOT, Cluster, person
+from clusters import ROOT, Cluster, people, person
 
 from farandole.validation import nodes as validation
 from farandole.validation import plan
@@ -143,7 +143,10 @@ def test_a_pbs_script_trains(cluster: Cluster) -> None:
     # It joins both outputs, and names the file as PBS does.
     shown = cluster.ssh("node-1", "cat", f"/home/trainer/horovod.o{job}").stdout
     assert "2 workers on 2 machines: accuracy 0.9" in shown
-    assert cluster.ssh("node-1", "ls", "/run/farandole/pbs").stdout == ""
+    until(lambda: cluster.ssh("node-1", "ls", "/run/farandole/pbs").stdout == "", 10)
+    # Slurm would kill an epilog of tasks with the ranks, and then say so in the job's output.
+    settings = cluster.ssh("node-1", "scontrol", "show", "config").stdout
+    assert re.search(r"^TaskEpilog += \(null\)$", settings, re.MULTILINE)
 
 
 def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
@@ -164,6 +167,13 @@ def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
         (["--partition=fast"], "there is no partition fast; the partitions are: normal"),
         (["--job-name='x\x1b[2J'"], "its name has control characters"),
         (["--comment='x\u009b2J'"], "its comment has control characters"),
+        (["--comment=$'x\\x9b2J'"], "its comment has control characters"),
+        (["--output=$'x\\e]0;y'"], "its std_out has control characters"),
+        (["--error=$'x\\e]0;y'"], "its std_err has control characters"),
+        (["--input=$'x\\e]0;y'"], "its std_in has control characters"),
+        (["--chdir=$'/tmp/\\e[2J'"], "its work_dir has control characters"),
+        (["--mail-user=$'x\\e[2J'"], "its mail_user has control characters"),
+        (["--wckey=$'x\\e[2J'"], "its wckey has control characters"),
         (["--account=caffe"], "you are not in the account caffe; yours: users"),
     ],
 )
@@ -171,6 +181,15 @@ def test_what_can_never_run_is_refused_in_words(cluster: Cluster, words: list[st
     done = on_head(cluster, f"sbatch {' '.join(words)} {JOB}")
     assert done.returncode != 0
     assert why in done.stderr
+
+
+def test_what_others_see_of_a_job_has_nothing_that_terminals_obey(cluster: Cluster) -> None:
+    """In words that are not those of sbatch, and with letters that are fine."""
+    assert "its argv has control characters" in on_head(cluster, f"sbatch {JOB} $'\\e[2J'").stderr
+    pbs = "/opt/farandole/samples/jobs/pbs.sh"
+    assert on_head(cluster, f"qsub -o $'x\\e]0;y' {pbs}").returncode != 0
+    fine = "scancel $(sbatch --parsable --hold --comment='Größe 語 🚀' --wrap=hostname)"
+    assert on_head(cluster, fine).returncode == 0
 
 
 def test_a_waiting_job_gets_no_name_that_terminals_obey(cluster: Cluster) -> None:
@@ -291,6 +310,42 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
 def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
     done = cluster.play("--tags", "quick", playbook="playbooks/validate.yml")
     assert re.search(r"^ +queue +green ", done.output, re.MULTILINE), done.output
+
+
+# A job that waits for a word, and is then queued again.
+AGAIN = "echo ran >>ran; until [ -e go ]; do sleep 0.2; done; scontrol requeue $SLURM_JOB_ID; sleep 60"
+
+
+def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_path: Path) -> None:
+    waiting = [
+        submit(cluster, more, "--wrap=hostname", user="bob")
+        for more in ("--hold", "--begin=now+3600", "--begin=now+3600 --array=1-3")
+    ]
+    job = submit(cluster, "--requeue", "--nodelist=node-1", f"--wrap={shlex.quote(AGAIN)}", user="bob")
+    until(lambda: told(cluster, job) == "RUNNING")
+    without = [*("--skip-tags", "stack"), *people(person("alice", 2101, tmp_path))]
+    done = cluster.play(*without)
+    assert done.rc == 0, done.output
+    assert cluster.ssh("node-1", "squeue", "--noheader", "--format=%A %T").stdout == f"{job} RUNNING\n"
+    assert {told(cluster, one).split()[0] for one in waiting} == {"CANCELLED"}
+
+    def queued_again() -> None:
+        cluster.ssh("node-1", "touch", "/home/bob/go")
+        until(lambda: told(cluster, job) == "PENDING")
+        cluster.ssh("node-1", "rm", "/home/bob/go")
+        # Slurm would wait for two minutes.
+        cluster.ssh("node-1", "scontrol", "update", f"jobid={job}", "starttime=now")
+
+    program = "/usr/local/libexec/farandole/prolog"
+    cluster.ssh("node-1", "mount", "--bind", "/bin/true", program)
+    queued_again()
+    until(lambda: cluster.ssh("node-1", "cat", "/home/bob/ran").stdout == "ran\nran\n")
+    cluster.ssh("node-1", "umount", program)
+    queued_again()
+    assert ended(cluster, job).startswith("CANCELLED")
+    assert cluster.ssh("node-1", "cat", "/home/bob/ran").stdout == "ran\nran\n"
+    # Nothing is drained by it.
+    until(lambda: nodes(cluster) == {"node-1": "idle", "node-2": "idle"})
 
 
 def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition_gets_another_name(

@@ -22,7 +22,13 @@ MOUNT = {
     "options": "allow_other,default_permissions,IdentityFile=/root/data,BatchMode=yes,reconnect,dcache_timeout=1,"
     "ConnectTimeout=3,ServerAliveInterval=2,ServerAliveCountMax=2",
 }
-PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}, {"name": "carol", "uid": 2003, "admin": True}]
+PEOPLE = [
+    {"name": "alice", "uid": 2001},
+    {"name": "bob", "uid": 2002},
+    {"name": "carol", "uid": 2003, "admin": True},
+    # Not whom certificates for the files of bob name.
+    {"name": "files-bob", "uid": 2004},
+]
 HOMES = ("--extra-vars", json.dumps({"storage_home": "sshfs", "cluster_users": PEOPLE}))
 WRITER = "while sleep 0.2; do date +%s >>{0}/log && echo written || echo failed; done >/run/{1} 2>&1"
 
@@ -213,6 +219,22 @@ def sftp(cluster: Cluster, user: str, path: str, server: str = "node-1") -> str:
     return done.stdout
 
 
+def namesake(cluster: Cluster) -> str:
+    """What files-bob gets of a file of bob's."""
+    key = "/etc/farandole/ssh/id_jobs/files-bob"
+    script = f"cd && rm -f got && sftp -q -o BatchMode=yes -i {key} bob@node-1:secret got; cat got"
+    return cluster.ssh("node-1", "runuser", "-l", "files-bob", "-c", script).stdout
+
+
+def test_nobody_is_a_key_for_files_by_name(homes: Cluster) -> None:
+    homes.ssh("node-1", "sh", "-c", "cd ~bob && umask 077 && echo hidden >secret && chown bob secret")
+    assert namesake(homes) == ""
+    accepted = "/etc/farandole/ssh/principals/bob"
+    homes.ssh("node-1", "sh", "-c", f"cp -a {accepted} /root/kept && sed -i s/files:bob/files-bob/ {accepted}")
+    assert namesake(homes) == "hidden\n"
+    homes.ssh("node-1", "cp", "-a", "/root/kept", accepted)
+
+
 def test_a_nodes_key_for_files_opens_nothing_else(homes: Cluster) -> None:
     homes.ssh("node-1", "sh", "-c", "cd ~bob && umask 077 && echo hidden >secret && chown bob secret")
     assert "here" in sftp(homes, "alice", "/home/alice/a")
@@ -248,7 +270,7 @@ def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: 
         "-I",
         "x",
         "-n",
-        "files-alice,alice",
+        "files:alice,alice",
         str(public),
     ]
     subprocess.run(command, check=True)
@@ -258,7 +280,7 @@ def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: 
     try:
         # On the other node the name of the user is enough.
         assert "uid=2001(alice)" in attack(homes, "alice@node-3", "id")
-        homes.ssh("node-1", "sh", "-c", "echo files-alice >/etc/farandole/ssh/principals/alice")
+        homes.ssh("node-1", "sh", "-c", "echo files:alice >/etc/farandole/ssh/principals/alice")
         assert "uid=2001(alice)" in attack(homes, "alice@node-1", "id")
     finally:
         homes.ssh("node-2", "sh", "-c", f"echo '{kept}' >{KEY}-cert.pub")

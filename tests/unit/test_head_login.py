@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from farandole.errors import FarandoleError
+from farandole.cli import app
 from farandole.jobs.commands import head_of, without_keys
 from farandole.playbook import Login
 
@@ -59,8 +60,9 @@ def test_no_other_key_than_the_one_that_is_typed_is_tried(
 
 
 def test_a_typed_key_that_does_not_exist_is_no_reason_to_try_others(tmp_path: Path) -> None:
-    with pytest.raises(FarandoleError, match="there is no /none"):
-        logs_in(tmp_path, Login(private_key=Path("/none")))
+    done = CliRunner().invoke(app, ["runs", "-i", str(tmp_path), "--private-key", "/none"])
+    assert done.exit_code == 2
+    assert "/none" in done.output
 
 
 def test_other_options_stay_as_they_are() -> None:

@@ -341,12 +341,14 @@ def encoded(kind: str) -> str:
     ("person", "code", "words"),
     [
         ({"name": name}, "person-name-malformed", repr(name))
-        for name in ("", "Alice", "al ice", "al,ice", "*", "-f", "2alice", "alice:0", "a" * 32, "%sudo", "al/ice")
+        for name in ("", "Alice", "al ice", "al,ice", "*", "-f", "2alice", "files:alice", "a" * 32, "%sudo", "al/ice")
     ]
     + [
         ({"name": "root"}, "person-name-taken", "root is root"),
         ({"name": "admin"}, "person-name-taken", "admin is the account with which Ansible logs in"),
         ({"name": "trainer"}, "person-name-taken", "trainer is the job user"),
+        ({"name": "slurm"}, "person-name-taken", "slurm is the account of a service"),
+        ({"name": "farandole-jobs"}, "person-name-taken", "farandole-jobs is a name of Farandole's"),
         ({"name": "carol"}, "person-name-taken", "carol is already another entry"),
         ({"uid": 0}, "person-uid-wrong", "alice has uid 0;"),
         ({"uid": 999}, "person-uid-wrong", "999"),

@@ -414,6 +414,18 @@ def test_it_knows_which_folders_are_on_this_machine_alone() -> None:
     assert {path: qsub.only_here(path, mounts) for path in local} == local
 
 
+@pytest.mark.parametrize(("shared", "noted"), [("", True), ("bob\nana\n", False), ("bob\n", True)])
+def test_a_home_that_all_nodes_mount_from_the_head_is_not_on_its_own_disk_alone(
+    shared: str, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qsub, "SHARED", tmp_path / "home")
+    if shared:
+        (tmp_path / "home").write_text(shared)
+    job = job_of("-o", "/home/ana/x", "-j", "oe", script=b"true\n")
+    qsub.warn_of_own_disk(job)
+    assert any("is on this machine's own disk" in note for note in job.notes) is noted
+
+
 def test_the_program_shows_a_refusal_without_control_characters(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_bytes(b"#PBS -N \x1b[2J -l \x1b[2J=1\ntrue\n")
@@ -531,14 +543,19 @@ def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[st
     assert "the job was not started" in done.stderr
 
 
-def test_the_epilog_removes_only_this_jobs_file(tmp_path: Path) -> None:
-    text = (ROOT / "src/farandole/slurm/task_epilog").read_text().replace("/run/farandole/pbs", str(tmp_path))
-    for name in ("42.abc", "421.abc", "4.abc"):
-        (tmp_path / name).touch()
-    for more in ({}, {"FARANDOLE_PBS": "{}"}):
-        subprocess.run(["sh", "-c", text], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42", **more}, check=True)
-        assert (tmp_path / "42.abc").exists() is not bool(more)
-    assert {one.name for one in tmp_path.iterdir()} == {"421.abc", "4.abc"}
+def test_the_epilog_removes_only_this_jobs_files(tmp_path: Path) -> None:
+    text = (ROOT / "src/farandole/slurm/epilog").read_text().replace("/run/farandole/pbs", str(tmp_path / "pbs"))
+    job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"}
+    # It must not fail, even without the folder: Slurm would drain the node.
+    subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": "0"}, check=True)
+    (tmp_path / "pbs").mkdir()
+    for name in ("42.abc", "42.d e", "421.abc", "4.abc"):
+        (tmp_path / "pbs" / name).touch()
+    (tmp_path / "pbs/42.folder").mkdir()
+    for uid, left in ((os.getuid() + 1, 5), (os.getuid(), 3)):
+        subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": str(uid)}, check=True)
+        assert len([*(tmp_path / "pbs").iterdir()]) == left
+    assert {one.name for one in (tmp_path / "pbs").iterdir()} == {"42.folder", "421.abc", "4.abc"}
 
 
 def test_modules_need_a_function() -> None:

@@ -447,8 +447,8 @@ def test_a_node_that_mounts_homes_gets_their_files_alone(tmp_path: Path) -> None
     found = given(tmp_path, HEAD, mounter(A), **SHARED)["user"]["node-2"]
     lines = shown(found["root"])
     assert lines[lines.index("Principals:") + 1 :] == [
-        "files-trainer",
-        "files-alice",
+        "files:trainer",
+        "files:alice",
         "Critical Options:",
         "force-command internal-sftp",
         "source-address 192.0.2.2",
@@ -482,7 +482,7 @@ def test_a_node_that_mounts_no_homes_any_more_has_its_key_revoked(tmp_path: Path
 
 def test_the_head_accepts_nodes_for_the_homes_that_are_shared() -> None:
     alice, bob = trust.principal_files(["alice", "bob"], ["alice"], "/x")
-    assert alice == {"path": "/x/alice", "content": 'alice\nrestrict,command="internal-sftp" files-alice\n'}
+    assert alice == {"path": "/x/alice", "content": 'alice\nrestrict,command="internal-sftp" files:alice\n'}
     assert bob == {"path": "/x/bob", "content": "bob\n"}
 
 

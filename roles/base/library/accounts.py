@@ -10,6 +10,7 @@ description:
   - Each account has a group of the same name and number, no password, and a home that nobody else can read. It is a
     member of group farandole-jobs, to which sshd's settings and the limits apply.
   - Members of that group that are not listed are locked. Their files stay.
+  - The uids of the listed are written to /etc/farandole/uids, by which the queue decides whose jobs it starts.
   - One module for all accounts, because with many users and nodes the time of a run depends on the number of calls.
 options:
   users:
@@ -51,17 +52,22 @@ done:
 
 import grp
 import pwd
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.folders import replacing
+from ansible.module_utils.processes import end_all, processes
 
 GROUP = "farandole-jobs"
 LINGER = Path("/var/lib/systemd/linger")
 SUDOERS = Path("/etc/sudoers.d/farandole")
+# The uids of those who may start jobs.
+LISTED = Path("/etc/farandole/uids")
 # Days since 1970 from which a locked account is not valid.
 LOCKED = "1"
+PATIENCE_S = 15
 Command = list[str]
 
 
@@ -130,38 +136,62 @@ def locking(name: str) -> Iterator[Command]:
         yield ["usermod", "--expiredate", LOCKED, name]
 
 
-def ending(name: str) -> Iterator[Command]:
-    """The commands that end what an account runs: its sessions and services in order, and then the rest."""
-    if (LINGER / name).exists():
-        yield ["loginctl", "disable-linger", name]
-    uid = user_id(name)
-    if any(owner(path) == uid for path in Path("/proc").glob("[0-9]*")):
-        yield ["systemctl", "stop", f"user-{uid}.slice"]
-        # There may be none left, and then kill fails.
-        left = f"find /proc -maxdepth 1 -name '[0-9]*' -uid {uid} -printf '%f '"
-        yield ["sh", "-c", f"kill -KILL $({left}) 2>/dev/null; true"]
+def end(module: AnsibleModule, name: str, uid: int) -> list[str]:
+    """End what an account runs: its jobs, its sessions and services in order, and then the rest; says what was done."""
+    lingers, runs = (LINGER / name).exists(), bool(processes(uid))
+    if not module.check_mode:
+        if shutil.which("scancel"):
+            # Programs of a job can start others here from another node. Role slurm fails if the queue does not answer.
+            module.run_command(["timeout", str(PATIENCE_S), "scancel", f"--user={uid}"])
+        if lingers:
+            module.run_command(["loginctl", "disable-linger", name], check_rc=True)
+        if runs:
+            # What does not end when it is asked to is killed.
+            module.run_command(["timeout", str(PATIENCE_S), "systemctl", "stop", f"user-{uid}.slice"])
+        try:
+            # Also if nothing was seen, for what is never there when one looks.
+            end_all(uid, PATIENCE_S)
+        except TimeoutError as error:
+            module.fail_json(msg=f"{name}: {error}")
+    return [f"end what {name} runs"] if lingers or runs else []
 
 
-def owner(process: Path) -> int:
-    """The account of a process, which may have ended meanwhile."""
-    try:
-        return process.stat().st_uid
-    except OSError:
-        return -1
-
-
-def allow(admins: list[str], *, check_mode: bool) -> list[str]:
-    """Let exactly these use sudo; says what was done."""
-    rules = [f"{name} ALL=(ALL:ALL) NOPASSWD: ALL\n" for name in admins]
-    text = "".join(["# Managed by Farandole, role base.\n", *rules]) if admins else ""
-    if text == (SUDOERS.read_text() if SUDOERS.exists() else ""):
+def put(path: Path, text: str, mode: int, *, check_mode: bool) -> list[str]:
+    """Write a file, or remove it if the text is empty; says what was done."""
+    if text == (path.read_text() if path.exists() else ""):
         return []
     if text and not check_mode:
-        with replacing(SUDOERS, 0o440) as draft:
+        with replacing(path, mode) as draft:
             draft.write(text.encode())
     elif not check_mode:
-        SUDOERS.unlink()
-    return [f"{'write' if text else 'remove'} {SUDOERS}"]
+        path.unlink()
+    return [f"{'write' if text else 'remove'} {path}"]
+
+
+def sudoers(admins: list[str]) -> str:
+    """The rules by which exactly these use sudo; empty if nobody does."""
+    rules = [f"{name} ALL=(ALL:ALL) NOPASSWD: ALL\n" for name in admins]
+    return "".join(["# Managed by Farandole, role base.\n", *rules]) if admins else ""
+
+
+def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
+    """Make all accounts as they have to be; says what was done."""
+    due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
+    for name, uid in users.items():
+        one = wanted(name, uid, job_user=name == module.params["job_user"])
+        due += [*one, *(lingering(name) if module.params["linger"] else [])]
+    former = {name: known for name in members() if name not in users and (known := user_id(name))}
+    for name in former:
+        due += locking(name)
+    for command in due if not module.check_mode else ():
+        module.run_command(command, check_rc=True)
+    done = [" ".join(command) for command in due]
+    done += put(SUDOERS, sudoers(module.params["admins"]), 0o440, check_mode=module.check_mode)
+    # Before anything is ended, so that no job starts afterwards.
+    done += put(LISTED, "".join(f"{uid}\n" for uid in users.values()), 0o644, check_mode=module.check_mode)
+    for name, uid in former.items() if module.params["end_jobs"] else ():
+        done += end(module, name, uid)
+    return done
 
 
 def main() -> None:
@@ -176,18 +206,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    users = {str(name): int(uid) for name, uid in module.params["users"].items()}
-    due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
-    for name, uid in users.items():
-        one = wanted(name, uid, job_user=name == module.params["job_user"])
-        due += [*one, *(lingering(name) if module.params["linger"] else [])]
-    for name in members():
-        if name not in users and user_id(name):
-            due += [*locking(name), *(ending(name) if module.params["end_jobs"] else [])]
-    if not module.check_mode:
-        for command in due:
-            module.run_command(command, check_rc=True)
-    done = [" ".join(command) for command in due] + allow(module.params["admins"], check_mode=module.check_mode)
+    done = apply(module, {str(name): int(uid) for name, uid in module.params["users"].items()})
     module.exit_json(changed=bool(done), done=done)
 
 

@@ -46,14 +46,12 @@ left:
 """
 
 import grp
-import os
 import pwd
-import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.processes import end_all
 
 # Below are the accounts of the system.
 FIRST_UID = 1000
@@ -63,29 +61,15 @@ PATIENCE_S = 10
 CRONTABS = Path("/var/spool/cron/crontabs")
 
 
-def processes(uid: int) -> list[int]:
-    """The processes of an account."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if entry.stat().st_uid == uid:
-                found.append(int(entry.name))
-    return found
-
-
 def end_processes(module: AnsibleModule, account: pwd.struct_passwd) -> None:
     """End an account's sessions and services, then whatever else it runs."""
     # It fails if the account has none.
     module.run_command(["loginctl", "disable-linger", account.pw_name])
     module.run_command(["loginctl", "terminate-user", account.pw_name])
-    deadline = time.monotonic() + PATIENCE_S
-    while found := processes(account.pw_uid):
-        if time.monotonic() > deadline:
-            module.fail_json(msg=f"processes of {account.pw_name} do not end: {', '.join(map(str, found))}; reboot")
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.2)
+    try:
+        end_all(account.pw_uid, PATIENCE_S)
+    except TimeoutError as error:
+        module.fail_json(msg=f"{account.pw_name}: {error}")
 
 
 def is_local(module: AnsibleModule, home: str) -> bool:

@@ -20,6 +20,13 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 LOWEST, HIGHEST = 1000, 59999
 WITH_TOKEN = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
 SHOWN = 40
+# Accounts that packages make when a role installs them. Slurm, for one, obeys whoever is called slurm.
+OF_PACKAGES = ("ceph", "ganesha", "gluster", "munge", "mysql", "slurm", "statd")
+TAKEN = {
+    "root": "root",
+    **dict.fromkeys(("farandole", "farandole-build", "farandole-jobs"), "a name of Farandole's"),
+    **dict.fromkeys(OF_PACKAGES, "the account of a service, which a package makes"),
+}
 
 
 def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[Finding]:
@@ -27,7 +34,7 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
     lists = [(hostvars[name].get("cluster_users") or [], name) for name in names]
     people, first = next(iter(lists), ([], ""))
     uneven = [finding("people-uneven", name, other=first) for others, name in lists if others != people]
-    taken = {"root": "root", "farandole": "a name of Farandole's"}
+    taken = {**TAKEN}
     uids = {}
     for name in names:
         own = hostvars[name]

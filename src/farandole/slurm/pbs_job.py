@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 VARIABLE = "FARANDOLE_PBS"
-# Everybody may write their own files there; task-epilog removes them.
+# Everybody may write their own files there; the epilog removes them.
 NODE_FILES = Path("/run/farandole/pbs")
 SCONTROL = "/usr/bin/scontrol"
 # Functions such as module are for the shells that the job starts, too.

@@ -22,6 +22,8 @@ from pathlib import Path
 SBATCH, SALLOC, SRUN, SCONTROL = (f"/usr/bin/{name}" for name in ("sbatch", "salloc", "srun", "scontrol"))
 # Runs a job's script in the environment that PBS would give it.
 PBS_JOB = "/usr/local/libexec/farandole/pbs-job"
+# On the head: whose homes all nodes mount from here.
+SHARED = Path("/etc/farandole/storage/home")
 # What that program has to know, as JSON.
 VARIABLE = "FARANDOLE_PBS"
 
@@ -1043,7 +1045,13 @@ def only_here(path: str, mounts: str) -> bool:
         if Path(path).is_relative_to(point):
             found[point] = after.split(" ")[0]
     kind = found[max(found, key=len)] if found else ""
-    return not re.match("nfs|cifs|fuse|lustre|ceph|gluster|beegfs|gpfs|afs|ocfs2|gfs2|9p|virtiofs", kind)
+    # What is mounted on first use is autofs until then.
+    return not re.match("nfs|cifs|fuse|autofs|lustre|ceph|gluster|beegfs|gpfs|afs|ocfs2|gfs2|9p|virtiofs", kind)
+
+
+def shared_homes() -> list[str]:
+    """The homes that all nodes mount from this machine, on whose own disk they are."""
+    return [f"/home/{name}" for name in SHARED.read_text().split()] if SHARED.exists() else []
 
 
 def warn_of_own_disk(job: Job) -> None:
@@ -1053,7 +1061,11 @@ def warn_of_own_disk(job: Job) -> None:
         one.partition("=")[2].replace("%%", "%") for one in job.arguments if one.startswith(("--output", "--error"))
     ]
     folders = dict.fromkeys(os.path.realpath(os.path.dirname(path)) for path in paths)  # noqa: PTH120
-    if here := [folder for folder in folders if not folder.startswith("/dev") and only_here(folder, mounts)]:
+    seen_by_all = ("/dev", *shared_homes())
+    if here := [
+        folder for folder in folders
+        if not any(Path(folder).is_relative_to(one) for one in seen_by_all) and only_here(folder, mounts)
+    ]:  # fmt: skip
         job.note(
             "output",
             f"{' and '.join(here)} is on this machine's own disk; a node that lacks this folder cannot start the job, "

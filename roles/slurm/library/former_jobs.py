@@ -1,0 +1,65 @@
+#!/usr/bin/python
+"""Cancel the jobs of people who may start none."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+module: former_jobs
+short_description: Cancel the jobs of people who may start none
+description:
+  - Cancels whatever waits in the queue, held and delayed jobs too, of all users that are not listed.
+options:
+  uids:
+    description: Who may start jobs.
+    type: list
+    elements: int
+    required: true
+  running:
+    description: Whether to cancel what runs, too.
+    type: bool
+    default: false
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Cancel the jobs of people who were taken off the list
+  former_jobs:
+    uids: [2000, 2001]
+"""
+
+RETURN = """
+cancelled:
+  description: The uids whose jobs were cancelled.
+  type: list
+  returned: always
+"""
+
+import shutil
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def main() -> None:
+    """Compare and cancel."""
+    module = AnsibleModule(
+        argument_spec={
+            "uids": {"type": "list", "elements": "int", "required": True},
+            "running": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    if module.check_mode and not shutil.which("squeue"):
+        # It would be installed before.
+        module.exit_json(changed=False, cancelled=[])
+    states = [] if module.params["running"] else ["--state=PENDING"]
+    code, out, err = module.run_command(["squeue", "--noheader", "--format=%U", *states])
+    if code and not module.check_mode:
+        module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
+    former = sorted({int(uid) for uid in out.split()} - {*module.params["uids"]}) if code == 0 else []
+    for uid in former if not module.check_mode else ():
+        module.run_command(["scancel", *states, f"--user={uid}"], check_rc=True)
+    module.exit_json(changed=bool(former), cancelled=former)
+
+
+if __name__ == "__main__":
+    main()
