@@ -25,9 +25,6 @@ EXAMPLES = """
   run_once: true
 """
 
-RETURN = """
-"""
-
 
 class ActionModule(Action):
     """Runs on the control machine alone, once for all hosts."""
