@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Group:
-    """Findings that have one cure: their causes, which differ at most in what was seen, and the hosts of each."""
+    """Findings that one cure mends: their causes, which differ at most in what was seen, and the hosts of each."""
 
     severity: Severity
     code: str
@@ -72,7 +72,9 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Put together what one cure mends, the worst first."""
     groups: dict[tuple[Severity, str, str], list[Finding]] = {}
     for one in sorted(findings, key=lambda one: get_args(Severity).index(one.severity)):
-        groups.setdefault((one.severity, one.code, one.cure), []).append(one)
+        # How to log in is the only difference between the cures of these.
+        cure = "" if one.code in causes() and causes()[one.code].seen == "login" else one.cure
+        groups.setdefault((one.severity, one.code, cure), []).append(one)
     return [_group(group) for group in groups.values()]
 
 
@@ -81,7 +83,9 @@ def _group(findings: Sequence[Finding]) -> Group:
     for one in findings:
         causes.setdefault(one.cause, []).append(one.host)
     first, hosts = findings[0], some([*dict.fromkeys(one.host for one in findings)])
-    return Group(first.severity, first.code, first.cure, hosts, causes)
+    others = [one.host for one in findings if one.cure != first.cure]
+    cure = f"{first.cure} (so for {first.host}; likewise for {some(others)})" if others else first.cure
+    return Group(first.severity, first.code, cure, hosts, causes)
 
 
 def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:

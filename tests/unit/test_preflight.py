@@ -618,6 +618,19 @@ def test_what_one_cure_mends_is_one_item_with_a_line_for_each_value() -> None:
     assert text.count("cure: ") == 2
 
 
+def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own() -> None:
+    answer = {"unreachable_reason": "ssh: connect to host 192.0.2.1 port 22: No route to host"}
+    found = [
+        unreachable.judge_unreachable(f"node-{number}", {**answer, "login": login(host=f"192.0.2.{number}")})
+        for number in range(1, 9)
+    ]
+    assert {one.code for one in found} == {"login-no-route"}
+    text = report(found)
+    assert text.count("cure: ") == 1
+    assert "node-5 and 3 more: " in text
+    assert "ssh root@192.0.2.1 (so for node-1; likewise for node-2, node-3, node-4, node-5, node-6 and 2 more)" in text
+
+
 def test_findings_are_listed_worst_first() -> None:
     severities: tuple[Severity, ...] = ("note", "warn", "stop")
     text = report([Finding("node-1", one, "it is so", "mend it", one) for one in severities])
