@@ -26,6 +26,7 @@ from farandole.preflight.inventory import (
     declared_names,
     judge_inventory,
     judge_login,
+    judge_passwords,
     judge_settings,
     judge_tags,
     read_node,
@@ -150,6 +151,12 @@ def typed_options() -> dict[str, str]:
     return {option: str(given) for option, (given, default) in known.items() if given and given != default}
 
 
+def asked_passwords() -> list[str]:
+    """The options by which the user was asked for a password."""
+    known = {"--ask-pass": "ask_pass", "--ask-become-pass": "become_ask_pass"}
+    return [option for option, name in known.items() if context.CLIARGS.get(name)]
+
+
 class ActionModule(Action):
     """Runs on the control machine alone."""
 
@@ -178,7 +185,8 @@ class ActionModule(Action):
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
         findings = [*broken, *judge_tags(given), *judge_inventory(groups, nodes, declared, connection_variables())]
-        findings += judge_login({node.name: hostvars[node.name] for node in nodes}, typed_options())
+        own = {node.name: hostvars[node.name] for node in nodes}
+        findings += [*judge_login(own, typed_options()), *judge_passwords(own, asked_passwords())]
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)

@@ -242,6 +242,14 @@ def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
     assert inventory.judge_login(own, {}) == []
 
 
+def test_a_password_that_is_asked_for_in_vain_is_refused_and_none_is_shown() -> None:
+    own = {"node-1": {"ansible_become_pass": "SECRET", "ansible_ssh_pass": "SECRET"}, "node-2": {}}
+    found = inventory.judge_passwords(own, ["--ask-become-pass"])
+    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "password-ignored", "stop")]
+    assert "SECRET" not in report(found)
+    assert inventory.judge_passwords(own, []) == []
+
+
 def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
     def listed(*words: str) -> str:
         command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]

@@ -469,7 +469,7 @@ def explain(head: Head, number: str, lines: Sequence[str]) -> None:
     rank = hit.rank if hit else int(own[1]) if own else None
     host = host_of(rank, state.slots) if rank is not None else "a node"
     # A consequence says nothing of where its cause is.
-    where = "" if hit and hit.cause.cascade else f"rank {rank} on {host}: " if rank is not None else f"{host}: "
+    where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
     cause = hit.cause.description({"host": host, **hit.words}) if hit else one_line(own[2] if own else raised)
     code, words = (hit.cause.code, hit.words) if hit else ("worker-failed", {})
     tell(code, state, words.get("host", host), f"{where}{on_terminal(cause)}")

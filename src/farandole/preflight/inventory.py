@@ -33,6 +33,11 @@ LOGIN_VARIABLES = {
     "--user": ("ansible_user", "ansible_ssh_user"),
     "--private-key": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
 }
+# What overrides a password that the user was asked for.
+PASSWORD_VARIABLES = {
+    "--ask-pass": ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
+    "--ask-become-pass": ("ansible_become_password", "ansible_become_pass"),
+}
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -255,6 +260,17 @@ def judge_login(hostvars: Mapping[str, Mapping[str, Any]], typed: Mapping[str, s
         for variable in LOGIN_VARIABLES[option]
         if own.get("ansible_connection") != "local" and str(own.get(variable) or value) != value
     ]  # fmt: skip
+
+
+def judge_passwords(hostvars: Mapping[str, Mapping[str, Any]], asked: Iterable[str]) -> list[Finding]:
+    """Report passwords that the user was asked for in vain, as the inventory has others; shows none of them."""
+    return [
+        finding("password-ignored", name, seen=option, label=option, known=variable)
+        for option in asked
+        for name, own in hostvars.items()
+        for variable in PASSWORD_VARIABLES[option]
+        if variable in own
+    ]
 
 
 def judge_tags(given: Iterable[str]) -> list[Finding]:
