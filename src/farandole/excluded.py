@@ -181,7 +181,7 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     spared = out.keys() - _needed(out, checked)
     told = [_softened(one) if spared & _about(one) else one for one in findings] + _noted(out, checked)
     if possible and not exclude:
-        told += [finding("exclusion-possible", name) for name in new]
+        told += [finding("exclusion-possible", name, inventory=shlex.quote(checked.inventory)) for name in new]
     if refused(told):
         return Decision(entries, told)
     back = {name: one for name, one in entries.items() if name not in out}

@@ -109,7 +109,7 @@ def test_two_causes_are_both_named() -> None:
 
 def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
     said = finding("pair-node-closed", "node-3", other="node-1", seen="no answer", both="", subnet="192.0.2.0/24")
-    verdict = told(findings.report([said, finding("exclusion-possible", "node-3")]).encode())
+    verdict = told(findings.report([said, finding("exclusion-possible", "node-3", inventory="mine")]).encode())
     assert verdict.codes == ["pair-node-closed"]
     words = report(verdict)
     assert f"root cause [pair-node-closed]: {said.cause}" in words
