@@ -190,10 +190,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 program = sys.stdin.buffer.read(NUMBER).decode()
 held = []
 def flood():
-    sockets = [line.split() for line in open("/proc/net/tcp")]
-    ports = [int(row[1][9:], 16) for row in sockets if row[1][:8] == "025E007F" and row[3] == "0A"]
     while not held:
-        for port in 800 * ports:
+        sockets = [line.split() for line in open("/proc/net/tcp")]
+        ports = [int(row[1][9:], 16) for row in sockets if row[1][:8] == "025E007F" and row[3] == "0A"]
+        for port in 200 * ports:
             one = socket.socket()
             one.bind(("127.0.94.3", 0))
             one.setblocking(False)
@@ -205,7 +205,7 @@ usual = "    say(node.about())\\n"
 exec(compile(program.replace(usual, "    flood()\\n" + usual), "pairs", "exec"))
 """
 LIMIT = "{peer: threading.BoundedSemaphore(each) for peer in peers}"
-NO_LIMIT = "dict.fromkeys(peers, threading.BoundedSemaphore(1024))"
+NO_LIMIT = "dict.fromkeys(peers, threading.BoundedSemaphore(128))"
 
 
 @pytest.mark.parametrize("protected", [True, False])
