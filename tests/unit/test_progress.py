@@ -278,6 +278,12 @@ def test_a_bounded_number_of_runs_is_kept_and_only_their_owner_can_enter(own_sta
     assert events.place_of(own_state / "mine") != events.place_of(own_state / "other/mine")
 
 
+def test_a_slow_clock_does_not_make_a_run_the_oldest_one(own_state: Path) -> None:
+    for number in range(events.RUNS):
+        (events.place_of(own_state / "mine") / f"2999-01-01T00-00-{number:02}-000000Z").mkdir(parents=True)
+    assert events.new_folder(own_state / "mine").is_dir()
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_in_words(own_state: Path) -> None:
     (own_state / "state").write_text("")
     with pytest.raises(FarandoleError, match=r"cannot be kept in .*: Not a directory; make this account the owner"):

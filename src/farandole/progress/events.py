@@ -50,10 +50,12 @@ def new_folder(inventory: str | Path) -> Path:
     place = place_of(inventory)
     folder = place / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%fZ}"
     try:
-        for one in (plays(), place, folder):
+        for one in (plays(), place):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(place)
+        # Before there is a folder of this run, which would look like the oldest one if the clock is slow.
         prune(place)
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise FarandoleError(
             f"the log of this run cannot be kept in {folder}: {error.strerror}; make this account the owner of "
@@ -63,8 +65,8 @@ def new_folder(inventory: str | Path) -> Path:
 
 
 def prune(place: Path) -> None:
-    """Remove the oldest runs of an inventory, and the inventories that were not used for longest."""
-    old = runs_in(place)[RUNS:]
+    """Make room for a run: remove the oldest ones of its inventory, and the inventories not used for longest."""
+    old = runs_in(place)[RUNS - 1 :]
     others = sorted(plays().iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
     for one in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
         if not any(is_alive(folder) for folder in (one, *runs_in(one))):
