@@ -9,6 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 HostVars = Mapping[str, Mapping[str, Any]]
+# All names by which Ansible's ssh plugin knows them; the last one that is set counts.
+USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
+KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
 
 
 def builders(groups: Mapping[str, Sequence[str]]) -> list[str]:
@@ -66,7 +69,16 @@ def host_names(names: Sequence[str], hostvars: HostVars) -> dict[str, list[str]]
 
 def login_name(variables: Mapping[str, Any]) -> str:
     """The account with which Ansible logs in to a node; empty if the inventory does not say."""
-    return str(variables.get("ansible_user") or variables.get("ansible_ssh_user") or "")
+    return _last(USER_VARIABLES, variables)
+
+
+def login_key(variables: Mapping[str, Any]) -> str:
+    """The file of the key with which Ansible logs in to a node; empty if the inventory does not say."""
+    return _last(KEY_VARIABLES, variables)
+
+
+def _last(names: Sequence[str], variables: Mapping[str, Any]) -> str:
+    return next((str(variables[name]) for name in reversed(names) if variables.get(name)), "")
 
 
 def account_names(names: Sequence[str], hostvars: HostVars, people: Sequence[str]) -> list[str]:

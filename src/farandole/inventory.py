@@ -13,7 +13,7 @@ from farandole.errors import FarandoleError
 
 EXAMPLE = "inventory/example/hosts.yml"
 SUFFIXES = (".yml", ".yaml", ".json", "")
-# It is beside them, and has a reader of its own.
+# It lies in the same folder; stack/lock.py reads it.
 LOCK = "stack.lock.yml"
 PARTS = ("hosts", "children", "vars")
 NO_HOSTS = (LOCK, "group_vars", "host_vars")

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from farandole.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.errors import Interrupted
 from farandole.inventory import existing
 from farandole.progress.events import LOG, VARIABLE, new_folder
@@ -31,9 +32,6 @@ GRACE_S = 10
 # Ctrl-C, kill, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
-# All names that Ansible's ssh plugin knows for them.
-USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
-KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
 
 
 Inventory = Annotated[
@@ -81,7 +79,7 @@ class Login:
             # A connection that another key has opened would be used without looking at this one.
             given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
             # Otherwise ssh tries those of an agent, too.
-            config = ConfigParser()
+            config = ConfigParser(interpolation=None)
             config.read(CONFIG)
             given["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
         # As they are, even if they look like templates.

@@ -57,10 +57,10 @@ def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: b
     else invalid of which nodes could know.
     """
     claims = _claims(told, {key_of(line) for line in known.revoked})
-    agreed = {line for line, sayers in claims.items() if alone or len(sayers) > 1}
+    agreed = {line for line, nodes in claims.items() if alone or len(nodes) > 1}
     named = {line for line in agreed if not known.user_ca or _owner(line) in revoked}
-    rest = {line: sayers for line, sayers in claims.items() if line not in named}
-    faults = [*_strange(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]
+    rest = {line: nodes for line, nodes in claims.items() if line not in named}
+    faults = [*_foreign(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]
     counted = {name for name, memory in told.items() if _counts(memory, known)}
     _refuse([one for one in faults if one.host in counted])
     return [Signed(key_of(line), _owner(line), "user") for line in claims if line in named]
@@ -85,7 +85,7 @@ def _claims(told: Memories, known: Collection[str]) -> dict[str, list[str]]:
     return claims
 
 
-def _strange(told: Memories, known: Known) -> Iterator[Finding]:
+def _foreign(told: Memories, known: Known) -> Iterator[Finding]:
     for name, memory in told.items():
         if {*memory["authorities"]} - {known.host_ca, known.user_ca, *known.former}:
             yield finding("ca-unknown", name, folder=known.folder)
@@ -100,8 +100,8 @@ def _outdated(told: Memories, known: Known) -> Iterator[Finding]:
 
 
 def _unknown(claims: Claims, known: Known, asked: int) -> Iterator[Finding]:
-    for name in dict.fromkeys(name for sayers in claims.values() for name in sayers):
-        own = {line: len(sayers) for line, sayers in claims.items() if name in sayers}
+    for name in dict.fromkeys(name for nodes in claims.values() for name in nodes):
+        own = {line: len(nodes) for line, nodes in claims.items() if name in nodes}
         yield finding(
             "revoked-unknown",
             name,

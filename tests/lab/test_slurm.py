@@ -348,6 +348,16 @@ def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_pa
     until(lambda: nodes(cluster) == {"node-1": "idle", "node-2": "idle"})
 
 
+def test_running_jobs_of_a_person_who_was_removed_are_cancelled_if_wished(cluster: Cluster, tmp_path: Path) -> None:
+    listed = people(person("alice", 2101, tmp_path), person("bob", 2102, tmp_path))
+    assert cluster.play("--skip-tags", "stack", *listed).rc == 0
+    job = submit(cluster, "--nodes=2", "--wrap='srun sleep 600'", user="bob")
+    until(lambda: told(cluster, job) == "RUNNING")
+    ending = ("--extra-vars", "base_end_jobs=true", *people(person("alice", 2101, tmp_path)))
+    assert cluster.play("--skip-tags", "stack", *ending).rc == 0
+    assert ended(cluster, job).startswith("CANCELLED")
+
+
 def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition_gets_another_name(
     cluster: Cluster,
 ) -> None:

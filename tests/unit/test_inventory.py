@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 from pathlib import Path
 
@@ -117,4 +118,4 @@ def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
 
 def test_the_version_is_told() -> None:
     done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output) == (0, "farandole 0.1.0\n")
+    assert (done.exit_code, done.output) == (0, f"farandole {importlib.metadata.version('farandole')}\n")

@@ -19,7 +19,7 @@ import pytest
 
 from farandole.bounds import descendants
 from farandole.pairs import measure as measuring
-from farandole.pairs.agent import CHECK, EACH, PROOF_S, Node, proof, stranger
+from farandole.pairs.agent import CHECK, EACH, Node, proof, stranger
 from farandole.pairs.judge import Bars, judge, record, slow_ways
 from farandole.pairs.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
 from farandole.pairs.rounds import chosen_rounds, pairs_of
@@ -244,12 +244,12 @@ def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Node
     hello = proof("word", "client") + b"e"
     with connection(alone, "127.0.94.10", hello) as stranger_to_all, suppress(ConnectionError):
         assert stranger_to_all.recv(1) == b""
-    begun = time.monotonic()
-    silent = [connection(alone, "127.0.94.9") for _ in range(EACH + 5)]
+    silent = [connection(alone, "127.0.94.9") for _ in range(EACH)]
     # Another address does not wait for them.
     with connection(alone, "127.0.94.8", hello) as peer:
         assert peer.recv(CHECK) == proof("word", "node-1")
-    assert time.monotonic() - begun < PROOF_S
+    with connection(alone, "127.0.94.9", hello) as too_many, suppress(ConnectionError):
+        assert too_many.recv(1) == b""
     # Nor does a byte now and then prolong it.
     with connection(alone, "127.0.94.8") as slow, pytest.raises(ConnectionError):
         while True:
@@ -258,7 +258,6 @@ def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Node
     for one in silent:
         with one, suppress(ConnectionError):
             assert one.recv(1) == b""
-    assert time.monotonic() - begun < PROOF_S + 1
     with connection(alone, "127.0.94.9", hello) as peer:
         assert peer.recv(CHECK) == proof("word", "node-1")
 
@@ -271,8 +270,8 @@ def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: No
         with suppress(OSError):
             while True:
                 stack.callback(os.close, os.dup(0))
-        for one in (first, second):
-            one.settimeout(0.5)
+        for one, patience in ((first, 5), (second, 0.5)):
+            one.settimeout(patience)
             one.bind((alone.address, 0))
             one.connect(alone.listeners[0].getsockname())
             one.sendall(hello)

@@ -243,11 +243,14 @@ def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
 
 
 def test_a_password_that_is_asked_for_in_vain_is_refused_and_none_is_shown() -> None:
-    own = {"node-1": {"ansible_become_pass": "SECRET", "ansible_ssh_pass": "SECRET"}, "node-2": {}}
-    found = inventory.judge_passwords(own, ["--ask-become-pass"])
-    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "password-ignored", "stop")]
+    secret: dict[str, Any] = {"ansible_become_pass": "SECRET", "ansible_ssh_pass": "SECRET"}
+    own = {"node-1": secret, "node-2": {"ansible_become_password": "SECRET"}, "here": {"ansible_connection": "local"}}
+    found = inventory.judge_passwords(own, ["--ask-become-pass", "--ask-pass"])
+    assert [(one.code, one.severity) for one in found] == [("password-ignored", "stop")]
+    assert "--ask-become-pass" in found[0].cause
     assert "SECRET" not in report(found)
-    assert inventory.judge_passwords(own, []) == []
+    # Node-2 needs what is typed.
+    assert inventory.judge_passwords({"node-1": secret, "node-2": {}}, ["--ask-become-pass"]) == []
 
 
 def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:

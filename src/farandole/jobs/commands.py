@@ -25,6 +25,7 @@ from rich.console import Console
 
 from farandole import excluded
 from farandole.causes import causes
+from farandole.cluster import login_key, login_name
 from farandole.errors import FarandoleError, Interrupted
 from farandole.explain import Hit, of_job
 from farandole.findings import some
@@ -123,8 +124,8 @@ def head_of(inventory: Path, login: Login) -> Head:
 
 def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
     """How to log in to a node, and become the job user there."""
-    user = login.user or str(known.get("ansible_user") or known.get("ansible_ssh_user") or "")
-    key = login.private_key or known.get("ansible_ssh_private_key_file") or known.get("ansible_private_key_file")
+    user = login.user or login_name(known)
+    key = login.private_key or login_key(known)
     port = known.get("ansible_port") or known.get("ansible_ssh_port")
     # Where Ansible keeps its own connections, too.
     shared = Path.home() / ".ansible/cp"

@@ -331,7 +331,7 @@ def holder(lock: TextIO) -> str:
     found = re.search(rf"^\d+: FLOCK +ADVISORY +\w+ (\d+) {file} ", Path("/proc/locks").read_text(), re.MULTILINE)
     who, end = "somebody", ""
     with suppress(OSError):
-        # The owner of the folder is root if a process wants that.
+        # The folder belongs to root if the process cannot be dumped.
         if found and (uid := re.search(r"^Uid:\t(\d+)", Path(f"/proc/{found[1]}/status").read_text(), re.MULTILINE)):
             who, end = f"process {found[1]} of {owner(int(uid[1]))}", f"kill {found[1]}, or "
     return (

@@ -336,7 +336,7 @@ def is_mine(address: str) -> bool:
 
 
 def descriptors() -> int:
-    """As many as this program may have open, all of which it takes."""
+    """Raise the limit of open files as far as allowed, and return it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

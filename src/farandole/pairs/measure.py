@@ -358,6 +358,7 @@ async def measured(
 ) -> Measured:
     """Measure, without rates if nothing says what is slow."""
     secret, begun = secrets.token_hex(16), time.monotonic()
+    # Three rounds of answers, the rates, and whether programs are still there.
     limit = 2 * START_S + 10 * ANSWER_S + len(places)
     agents = {place.name: Agent(place, secret) for place in places}
     measurement = Measurement(dict(agents), Measured([place.name for place in places]))

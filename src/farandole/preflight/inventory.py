@@ -15,6 +15,7 @@ from typing import Any
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from farandole import storage
+from farandole.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.findings import Finding, finding, some
 from farandole.preflight.people import judge_people
 
@@ -29,10 +30,7 @@ TAGS = frozenset({"stack", "samples", "quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
 # What overrides an option of ansible-playbook.
-LOGIN_VARIABLES = {
-    "--user": ("ansible_user", "ansible_ssh_user"),
-    "--private-key": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
-}
+LOGIN_VARIABLES = {"--user": USER_VARIABLES, "--private-key": KEY_VARIABLES}
 # What overrides a password that the user was asked for.
 PASSWORD_VARIABLES = {
     "--ask-pass": ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
@@ -263,13 +261,13 @@ def judge_login(hostvars: Mapping[str, Mapping[str, Any]], typed: Mapping[str, s
 
 
 def judge_passwords(hostvars: Mapping[str, Mapping[str, Any]], asked: Iterable[str]) -> list[Finding]:
-    """Report passwords that the user was asked for in vain, as the inventory has others; shows none of them."""
+    """Report passwords that the user was asked for in vain, as every node has its own; shows none of them."""
+    remote = [own for own in hostvars.values() if own.get("ansible_connection") != "local"]
     return [
-        finding("password-ignored", name, seen=option, label=option, known=variable)
+        finding("password-ignored", "all", seen=option, label=option, known=given[0])
         for option in asked
-        for name, own in hostvars.items()
-        for variable in PASSWORD_VARIABLES[option]
-        if variable in own
+        if (given := [one for own in remote for one in PASSWORD_VARIABLES[option] if one in own])
+        and all(any(one in own for one in PASSWORD_VARIABLES[option]) for own in remote)
     ]
 
 

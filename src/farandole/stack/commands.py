@@ -304,7 +304,7 @@ def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:
     login = {
         name: value
         for name, value in variables.items()
-        if re.match(r"ansible_(ssh_|host$|user$|port$)|base_user$|cluster_users$", name)
+        if re.match(r"ansible_(ssh_|private_key_file$|host$|user$|port$)|base_user$|cluster_users$", name)
     }
     return {**variables, **{name: templar.template(value) for name, value in login.items()}}
 

@@ -70,9 +70,7 @@ def platform(probe: Probe) -> Platform:
 def read(probes: Mapping[str, Probe]) -> Nodes:
     """Combine the probes; refuse a cluster of several platforms."""
     if not probes:
-        raise FarandoleError(
-            "preflight has not probed any node yet: run  ansible-playbook -i INVENTORY playbooks/preflight.yml"
-        )
+        raise FarandoleError("preflight has not probed any node yet: run  farandole preflight -i INVENTORY")
     kinds = grouped(probes, lambda probe: str(platform(probe)))
     if len(kinds) > 1:
         parts = "; ".join(f"{some(hosts)}: {kind}" for kind, hosts in kinds.items())

@@ -70,7 +70,7 @@ ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(r
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node says of itself, or why it does not: a code of the catalogue of causes, and words."""
+    """What a node says of itself, or why it does not: the code of a cause, and words."""
 
     up: bool
     stack: str = ""

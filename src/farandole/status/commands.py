@@ -30,8 +30,8 @@ from farandole.words import on_terminal
 
 # Increased when a field gets another meaning.
 FORMAT = 1
-# Codes of nodes that answer.
-LEFT_OUT, AMISS = "node-left-out", "node-not-set-up"
+# Why a node is not as it should be, where it is no cause of the catalogue: its ssh works, or is not tried.
+LEFT_OUT, NOT_SET_UP, REVOKED = "node-left-out", "node-not-set-up", "node-revoked"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
 VERDICT = fields(
@@ -116,7 +116,7 @@ def look(inventory: Path, login: Login) -> Status:
 def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -> Node:
     """How a node is, by its answer, and by what this machine and the head know of it."""
     if not answer:
-        return Node(False, "", 0, ("revoked, so it was not asked",), LEFT_OUT)
+        return Node(False, "", 0, ("revoked, so it was not asked",), REVOKED)
     left_out = (f"left out: {out}",) if out else ()
     if not answer.up:
         return Node(False, "", 0, (answer.why, *left_out), answer.code)
@@ -127,7 +127,7 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
         wrong.append(f"the lock has stack {lock}" if lock else "there is no lock")
     if answer.stack and head.up and not head.slots.get(name) and not out:
         wrong.append("the head gives it no slots")
-    code = LEFT_OUT if out else AMISS if wrong else ""
+    code = LEFT_OUT if out else NOT_SET_UP if wrong else ""
     return Node(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
 
 
@@ -151,11 +151,11 @@ def told(found: Status, now: float) -> list[str]:
         lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
     lines += [*jobs(found, now), validation(found, again)]
     codes = {node.code for node in found.nodes.values()} - {""}
-    if codes - {LEFT_OUT, AMISS}:
+    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED}:
         lines.append(f"next, as it says why a node does not answer: farandole preflight {again}")
-    elif AMISS in codes:
+    elif NOT_SET_UP in codes:
         lines.append(f"next, as it sets the nodes up: farandole apply {again}")
-    elif codes:
+    elif LEFT_OUT in codes:
         lines.append(f"next, once a node is mended: farandole node include NAME {again}")
     return lines
 
