@@ -57,7 +57,11 @@ def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: b
     else invalid of which nodes could know.
     """
     claims = _claims(told, {key_of(line) for line in known.revoked})
-    agreed = {line for line, nodes in claims.items() if alone or len(nodes) > 1}
+    owners: dict[str, set[str]] = {}
+    for one in known.ledger:
+        owners.setdefault(one.key, set()).add(one.name)
+    true = {line for line in claims if _owner(line) in owners.get(key_of(line), {_owner(line)})}
+    agreed = {line for line in true if alone or len(claims[line]) > 1}
     named = {line for line in agreed if not known.user_ca or _owner(line) in revoked}
     rest = {line: nodes for line, nodes in claims.items() if line not in named}
     faults = [*_foreign(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]

@@ -118,6 +118,33 @@ def test_nothing_that_is_called_as_a_repository_arrives(job: Path, mine: Path, n
     assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*")) == ["out", "out/model.pt", "out/sub"]
 
 
+@pytest.mark.parametrize("name", [".gitignore", ".farandoleignore", ".gitattributes", ".gitmodules", ".GitIgnore"])
+def test_nothing_that_says_what_is_sent_or_kept_arrives(job: Path, mine: Path, name: str) -> None:
+    write(job / "out/sub", **{name: "!*.secret\n"})
+    assert len(fetch(job, mine)) == 1
+    assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*")) == ["out", "out/model.pt", "out/sub"]
+
+
+def test_an_own_file_that_says_so_and_came_back_unchanged_is_no_reason_to_refuse(job: Path, mine: Path) -> None:
+    write(mine / "out", **{".gitignore": "*.secret\n"})
+    subprocess.run(["cp", "--archive", mine / "out/.gitignore", job / "out"], check=True)
+    assert fetch(job, mine) == []
+
+
+def test_what_a_killed_program_left_is_removed_and_what_another_one_fetches_is_not(job: Path, mine: Path) -> None:
+    write(mine / ".farandole-fetch-old/out", HEAD="ref: refs/heads/main\n")
+    with staging(mine, mine) as (at_work, _):
+        (at_work / "out").mkdir()
+        assert fetch(job, mine) == []
+        assert [path for path in mine.iterdir() if path.name.startswith(".farandole")] == [at_work]
+
+
+def test_the_text_of_a_link_stays_as_it_is(job: Path, mine: Path) -> None:
+    (job / "out/passwd").symlink_to("/etc/passwd")
+    assert len(fetch(job, mine)) == 1
+    assert not (mine / "out/passwd").is_symlink()
+
+
 @pytest.mark.parametrize("name", ["git", ".gitignore", ".github", "HEAD", "git~"])
 def test_other_names_are_no_repository(name: str) -> None:
     assert not is_git(name)

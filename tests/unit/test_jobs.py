@@ -153,6 +153,16 @@ def test_others_cannot_lock_the_file_of_a_run_before_it_does(here: Path, monkeyp
     assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs files of others")
+def test_files_of_others_that_look_like_own_ones_cost_no_question(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head.Run, "is_alive", lambda _: pytest.fail("systemd was asked"))
+    file = here / f"slots/{os.getuid()}-777-x"
+    file.touch()
+    os.chown(file, 65534, 65534)
+    head.forget_ended()
+    assert file.exists()
+
+
 def test_the_files_of_own_runs_that_were_killed_are_removed(here: Path) -> None:
     runs = [head.new_run() for _ in range(3)]
     for run in runs[1:]:

@@ -193,9 +193,9 @@ def flood():
     while not held:
         sockets = [line.split() for line in open("/proc/net/tcp")]
         ports = [int(row[1][9:], 16) for row in sockets if row[1][:8] == "025E007F" and row[3] == "0A"]
-        for port in 200 * ports:
+        for number, port in enumerate(200 * ports):
             one = socket.socket()
-            one.bind(("127.0.94.3", 0))
+            one.bind((SOURCES[number % len(SOURCES)], 0))
             one.setblocking(False)
             one.connect_ex(("127.0.94.2", port))
             held.append(one)
@@ -205,7 +205,16 @@ usual = "    say(node.about())\\n"
 exec(compile(program.replace(usual, "    flood()\\n" + usual), "pairs", "exec"))
 """
 LIMIT = "{peer: threading.BoundedSemaphore(each) for peer in peers}"
+TOLD = "self.crowding.add(address)"
+PROOF = "PROOF_S, EACH = 1,"
 NO_LIMIT = "dict.fromkeys(peers, threading.BoundedSemaphore(128))"
+
+
+def evil(tmp_path: Path, *sources: str) -> Place:
+    """A node-3 from which connections with these addresses come."""
+    program = f"SOURCES = {sources}\n" + FLOODING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes())))
+    (tmp_path / "flood.py").write_text(program)
+    return Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/flood.py #"), sys.executable)
 
 
 @pytest.mark.parametrize("protected", [True, False])
@@ -213,19 +222,31 @@ def test_many_silent_connections_of_one_node_keep_no_other_from_a_third(
     protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = measuring.PROGRAM.read_text()
-    assert LIMIT in program
+    assert all(one in program for one in (LIMIT, TOLD, PROOF))
     if not protected:
         monkeypatch.setattr(measuring, "PROGRAM", tmp_path / "agent.py")
         measuring.PROGRAM.write_text(
-            program.replace(LIMIT, NO_LIMIT).replace("PROOF_S, EACH = 1,", "PROOF_S, EACH = 60,")
+            program.replace(LIMIT, NO_LIMIT).replace(PROOF, "PROOF_S, EACH = 60,").replace(TOLD, "pass")
         )
-    (tmp_path / "flood.py").write_text(FLOODING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes()))))
-    evil = Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/flood.py #"), sys.executable)
-    measured = measure([*places(2), evil])
+    measured = measure([*places(2), evil(tmp_path, "127.0.94.3")])
     assert measured.silent == {}
     closed = [found for found in codes(measured) if found[1] == "pair-node-closed"]
     assert closed == ([] if protected else [("node-2", "pair-node-closed", "stop")])
     assert {one.source for one in measured.closed} == (set() if protected else {"node-1", "node-3"})
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_node_that_turned_others_away_is_not_called_closed(
+    protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if they were opened again and again.
+    program = measuring.PROGRAM.read_text().replace(PROOF, "PROOF_S, EACH = 60,")
+    monkeypatch.setattr(measuring, "PROGRAM", tmp_path / "agent.py")
+    measuring.PROGRAM.write_text(program if protected else program.replace(TOLD, "pass"))
+    # Programs on both do that, of whoever.
+    measured = measure([*places(2), evil(tmp_path, "127.0.94.1", "127.0.94.3")])
+    found = [one for one in codes(measured) if one[0] == "node-2"]
+    assert found == [("node-2", *(("pair-crowded", "warn") if protected else ("pair-node-closed", "stop")))]
 
 
 @pytest.fixture

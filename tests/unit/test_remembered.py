@@ -118,6 +118,15 @@ def test_what_the_inventory_and_the_nodes_keys_explain_is_no_finding(tmp_path: P
     assert revoked_keys(tmp_path) == {JOB_KEY}
 
 
+def test_no_key_is_revoked_under_the_name_of_another_node(tmp_path: Path, ca: dict[str, Any]) -> None:
+    """Two nodes that lie are enough for what nobody can disprove, but the CA knows whose this key is."""
+    everybody: dict[str, Any] = {"cluster": [*THREE, "node-4"], "revoked": ["node-4"]}
+    liars = told(ca, "node-2", "node-3", revoked=[f"{HOST_KEY} node-4"])
+    found = findings(tmp_path, _knowing("node-1", ca), *liars, **everybody)
+    assert found == [("node-2", "revoked-unknown"), ("node-3", "revoked-unknown")]
+    assert HOST_KEY not in revoked_keys(tmp_path)
+
+
 def test_an_older_folder_is_recognized_by_its_own_signature(tmp_path: Path, ca: dict[str, Any]) -> None:
     """Nothing was revoked since, but a node has joined whose key could not be revoked any more."""
     joined = {**node("node-4", B), "remembers": NOTHING}

@@ -79,6 +79,7 @@ def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]
         ("Killed", 0, "answer-malformed"),
         ('{"stack": 1', 0, "answer-malformed"),
         ("{" * 100_000, 0, "answer-malformed"),
+        ("x" * (ask.LONGEST + 1), -9, "answer-malformed"),
     ],
 )
 def test_why_there_is_no_answer(said: str, status: int, code: str) -> None:

@@ -16,8 +16,10 @@ import tempfile
 from argparse import ArgumentTypeError
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -360,7 +362,7 @@ def get(head: Head, number: str, path: str, folder: Path) -> bool:
     """Get a result from the head; whether all of it could be had."""
     failed, refused = "", []
     try:
-        with staging(deepest(folder, path), folder) as (staged, options):
+        with hangup_interrupts(), staging(deepest(folder, path), folder) as (staged, options):
             failed = head.rsync(["_give", number], options, f"./{path}", to=staged)
             refused = list(place(staged, folder, Path(path)))
     except (RefusedError, OSError) as error:
@@ -369,6 +371,22 @@ def get(head: Head, number: str, path: str, folder: Path) -> bool:
     for words in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
         console.print(words, markup=False)
     return not (failed or refused)
+
+
+@contextmanager
+def hangup_interrupts() -> Iterator[None]:
+    """Let a terminal that is closed interrupt what has to clean up, unless nohup has this ignored."""
+    usual = signal.getsignal(signal.SIGHUP)
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise Interrupted("the terminal was closed; run the same command again")
+
+    if usual == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 # Output

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -33,6 +34,8 @@ SLOTS_IN_USE = Path("/run/farandole/slots")
 OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
 # More slots than a node can have.
 MOST_SLOTS = 1 << 16
+# More runs than a person looks at.
+SHOWN = 100
 # Exists where Slurm decides who gets which slots.
 QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Whose homes all nodes see, so that nothing has to be copied to them.
@@ -201,7 +204,7 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
             except BlockingIOError:
                 status, found = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
                 uses = {node: slots for node, slots in found.items() if node in nodes}
-                if uses:
+                if any(uses.values()):
                     # Its owner can set its other times.
                     yield name[1], owner(status.st_uid), status.st_ctime, uses
 
@@ -217,8 +220,8 @@ def forget_ended() -> None:
     """Remove the files of own runs that were killed."""
     for path in SLOTS_IN_USE.glob(f"{os.getuid()}-*"):
         name = OF_SLOTS.fullmatch(path.name)
-        # A run that is just starting has not locked its file yet.
-        if name and Run(int(name[1])).end():
+        # Others can give theirs such a name. A run that is just starting has not locked its file yet.
+        if name and path.lstat().st_uid == os.getuid() and Run(int(name[1])).end():
             with suppress(OSError), only_a_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -796,9 +799,11 @@ def sent(name: str) -> Path:
 # What git or a file system takes for .git: they ignore case, characters of no width, and some at the end.
 NO_WIDTH = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 OF_GIT = re.compile(r"(\.git|git~\d)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
+# What git and this program obey in every folder.
+OBEYED = {".gitignore", ".gitattributes", ".gitmodules", ".farandoleignore"}
 # What rsync puts in front of what links lead to, so that nothing follows them.
 MUNGED = "/rsyncd-munged/"
-# The folders into which it is fetched first; one stays if the machine loses power.
+# The folders into which it is fetched first.
 STAGED = ".farandole-fetch-"
 
 
@@ -825,9 +830,12 @@ def deepest(folder: Path, path: str) -> Path:
 def staging(where: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """A private folder for what is fetched, and the options with which rsync brings what another folder lacks."""
     try:
+        forget_staged(where)
         staged = Path(tempfile.mkdtemp(prefix=STAGED, dir=where))
+        handle = os.open(staged, os.O_RDONLY)
     except OSError as error:
         raise RefusedError(f"{where}: {error.strerror}") from None
+    fcntl.flock(handle, fcntl.LOCK_EX)
     options = ["--relative", "--munge-links", "--no-perms", "--chmod=D777,F666", "--no-owner", "--no-group"]
     try:
         yield staged, [*options, "--no-devices", "--whole-file", f"--compare-dest={folder}"]
@@ -838,6 +846,21 @@ def staging(where: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
             if not staged.exists():
                 break
             time.sleep(0.1)
+        os.close(handle)
+
+
+def forget_staged(where: Path) -> None:
+    """Remove what was left by a program that was killed while it fetched; those that are at work lock theirs."""
+    for old in where.glob(f"{STAGED}*"):
+        with suppress(OSError):
+            handle = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                # Between its creation and its lock, it is empty.
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(handle).st_uid == os.getuid() and any(old.iterdir()):
+                    shutil.rmtree(old)
+            finally:
+                os.close(handle)
 
 
 def place(staged: Path, folder: Path, top: Path) -> Iterator[str]:
@@ -868,11 +891,13 @@ def refusal(source: Path, target: Path, here: Path, top: Path) -> str:
         return f"it is not in {top}"
     if is_git(here.name) or (stat.S_ISDIR(mode) and is_repository(source, target)):
         return "git would take it for a repository, and run what is written there; let the program pack it with tar"
+    if here.name.casefold() in OBEYED:
+        return "it would say which files of this folder are sent or kept; give it another name, or copy it by hand"
     there = stat.S_IFMT(target.lstat().st_mode) if os.path.lexists(target) else 0
     if there and stat.S_ISDIR(mode) != (there == stat.S_IFDIR):
         return "here, a link, a file or a folder has that name; rename or remove it"
     if stat.S_ISLNK(mode):
-        text = str(source.readlink()).removeprefix(MUNGED)
+        text = os.readlink(source).removeprefix(MUNGED)  # noqa: PTH115, a Path has lost the slash behind the mark
         inside = not leads_out(text, len(here.parts) - len(top.parts) - 1)
         return "" if inside else f"it is a link to {text}, which is not in {top}; let the program copy that there"
     return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is no file"
@@ -897,7 +922,7 @@ def put(source: Path, target: Path, mode: int) -> None:
         target.mkdir(exist_ok=True)
         return
     if stat.S_ISLNK(mode):
-        text = str(source.readlink()).removeprefix(MUNGED)
+        text = os.readlink(source).removeprefix(MUNGED)  # noqa: PTH115
         source.unlink()
         source.symlink_to(text)
     source.replace(target)
@@ -1088,7 +1113,8 @@ def status(_: Given) -> int:
     found: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
     if SLOTS_IN_USE.is_dir() and HOSTFILE.exists():
         found["slots"] = hostfile()
-        found["uses"] = [[int(number), who, since, uses] for number, who, since, uses in others()]
+        uses = islice(others(), SHOWN)
+        found["uses"] = [[int(number), who, since, slots] for number, who, since, slots in uses]
         found["queue"] = in_queue() if QUEUE.exists() else None
     print(json.dumps(found))
     return 0

@@ -83,6 +83,8 @@ class Node:
         # Half of the descriptors are for what this node measures.
         each = min(EACH, max(len(ports), descriptors() // 2 // len(peers)))
         self.slots = {peer: threading.BoundedSemaphore(each) for peer in peers}
+        # Peers from whose addresses too many connections came, be it from this program or from another one there.
+        self.crowding: set[str] = set()
         self.listeners = [listener for port in ports if (listener := listen(address, port))]
         self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.datagrams.bind((address, 0))
@@ -101,6 +103,10 @@ class Node:
             "hardware": hardware(),
         }
 
+    def here(self) -> dict[str, Any]:
+        """Say that this program still runs, and which peers it has turned away."""
+        return {"crowding": sorted(self.crowding)}
+
     def accept(self, listener: socket.socket) -> None:
         """Let in the peers, a few times each, whatever goes wrong."""
         while True:
@@ -112,6 +118,8 @@ class Node:
             slots = self.slots.get(address)
             if not slots or not slots.acquire(blocking=False):
                 connection.close()
+                if slots:
+                    self.crowding.add(address)
                 continue
             try:
                 background(self.answer, connection, slots)
@@ -372,7 +380,7 @@ def serve(requests: Any, say: Callable[[dict[str, Any]], None]) -> None:
         say({"error": f"cannot listen on {first['address']}: {error.strerror}"})
         return
     say(node.about())
-    answers: dict[str, Callable[..., dict[str, Any]]] = {"reach": node.reach, "send": node.send, "here": dict}
+    answers: dict[str, Callable[..., dict[str, Any]]] = {"reach": node.reach, "send": node.send, "here": node.here}
     while line := requests.readline():
         request = json.loads(line)
         say(answers[request.pop("do")](**request))

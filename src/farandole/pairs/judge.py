@@ -43,7 +43,8 @@ def judge(measured: Measured, bars: Bars, network: str = "") -> list[Finding]:
 
 
 def judge_silent(measured: Measured) -> list[Finding]:
-    return [finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()]
+    crowded = [finding("pair-crowded", name, other=some(others)) for name, others in measured.crowded.items()]
+    return [finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()] + crowded
 
 
 def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:

@@ -74,6 +74,7 @@ REACHED = fields(
         "delay_us": optional(number),
     }
 )
+HERE = fields({"crowding": many(text(60))})
 SENT = fields({"rate": optional(number)}, {"why": REASON})
 
 
@@ -132,6 +133,8 @@ class Measured:
     rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     alone: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    # By target, the sources that it turned away, as too many connections came from there.
+    crowded: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0
 
 
@@ -283,9 +286,26 @@ class Measurement:
             if failed:
                 await asyncio.sleep(pause)
                 await self._reach(peers, {name: sorted(targets) for name, targets in failed.items()}, names=False)
-        # To a program that has ended, nobody can connect.
-        targets = {one.target for one in self.result.closed} & self.agents.keys()
-        await self.each({name: {"do": "here"} for name in targets}, ANSWER_S)
+
+    async def finish(self) -> None:
+        """Drop what says nothing of a connection: nobody can connect to a program that has ended, or was crowded.
+
+        Any program on a node, of whoever, can open so many connections that those of the measurement are turned away.
+        """
+        addresses = {agent.place.address: name for name, agent in self.agents.items()}
+        for target, answer in (await self.each({name: {"do": "here"} for name in self.agents}, ANSWER_S)).items():
+            try:
+                away = [addresses.get(one, target) for one in within("the answer", HERE, answer)["crowding"]]
+            except FarandoleError as error:
+                self._lose(target, str(error))
+                continue
+            if sources := [name for name in dict.fromkeys(away) if name != target]:
+                self.result.crowded[target] = sources
+        ways = {(source, target) for target, sources in self.result.crowded.items() for source in sources}
+        self.result.closed = [one for one in self.result.closed if (one.source, one.target) not in ways]
+        for way in ways:
+            self.result.rates.pop(way, None)
+            self.result.alone.pop(way, None)
 
     async def _reach(self, peers: Sequence[Any], only: Mapping[str, Sequence[int] | None], *, names: bool) -> None:
         """Have some nodes connect to some of these peers each, or to all."""
@@ -370,6 +390,8 @@ async def measured(
             await measurement.reach(names=names)
         if slow and len(measurement.agents) > 1:
             await measurement.rates(slow)
+        if len(measurement.agents) > 1:
+            await measurement.finish()
         await asyncio.gather(*(agent.stop() for agent in agents.values()))
     measurement.result.seconds = round(time.monotonic() - begun, 2)
     return measurement.result

@@ -113,9 +113,11 @@ def end(group: int) -> None:
 
 def answer_of(said: str, status: int, ssh: str) -> Answer:
     """What was said, in a strict form."""
+    if len(said) > LONGEST:
+        words_of_it = f"it does not say how it is ({ssh}: more than {LONGEST >> 10} KiB)"
+        return Answer(up=False, code="answer-malformed", why=words_of_it)
     if status < 0:
-        limits = f"more than {LONGEST >> 10} KiB" if len(said) > LONGEST else f"nothing within {ANSWER_S} s"
-        return Answer(up=False, code="node-silent", why=f"no answer ({ssh}: {limits})")
+        return Answer(up=False, code="node-silent", why=f"no answer ({ssh}: nothing within {ANSWER_S} s)")
     if status == OF_SSH:
         words_of_ssh = reason(said) or "no reason given"
         match = recognize("login", words_of_ssh)
