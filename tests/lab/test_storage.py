@@ -190,7 +190,7 @@ def test_homes_are_shared_and_proven(homes: Cluster) -> None:
         ]  # fmt: skip
         assert as_user(homes, node, "bob", "cat ~alice/a").returncode != 0
     seen = validated(homes, *HOMES, nodes="node-1,node-2,node-3")
-    assert seen.count("green") == 3, seen
+    assert seen.count("green") == 4, seen
     assert "red" not in seen
 
 
