@@ -130,7 +130,7 @@ def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
 # Root of a node can let it say anything, as much and as slowly as it likes.
 LIES = {
     """printf '{"stack": "%s\\033[2J", "slots": {}, "uses": []}\\n' all-is-well""": "answer-malformed",
-    "yes all is well": "node-silent",
+    "yes all is well": "answer-malformed",
     "sleep 60": "node-silent",
 }
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
