@@ -20,9 +20,9 @@ import yaml
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from farandole.core.table import table
 from farandole.stack import catalogue
 from farandole.stack.web import certificates, default_index
-from farandole.table import table
 
 ROOT = Path(__file__).parents[1]
 # These contain the very patterns that the audit looks for.
@@ -33,11 +33,11 @@ Texts = Mapping[str, str]
 FETCHERS = {
     "molecule/nccl/make_debs.py": "sha256 in the program itself",
     "plugins/module_utils/depot.py": "sha256 from the control machine",
-    "roles/nccl/library/apt_source.py": "apt's signatures, by the key with the given fingerprint",
+    "plugins/modules/apt_source.py": "apt's signatures, by the key with the given fingerprint",
     "plugins/modules/source_fetch.py": "apt's signatures, then the catalogue's sha256",
-    "src/farandole/dataset.py": "sha256 in dataset.yml",
+    "src/farandole/stack/dataset.py": "sha256 in dataset.yml",
     "src/farandole/lab/image.py": "apt's signatures",
-    "src/farandole/stack/bundle.py": "sha256 in requirements.txt",
+    "src/farandole/cli/bundle.py": "sha256 in requirements.txt",
     "src/farandole/stack/collect.py": "sha256 in the lock",
     "src/farandole/stack/sources.py": "sha256 in the lock",
     "src/farandole/stack/web.py": "nothing, sources.py checks",
@@ -112,7 +112,7 @@ def stack(known: catalogue.Catalogue) -> Kind:
 
 def data(facts: Mapping[str, Any]) -> Kind:
     """The data that the samples train on."""
-    found = Kind("training data", "src/farandole/dataset.yml", "sha256")
+    found = Kind("training data", "src/farandole/stack/dataset.yml", "sha256")
     for file, sha256 in facts["mnist"]["files"].items():
         add(found, f"{found.where}: {file}", sha256)
     for thing in (facts["digits"], facts["digits"]["wheel"]):
@@ -214,7 +214,7 @@ def survey(root: Path = ROOT) -> list[Kind]:
     # The target of a symlink is read under its own name.
     present = {path: file for path, file in files.items() if file.is_file() and not file.is_symlink()}
     texts = {path: file.read_text(errors="replace") for path, file in present.items()}
-    facts = yaml.safe_load(texts["src/farandole/dataset.yml"])
+    facts = yaml.safe_load(texts["src/farandole/stack/dataset.yml"])
     nccl = yaml.safe_load(texts["roles/nccl/vars/main.yml"])
     return [
         tools(texts["requirements.txt"], texts["pyproject.toml"]),

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.causes import READ, Cause, causes
-from farandole.explain import UNKNOWN, Line, explain, thread
-from farandole.files import write
-from farandole.logs import lines
+from farandole.core.causes import READ, Cause, causes
+from farandole.core.files import write
+from farandole.explain.diagnosis import UNKNOWN, Line, explain, thread
+from farandole.explain.logs import lines
 
 ROOT = Path(__file__).parents[1]
 LOGS, CORPUS = ROOT / "tests/unit/logs", ROOT / "tests/corpus"
@@ -91,7 +91,7 @@ def page() -> str:
     known, first, second = (score(group) for group in groups(answers()).values())
     then, afterwards = FIRST_SIGHT.values()
     before = (
-        "# Causes\n\n<!-- Written by `make docs` from src/farandole/causes.yml and the stored logs. -->\n\n"
+        "# Causes\n\n<!-- Written by `make docs` from src/farandole/core/causes.yml and the stored logs. -->\n\n"
         "Every failure that Farandole can name. `farandole explain LOG` finds those that are read from logs, and "
         "site.yml, `farandole validate` and `farandole run` do so by themselves when they fail.\n\n"
         "How often it is right (`make explain-score`), on real logs that were made by causing each failure:\n\n"

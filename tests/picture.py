@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from farandole.progress.durations import Durations, load
-from farandole.progress.events import DURATIONS, EVENTS, LOG, Reader, parse
-from farandole.progress.viewer import THEME, shown
-from farandole.progress.watched import Watched, seconds
+from farandole.watch.durations import Durations, load
+from farandole.watch.events import DURATIONS, EVENTS, LOG, Reader, parse
+from farandole.watch.viewer import THEME, shown
+from farandole.watch.watched import Watched, seconds
 
 LETTER, LINE, MARGIN = 7.3, 17.5, 16
 COLOURS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from ansible.utils.display import Display
 
-from farandole.action import Action
-from farandole.steps import SHOW_EVERY, progress
+from farandole.plays.action import Action
+from farandole.watch.steps import SHOW_EVERY, progress
 
 DOCUMENTATION = """
 module: build_step

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.dataset import lacking, provide
+from farandole.plays.action import Action
 from farandole.stack.cache import default_root
+from farandole.stack.dataset import lacking, provide
 
 DOCUMENTATION = """
 module: dataset

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.slurm import key
+from farandole.plays.action import Action
+from farandole.queue import key
 
 DOCUMENTATION = """
 module: munge_key

@@ -11,13 +11,13 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 from ansible.module_utils.json_utils import _filter_non_json_lines
 
-from farandole import probe
-from farandole.action import Action
-from farandole.ahead.action import AsksAhead
-from farandole.ahead.calls import Answer
-from farandole.bounds import bounded
-from farandole.errors import FarandoleError
-from farandole.findings import some
+from farandole.core.bounds import bounded
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
+from farandole.plays.action import Action
+from farandole.plays.ahead.action import AsksAhead
+from farandole.plays.ahead.calls import Answer
+from farandole.preflight import answer as probe
 
 DOCUMENTATION = r"""
 module: node_probe

@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible import constants
 
-from farandole.ahead.action import AsksAhead
+from farandole.plays.ahead.action import AsksAhead
 
 
 class ActionModule(AsksAhead):

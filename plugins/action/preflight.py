@@ -13,14 +13,15 @@ from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
-from farandole import excluded, fabric, nccl
-from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.files import write_private
-from farandole.findings import Finding, count, refused, report, stopped
-from farandole.pairs.examine import Examined, Wanted, carries, examine, links_in, login_of
-from farandole.pairs.judge import Bars
-from farandole.preflight import networks
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
+from farandole.core.findings import Finding, count, refused, report, stopped
+from farandole.inventory import excluded
+from farandole.inventory.state import claim
+from farandole.links.examine import Examined, Wanted, carries, examine, links_in, login_of
+from farandole.links.judge import Bars
+from farandole.plays.action import Action
+from farandole.preflight import fabric, networks
 from farandole.preflight.inventory import (
     Node,
     declared_names,
@@ -32,9 +33,9 @@ from farandole.preflight.inventory import (
     read_node,
     unreadable,
 )
-from farandole.preflight.machine import former_record, judge_machines, judge_queues
+from farandole.preflight.machines import former_record, judge_machines, judge_queues
 from farandole.preflight.nodes import about, judge_hosts, judge_machine_ids, probes_of, record
-from farandole.state import claim
+from farandole.stack import nccl
 
 DOCUMENTATION = r"""
 module: preflight

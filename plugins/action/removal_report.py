@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.action import Action
-from farandole.progress.events import add
-from farandole.progress.events import text as message
-from farandole.removal import report
+from farandole.plays.action import Action
+from farandole.plays.removal import report
+from farandole.watch.events import add
+from farandole.watch.events import text as message
 
 DOCUMENTATION = """
 module: removal_report

@@ -10,10 +10,10 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.text.converters import to_text
 
-from farandole import runs
-from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.state import claim
+from farandole.core.errors import FarandoleError
+from farandole.inventory import run_lock as runs
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
 
 DOCUMENTATION = """
 module: run_lock

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.action import Action
+from farandole.plays.action import Action
 
 DOCUMENTATION = """
 module: run_script

@@ -10,8 +10,8 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 
-from farandole.action import Action
-from farandole.sending import Landing, bundle, check, sent
+from farandole.plays.action import Action
+from farandole.plays.sending import Landing, bundle, check, sent
 
 DOCUMENTATION = """
 module: send_files

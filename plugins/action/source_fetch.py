@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.form import within, words
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import within, words
+from farandole.plays.action import Action
 from farandole.stack.cache import sha256
 from farandole.stack.sources import Source, cached, of_user, provide
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.authority import Authority, serve
-from farandole.state import claim
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
+from farandole.trust.authority import Authority, serve
 
 DOCUMENTATION = """
 module: ssh_ca

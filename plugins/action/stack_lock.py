@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.errors import FarandoleError
-from farandole.excluded import members
+from farandole.core.errors import FarandoleError
+from farandole.inventory.excluded import members
+from farandole.plays.action import Action
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack import own

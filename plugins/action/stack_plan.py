@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
+from farandole.plays.action import Action
 from farandole.stack.cache import Builds
 from farandole.stack.plan import for_run
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from farandole.action import Action
-from farandole.state import claim
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
 from farandole.validation.report import make
 
 DOCUMENTATION = """

@@ -8,8 +8,8 @@ from typing import Any
 
 from ansible.template import trust_as_template
 
-from farandole.action import Action
-from farandole.ahead.action import AsksAhead
+from farandole.plays.action import Action
+from farandole.plays.ahead.action import AsksAhead
 
 DOCUMENTATION = """
 module: write_files

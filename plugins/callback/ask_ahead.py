@@ -11,9 +11,9 @@ from typing import Any
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
-from farandole.ahead.action import FOLDER
-from farandole.ahead.calls import Run
-from farandole.state import STATES
+from farandole.inventory.state import STATES
+from farandole.plays.ahead.action import FOLDER
+from farandole.plays.ahead.calls import Run
 
 DOCUMENTATION = """
 name: ask_ahead

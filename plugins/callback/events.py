@@ -15,13 +15,13 @@ from typing import Any
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
-from farandole.errors import FarandoleError
-from farandole.failures import speaks_for_itself
-from farandole.findings import CURE
-from farandole.progress import durations, events
-from farandole.progress.watched import summary
-from farandole.runs import this_run
-from farandole.words import one_line
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import CURE
+from farandole.core.text import one_line
+from farandole.explain.failures import speaks_for_itself
+from farandole.inventory.run_lock import this_run
+from farandole.watch import durations, events
+from farandole.watch.watched import summary
 
 DOCUMENTATION = """
 name: events

@@ -6,8 +6,8 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from farandole.failures import MOST, Failure, explained, failure
-from farandole.progress import events
+from farandole.explain.failures import MOST, Failure, explained, failure
+from farandole.watch import events
 
 DOCUMENTATION = """
 name: explain_failures

@@ -6,8 +6,8 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from farandole.findings import CURE
-from farandole.words import on_terminal
+from farandole.core.findings import CURE
+from farandole.core.text import on_terminal
 
 DOCUMENTATION = """
 name: plain_terminal

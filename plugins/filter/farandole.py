@@ -9,11 +9,15 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import caffe, cluster, excluded, fabric, nccl, removal, samples, state, storage, trust
-from farandole.errors import FarandoleError
-from farandole.preflight import networks
-from farandole.slurm import plan as slurm
-from farandole.stack import cache, lock, parts, plan, sources
+from farandole.core.errors import FarandoleError
+from farandole.inventory import cluster, excluded, state
+from farandole.inventory import mounts as storage
+from farandole.plays import folders as samples
+from farandole.plays import removal
+from farandole.preflight import fabric, networks
+from farandole.queue import plan as slurm
+from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
+from farandole.trust import rules as trust
 from farandole.validation import files, nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {

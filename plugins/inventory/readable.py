@@ -8,7 +8,7 @@ from typing import Any
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
-from farandole.inventory import fault
+from farandole.inventory.reading import fault
 
 DOCUMENTATION = """
 name: readable

@@ -1,1 +1,1 @@
-../../src/farandole/fetching.py
+../../src/farandole/core/fetching.py

@@ -1,5 +1,5 @@
 """`python -m farandole` is `farandole`."""
 
-from farandole.cli import main
+from farandole.cli.app import main
 
 main()

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from farandole.pairs.examine import links_in
-from farandole.predict import Job, measured, predict
+from farandole.links.examine import links_in
+from farandole.links.predict import Job, measured, predict
 
 ROOT = Path(__file__).parents[2]
 LAB = "bench-predict"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from clusters import Cluster
 
-from farandole import excluded
+from farandole.inventory import excluded
 from farandole.lab import lab
 
 NODES = 6

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster
 
-from farandole.causes import causes
+from farandole.core.causes import causes
 from farandole.lab import lab
 from farandole.lab.podman import podman
 

@@ -183,7 +183,7 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(cluster: Clus
 
 
 def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subprocess.CompletedProcess[str]:
-    folder = next(ROOT.glob(f"roles/*/library/{module}.py")).parent
+    folder = ROOT / "plugins/modules"
     return subprocess.run(
         ["ansible", "-i", str(cluster.inventory), node, "-M", str(folder), "-m", module, "-a", arguments],
         cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,

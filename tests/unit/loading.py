@@ -12,14 +12,8 @@ import ansible.module_utils
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "plugins"
-# A module that only one role uses is in that role's library.
-MODULES = [PLUGINS / "modules", *ROOT.glob("roles/*/library")]
 # Ansible does the same for the folders that ansible.cfg names.
 ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
-
-
-def module_path(name: str) -> Path:
-    return next(path for folder in MODULES if (path := folder / f"{name}.py").exists())
 
 
 def load_probe(name: str) -> ModuleType:
@@ -30,7 +24,7 @@ def load_probe(name: str) -> ModuleType:
 
 
 def load(kind: str, name: str) -> ModuleType:
-    path = module_path(name) if kind == "modules" else PLUGINS / kind / f"{name}.py"
+    path = PLUGINS / kind / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"{kind}_{name}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

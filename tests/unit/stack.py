@@ -20,7 +20,7 @@ from typing import Any
 from farandole.stack.cache import Builds, Built, Lock, record, sha256
 from farandole.stack.lock import identity
 
-from .loading import MODULES, PLUGINS, module_path
+from .loading import PLUGINS
 
 AS_ANSIBLE = """
 import runpy, sys, ansible.module_utils
@@ -99,7 +99,7 @@ def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
     """Run a module as a node does, and return its answer."""
     done = subprocess.run(
-        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", module_path(name)],
+        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", PLUGINS / "modules" / f"{name}.py"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
         env={**os.environ, **environ},
         capture_output=True,
@@ -113,7 +113,12 @@ def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False
 
 
 def run_action(
-    name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False, modules: Sequence[Path] = MODULES
+    name: str,
+    arguments: dict[str, Any],
+    folder: Path,
+    *,
+    check_mode: bool = False,
+    modules: Sequence[Path] = (PLUGINS / "modules",),
 ) -> dict[str, Any]:
     """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()

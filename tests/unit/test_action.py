@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from farandole.action import argument_spec
+from farandole.plays.action import argument_spec
 from farandole.validation.judge import Bars
 
 from .loading import PLUGINS, ROOT, load

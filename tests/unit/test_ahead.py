@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.ahead import action, node
-from farandole.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, Host, Run
+from farandole.plays.ahead import action, node
+from farandole.plays.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, Host, Run
 
 
 def call(module: str = "stat", arguments: str = "{}", environment: str = "{}", user: str = "root") -> Call:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole import steps
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.watch import steps
 
 from .loading import load
 from .stack import run_module

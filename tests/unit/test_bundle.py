@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.errors import FarandoleError
-from farandole.stack import bundle
+from farandole.cli import bundle
+from farandole.core.errors import FarandoleError
 
 from .loading import ROOT
 from .stack import LOCK

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from farandole import caffe as archives
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.stack import caffe as archives
 
 from .stack import dead_url, run_module, served, tree
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack.catalogue import Row, allows, load, overlap
 
 CATALOGUE = load()

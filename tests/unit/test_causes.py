@@ -14,8 +14,8 @@ from pathlib import Path
 import explain as scoring
 import pytest
 
-from farandole.causes import CURE_FIELDS, READ, Cause, causes, parse, recognize
-from farandole.explain import of_job
+from farandole.core.causes import CURE_FIELDS, READ, Cause, causes, parse, recognize
+from farandole.explain.diagnosis import of_job
 from farandole.preflight.unreachable import judge_unreachable, login_fields
 from farandole.validation.judge import explain
 from farandole.validation.nodes import task

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farandole import cluster
+from farandole.inventory import cluster
 
 LOOPBACK = ["127.0.0.1", "::1"]
 

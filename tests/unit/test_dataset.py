@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from farandole import dataset, fetching
-from farandole.dataset import Data
-from farandole.errors import FarandoleError
+from farandole.core import fetching
+from farandole.core.errors import FarandoleError
+from farandole.stack import dataset
 from farandole.stack.cache import sha256
+from farandole.stack.dataset import Data
 
 from .loading import load
 from .stack import Endless, Quiet, Silent, Stalls, Truncates, dead_url, run_action, served

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from farandole import excluded
-from farandole.authority import Members
-from farandole.cli import app
-from farandole.errors import FarandoleError
-from farandole.excluded import Checked, Decision, Entry
-from farandole.findings import Finding
-from farandole.jobs import commands as jobs
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import Finding
+from farandole.inventory import excluded
+from farandole.inventory.excluded import Checked, Decision, Entry
+from farandole.jobs import run as jobs
+from farandole.trust.authority import Members
 
 from .loading import load
 from .machines import machine

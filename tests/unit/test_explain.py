@@ -14,11 +14,11 @@ from pathlib import Path
 import explain as scoring
 import pytest
 
-from farandole import findings
-from farandole.causes import READ, causes
-from farandole.explain import Line, Verdict, explain, needles, report
-from farandole.findings import finding
-from farandole.logs import PIECE, lines
+from farandole.core import findings
+from farandole.core.causes import READ, causes
+from farandole.core.findings import finding
+from farandole.explain.diagnosis import Line, Verdict, explain, needles, report
+from farandole.explain.logs import PIECE, lines
 
 from .loading import ROOT
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.failures import LENGTH, MOST, Failure, explained, failure
+from farandole.explain.failures import LENGTH, MOST, Failure, explained, failure
 
 from .loading import ROOT
 

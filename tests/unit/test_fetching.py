@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farandole import fetching
+from farandole.core import fetching
 
 from .loading import load
 from .stack import Endless, Trickles, Truncates, dead_url, run_module, served

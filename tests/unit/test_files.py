@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole import files
+from farandole.core import files
 
 
 def test_a_file_has_the_requested_mode_whatever_the_umask(tmp_path: Path) -> None:

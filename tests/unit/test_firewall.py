@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cluster import member_addresses
-from farandole.pairs.examine import kept_out
-from farandole.pairs.measure import Closed, Measured
+from farandole.inventory.cluster import member_addresses
+from farandole.links.examine import kept_out
+from farandole.links.measure import Closed, Measured
 
 from .loading import load
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from farandole.cli import app
-from farandole.jobs.commands import head_of, without_keys
-from farandole.playbook import Login
+from farandole.cli.app import app
+from farandole.jobs.run import head_of, without_keys
+from farandole.plays.playbook import Login
 
 KEYS = "-i a -ib -o IdentityFile=c -oidentityfile=d -o 'IdentityFile e' -o CertificateFile=f"
 

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack import index
 from farandole.stack.catalogue import Need, Platform
 from farandole.stack.index import Question, UnsatisfiableError, Wheel, ask

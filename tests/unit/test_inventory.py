@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from farandole.cli import app
-from farandole.errors import FarandoleError
-from farandole.inventory import existing
-from farandole.stack.commands import host_variables, refuse_unknown
+from farandole.cli.app import app
+from farandole.cli.lock import host_variables, refuse_unknown
+from farandole.core.errors import FarandoleError
+from farandole.inventory.reading import existing
 
 from .loading import ROOT
 

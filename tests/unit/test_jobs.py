@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from farandole.jobs import head
-from farandole.jobs.commands import first_cause, first_end, in_words
-from farandole.jobs.head import Job, Output, RefusedError, Run, Slots, StoppedError
+from farandole.jobs.run import first_cause, first_end, in_words
+from farandole.node import head
+from farandole.node.head import Job, Output, RefusedError, Run, Slots, StoppedError
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.lab import host
 
 

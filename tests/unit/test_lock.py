@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack import web
 from farandole.stack.collect import collect
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from farandole.cli.lock import REQUEST, defaults
 from farandole.stack import lock as locks
 from farandole.stack import nodes
-from farandole.stack.commands import REQUEST, defaults
 from farandole.stack.request import request
 
 from .loading import ROOT

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole import machine as form
-from farandole.preflight import machine as judge
+from farandole.preflight import hardware as form
+from farandole.preflight import machines as judge
 
 from .loading import ROOT, load
 from .machines import machine, place, shell

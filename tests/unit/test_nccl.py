@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farandole import nccl
+from farandole.stack import nccl
 
 NEW = "2.27.3-1+cuda12.9"
 FITS = "580.95.05"

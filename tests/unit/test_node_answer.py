@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from farandole import probe
-from farandole.bounds import bounded
-from farandole.fetching import TooMuchError
-from farandole.form import UnfitError
+from farandole.core.bounds import bounded
+from farandole.core.fetching import TooMuchError
+from farandole.core.schema import UnfitError
+from farandole.preflight import answer as probe
 
 from .loading import load
 from .machines import machine

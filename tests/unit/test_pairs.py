@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from farandole.bounds import descendants
-from farandole.pairs import measure as measuring
-from farandole.pairs.agent import CHECK, EACH, Node, proof, stranger
-from farandole.pairs.judge import Bars, judge, record, slow_ways
-from farandole.pairs.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
-from farandole.pairs.rounds import chosen_rounds, pairs_of
+from farandole.core.bounds import descendants
+from farandole.links import measure as measuring
+from farandole.links.judge import Bars, judge, record, slow_ways
+from farandole.links.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
+from farandole.links.rounds import chosen_rounds, pairs_of
+from farandole.node.agent import CHECK, EACH, Node, proof, stranger
 
 SHELL = ("sh", "-c")
 

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack import parts
 from farandole.stack.cache import sha256
 from farandole.stack.collect import inspect

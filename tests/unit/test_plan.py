@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack.cache import Builds, Lock, horovod_key, openmpi_key
 from farandole.stack.lock import base_of
 from farandole.stack.plan import (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from farandole.cli import app
-from farandole.errors import FarandoleError
-from farandole.predict import CYCLE_MS, PIECE_MB, Job, Network, amounts, mpi_amounts, predict
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError
+from farandole.links.predict import CYCLE_MS, PIECE_MB, Job, Network, amounts, mpi_amounts, predict
 
 JOB = Job(gradients_mb=100, step_ms=250)
 AFTERWARDS = Job(gradients_mb=100, step_ms=250, overlaps=False)

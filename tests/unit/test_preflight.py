@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole import probe as answers
-from farandole.causes import Severity
-from farandole.explain import OWN
-from farandole.fabric import Fabric
-from farandole.files import write_private
-from farandole.findings import Finding, finding, refused, report
+from farandole.core.causes import Severity
+from farandole.core.files import write_private
+from farandole.core.findings import Finding, finding, refused, report
+from farandole.explain.diagnosis import OWN
+from farandole.preflight import answer as answers
 from farandole.preflight import inventory, nodes, unreachable
+from farandole.preflight.fabric import Fabric
 from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load

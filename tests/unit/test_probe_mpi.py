@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from farandole.causes import causes
+from farandole.core.causes import causes
 
 from .loading import load_probe
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farandole.causes import causes
+from farandole.core.causes import causes
 from farandole.validation.nodes import program
 
 from .loading import ROOT, load_probe

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farandole.causes import causes
+from farandole.core.causes import causes
 from farandole.validation.answer import connections
 from farandole.validation.judge import GREEN, RED, Check
 from farandole.validation.nodes import trust_checks

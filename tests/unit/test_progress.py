@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole import state
-from farandole.errors import FarandoleError
-from farandole.progress import durations, events
-from farandole.progress.watched import Watched, several
+from farandole.core.errors import FarandoleError
+from farandole.inventory import state
+from farandole.watch import durations, events
+from farandole.watch.watched import Watched, several
 
 from .loading import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from farandole.stack import prove
+from farandole.lab import prove
 from farandole.stack.catalogue import EVIDENCE, load
 
 from .loading import ROOT

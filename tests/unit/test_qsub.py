@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.slurm import pbs_job, qdel, qsub
-from farandole.slurm.qsub import Given, Job, RefusedError, prepare
+from farandole.node import pbs_job, qdel, qsub
+from farandole.node.qsub import Given, Job, RefusedError, prepare
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"HOME": "/home/ana", "PATH": "/opt/bin:/usr/bin", "SET": "here", "LANG": "C.UTF-8"}
@@ -429,7 +429,7 @@ def test_a_home_that_all_nodes_mount_from_the_head_is_not_on_its_own_disk_alone(
 def test_the_program_shows_a_refusal_without_control_characters(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_bytes(b"#PBS -N \x1b[2J -l \x1b[2J=1\ntrue\n")
-    program = ROOT / "src/farandole/slurm/qsub.py"
+    program = ROOT / "src/farandole/node/qsub.py"
     done = subprocess.run([sys.executable, "-I", program, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "\x1b" not in done.stderr
@@ -480,7 +480,7 @@ def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
     scontrol.chmod(stat.S_IRWXU)
     (tmp_path / "nodes").mkdir()
-    text = (ROOT / "src/farandole/slurm/pbs_job.py").read_text()
+    text = (ROOT / "src/farandole/node/pbs_job.py").read_text()
     text = text.replace("/usr/bin/scontrol", str(scontrol)).replace("/run/farandole/pbs", str(tmp_path / "nodes"))
     program = tmp_path / "pbs-job"
     program.write_text(text)
@@ -544,7 +544,7 @@ def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[st
 
 
 def test_the_epilog_removes_only_this_jobs_files(tmp_path: Path) -> None:
-    text = (ROOT / "src/farandole/slurm/epilog").read_text().replace("/run/farandole/pbs", str(tmp_path / "pbs"))
+    text = (ROOT / "src/farandole/node/epilog").read_text().replace("/run/farandole/pbs", str(tmp_path / "pbs"))
     job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"}
     # It must not fail, even without the folder: Slurm would drain the node.
     subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": "0"}, check=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.findings import FindingsError
-from farandole.slurm import key
+from farandole.core.findings import FindingsError
+from farandole.queue import key
 
 
 def test_it_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

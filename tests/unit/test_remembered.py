@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from farandole import certificates, remembered
+from farandole.trust import certificates, remembered
 
 from .loading import load
 from .test_ssh_ca import (

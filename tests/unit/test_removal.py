@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole.removal import HostVars, in_use, report
+from farandole.plays.removal import HostVars, in_use, report
 
 from .loading import ROOT, load
 from .stack import run_module

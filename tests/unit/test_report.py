@@ -13,9 +13,9 @@ import pytest
 from browser import Browser, browser, missing
 from typer.testing import CliRunner
 
-from farandole.cli import app
-from farandole.errors import FarandoleError, Interrupted
-from farandole.report import commands
+from farandole.cli import report as commands
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError, Interrupted
 from farandole.report.compare import compare
 from farandole.report.figures import figures
 from farandole.report.markdown import markdown

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from farandole import runs
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.inventory import run_lock as runs
 
 from .loading import load
 

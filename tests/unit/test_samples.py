@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farandole import samples
+from farandole.plays import folders as samples
 
 from .loading import ROOT
 from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree

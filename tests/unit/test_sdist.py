@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole.errors import FarandoleError
+from farandole.cli.bundle import cached
+from farandole.core.errors import FarandoleError
 from farandole.stack import index, nodes, sdist
 from farandole.stack import lock as locks
-from farandole.stack.bundle import cached
 from farandole.stack.cache import Builds
 from farandole.stack.catalogue import Need, Platform
 from farandole.stack.collect import collect_wheels

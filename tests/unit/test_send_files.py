@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from farandole import sending
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.plays import sending
 from farandole.stack.cache import recall_whole, sha256
 
 from .loading import load

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from farandole import state
-from farandole.errors import FarandoleError
-from farandole.stack import show
+from farandole.cli import stack as show
+from farandole.cli.lock import builds_of
+from farandole.core.errors import FarandoleError
+from farandole.inventory import state
 from farandole.stack.cache import Builds, Lock, lab_builds
-from farandole.stack.commands import builds_of
 from farandole.stack.lock import identity
 
 from .stack import LOCK, changed, pack, pack_stack

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import FarandoleError
-from farandole.slurm import health, plan
+from farandole.core.errors import FarandoleError
+from farandole.node import health
+from farandole.queue import plan
 
 from .loading import load
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from farandole.errors import FarandoleError
-from farandole.findings import some
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
 from farandole.stack import index, nodes, solver
 from farandole.stack.catalogue import load
 from farandole.stack.problem import Known, Problem, Request

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole import fetching
-from farandole.errors import FarandoleError
+from farandole.core import fetching
+from farandole.core.errors import FarandoleError
 from farandole.stack import sources
 from farandole.stack.cache import sha256
 

@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
-from farandole import authority as ca_of
-from farandole import certificates, trust
-from farandole.certificates import Request
-from farandole.errors import FarandoleError
-from farandole.files import write_private
-from farandole.findings import FindingsError
-from farandole.trust import Signed
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
+from farandole.core.findings import FindingsError
+from farandole.trust import authority as ca_of
+from farandole.trust import certificates
+from farandole.trust import rules as trust
+from farandole.trust.certificates import Request
+from farandole.trust.rules import Signed
 
 DAY = 86400
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole import state
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.inventory import state
 from farandole.lab import inventory
 
 from .loading import ROOT

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from farandole.jobs.commands import Head
-from farandole.status import ask
-from farandole.status.ask import Answer, answer_of
-from farandole.status.commands import LEFT_OUT, NOT_SET_UP, REVOKED, Node, Status, judge, told
+from farandole.cli.status import LEFT_OUT, NOT_SET_UP, REVOKED, Node, Status, judge, told
+from farandole.jobs import ask
+from farandole.jobs.ask import Answer, answer_of
+from farandole.jobs.run import Head
 
 STACK, OTHER = "0123456789ab", "ba9876543210"
 SAYS: dict[str, Any] = {

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from farandole import cluster, storage
+from farandole.inventory import cluster
+from farandole.inventory import mounts as storage
 from farandole.preflight import inventory
 
 from .loading import ROOT, load

@@ -21,12 +21,12 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from farandole.causes import causes
-from farandole.cli import app
-from farandole.cluster import KEY_VARIABLES, USER_VARIABLES
-from farandole.errors import FarandoleError
-from farandole.form import UnfitError
-from farandole.playbook import Login
+from farandole.cli.app import app
+from farandole.core.causes import causes
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import UnfitError
+from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
+from farandole.plays.playbook import Login
 from farandole.validation import answer, nodes, report
 from farandole.validation.judge import ENOUGH, GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explain, failure, judge
 from farandole.validation.nodes import stack_checks, trust_answers, trust_checks

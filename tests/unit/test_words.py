@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from farandole.words import in_xml, on_terminal, one_line
+from farandole.core.text import in_xml, on_terminal, one_line
 
 from .loading import load
 

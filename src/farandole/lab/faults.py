@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.lab.lab import SSH_SECONDS, Node, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run

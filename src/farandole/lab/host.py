@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from farandole import files
-from farandole.errors import FarandoleError
+from farandole.core import files
+from farandole.core.errors import FarandoleError
 from farandole.lab import firewall
 from farandole.lab.shell import run
 

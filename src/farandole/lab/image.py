@@ -10,7 +10,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.lab import host
 from farandole.lab.podman import images, podman
 from farandole.lab.shell import run

@@ -13,10 +13,10 @@ from typing import TextIO
 
 import yaml
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.inventory.state import owner
 from farandole.lab.shell import run
 from farandole.stack.cache import lab_builds
-from farandole.state import owner
 
 _MARK = "# Written by `farandole lab up`; changes are lost.\n"
 # The files that `write` and the playbooks create; the marked one is removed last.

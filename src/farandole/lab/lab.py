@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.lab import host, image, inventory
 from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.lab import host
 from farandole.lab.shell import run
 

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 
 
 def run(*command: str, env: dict[str, str] | None = None) -> str:

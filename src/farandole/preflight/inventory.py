@@ -14,9 +14,9 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from farandole import storage
-from farandole.cluster import KEY_VARIABLES, USER_VARIABLES
-from farandole.findings import Finding, finding, some
+from farandole.core.findings import Finding, finding, some
+from farandole.inventory import mounts as storage
+from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from farandole import fabric
-from farandole.cluster import HostVars
-from farandole.fabric import Fabric
-from farandole.findings import Finding, finding
-from farandole.form import UnfitError, address, fields, many, named, number, optional, words
+from farandole.core.findings import Finding, finding
+from farandole.core.schema import UnfitError, address, fields, many, named, number, optional, words
+from farandole.inventory.cluster import HostVars
+from farandole.preflight import fabric
+from farandole.preflight.fabric import Fabric
 
 # Another network takes over only if it is clearly faster.
 CLEARLY = 1.5

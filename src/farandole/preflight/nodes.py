@@ -8,8 +8,8 @@ from dataclasses import asdict
 from ipaddress import ip_address
 from typing import Any
 
-from farandole.fabric import Fabric, address_absent
-from farandole.findings import Finding, count, finding, some
+from farandole.core.findings import Finding, count, finding, some
+from farandole.preflight.fabric import Fabric, address_absent
 from farandole.preflight.inventory import Node
 from farandole.preflight.unreachable import judge_unreachable
 

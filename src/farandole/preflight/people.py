@@ -10,8 +10,8 @@ from typing import Any
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from farandole.cluster import login_name
-from farandole.findings import Finding, finding
+from farandole.core.findings import Finding, finding
+from farandole.inventory.cluster import login_name
 
 Person = Mapping[str, Any]
 # As Debian's adduser wants it, so that neither sshd's patterns nor sudo's read it as anything else.

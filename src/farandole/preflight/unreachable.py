@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from farandole.causes import recognize
-from farandole.findings import Finding, finding
-from farandole.words import one_line
+from farandole.core.causes import recognize
+from farandole.core.findings import Finding, finding
+from farandole.core.text import one_line
 
 Answer = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from farandole.pairs.judge import slow_nodes
+from farandole.links.judge import slow_nodes
 
 # Less than this share of the bar is bad, not only slow.
 BAD = 0.6

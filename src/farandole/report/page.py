@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from farandole.findings import Finding, Group, grouped
+from farandole.core.findings import Finding, Group, grouped
 from farandole.report.compare import Comparison
 from farandole.report.figures import bandwidth, figures, losses, pace, scaling
 from farandole.report.matrix import matrix

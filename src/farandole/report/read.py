@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from farandole.errors import FarandoleError
-from farandole.form import (
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import (
     MANY,
     Check,
     UnfitError,

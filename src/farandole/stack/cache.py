@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole import files
-from farandole.errors import FarandoleError
+from farandole.core import files
+from farandole.core.errors import FarandoleError
 
 Lock = dict[str, Any]
 # The wheels that Horovod's extensions are compiled against.

@@ -17,7 +17,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 
 FILE, EVIDENCE = (Path(__file__).with_name(f"{name}.yml") for name in ("catalogue", "evidence"))
 NONE = "none"

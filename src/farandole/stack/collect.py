@@ -13,7 +13,8 @@ from zipfile import ZipFile
 
 from packaging.utils import parse_wheel_filename
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.core.text import without_passwords
 from farandole.stack import sources
 from farandole.stack.cache import draft_folder, full, keep, no_space
 from farandole.stack.catalogue import load
@@ -21,7 +22,6 @@ from farandole.stack.libraries import for_cuda
 from farandole.stack.lock import own_wheels
 from farandole.stack.own import SETTING
 from farandole.stack.web import PIP
-from farandole.words import without_passwords
 
 Lock = Mapping[str, Any]
 # Also under the names that auditwheel gives, such as libmpi-3cf288f2.so.40.

@@ -17,11 +17,11 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.core.text import one_line, without_passwords
 from farandole.stack import sources, web
 from farandole.stack.cache import default_root
 from farandole.stack.catalogue import Need, Platform
-from farandole.words import one_line, without_passwords
 
 UV = Path(sys.executable).with_name("uv")
 TIMEOUT_S = 600

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from farandole import files
-from farandole.errors import FarandoleError
+from farandole.core import files
+from farandole.core.errors import FarandoleError
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.index import Build, Wheel

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.errors import FarandoleError
-from farandole.findings import some
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
 from farandole.stack.catalogue import NONE, Platform, order
 
 Probe = Mapping[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack.catalogue import Catalogue, load, title
 
 SETTING = "stack_packages"

@@ -12,10 +12,10 @@ from zipfile import ZipFile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from farandole.errors import FarandoleError
-from farandole.form import fields, load, whole, within, words
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import fields, load, whole, within, words
+from farandole.core.text import one_line
 from farandole.stack.lock import own_wheels
-from farandole.words import one_line
 
 File = dict[str, str]
 # The outermost folders of wheels that no script imports.

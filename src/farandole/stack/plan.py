@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from farandole.errors import FarandoleError
-from farandole.probe import probe_of
+from farandole.core.errors import FarandoleError
+from farandole.preflight.answer import probe_of
 from farandole.stack.cache import Builds, Built, Lock, listed, openmpi_key, recall_whole
 from farandole.stack.lock import base_of, own_wheels
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from farandole.findings import some
+from farandole.core.findings import some
 from farandole.stack.catalogue import FACTS, NONE, Catalogue, Evidence, Need, Row, allows, order, system, words
 from farandole.stack.nodes import Nodes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 from farandole.stack.catalogue import load
 from farandole.stack.problem import Request
 

@@ -26,11 +26,11 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.core.text import one_line
 from farandole.stack import index, sources, web
 from farandole.stack.catalogue import Need, Platform
 from farandole.stack.index import Build, Question, UnsatisfiableError, Wheel
-from farandole.words import one_line
 
 # What pip takes if a project does not say what it is built with.
 USUAL = ("setuptools>=40.8.0", "wheel")

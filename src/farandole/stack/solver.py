@@ -9,8 +9,8 @@ from itertools import product
 
 from resolvelib import ResolutionError
 
-from farandole.errors import FarandoleError
-from farandole.findings import some
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
 from farandole.stack import index, rules, sdist
 from farandole.stack.cache import COMPILED_AGAINST
 from farandole.stack.catalogue import FACTS, NONE, Need, Row, near, order, system

@@ -15,11 +15,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from farandole import fetching
-from farandole.errors import FarandoleError
+from farandole.core import fetching
+from farandole.core.errors import FarandoleError
+from farandole.core.text import one_line, without_passwords
 from farandole.stack.cache import draft_folder, keep, no_space, sha256
 from farandole.stack.web import certificates, indexes, no_index, open_url
-from farandole.words import one_line, without_passwords
 
 # A `file`, its `sha256`, and where it is: the `url` of a site, a project on a package index (`index`), or the name of a
 # Debian source package (`apt`).

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
 
 TIMEOUT_S = 60
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from farandole.causes import Place, causes
-from farandole.form import (
+from farandole.core.causes import Place, causes
+from farandole.core.schema import (
     Check,
     UnfitError,
     fields,
@@ -21,8 +21,8 @@ from farandole.form import (
     words,
     yes_or_no,
 )
+from farandole.core.text import one_line
 from farandole.validation.plan import MODULES
-from farandole.words import one_line
 
 LONGEST = 1 << 24
 LONGEST_SERIES = 400

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from farandole.form import UnfitError, fields, load, named, number, text, words
-from farandole.storage import shared_homes
+from farandole.core.schema import UnfitError, fields, load, named, number, text, words
+from farandole.inventory.mounts import shared_homes
 from farandole.validation.answer import LONGEST, code
 from farandole.validation.judge import GREEN, RED, Check
 from farandole.validation.nodes import Answer, HostVars, explained, unanswered

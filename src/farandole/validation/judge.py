@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.causes import Cause, causes, excused
-from farandole.explain import of_job
+from farandole.core.causes import Cause, causes, excused
+from farandole.explain.diagnosis import of_job
 
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
 Result = Mapping[str, Any]

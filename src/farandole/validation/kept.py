@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from farandole.form import UnfitError, fields, many, named, number, optional, text, words
-from farandole.pairs.examine import LINKS
+from farandole.core.schema import UnfitError, fields, many, named, number, optional, text, words
+from farandole.links.examine import LINKS
 from farandole.validation.judge import Result
 
 # Nobody looks at more rounds of a job.

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole.causes import Cause, causes, patterns, recognize
-from farandole.errors import FarandoleError
-from farandole.form import UnfitError
+from farandole.core.causes import Cause, causes, patterns, recognize
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import UnfitError
+from farandole.core.text import one_line
 from farandole.validation import plan
 from farandole.validation.answer import connections, lines, manifest, stack
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check
-from farandole.words import one_line
 
 Answer = Mapping[str, Any]
 HostVars = Mapping[str, Mapping[str, Any]]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farandole.predict import Job, Measured, measured, predict
+from farandole.links.predict import Job, Measured, measured, predict
 from farandole.validation.judge import GREEN, NOT_MEASURED, Check, Result
 from farandole.validation.kept import scaling_points
 

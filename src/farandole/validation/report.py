@@ -12,18 +12,18 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from farandole.errors import FarandoleError
-from farandole.pairs.examine import links_in
+from farandole.core.errors import FarandoleError
+from farandole.core.table import table
+from farandole.core.text import in_xml, on_terminal
+from farandole.links.examine import links_in
 from farandole.report.page import page
 from farandole.report.read import read
-from farandole.table import table
 from farandole.validation import kept
 from farandole.validation.answer import job_result
 from farandole.validation.files import file_checks
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
 from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.validation.predicted import predictions, scaling
-from farandole.words import in_xml, on_terminal
 
 FORMAT = 3
 # A check with one of these has a cause and a cure.

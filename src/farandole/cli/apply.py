@@ -1,0 +1,93 @@
+"""`farandole apply` and `farandole watch`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.lock import refuse_unknown
+from farandole.core.errors import FarandoleError, Interrupted
+from farandole.plays.playbook import (
+    AsJson,
+    AskBecomePass,
+    AskPass,
+    AskVaultPass,
+    Inventory,
+    Login,
+    PrivateKey,
+    User,
+    VaultPasswordFile,
+    play,
+)
+from farandole.watch.events import is_alive, latest, run_of
+from farandole.watch.viewer import LOOK, Viewer
+
+
+def apply(
+    inventory: Inventory,
+    limit: Annotated[str, typer.Option("--limit", "-l", help="Change these nodes only.")] = "",
+    tags: Annotated[str, typer.Option("--tags", "-t", help="Run only what has one of these tags.")] = "",
+    skip_tags: Annotated[str, typer.Option(help="Leave out what has one of these tags; stack, for example.")] = "",
+    extra_vars: Annotated[
+        list[str] | None, typer.Option("--extra-vars", "-e", metavar="NAME=VALUE", help="Set a variable.")
+    ] = None,
+    *,
+    check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", "-D", help="Show what changes in files.")] = False,
+    forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
+    user: User = "",
+    private_key: PrivateKey = None,
+    ask_pass: AskPass = False,
+    ask_become_pass: AskBecomePass = False,
+    ask_vault_pass: AskVaultPass = False,
+    vault_password_file: VaultPasswordFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
+    refuse_unknown(inventory.absolute(), "--limit", limit)
+    given = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
+    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
+    arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
+    arguments += ["--check"] * check + ["--diff"] * diff
+    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
+    status = play(
+        "site.yml",
+        inventory,
+        login,
+        *arguments,
+        as_json=as_json,
+        interrupted="run the same command again: it goes on where this one stopped",
+    )
+    if status:
+        raise typer.Exit(status)
+    if not as_json and not (limit or tags or skip_tags):
+        verb, words = ("apply", "to make these changes") if check else ("validate", "next")
+        typer.echo(f"{words}: farandole {verb} -i {shlex.quote(str(inventory))}")
+
+
+def watch(
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory; the latest run, if not given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at a run that somebody else started on this machine, or at the end of the last one."""
+    folder = latest(inventory)
+    if not folder:
+        raise FarandoleError(f"no run of {inventory or 'any inventory'} was recorded here; farandole apply begins one")
+    run = run_of(folder)
+    with Viewer(folder, as_json=as_json) as viewer:
+        if not is_alive(folder):
+            viewer.skip(f"no run is going on; the last one was started {run.since if run else 'some time ago'}:")
+        try:
+            while is_alive(folder):
+                viewer.look()
+                time.sleep(LOOK)
+        except Interrupted:
+            viewer.lines([])
+            raise Interrupted("the run goes on") from None
+    viewer.close()

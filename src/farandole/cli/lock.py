@@ -1,0 +1,337 @@
+"""`farandole lock`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from farandole.core.errors import FarandoleError
+from farandole.core.table import table
+from farandole.inventory import excluded
+from farandole.inventory import state as states
+from farandole.inventory.reading import existing
+from farandole.plays.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.stack import lock as locks
+from farandole.stack import nodes, own
+from farandole.stack.cache import Builds, default_root, lab_builds
+from farandole.stack.catalogue import load
+from farandole.stack.request import request
+from farandole.watch.watched import several
+
+console = Console(highlight=False, soft_wrap=True)
+progress = Console(highlight=False, soft_wrap=True, stderr=True)
+REQUEST = (
+    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_build_wheels", "stack_accelerator",
+    "openmpi_configure",
+)  # fmt: skip
+FACTS = ("python", "glibc", "nvidia_driver", "cuda")
+
+
+def lock(
+    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    want: Annotated[
+        list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version; may be repeated.")
+    ] = None,
+    frameworks: Annotated[
+        str, typer.Option(help="Instead of stack_frameworks: tensorflow, pytorch, or tensorflow,pytorch.")
+    ] = "",
+    accelerator: Annotated[str, typer.Option(help="Instead of stack_accelerator: auto, cpu or cuda.")] = "",
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to upgrade.")] = None,
+    *,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show why each version was chosen, and write nothing.")
+    ] = False,
+    upgrade: Annotated[
+        bool,
+        typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all."),
+    ] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="Also fetch the files into this machine's cache.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+    ask_pass: AskPass = False,
+    ask_become_pass: AskBecomePass = False,
+) -> None:
+    """Choose a version of everything for a cluster and write it to stack.lock.yml."""
+    path = locks.path_of(inventory.absolute())
+    old, hint = None, ""
+    if names and not upgrade:
+        raise FarandoleError(f"{' '.join(names)}: names are for --upgrade; --want NAME==VERSION requires a version")
+    if explain and path.exists() and not (want or frameworks or accelerator):
+        new = locks.read(path)
+    else:
+        variables = inventory_variables(inventory)
+        states.claim(variables["state"], variables["folder"], write=not explain)
+        chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
+        wanted = request(
+            [name.strip() for name in chosen],
+            _list(variables, "stack_pins"),
+            accelerator or variables["stack_accelerator"],
+            want or (),
+            inventory=str(inventory),
+            packages=own_packages(variables),
+            sources=sources_of(variables),
+        )
+        login = Login(user, private_key, ask_pass, ask_become_pass)
+        found, old = probes(inventory, variables, login), former(path)
+        known = locks.known_of(old, names or [] if upgrade else None)
+        configure = _list(variables, "openmpi_configure")
+        progress.print("choosing versions, with the package indexes of this machine's pip")
+        new, _ = locks.settle(
+            path, wanted, configure, found, renew=True, save=False, known=known, cache=cache_of(variables), say=_say
+        )
+        hint = _hint(new, nodes.read(found), variables) if frameworks or accelerator else ""
+    if explain:
+        _explain(new, inventory)
+    if collect:
+        # Slow to import, and most runs do not need it.
+        from farandole.stack.collect import collect as fetch
+
+        fetch(new, cache_of(inventory_variables(inventory)), _say)
+    if not explain:
+        if old is None or old["id"] != new["id"]:
+            locks.write(path, new)
+        _report(path, old, new, inventory)
+        console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
+
+
+def _say(line: str) -> None:
+    progress.print(line, markup=False)
+
+
+def former(path: Path) -> dict[str, Any] | None:
+    """The existing lock, which a new one is about to replace; None if there is no valid one."""
+    try:
+        return locks.read(path)
+    except (FileNotFoundError, FarandoleError):
+        return None
+
+
+def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
+    """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
+    pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
+    frameworks, packages = _list(variables, "stack_frameworks"), own_packages(variables)
+    sources = sources_of(variables)
+    wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages, sources=sources)
+    if against := locks.differences(new, found, wanted, configure):
+        return f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
+    return ""
+
+
+def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:
+    lines = locks.changes(old, new)
+    if old and (lost := sorted({*old["wanted"]["pins"]} - {*new["wanted"]["pins"]})):
+        lines.append(
+            f"the old lock was made with {', '.join(lost)}, this one is not: add that to stack_pins to keep it"
+        )
+    if old and old["id"] == new["id"]:
+        console.print(f"{path}: stack {new['id']}, unchanged")
+        return
+    was = f", was {old['id']}" if old else ""
+    console.print(f"{path}: stack {new['id']}{was}; {_proof(new, inventory)}")
+    for line in _sizes(new):
+        console.print(line, markup=False)
+    if old:
+        for line in lines or ["the versions are unchanged; what is wanted, sources, patches or options have changed"]:
+            console.print(f"  {line}", markup=False)
+
+
+def _sizes(new: locks.Lock) -> list[str]:
+    """What the wheels weigh, and what of it serves no purpose on these nodes."""
+    sizes = {wheel["name"]: new["index"]["files"][wheel["file"]]["size"] for wheel in new["wheels"]}
+    lines = [f"{len(sizes)} wheels, {sum(sizes.values()) / 1e6:.0f} MB"]
+    if built := [source["name"] for source in new.get("sources", ())]:
+        lines.append(f"to build on the builder, as there is no wheel: {', '.join(built)}")
+    gpu = sum(size for name, size in sizes.items() if name.startswith(("nvidia-", "cuda-", "triton")))
+    if new["wanted"]["accelerator"] == "cpu" and gpu:
+        torch = new["versions"]["torch"]
+        lines.append(
+            f"torch {torch} is a build for CUDA, which also runs on CPUs; {gpu / 1e6:.0f} MB of it serve GPUs only. "
+            f"For a CPU build: pip config set global.extra-index-url {load().data['cpu_builds']['torch']}"
+        )
+    return lines
+
+
+def _explain(new: locks.Lock, inventory: Path) -> None:
+    proven, platform, chip = load().proven, new["platform"], new["wanted"]["accelerator"]
+    none = f"the cluster runs on {'CPUs' if chip == 'cpu' else 'GPUs'}"
+    rows = [["component", "version", "built and ran on", "why"]]
+    for name, version in new["versions"].items():
+        rows.append([name, version, ", ".join(proven(name, version)), new["why"].get(name, none)])
+    console.print(table(rows), markup=False)
+    console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
+    console.print(_proof(new, inventory))
+
+
+def _proof(new: locks.Lock, inventory: Path) -> str:
+    if seen := load().seen(new["versions"], new["platform"]["os"]):
+        without = ", without your own packages" if new["own"] else ""
+        return f"{'built and ran together' if seen.works else 'seen to fail'}{without}: {seen.ran}"
+    if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
+        return "packed on this machine"
+    return f"this exact set has not been built on {new['platform']['os']} yet"
+
+
+# The inventory
+
+
+def _list(variables: Mapping[str, Any], name: str) -> list[str]:
+    value = variables[name]
+    if not isinstance(value, list) or any("{{" in str(one) for one in value):
+        raise _not_plain("list", name, value)
+    return [str(one) for one in value]
+
+
+def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
+    """The user's own packages."""
+    return own.read(_list(variables, "stack_packages"), str(variables["stack_requirements"]), variables["folder"])
+
+
+def cache_of(variables: Mapping[str, Any]) -> Path:
+    """The cluster's download cache."""
+    if "{{" in (value := variables["stack_cache"]):
+        raise _not_plain("path", "stack_cache", value)
+    return Path(value).expanduser()
+
+
+def sources_of(variables: Mapping[str, Any]) -> Path | None:
+    """Where sources are kept, if packages without a wheel may be built."""
+    if not isinstance(variables["stack_build_wheels"], bool):
+        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"])
+    return cache_of(variables) / "sources" if variables["stack_build_wheels"] else None
+
+
+def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:
+    return FarandoleError(
+        f"{name} must be a plain {kind} here, but is {value!r}; only site.yml can evaluate a template"
+    )
+
+
+def defaults() -> dict[str, Any]:
+    """The roles' defaults for what the inventory leaves unset."""
+    files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
+    known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
+    return {name: known[name] for name in REQUEST}
+
+
+def inventory_variables(inventory: Path) -> dict[str, Any]:
+    """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
+    values = host_variables(inventory.absolute())
+    if not values:
+        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
+    found: dict[str, Any] = {"hosts": list(values)}
+    for name, default in defaults().items():
+        kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
+        if len(kinds) > 1:
+            raise FarandoleError(
+                f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
+            )
+        found[name] = json.loads(next(iter(kinds)))
+    own = next(iter(values.values()))
+    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    found["folder"] = folder
+    found["state"] = excluded.folder_of(inventory, own)
+    found["hosts"] = excluded.members(values, excluded.names(found["state"]))
+    found["stack_cache"] = str(own.get("stack_cache") or default_root())
+    found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
+    return found
+
+
+def builds_of(inventory: Path | None) -> list[Builds]:
+    """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
+    if inventory:
+        return [Builds(inventory_variables(inventory)["builds"])]
+    return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
+
+
+def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
+    """Refuse names of hosts or groups that the inventory does not have; of a pattern Ansible itself makes sense."""
+    if not pattern:
+        return
+    _, read = _opened(inventory)
+    terms = (one.strip().lstrip("!&") for one in pattern.split(","))
+    unknown = [one for one in terms if re.fullmatch(r"[\w.-]+", one) and one not in {*read.hosts, *read.groups}]
+    if unknown:
+        known = several([*read.hosts])
+        raise FarandoleError(f"{option}: {inventory} has no host {', '.join(unknown)}; the hosts are {known}")
+
+
+def _opened(inventory: Path) -> tuple[Any, Any]:
+    """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
+    os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
+    # Ansible reads its configuration when it is imported.
+    from ansible.errors import AnsibleError
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+
+    existing(inventory)
+    loader = DataLoader()
+    # Whose group_vars say how to log in, from wherever this is called.
+    loader.set_basedir(str(ROOT))
+    try:
+        return loader, InventoryManager(loader, [str(inventory)])
+    except AnsibleError as error:
+        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
+    """The variables of each host in a group."""
+    loader, read = _opened(inventory)
+    from ansible.errors import AnsibleError
+    from ansible.template import Templar
+    from ansible.vars.manager import VariableManager
+
+    try:
+        manager = VariableManager(loader, read)
+        found = read.groups.get(group)
+        hosts = found.get_hosts() if found else ()
+        found = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
+        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in found.items()}
+    except AnsibleError as error:
+        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:
+    """Evaluate what says how to log in, and who does."""
+    login = {
+        name: value
+        for name, value in variables.items()
+        if re.match(r"ansible_(ssh_|private_key_file$|host$|user$|port$)|base_user$|cluster_users$", name)
+    }
+    return {**variables, **{name: templar.template(value) for name, value in login.items()}}
+
+
+def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:
+    """What preflight found about exactly these hosts, after running it if necessary."""
+    file = variables["state"] / "preflight.json"
+    if (found := _found(file, variables["hosts"])) is None:
+        progress.print(f"preflight has not checked these nodes yet ({file}); running it")
+        _preflight(inventory, login)
+        found = _found(file, variables["hosts"])
+    if found is None:
+        raise FarandoleError(
+            f"{file} does not cover all nodes: run  farandole preflight -i {shlex.quote(str(inventory))}"
+        )
+    return found
+
+
+def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        known: dict[str, Any] = json.loads(file.read_text())["hosts"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    complete = set(known) == set(hosts) and all(fact in probe for probe in known.values() for fact in FACTS)
+    return {host: known[host] for host in hosts} if complete else None
+
+
+def _preflight(inventory: Path, login: Login) -> None:
+    if play("playbooks/preflight.yml", inventory, login):
+        raise FarandoleError("preflight failed, see above")

@@ -1,0 +1,115 @@
+"""`farandole node`: leave nodes out by hand, and take them back; no node is contacted."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.lock import host_variables
+from farandole.core.errors import FarandoleError
+from farandole.core.table import table
+from farandole.core.text import on_terminal
+from farandole.inventory import excluded
+from farandole.inventory.cluster import builders
+from farandole.inventory.state import claim
+from farandole.plays.playbook import Inventory
+
+app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes of an inventory, those that it cannot do without, and its state folder."""
+
+    nodes: list[str]
+    servers: dict[str, str]
+    state: Path
+
+
+def cluster_of(inventory: Path, *, write: bool) -> Cluster:
+    groups = {group: host_variables(inventory.absolute(), group) for group in ("cluster", "head", "builders")}
+    nodes = groups["cluster"]
+    if not nodes or not groups["head"]:
+        raise FarandoleError(f"{inventory}: group cluster or head is empty; see inventory/example/hosts.yml")
+    state = excluded.folder_of(inventory, next(iter(nodes.values())))
+    claim(state, inventory.absolute() if inventory.is_dir() else inventory.absolute().parent, write=write)
+    named = {group: list(hosts) for group, hosts in groups.items()}
+    servers = {builders(named)[0]: "it builds the stack", named["head"][0]: "it is the head"}
+    return Cluster(list(nodes), servers, state)
+
+
+def refuse_unknown(name: str, known: Cluster) -> None:
+    if name not in known.nodes:
+        raise FarandoleError(f"there is no node {name}; the nodes are {', '.join(known.nodes)}")
+
+
+def next_step(inventory: Path) -> None:
+    """Say when the nodes know it: farandole run asks here, but those who start jobs on the head read its hostfile."""
+    typer.echo(f"next, so that the head knows it too: farandole apply -i {shlex.quote(str(inventory))}")
+
+
+@app.command("list")
+def show(inventory: Inventory) -> None:
+    """List the nodes that are left out: since when, by whom, why."""
+    known = cluster_of(inventory, write=False)
+    rows = [["node", "since", "by", "confirmed by", "code", "why"]]
+    for name, one in excluded.read(known.state).items():
+        hand = one.by == "person"
+        gone = "" if name in known.nodes else " (no longer in the inventory)"
+        who = [one.person, ""] if hand else [one.measurement, one.person]
+        rows.append([f"{name}{gone}", one.since, *who, one.code, one.why])
+    typer.echo(on_terminal(table(rows)) if rows[1:] else "no node is left out")
+
+
+@app.command()
+def exclude(
+    name: Name, inventory: Inventory, why: Annotated[str, typer.Option("--why", help="For those who find it later.")]
+) -> None:
+    """Leave a node out of all runs and jobs until a person includes it again."""
+    known = cluster_of(inventory, write=True)
+    refuse_unknown(name, known)
+    if name in known.servers:
+        raise FarandoleError(f"{name} cannot be left out: {known.servers[name]}; give this to another node first")
+    if not why.strip():
+        raise FarandoleError("--why is empty")
+    with excluded.changing(known.state) as entries:
+        if one := entries.get(name):
+            more = "" if one.person else f"; to keep it out until you include it: farandole node confirm {name}"
+            raise FarandoleError(f"{name} is already {on_terminal(one.words)}{more}")
+        entries[name] = excluded.by_person(getpass.getuser(), why)
+    typer.echo(f"{name} is left out")
+    next_step(inventory)
+
+
+@app.command()
+def include(name: Name, inventory: Inventory) -> None:
+    """Take a node back, whoever excluded it; the next site.yml checks it and sets it up."""
+    known = cluster_of(inventory, write=True)
+    with excluded.changing(known.state) as entries:
+        if name not in entries:
+            refuse_unknown(name, known)
+            raise FarandoleError(f"{name} is not left out")
+        one = entries.pop(name)
+    typer.echo(on_terminal(f"{name} takes part again; it was {one.words}"))
+    next_step(inventory)
+
+
+@app.command()
+def confirm(name: Name, inventory: Inventory) -> None:
+    """Keep a node out that a check excluded, even if it passes that check again."""
+    known = cluster_of(inventory, write=True)
+    with excluded.changing(known.state) as entries:
+        one = entries.get(name)
+        if one is None:
+            refuse_unknown(name, known)
+            raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
+        if one.person:
+            raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(one.words)}")
+        entries[name] = replace(one, person=getpass.getuser())
+    typer.echo(f"{name} stays out until a person includes it")

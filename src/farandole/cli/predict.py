@@ -1,0 +1,150 @@
+"""`farandole predict`."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.node import cluster_of
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
+from farandole.core.table import table
+from farandole.inventory import excluded
+from farandole.links.examine import links_in
+from farandole.links.predict import Job, Measured, Network, Prediction, measured, predict
+
+# What is left of a link's rate after the headers of Ethernet, IP and TCP.
+PAYLOAD = 0.94
+MOST_NODES = 100_000
+# A node below this share of what is usual slows the others down.
+SLOWER = 0.85
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers of nodes, as in 2,4,8."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 7 and 2 <= int(word) <= MOST_NODES for word in words):
+        raise FarandoleError(f"--nodes {text!r} is no list of numbers from 2 to {MOST_NODES}, such as 2,4,8")
+    return sorted({int(word) for word in words})
+
+
+def positive(option: str, value: float) -> float:
+    if not 0 < value < 1e12:
+        raise FarandoleError(f"{option} is {value:g}, and has to be more than 0")
+    return value
+
+
+def span(values: Sequence[float], decimals: int) -> str:
+    """From the first to the last value."""
+    return "-".join(dict.fromkeys(f"{value:.{decimals}f}" for value in values))
+
+
+def percent(shares: Sequence[float]) -> str:
+    return f"{span([100 * share for share in shares], int(max(shares) < 0.1))} %"
+
+
+def answer(predictions: Sequence[Sequence[Prediction]]) -> str:
+    """A table, and its last row in words. Of two predictions for each number of workers, the slower is first."""
+    rows = [["workers", "ms for gradients", "ms for a step", "efficiency", "as fast as"]]
+    for both in predictions:
+        workers, shares = both[0].workers, [one.efficiency for one in both]
+        rows.append(
+            [
+                str(workers),
+                f"{both[0].exchange_ms:.0f}",
+                span([one.step_ms for one in reversed(both)], 0),
+                percent(shares),
+                f"{span([share * workers for share in shares], 1)} workers",
+            ]
+        )
+    found = [f"This network carries your job at about {percent(shares)} of {workers} workers."]
+    if "-" in percent(shares):
+        found.append(
+            "The lower value is for gradients that are sent when all are computed, the higher for gradients that are "
+            "sent while others are computed, as Horovod does with PyTorch."
+        )
+    if max(shares) * workers < 1:
+        found.append("One worker by itself is faster.")
+    return f"{table(rows)}\n\n{' '.join(found)}"
+
+
+def limit(prediction: Prediction, network: Network, found: Measured | None) -> str:
+    """What takes most of the time, and which node that is about."""
+    share = f"{prediction.exchange_ms:.0f} ms that {prediction.workers} workers need for their gradients"
+    if prediction.exchange_ms < prediction.alone_ms / 100:
+        return "The network costs next to nothing."
+    if prediction.latency_ms > prediction.bandwidth_ms:
+        node = f" of {found.farthest}" if found and found.network.round_trip_us == network.round_trip_us else ""
+        why = f"Latency costs most, {prediction.latency_ms:.0f} of the {share}"
+        return f"{why}: {network.round_trip_us:.0f} µs for a message{node} there and back."
+    why = f"Bandwidth costs most, {prediction.bandwidth_ms:.0f} of the {share}: {network.mb_per_s:.1f} MB/s"
+    if not found or found.network.mb_per_s != network.mb_per_s:
+        return f"{why}."
+    if network.mb_per_s < SLOWER * found.usual_mb_per_s:
+        return f"{why} on {found.slowest}, the slowest node, where {found.usual_mb_per_s:.1f} are usual."
+    return f"{why} on the slowest node, {found.slowest}."
+
+
+def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str:
+    """Which measurement the prediction rests on."""
+    parts = [f"{' and '.join(assumed)}: as given."] if assumed else []
+    if found and len(assumed) < 2:
+        parts.append(f"Measured between {some(found.names)} on {found.when or 'an unknown date'}.")
+        if found.missing:
+            parts.append(f"Not measured: {some(found.missing)}.")
+        if most > len(found.names):
+            parts.append(f"More than {len(found.names)} nodes: as if the others were no worse.")
+    return " ".join(parts)
+
+
+def predict_command(
+    model_mb: Annotated[float, typer.Option(help="Size of the gradients: 4 bytes times the parameters.")],
+    step_ms: Annotated[float, typer.Option(help="Time of a step on one worker, without Horovod.")],
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")
+    ] = None,
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, separated by commas.")] = "2,4,8,16",
+    *,
+    mpi: Annotated[
+        bool, typer.Option("--mpi", help="Gradients are sent over MPI, which may send in one direction at a time.")
+    ] = False,
+    mbit: Annotated[
+        float | None, typer.Option(help="Rate of the links in Mbit/s, instead of the measured one.")
+    ] = None,
+    delay_us: Annotated[
+        float | None, typer.Option(help="Time of a message there and back in µs, instead of the measured one.")
+    ] = None,
+) -> None:
+    """Predict how fast a training job will be on several nodes, from what preflight measured between them.
+
+    One worker on each node. No node is contacted. With --mbit and --delay-us for a network that you only plan.
+    """
+    job = Job(positive("--model-mb", model_mb), positive("--step-ms", step_ms), mpi)
+    chosen = numbers(nodes)
+    given = {"--mbit": mbit, "--delay-us": delay_us}
+    assumed = [f"{name} {positive(name, value):g}" for name, value in given.items() if value is not None]
+    found = None
+    if inventory:
+        known = cluster_of(inventory, write=False)
+        left_out = excluded.read(known.state)
+        links = links_in(known.state / "preflight.json")
+        found = measured(links, [name for name in known.nodes if name not in left_out])
+    if not found and len(assumed) < 2:
+        measure = f"farandole preflight -i {shlex.quote(str(inventory or 'INVENTORY'))}"
+        why = "no connections between its nodes have been measured" if inventory else "there is no -i INVENTORY"
+        raise FarandoleError(f"{why}: run  {measure}  or give --mbit and --delay-us")
+    network = found.network if found else Network(math.inf, 0)
+    if mbit is not None:
+        network = replace(network, mb_per_s=mbit / 8 * PAYLOAD)
+    if delay_us is not None:
+        network = replace(network, round_trip_us=delay_us)
+    ways = [replace(job, overlaps=False, turns=mpi), job]
+    predictions = [[predict(way, network, number) for way in ways] for number in chosen]
+    typer.echo(answer(predictions))
+    typer.echo(f"{limit(predictions[-1][0], network, found)}\n{basis(found, chosen[-1], assumed=assumed)}")

@@ -1,0 +1,94 @@
+"""`farandole report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.node import cluster_of
+from farandole.core import files
+from farandole.core.errors import FarandoleError, Interrupted
+from farandole.core.table import table
+from farandole.core.text import on_terminal
+from farandole.inventory.state import STATES
+from farandole.report.compare import Comparison, compare
+from farandole.report.markdown import markdown
+from farandole.report.mask import masked_alike
+from farandole.report.page import number, page, signed
+from farandole.report.read import file_of, read
+
+GONE = "The reports of a lab are removed with it; if you copied one before, name its folder"
+
+
+def report(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="A report's folder, or its result.json; else the latest.")
+    ] = None,
+    inventory: Annotated[
+        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory, whose latest report is meant.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="OLDER", help="An older report: show what has changed since then.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
+    *,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it for an issue, and write no page.")] = False,
+    mask: Annotated[bool, typer.Option("--mask", help="Replace names of hosts, people, paths and addresses.")] = False,
+) -> None:
+    """Make the page of a validation again, compare it with an older one, or print it for an issue."""
+    try:
+        _report(folder or _latest(inventory), against, output, as_markdown=as_markdown, mask=mask)
+    except Interrupted:
+        raise Interrupted("a page is written as a whole or not at all: run the same command again") from None
+
+
+def _report(folder: Path, against: Path | None, output: Path | None, *, as_markdown: bool, mask: bool) -> None:
+    source = file_of(folder)
+    results = [read(source), *([read(against)] if against else [])]
+    results = masked_alike(results) if mask else results
+    comparison = compare(results[1], results[0]) if against else None
+    if as_markdown:
+        typer.echo(on_terminal(markdown(results[0], comparison)), nl=False)
+        return
+    name = f"{'comparison' if against else 'index'}{'-masked' if mask else ''}.html"
+    target = output or source.parent / name
+    try:
+        files.write(target, page(results[0], comparison))
+    except OSError as error:
+        raise FarandoleError(
+            f"{target} cannot be written: {error.strerror}; name another place with --output"
+        ) from None
+    if comparison:
+        typer.echo(on_terminal(changes(comparison)))
+    typer.echo(f"{results[0]['verdict']}: {target}")
+
+
+def _latest(inventory: Path | None) -> Path:
+    """The newest report of a cluster; without an inventory, of the only one that has any."""
+    if inventory:
+        if not inventory.exists():
+            raise FarandoleError(f"there is no inventory {inventory}. {GONE}")
+        return cluster_of(inventory, write=False).state / "reports"
+    known = sorted(STATES.glob("*/reports/latest"))
+    if len(known) != 1:
+        names = ", ".join(one.parents[1].name for one in known)
+        if not names:
+            raise FarandoleError(f"no cluster here has a report;  farandole validate -i INVENTORY  makes one. {GONE}")
+        raise FarandoleError(f"several clusters have reports: {names}; name a report's folder, or an inventory with -i")
+    return known[0]
+
+
+def changes(comparison: Comparison) -> str:
+    """What has changed, for the terminal."""
+    parts = [f"since {comparison.old_time}, the verdict was {comparison.old_verdict} and is {comparison.new_verdict}"]
+    rows = [*comparison.verdicts, *comparison.stack]
+    if rows:
+        parts.append(table([("what", "was", "is"), *rows]))
+    figures = [
+        (one.id, number(one.old), number(one.new), signed(one.share), one.judgement) for one in comparison.figures
+    ]
+    if figures:
+        parts.append(table([("figure", "was", "is", "change", "more than noise?"), *figures]))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,206 @@
+"""`farandole status`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farandole.cli.lock import host_variables
+from farandole.cli.node import cluster_of
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import count
+from farandole.core.schema import fields, words
+from farandole.core.table import table
+from farandole.core.text import on_terminal
+from farandole.inventory import excluded
+from farandole.jobs.ask import Answer, ask_all
+from farandole.jobs.run import login_to
+from farandole.plays.playbook import Inventory, Login, PrivateKey, User
+from farandole.stack import lock as locks
+from farandole.watch.events import is_alive, latest
+from farandole.watch.watched import several
+
+# Increased when a field gets another meaning.
+FORMAT = 1
+# Why a node is not as it should be, where it is no cause of the catalogue: its ssh works, or is not tried.
+LEFT_OUT, NOT_SET_UP, REVOKED = "node-left-out", "node-not-set-up", "node-revoked"
+# More lines than that about what runs would push the rest off the screen.
+SHOWN = 10
+VERDICT = fields(
+    {"verdict": words("green|slow|red"), "time": words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")},
+    {"stack": words("|[0-9a-f]{12}")},
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """How a node is, and what is not as it should be."""
+
+    up: bool
+    stack: str
+    slots: int
+    problems: tuple[str, ...]
+    code: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.up and not self.problems
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a cluster is."""
+
+    inventory: str
+    head: str
+    lock: str
+    nodes: Mapping[str, Node]
+    runs: tuple[dict[str, Any], ...]
+    # Its jobs, or why it does not tell them; nothing if there is none, or the head does not answer.
+    queue: list[dict[str, str]] | str | None
+    validation: Mapping[str, str] | None
+    applying: bool
+
+    @property
+    def good(self) -> bool:
+        return all(node.good for node in self.nodes.values()) and not isinstance(self.queue, str)
+
+
+def status(
+    inventory: Inventory,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """Show how the nodes are, what runs, and the last verdict, in seconds; nothing is changed.
+
+    Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue answers, if there is one;
+    else with 1.
+    """
+    found = look(inventory, Login(user, private_key))
+    if as_json:
+        typer.echo(json.dumps({"format": FORMAT, "good": found.good, **asdict(found)}))
+    else:
+        typer.echo(on_terminal("\n".join(told(found, time.time()))))
+    if not found.good:
+        raise typer.Exit(1)
+
+
+def look(inventory: Path, login: Login) -> Status:
+    """Ask all nodes, and read what this machine knows."""
+    known, variables = cluster_of(inventory, write=False), host_variables(inventory.absolute())
+    revoked = next(iter(variables.values())).get("ssh_trust_revoked") or ()
+    asked = {name: login_to(name, own, login) for name, own in variables.items() if name not in revoked}
+    answers = ask_all(asked)
+    path = locks.path_of(inventory.absolute())
+    lock = locks.read(path)["id"] if path.exists() else ""
+    head = next(name for name, why in known.servers.items() if why == "it is the head")
+    first = answers.get(head) or Answer(up=False)
+    out = excluded.reasons(known.state)
+    nodes = {name: judge(answers.get(name), out.get(name, ""), lock, first, name) for name in known.nodes}
+    last = latest(inventory)
+    return Status(
+        str(inventory), head, lock, nodes, first.uses, first.queue, verdict(known.state), bool(last and is_alive(last))
+    )
+
+
+def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -> Node:
+    """How a node is, by its answer, and by what this machine and the head know of it."""
+    if not answer:
+        return Node(False, "", 0, ("revoked, so it was not asked",), REVOKED)
+    left_out = (f"left out: {out}",) if out else ()
+    if not answer.up:
+        return Node(False, "", 0, (answer.why, *left_out), answer.code)
+    wrong = list(left_out)
+    if not answer.stack:
+        wrong.append("no stack yet")
+    elif answer.stack != lock:
+        wrong.append(f"the lock has stack {lock}" if lock else "there is no lock")
+    if answer.stack and head.up and not head.slots.get(name) and not out:
+        wrong.append("the head gives it no slots")
+    code = LEFT_OUT if out else NOT_SET_UP if wrong else ""
+    return Node(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
+
+
+def verdict(state: Path) -> Mapping[str, str] | None:
+    """The last validation's; nothing if there is none that can be read."""
+    try:
+        found: Mapping[str, str] = VERDICT(json.loads((state / "reports/latest/result.json").read_text()))
+    except (OSError, ValueError, RecursionError, FarandoleError):
+        return None
+    return found
+
+
+# What is shown
+
+
+def told(found: Status, now: float) -> list[str]:
+    """The lines for a person."""
+    again = f"-i {shlex.quote(found.inventory)}"
+    lines = [*rows(found), ""]
+    if found.applying:
+        lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
+    lines += [*jobs(found, now), validation(found, again)]
+    codes = {node.code for node in found.nodes.values()} - {""}
+    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED}:
+        lines.append(f"next, as it says why a node does not answer: farandole preflight {again}")
+    elif NOT_SET_UP in codes:
+        lines.append(f"next, as it sets the nodes up: farandole apply {again}")
+    elif LEFT_OUT in codes:
+        lines.append(f"next, once a node is mended: farandole node include NAME {again}")
+    return lines
+
+
+def rows(found: Status) -> list[str]:
+    """A line for each group of nodes that are alike."""
+    groups: dict[Node, list[str]] = {}
+    for name, node in found.nodes.items():
+        groups.setdefault(node, []).append(name)
+    lines = [["nodes", "", "stack", "slots", ""]]
+    for node, names in groups.items():
+        state = "up" if node.up else "unclear" if node.code == "answer-malformed" else "down"
+        slots = f"{node.slots} each" if len(names) > 1 and node.slots else str(node.slots or "-")
+        lines.append([several(names), state, node.stack or "-", slots, "; ".join(node.problems)])
+    return table(lines).splitlines()
+
+
+def jobs(found: Status, now: float) -> list[str]:
+    """What runs."""
+    if not found.nodes[found.head].up:
+        return [f"what runs is not known, as the head, {found.head}, does not say it"]
+    lines = [
+        f"run {run['number']} of {run['owner']} on "
+        f"{', '.join(f'{node} ({slots})' for node, slots in run['slots'].items())}, "
+        f"for {max(0, now - run['since']) / 60:.0f} min"
+        for run in found.runs
+    ]
+    if isinstance(found.queue, str):
+        lines.append(f"queue: it does not answer ({found.queue})")
+    elif found.queue is not None:
+        lines += [
+            f"job {job['id']} of {job['owner']}: {job['state'].lower()}, {job['time']}, "
+            f"{count(int(job['nodes']), 'node')}"
+            for job in found.queue
+        ]
+        lines.append("" if found.queue else "queue: empty")
+    rest = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [line for line in lines if line][:SHOWN] + rest or ["nothing runs"]
+
+
+def validation(found: Status, again: str) -> str:
+    """The last verdict, and how old it is."""
+    if not found.validation:
+        return f"never validated; to do that: farandole validate {again}"
+    was = datetime.strptime(found.validation["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    of = found.validation.get("stack", "")
+    other = f", of another stack, {of}" if of and of != found.lock else ""
+    return f"last validation: {found.validation['verdict']}, {was:%Y-%m-%d %H:%M} UTC{other}"

@@ -1,0 +1,1 @@
+"""The causes of failures, found in logs and runs."""

@@ -1,0 +1,1 @@
+"""The cluster as its inventory and its state folder describe it."""

@@ -1,0 +1,256 @@
+"""The nodes that are left out: since when, by whom, why; and which ones to leave out after a check."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
+from farandole.core.findings import Finding, finding, refused
+from farandole.core.schema import UnfitError, fields, named, text, words
+from farandole.core.text import one_line
+from farandole.inventory.state import state_folder
+
+FILE = "excluded.yml"
+HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
+LONGEST = 1 << 20
+# How the nodes are checked before a run.
+PROBE = "preflight"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Why a node is left out."""
+
+    since: str
+    # "check" or "person".
+    by: str
+    # Who excluded the node or confirmed that. Only a person takes back a node with this.
+    person: str
+    code: str
+    why: str
+    # What a check measured. The node has to pass the same to be taken back.
+    measurement: str
+
+    @property
+    def words(self) -> str:
+        """The entry as part of a sentence."""
+        who = self.person if self.by == "person" else self.measurement
+        confirmed = f" (confirmed by {self.person})" if self.by == "check" and self.person else ""
+        return f"excluded since {self.since} by {who}{confirmed}: {self.why}"
+
+
+ENTRIES = named(
+    words("[a-z0-9][a-z0-9-]{0,62}"),
+    fields(
+        {
+            "since": words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+            "by": words("check|person"),
+            "person": text(100),
+            "code": words("[a-z0-9-]{0,64}"),
+            "why": text(400),
+            "measurement": words("[a-z0-9-]{0,32}"),
+        }
+    ),
+)
+
+
+def now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def by_check(found: Finding, measurement: str) -> Entry:
+    """The entry of a node that a check found to be bad."""
+    return Entry(now(), "check", "", found.code, one_line(found.cause), measurement)
+
+
+def by_person(person: str, why: str) -> Entry:
+    """The entry of a node that a person takes out."""
+    return Entry(now(), "person", one_line(person, 100), "", one_line(why), "")
+
+
+def folder_of(inventory: Path, variables: Mapping[str, Any]) -> Path:
+    """The state folder of a cluster, from its inventory and the variables of one of its nodes."""
+    given = variables.get("preflight_state_dir") or variables.get("base_state_dir")
+    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    return Path(given) if given else state_folder(folder)
+
+
+def read(state: Path) -> dict[str, Entry]:
+    """The nodes that are left out, in the order in which they were."""
+    path = state / FILE
+    try:
+        content = path.read_text()
+        if len(content) > LONGEST:
+            raise UnfitError(f"it has {len(content) >> 10} KiB")
+        found = ENTRIES(yaml.safe_load(content) or {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, UnfitError) as error:
+        raise FarandoleError(
+            f"{path} cannot be used: {one_line(error)}; correct it, or move it away, and no node is left out"
+        ) from None
+    return {name: Entry(**one) for name, one in found.items()}
+
+
+@contextmanager
+def changing(state: Path) -> Iterator[dict[str, Entry]]:
+    """The nodes that are left out, to be changed by one program at a time; written at the end if they were."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (state / f".{FILE}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = read(state)
+        before = dict(entries)
+        yield entries
+        if entries != before:
+            # Ansible's own kinds of strings become plain ones.
+            plain = json.loads(json.dumps({name: asdict(one) for name, one in entries.items()}))
+            content = yaml.safe_dump(plain, sort_keys=False, width=1000)
+            write_private(state / FILE, HEADER + content, durable=True)
+
+
+def names(state: str | Path, by: str = "") -> list[str]:
+    """The nodes that are left out; by a person alone, those that only a person takes back."""
+    return [name for name, one in read(Path(state)).items() if one.person or by != "person"]
+
+
+def reasons(state: str | Path) -> dict[str, str]:
+    """Why each of these nodes is left out."""
+    return {name: one.words for name, one in read(Path(state)).items()}
+
+
+def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
+    """The nodes that take part."""
+    return [name for name in cluster if not any(name in out for out in left_out)]
+
+
+def unmeasured(state: str | Path, cluster: Collection[str], hosts: Collection[str]) -> dict[str, str]:
+    """A line for a validation's report about each node that it leaves out."""
+    known = read(Path(state)).items()
+    return {f"node.{name}": one.words for name, one in known if name in cluster and name not in hosts}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who is left out from now on, and what the user is told; a finding that still stops the run changes nothing."""
+
+    entries: Mapping[str, Entry]
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was checked: which nodes of the cluster, which of them all others depend on, and by which measurement."""
+
+    cluster: Sequence[str]
+    servers: Collection[str]
+    tested: Collection[str]
+    measurement: str
+    inventory: str
+
+
+def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    """Tell of the nodes that are not even asked, as only a person takes them back."""
+    return _noted({name: one for name, one in entries.items() if one.person}, checked)
+
+
+def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
+    """Decide who is left out because of findings.
+
+    A finding is about one node, or about a link ("node-2, node-5"). One about a node must rest on what this machine saw
+    itself, on what the node said about itself, or on what two others measured: one node must never exclude another.
+    """
+    stops = [one for one in findings if one.severity == "stop"]
+    bad = {name for one in stops for name in _about(one)}
+    kept = {name: one for name, one in entries.items() if not _healed(name, one, bad, checked)}
+    new = _culprits([one for one in stops if not kept.keys() & _about(one)], checked)
+    possible = bool(new) and _goes_on(stops, kept, new, checked)
+    added = {name: by_check(one, checked.measurement) for name, one in new.items()} if possible and exclude else {}
+    out = {**kept, **added}
+    spared = out.keys() - _needed(out, checked)
+    told = [_softened(one) if spared & _about(one) else one for one in findings] + _noted(out, checked)
+    if possible and not exclude:
+        told += [finding("exclusion-possible", name, inventory=shlex.quote(checked.inventory)) for name in new]
+    if refused(told):
+        return Decision(entries, told)
+    back = {name: one for name, one in entries.items() if name not in out}
+    return Decision(out, [*told, *_findings("node-returned", back, checked)])
+
+
+def _findings(code: str, entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    inventory = shlex.quote(checked.inventory)
+    return [finding(code, name, seen=one.words, host=name, inventory=inventory) for name, one in entries.items()]
+
+
+def _noted(out: Mapping[str, Entry], checked: Checked) -> list[Finding]:
+    """Tell which nodes of this run are left out, and stop it if it needs them."""
+    here = {name: one for name, one in out.items() if name in checked.tested or name in checked.servers}
+    found = _findings("node-excluded", {name: one for name, one in here.items() if not one.person}, checked)
+    found += _findings("node-set-aside", {name: one for name, one in here.items() if one.person}, checked)
+    needed = _needed(out, checked)
+    return [replace(one, severity="stop") if one.host in needed else one for one in found]
+
+
+def _needed(out: Mapping[str, Entry], checked: Checked) -> set[str]:
+    """Those that a run cannot go on without: the servers, and all if there is no other node in it."""
+    return {name for name in out if name in checked.servers} if members(checked.tested, out) else {*out}
+
+
+def _about(found: Finding) -> set[str]:
+    """The nodes that a finding names."""
+    return set(found.host.split(", "))
+
+
+def _softened(found: Finding) -> Finding:
+    """The finding about a node that is left out, which no longer stops a run."""
+    return replace(found, severity="warn") if found.severity == "stop" else found
+
+
+def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> bool:
+    """Whether only a check excluded a node, which has now passed the same one."""
+    return not entry.person and entry.measurement == checked.measurement and name in checked.tested and name not in bad
+
+
+def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
+    """The nodes without which these findings would not be there.
+
+    Of the two ends of a bad link that is the one that has such a link with a second node, too. Else it is neither, as
+    either of them may be the cause; nor if one of them is bad by itself.
+    """
+    free = [name for name in checked.cluster if name not in checked.servers]
+    found: dict[str, Finding] = {}
+    for one in stops:
+        if one.host in free:
+            found.setdefault(one.host, one)
+    links = [one for one in stops if len(_about(one)) == 2 and _about(one) <= {*checked.cluster}]
+    others = defaultdict[tuple[str, int], set[str]](set)
+    for one in links:
+        for place, name in enumerate(ends := one.host.split(", ")):
+            others[name, place].add(ends[1 - place])
+    for one in links:
+        met = {name: len(others[name, place]) for place, name in enumerate(one.host.split(", ")) if name in free}
+        if max(met.values(), default=0) > 1 and not _about(one) & found.keys():
+            found[max(met, key=lambda name: met[name])] = one
+    return found
+
+
+def _goes_on(stops: Iterable[Finding], kept: Mapping[str, Entry], new: Collection[str], checked: Checked) -> bool:
+    """Whether a run can go on without these nodes: with two others, and half of those that no person took out.
+
+    If most of the nodes fail, it is rarely their fault.
+    """
+    left = members(checked.cluster, kept, new)
+    wanted = members(checked.cluster, [name for name, one in kept.items() if one.person])
+    solved = all(_about(one) & {*kept, *new} for one in stops)
+    return solved and len(left) >= 2 and 2 * len(left) >= len(wanted) and any(name in checked.tested for name in left)

@@ -1,0 +1,134 @@
+"""Ask all nodes of a cluster at once how they are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from farandole.core.causes import recognize
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import Check, UnfitError, fields, load, many, named, number, shown, text, whole, words
+from farandole.core.text import one_line
+from farandole.jobs.run import Head
+from farandole.node import head
+from farandole.preflight.answer import reason
+
+# Seconds that ssh has to connect, and that a node has in all.
+CONNECT_S, ANSWER_S = 5, 8
+AT_ONCE = 64
+LONGEST = 1 << 18
+# A new connection proves that one can log in; a kept one to a dead node would not answer for longer.
+STRICT = (
+    "-T", "-o", "ControlPath=none", "-o", "ControlMaster=no", "-o", "StrictHostKeyChecking=yes",
+    "-o", f"ConnectTimeout={CONNECT_S}",
+)  # fmt: skip
+# The program that runs there comes from here, so a node with an older one, or none, answers as well.
+PROGRAM = Path(head.__file__)
+COMMAND = shlex.join(["/usr/bin/python3", "-I", "-", "_status"])
+OF_SSH = 255
+NODE, PERSON = words(r"[a-z0-9][a-z0-9-]{0,62}"), words(r"[\w.-]{1,32}\$?")
+SLOTS = named(NODE, whole(1 << 16))
+
+
+RUN = {"number": whole(10**9), "owner": PERSON, "since": number, "slots": SLOTS}
+JOB = {
+    "id": words(r"[\w\[\]+,%-]{1,60}"), "owner": PERSON, "state": words(r"[A-Z_]{1,30}"),
+    "time": words(r"[\d:-]{1,20}"), "nodes": words(r"\d{1,6}"),
+}  # fmt: skip
+
+
+def row(forms: Mapping[str, Check]) -> Check:
+    """A list of values of these forms, which then have names."""
+
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, list) or len(value) != len(forms):
+            raise UnfitError(f"is {shown(value)}")
+        return {name: form(one) for (name, form), one in zip(forms.items(), value, strict=True)}
+
+    return checked
+
+
+def queue(value: Any) -> list[dict[str, str]] | str | None:
+    """The queue's jobs, why it does not say, or nothing."""
+    if value is None:
+        return None
+    found: list[dict[str, str]] | str = text(200)(value) if isinstance(value, str) else many(row(JOB))(value)
+    return found
+
+
+ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(row(RUN))}, {"queue": queue})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node says of itself, or why it does not: the code of a cause, and words."""
+
+    up: bool
+    stack: str = ""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    uses: tuple[dict[str, Any], ...] = ()
+    queue: list[dict[str, str]] | str | None = None
+    code: str = ""
+    why: str = ""
+
+
+def ask_all(nodes: Mapping[str, Head]) -> dict[str, Answer]:
+    """Ask these nodes."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(nodes, pool.map(ask, nodes.values()), strict=True))
+
+
+def ask(node: Head) -> Answer:
+    """Ask a node, which has limited time and space for its answer."""
+    command = ["ssh", *STRICT, *node.ssh[1:], node.target, COMMAND]
+    with PROGRAM.open("rb") as program, subprocess.Popen(
+        command, stdin=program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:  # fmt: skip
+        late = Timer(ANSWER_S, end, (process.pid,))
+        late.start()
+        try:
+            said = process.stdout.read(LONGEST + 1) if process.stdout else b""
+            if len(said) > LONGEST:
+                end(process.pid)
+            status = process.wait()
+        finally:
+            late.cancel()
+    return answer_of(said.decode(errors="replace"), status, f"ssh {node.target}")
+
+
+def end(group: int) -> None:
+    """Kill ssh, and what it has started to reach the node."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def answer_of(said: str, status: int, ssh: str) -> Answer:
+    """What was said, in a strict form."""
+    if len(said) > LONGEST:
+        words_of_it = f"it does not say how it is ({ssh}: more than {LONGEST >> 10} KiB)"
+        return Answer(up=False, code="answer-malformed", why=words_of_it)
+    if status < 0:
+        return Answer(up=False, code="node-silent", why=f"no answer ({ssh}: nothing within {ANSWER_S} s)")
+    if status == OF_SSH:
+        words_of_ssh = reason(said) or "no reason given"
+        match = recognize("login", words_of_ssh)
+        code, seen = (match.cause.code, match.seen) if match else ("login-failed", words_of_ssh)
+        return Answer(up=False, code=code, why=f"no answer ({ssh}: {one_line(seen)})")
+    if status:
+        return Answer(up=False, code="answer-malformed", why=f"it cannot say how it is ({ssh}: {reason(said)})")
+    try:
+        # A login may print something before it.
+        found = ANSWER(load(next(line for line in said.splitlines() if line.startswith("{")), LONGEST))
+    except (StopIteration, FarandoleError) as error:
+        seen = str(error) or "no answer in what it says"
+        return Answer(up=False, code="answer-malformed", why=f"it does not say how it is ({ssh}: {seen})")
+    return Answer(True, found["stack"], found["slots"], tuple(found["uses"]), found.get("queue"))

@@ -1,0 +1,199 @@
+"""`farandole prove`: try a set of versions on hosts of its own, and write down what was seen as a row of evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from farandole.core import files
+from farandole.core.errors import FarandoleError
+from farandole.core.text import one_line, visible
+from farandole.lab.image import Suite
+from farandole.plays.playbook import CONFIG, ROOT
+from farandole.stack import lock as locks
+from farandole.stack.catalogue import EVIDENCE
+
+console = Console(highlight=False, soft_wrap=True)
+LAB = "prove"
+INVENTORY = ROOT / "inventory" / LAB
+SETTINGS = INVENTORY / "group_vars" / "all.yml"
+SYSTEMS = {Suite.bookworm: "debian-12", Suite.trixie: "debian-13"}
+# What a row is about; everything else in the environment comes after it.
+HEADLINE = ("gxx", "openmpi", "horovod", "torch", "tensorflow", "tf-keras", "keras", "numpy", "protobuf", "setuptools")
+HEAD = """\
+---
+# What was built and ran together, and what was seen to fail; `farandole prove` adds rows. See docs/catalogue.md.
+# `set` is what a row is about; `with` is everything else that was in the environment, preferred to anything newer.
+"""
+# What kept a set from being tried.
+OUTSIDE = re.compile(r"cannot be (?:fetched|reached)|no space left|not enough space")
+BEGIN, END = "<!-- evidence: `make docs` writes this table -->", "<!-- end of the evidence -->"
+Row = dict[str, Any]
+
+
+class StepError(Exception):
+    """A step failed; the message is its cause."""
+
+
+def prove(
+    want: Annotated[
+        list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version; may be repeated.")
+    ] = None,
+    suite: Annotated[Suite, typer.Option(help="Debian release of the hosts.")] = Suite.bookworm,
+    frameworks: Annotated[str, typer.Option(help="tensorflow, pytorch, or tensorflow,pytorch.")] = "tensorflow,pytorch",
+    evidence: Annotated[Path, typer.Option(help="The file to which the row is added.")] = EVIDENCE,
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the hosts up, to look at a failure.")] = False,
+) -> None:
+    """Try a set of versions on two throw-away hosts: site.yml, the whole validation, and a row of evidence.
+
+    A failure becomes a row too, with its cause. Takes five minutes, or fifteen if OpenMPI has to be compiled.
+    """
+    if INVENTORY.exists():
+        raise FarandoleError(f"{INVENTORY} exists: remove it with `farandole lab down --name {LAB}`")
+    try:
+        row = attempt(suite, frameworks.split(","), want or [])
+    finally:
+        if not keep:
+            SETTINGS.unlink(missing_ok=True)
+            if SETTINGS.parent.exists():
+                SETTINGS.parent.rmdir()
+            run("lab", "down", "--name", LAB)
+    if OUTSIDE.search(row["ran"]):
+        raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
+    add(evidence, row)
+    console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}", markup=False)
+    if row["verdict"] != "works":
+        sys.exit(1)
+
+
+def attempt(suite: Suite, frameworks: Sequence[str], want: Sequence[str]) -> Row:
+    """Take all steps, and describe how far they came."""
+    seconds: dict[str, int] = {}
+    row: Row = {"system": SYSTEMS[suite], "date": f"{datetime.now(UTC):%Y-%m-%d}", "verdict": "fails", "ran": ""}
+    row |= {"wanted": " ".join([",".join(frameworks), *want]), "seconds": seconds}
+    try:
+        run("lab", "up", "--name", LAB, "--nodes", "2", "--suite", suite.value)
+        SETTINGS.parent.mkdir()
+        SETTINGS.write_text(json.dumps({"stack_frameworks": list(frameworks), "stack_pins": list(want)}))
+        seconds["lock"] = run("lock", "-i", str(INVENTORY))
+        row |= parts(locks.read(locks.path_of(INVENTORY)))
+        seconds["site"] = run("-i", str(INVENTORY), "site.yml", program="ansible-playbook")
+        seconds["validate"] = run("validate", "-i", str(INVENTORY))
+        row |= {"verdict": "works", "ran": validated()}
+    except StepError as error:
+        row["ran"] = str(error)
+    return row
+
+
+def run(*arguments: str, program: str = "farandole") -> int:
+    """Run a command, show its output and return the seconds it took; StepError if it fails."""
+    console.print(f"== {program} {' '.join(arguments)}", markup=False)
+    begun, output = time.monotonic(), list[str]()
+    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ, "ANSIBLE_NOCOLOR": "1", "NO_COLOR": "1"}
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        for line in process.stdout or ():
+            print(visible(line, keep="\n"), end="", flush=True)
+            output.append(line)
+    if process.returncode:
+        raise StepError(f"{arguments[-1 if program != 'farandole' else 0]}: {cause(''.join(output))}")
+    return round(time.monotonic() - begun)
+
+
+def parts(lock: Mapping[str, Any]) -> dict[str, str]:
+    """The versions in a lock: what a row is about, and everything else."""
+    versions = {name: version for name, version in lock["versions"].items() if version != "none"}
+    own = set(lock["own"])
+    heads = {name: versions[name] for name in HEADLINE if name in versions}
+    others = {name: version for name, version in versions.items() if name not in heads and name not in own}
+    return {"set": spelled(heads), "with": spelled(others)}
+
+
+def spelled(versions: Mapping[str, str]) -> str:
+    """Versions as text."""
+    return " ".join(f"{name}=={version}" for name, version in versions.items())
+
+
+def cause(output: str) -> str:
+    """What a failed command's output gives as the reason."""
+    patterns = (
+        r"error: no set of [^\n]+\n\n *([^\n]+)",
+        r"\n +cause: ([^\n]+)",
+        r"\nfatal: .*?\berror: ([^\n]+)",
+        # The last line of a traceback.
+        r"\nfatal: .*\n +((?:\w+\.)*\w*Error: [^\n]+)",
+        r"\nfatal: .*?\n    msg: (?:\|-\n)?(.+?)\n(?:    \S|\n)",
+        r"\berror: ([^\n]+)",
+    )
+    found = next((match[1] for pattern in patterns if (match := re.search(pattern, output, re.DOTALL))), output)
+    return one_line(found)
+
+
+def validated() -> str:
+    """The verdict of the validation."""
+    report = json.loads((ROOT / ".farandole" / LAB / "reports" / "latest" / "result.json").read_text())
+    counts: dict[str, int] = {}
+    for check in report["checks"]:
+        counts[check["status"]] = counts.get(check["status"], 0) + 1
+    return "validation on 2 nodes: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+# The file
+
+
+def add(path: Path, row: Row) -> None:
+    """Add a row to a file of evidence, in place of one about the same set on the same system."""
+    rows = yaml.safe_load(path.read_text()) if path.exists() else []
+    same = ("system", "wanted", "set")
+    others = [one for one in rows or [] if any(one.get(key) != row.get(key) for key in same)]
+    files.write(path, HEAD + "".join(map(text, [*others, row])))
+
+
+def text(row: Row) -> str:
+    """A row as YAML that is read and compared line by line."""
+    lines = []
+    for key, value in row.items():
+        shown = json.dumps(value, ensure_ascii=False) if key in ("ran", "wanted") else value
+        if isinstance(value, dict):
+            shown = "{" + ", ".join(f"{name}: {number}" for name, number in value.items()) + "}"
+        # Versions contain dots and dashes, at which textwrap would break.
+        wrapped = textwrap.wrap(f"{key}: {shown}", 116, break_on_hyphens=False, break_long_words=False)
+        lines += [f"  {wrapped[0]}", *(f"    {line}" for line in wrapped[1:])]
+    return "\n" + "\n".join([f"- {lines[0].strip()}", *lines[1:]]) + "\n"
+
+
+def document(path: Path = ROOT / "docs" / "catalogue.md") -> None:
+    """Write the evidence as a table into the documentation."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    table = markdown(yaml.safe_load(EVIDENCE.read_text()))
+    files.write(path, f"{before}{BEGIN}\n\n{table}\n{END}{after}")
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The evidence as a table for the documentation."""
+    names = ("torch", "tensorflow", "tf-keras", "numpy", "openmpi")
+    lines = ["| System | " + " | ".join(names) + " | Verdict | What was seen |", "|---" * (len(names) + 3) + "|"]
+    for row in sorted(rows, key=lambda one: (one["system"], one["verdict"])):
+        versions = dict(word.split("==") for word in (row.get("set") or row["wanted"]).split() if "==" in word)
+        cells = [row["system"], *(versions.get(name, "-") for name in names), row["verdict"]]
+        about = f"{row['ran']} ({row['date']})" if "date" in row else row["ran"]
+        lines.append("| " + " | ".join([*cells, about.replace("|", "\\|")]) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,193 @@
+"""Decide what to measure between the nodes, and judge it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from farandole.core.findings import Finding, finding, some
+from farandole.core.schema import MANY as MANY_PAIRS
+from farandole.core.schema import UnfitError, fields, many, named, number, optional, words
+from farandole.core.text import one_line
+from farandole.inventory.cluster import HostVars
+from farandole.inventory.excluded import now
+from farandole.links.judge import MEGA, Bars, judge, record, slow_ways
+from farandole.links.measure import Measured, Place, measure, row
+from farandole.preflight.fabric import Fabric
+from farandole.preflight.inventory import Node
+
+PYTHON = "/usr/bin/python3"
+LOGIN_S = 20
+# Measuring so many takes long enough to say so.
+MANY = 8
+# What is read of an earlier preflight.json, which may be of another version.
+LINK = fields({"delay_us": optional(number), "mb_per_s": optional(number)})
+PAIR = row(words(r"[a-z0-9-]{1,63}"), words(r"[a-z0-9-]{1,63}"), optional(number), optional(number))
+LINKS = fields(
+    {"nodes": named(words(r"[a-z0-9-]{1,63}"), LINK), "usual_mb_per_s": optional(number)},
+    {"rates_measured": optional(words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")), "pairs": many(PAIR)},
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured, and what is too slow."""
+
+    what: str
+    bars: Bars
+    head: str
+    job_user: str
+    network: Fabric
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The findings about the connections, and what preflight.json keeps of them."""
+
+    findings: Sequence[Finding]
+    links: Mapping[str, Any]
+    about: str = ""
+
+
+def links_in(path: Path) -> dict[str, Any]:
+    """The connections in an earlier preflight.json; empty if there are none."""
+    try:
+        found: dict[str, Any] = LINKS(json.loads(path.read_text()).get("links"))
+    except (OSError, ValueError, AttributeError, UnfitError):
+        return {}
+    return found
+
+
+def examine(
+    nodes: Sequence[Node], hostvars: HostVars, wanted: Wanted, former: Mapping[str, Any], say: Callable[[str], None]
+) -> Examined:
+    """Measure the connections between these nodes, as far as wanted, and judge them."""
+    nodes = [node for node in nodes if login_of(hostvars, node.name).get("shared")]
+    names = [node.name for node in nodes]
+    if wanted.what == "nothing" or len(nodes) < 2:
+        return Examined([], former)
+    rates = wanted.what == "all" or (wanted.what == "auto" and not known(former, names))
+    if rates and len(nodes) > MANY:
+        say(f"measuring the connections between {len(nodes)} nodes")
+    # site.yml mends names and keys, so it is not kept from that.
+    trusted = wanted.what == "all" and all(has_account(hostvars, name, wanted.job_user) for name in names)
+    slow = partial(slow_ways, bars=wanted.bars) if rates else None
+    found = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
+    unaware = kept_out(found, wanted.network.addresses, hostvars)
+    found.closed = [one for one in found.closed if one.source not in unaware.get(one.target, ())]
+    findings = judge(found, wanted.bars, wanted.network.network)
+    findings += [finding("firewall-unaware", name, other=some(sources)) for name, sources in unaware.items()]
+    if trusted and wanted.head in names:
+        findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
+    # What was bad is measured again next time.
+    bad = {name for one in findings if one.severity == "stop" for name in one.host.split(", ")}
+    links = merged(record(found, wanted.bars), former)
+    nodes_known = {name: {**own, **({"mb_per_s": None} if name in bad else {})} for name, own in links["nodes"].items()}
+    return Examined(findings, {**links, "nodes": nodes_known}, summary(found))
+
+
+def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
+    """The megabytes per second that connections of a network carry, all at once; None unless all of them work."""
+    found = measure([place(node, hostvars, network) for node in nodes], lambda _: [])
+    if found.silent or found.closed:
+        return None
+    return round(statistics.median(max(rates) for rates in found.rates.values()) / MEGA, 1)
+
+
+def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVars) -> dict[str, list[str]]:
+    """The nodes that our own firewall on another one does not know yet, by that one: site.yml mends it."""
+    found: dict[str, list[str]] = {}
+    for one in measured.closed:
+        let_in = hostvars[one.target]["_preflight_probe"]["probe"].get("firewall")
+        known = found.setdefault(one.target, [])
+        if let_in is not None and addresses.get(one.source) not in let_in and one.source not in known:
+            known.append(one.source)
+    return {name: sources for name, sources in found.items() if sources}
+
+
+def login_of(hostvars: HostVars, name: str) -> Mapping[str, Any]:
+    return (hostvars[name].get("_preflight_probe") or {}).get("login") or {}
+
+
+def has_account(hostvars: HostVars, name: str, account: str) -> bool:
+    accounts = hostvars[name]["_preflight_probe"]["probe"]["accounts"]
+    return account in accounts and accounts[account]["user_id"] is not None
+
+
+def known(former: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether the rates of all these nodes were measured before."""
+    nodes = former.get("nodes", {})
+    return all(nodes.get(name, {}).get("mb_per_s") is not None for name in names)
+
+
+def place(node: Node, hostvars: HostVars, network: Fabric) -> Place:
+    python = hostvars[node.name].get("ansible_python_interpreter") or PYTHON
+    return Place(
+        node.name,
+        # A node that was left out and is tested again is in no network yet.
+        network.addresses.get(node.name, str(node.address)),
+        tuple(login_of(hostvars, node.name)["shared"]),
+        python if str(python).startswith("/") else PYTHON,
+        str(node.address),
+    )
+
+
+def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates that were not measured this time are those of an earlier run."""
+    before = former.get("nodes", {})
+    nodes = {
+        name: {
+            **own,
+            "mb_per_s": before.get(name, {}).get("mb_per_s") if own["mb_per_s"] is None else own["mb_per_s"],
+        }
+        for name, own in links["nodes"].items()
+    }
+    if (usually := links["usual_mb_per_s"]) is None:
+        shut = {(one[0], one[1]) for one in links["pairs"]}
+        pairs = [*links["pairs"], *(one for one in former.get("pairs", []) if (one[0], one[1]) not in shut)][
+            :MANY_PAIRS
+        ]
+        usual = {**{name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}, "pairs": pairs}
+    else:
+        usual = {"usual_mb_per_s": usually, "rates_measured": now()}
+    return {**links, "nodes": nodes, **usual}
+
+
+def summary(measured: Measured) -> str:
+    """One phrase for the user."""
+    usually = record(measured)["usual_mb_per_s"]
+    rate = f"connections carry {usually:.0f} MB/s" if usually is not None else "all connections tried"
+    return f"{rate} ({measured.seconds:.1f} s)"
+
+
+def logins(head: Sequence[str], names: Sequence[str], job_user: str) -> list[Finding]:
+    """Log in from the head to every node as the job user, as jobs do; not if only a password makes that user of us."""
+
+    def log_in(name: str) -> str:
+        """Why it fails; empty if it works."""
+        ssh = f"ssh -n -o BatchMode=yes -o ConnectTimeout=10 {name} true"
+        script = (
+            f'cd / && if [ "$(id -u)" = 0 ]; then runuser -u {job_user} -- {ssh}; '
+            f"elif sudo -n true 2>/dev/null; then sudo -n -u {job_user} -- {ssh}; fi"
+        )
+        try:
+            done = subprocess.run(
+                [*head, f"sh -c {shlex.quote(script)}"],
+                capture_output=True, stdin=subprocess.DEVNULL, timeout=LOGIN_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"no answer within {LOGIN_S} s"
+        return one_line(done.stderr.decode(errors="replace")) or "no reason given" if done.returncode else ""
+
+    # sshd allows ten sessions in a connection.
+    with ThreadPoolExecutor(8) as pool:
+        reasons = zip(names, pool.map(log_in, names), strict=True)
+    return [finding("pair-login-failed", name, seen=why) for name, why in reasons if why]

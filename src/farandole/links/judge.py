@@ -1,0 +1,313 @@
+"""Tell bad nodes, bad links and groups that do not reach each other apart, from what the nodes measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from farandole.core.findings import Finding, finding, some
+from farandole.core.schema import MANY
+from farandole.links.measure import HIGHEST, LOWEST, Closed, Measured, Narrow
+
+Way = tuple[str, str]
+# The ends of a way.
+SOURCE, TARGET = 0, 1
+MEGA = 1_000_000
+# Two nodes have no third one to compare with; less than this share of the other direction is no coincidence.
+TWO = 0.5
+# Shares of what is usual below which jobs are not worth starting. A single link is measured less often than a node.
+HOPELESS_NODE, HOPELESS_LINK = 0.5, 0.2
+# Bytes per second above which one connection measures the processor and its load, not the network.
+FILLED = 1e9
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What is too slow: below a share of what is usual in this cluster, or below a number of megabits per second."""
+
+    share: float = 0.85
+    floor_mbit: float = 0
+
+
+def judge(measured: Measured, bars: Bars, network: str = "") -> list[Finding]:
+    """All findings about the connections between the nodes."""
+    return [
+        *judge_silent(measured),
+        *judge_closed(measured, network),
+        *judge_paths(measured),
+        *judge_names(measured),
+        *judge_rates(measured, bars),
+    ]
+
+
+def judge_silent(measured: Measured) -> list[Finding]:
+    crowded = [finding("pair-crowded", name, other=some(others)) for name, others in measured.crowded.items()]
+    return [finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()] + crowded
+
+
+def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
+    names = [name for name in measured.names if name not in measured.silent]
+    subnet = network or "the network of the nodes"
+    strangers = shared_addresses(measured.closed, names)
+    for name in names:
+        if said := strangers.get(name):
+            asked = ordered(said, names)
+            # What one node says of another is a matter between the two.
+            where = name if len(asked) > 1 else both_ends(asked[0], name)
+            yield finding("pair-address-shared", where, other=some(asked), host=name)
+    unfit = strangers.keys() | measured.silent.keys()
+    closed = [one for one in measured.closed if not {one.source, one.target} & unfit]
+    ways = {(one.source, one.target) for one in closed}
+    if len(parts := groups(names, lambda one, other: not {(one, other), (other, one)} & ways)) > 1:
+        yield finding("pair-groups-apart", "all", seen="; ".join(some(part) for part in parts), subnet=subnet)
+        home = {name: number for number, part in enumerate(parts) for name in part}
+        ways = {way for way in ways if home.get(way[0], -1) == home.get(way[1], -2)}
+    bad, links = bad_ends(ways, names)
+    for (name, end), others in sorted(bad.items(), key=lambda item: names.index(item[0][0])):
+        if end == TARGET:
+            both = " It cannot connect to them either." if (name, SOURCE) in bad else ""
+            seen, other = ports(closed, others, [name]), some(ordered(others, names))
+            yield finding("pair-node-closed", name, other=other, seen=seen, both=both, subnet=subnet)
+        elif (name, TARGET) not in bad:
+            seen, other = ports(closed, [name], others), some(ordered(others, names))
+            yield finding("pair-node-shut-in", name, other=other, seen=seen, subnet=subnet)
+    for source, target in sorted(links, key=lambda way: (names.index(way[1]), names.index(way[0]))):
+        which = " With two nodes, it cannot be told which of them blocks it." if len(names) == 2 else ""
+        seen = ports(closed, [source], [target])
+        yield finding(
+            "pair-link-closed",
+            both_ends(source, target),
+            other=source,
+            host=target,
+            seen=seen,
+            which=which,
+            subnet=subnet,
+        )
+
+
+def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> dict[str, set[str]]:
+    """Nodes at whose address another machine answers, and whom; one node's word is not enough if there are more."""
+    sources: dict[str, set[str]] = {}
+    for one in closed:
+        if one.why == "another machine" and {one.source, one.target} <= {*names}:
+            sources.setdefault(one.target, set()).add(one.source)
+    return {name: said for name, said in sources.items() if len(said) >= min(2, len(names) - 1)}
+
+
+def bad_ends(ways: Collection[Way], names: Sequence[str]) -> tuple[dict[tuple[str, int], set[str]], set[Way]]:
+    """Nodes that explain closed ways, as one end of more than one and of most of theirs, with the other ends; and the
+    ways that are left. Who explains most comes first, so that nobody is blamed for having met a bad node."""
+    left, bad = set(ways), dict[tuple[str, int], set[str]]()
+    while left:
+        others = {
+            (name, end): {way[1 - end] for way in left if way[end] == name}
+            for end in (TARGET, SOURCE)
+            for name in names
+        }
+        (name, end), most = max(others.items(), key=lambda item: len(item[1]))
+        if len(most) < 2 or 2 * len(most) <= len(names) - 1:
+            break
+        bad[name, end] = most
+        left = {way for way in left if way[end] != name}
+    return bad, left
+
+
+def ordered(some_names: Iterable[str], names: Sequence[str]) -> list[str]:
+    return sorted(set(some_names), key=names.index)
+
+
+def ports(closed: Iterable[Closed], sources: Collection[str], targets: Collection[str]) -> str:
+    """The ports that were tried in vain, and what happened."""
+    found = [one for one in closed if one.source in sources and one.target in targets]
+    numbers = some([str(port) for port in sorted({one.port for one in found})])
+    return f"TCP {numbers}: {' and '.join(sorted({one.why for one in found}))}"
+
+
+def groups(names: Sequence[str], connected: Any) -> list[list[str]]:
+    """The groups of at least two nodes that are connected within but not with each other; single nodes are in none."""
+    left, found = list(names), []
+    while left:
+        group = [left.pop(0)]
+        for one in group:
+            near = [other for other in left if connected(one, other)]
+            group += near
+            left = [other for other in left if other not in near]
+        found.append(ordered(group, names))
+    return [group for group in found if len(group) > 1]
+
+
+def judge_paths(measured: Measured) -> Iterator[Finding]:
+    """Packets that are lost although both ends would send them: a connection opens, and then hangs."""
+    ways = {tuple(sorted((one.source, one.target))): one for one in measured.narrow}
+    bad = meeting_points([*ways], measured)
+    for name in measured.names:
+        if name in bad:
+            mine = [one for way, one in ways.items() if name in way]
+            other = f"it and {others_of(mine, name, measured.names)}"
+            yield finding("pair-path-narrow", name, other=other, seen=size(mine))
+    for way, one in ways.items():
+        if not bad & {*way}:
+            ends = both_ends(one.source, one.target)
+            yield finding("pair-path-narrow", ends, other=f"{one.source} and {one.target}", seen=size([one]))
+
+
+def size(narrow: Sequence[Narrow]) -> str:
+    return f"{min(one.passes for one in narrow)} of {max(one.sent for one in narrow)} bytes"
+
+
+def others_of(narrow: Iterable[Narrow], name: str, names: Sequence[str]) -> str:
+    return some(ordered([one.target if one.source == name else one.source for one in narrow], names))
+
+
+def meeting_points(pairs: Sequence[tuple[str, ...]], measured: Measured) -> set[str]:
+    """The nodes that are in more than one bad pair, and in most of their own."""
+    number = len(measured.names) - len(measured.silent) - 1
+    counts = {name: sum(name in pair for pair in pairs) for name in measured.names}
+    return {name for name, bad in counts.items() if bad > 1 and 2 * bad > number}
+
+
+def judge_names(measured: Measured) -> list[Finding]:
+    return [
+        finding("pair-name-wrong", one.source, other=one.target, seen=", ".join(one.seen) or "nothing")
+        for one in measured.misnamed
+    ]
+
+
+def best(measured: Measured) -> dict[Way, float]:
+    """The best rate of each way: who was good once is good."""
+    return {way: max(rates + measured.alone.get(way, [])) for way, rates in measured.rates.items()}
+
+
+def kind(measured: Measured, way: Way) -> int:
+    """What a link is compared with: links with the same speed, which is that of its slower interface."""
+    return min(measured.speeds.get(name, 0) for name in way)
+
+
+def usual(measured: Measured) -> dict[int, float]:
+    """For each kind of link the median of the nodes' best rates: a bad node spoils all its pairs, but only one best.
+    Rates that were measured alone do not count, as they are higher, nor what is faster than a processor fills it."""
+    bests: dict[int, dict[str, float]] = {}
+    for way, rates in measured.rates.items():
+        of_kind = bests.setdefault(kind(measured, way), {})
+        for name in way:
+            of_kind[name] = max(*rates, of_kind.get(name, 0))
+    return {speed: min(statistics.median(of_kind.values()), FILLED) for speed, of_kind in bests.items()}
+
+
+def bar(bars: Bars, nodes: int, usually: float) -> float:
+    share = bars.share if nodes > 2 else min(bars.share, TWO)
+    return max(share * usually, bars.floor_mbit * MEGA / 8)
+
+
+def slow_ways(measured: Measured, bars: Bars) -> list[Way]:
+    """The ways that are below the bar."""
+    usually = usual(measured)
+    return [
+        way
+        for way, rate in best(measured).items()
+        if rate < bar(bars, len(measured.names), usually[kind(measured, way)])
+    ]
+
+
+def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
+    slow, rates = slow_ways(measured, bars), best(measured)
+    if not slow:
+        return
+    if len(slow) == len(rates):
+        yield finding("pair-slow-all", "all", seen=speed(max(rates.values())), wanted=f"{bars.floor_mbit:g} Mbit/s")
+        return
+    pairs = {tuple(sorted(way)) for way in slow}
+    measured_pairs = {tuple(sorted(way)) for way in rates}
+    # Among so many that not all could be measured again alone, only these count.
+    sure = [way for way in slow if way in measured.alone] if measured.alone else slow
+    bad = set(slow_nodes(pairs, measured_pairs, measured.names)) & {name for way in sure for name in way}
+    for name in ordered(bad, measured.names):
+        mine = [way for way in slow if name in way]
+        seen, usually = compared(mine, measured)
+        yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars, HOPELESS_NODE)
+    left = [way for way in sure if not bad & {*way}]
+    parts = groups(measured.names, lambda one, other: tuple(sorted((one, other))) in measured_pairs - pairs)
+    # If most were fast alone, the others were not slow because of where they lead.
+    if len(left) > 2 and len(parts) > 1 and 2 * len(sure) >= len(measured.alone):
+        seen = f"{speed(max(rates[way] for way in left))} between {'; '.join(map(some, parts))}"
+        yield finding("pair-slow-groups", "all", seen=seen, usual=speed(max(usual(measured).values())))
+        return
+    for way in left:
+        which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
+        seen, usually = compared([way], measured)
+        found = finding(
+            "pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which
+        )
+        yield graded(found, [way], measured, bars, HOPELESS_LINK)
+
+
+def slow_nodes(
+    slow: Collection[tuple[str, ...]], pairs: Collection[tuple[str, ...]], names: Sequence[str]
+) -> Iterator[str]:
+    """Nodes all of whose pairs are slow, more than one, while partners of theirs are good elsewhere."""
+    good = {name for pair in pairs if pair not in slow for name in pair}
+    for name in names:
+        mine = [pair for pair in pairs if name in pair]
+        partners = {one for pair in mine for one in pair} - {name}
+        if len(mine) > 1 and all(pair in slow for pair in mine) and partners & good:
+            yield name
+
+
+def both_ends(source: str, target: str) -> str:
+    """The host of a finding about a link. The one that says so comes first."""
+    return f"{source}, {target}"
+
+
+def compared(ways: Sequence[Way], measured: Measured) -> tuple[str, str]:
+    """What these ways carry, and what is usual."""
+    rates = best(measured)
+    return speed(max(rates[way] for way in ways)), speed(usual(measured)[kind(measured, ways[0])])
+
+
+def graded(found: Finding, ways: Sequence[Way], measured: Measured, bars: Bars, share: float) -> Finding:
+    """A warning, unless it is hopeless. Of two nodes nobody knows which is as it should be."""
+    rates = best(measured)
+    usually = usual(measured)[kind(measured, ways[0])] if len(measured.names) > 2 else 0
+    hopeless = max(share * usually, bars.floor_mbit * MEGA / 8)
+    return found if max(rates[way] for way in ways) < hopeless else replace(found, severity="warn")
+
+
+def speed(rate: float) -> str:
+    return f"{rate / MEGA:.1f} MB/s"
+
+
+def pairs(measured: Measured, bars: Bars) -> list[list[Any]]:
+    """Source, target, MB/s and bar of each way, the worst first; without numbers if nothing gets through."""
+    usually, nodes = usual(measured), len(measured.names)
+    shut = dict.fromkeys((one.source, one.target) for one in measured.closed)
+    open_ways: list[list[Any]] = [
+        [*way, round(rate / MEGA, 1), round(bar(bars, nodes, usually[kind(measured, way)]) / MEGA, 1)]
+        for way, rate in best(measured).items()
+        if way not in shut
+    ]
+    closed: list[list[Any]] = [[*way, None, None] for way in shut]
+    return [*closed, *sorted(open_ways, key=lambda row: row[2] / (row[3] or 1))][:MANY]
+
+
+def record(measured: Measured, bars: Bars | None = None) -> Mapping[str, Any]:
+    """What preflight.json keeps of the connections."""
+    bests: dict[str, float] = {}
+    for way, rate in best(measured).items():
+        for name in way:
+            bests[name] = max(rate, bests.get(name, 0))
+    return {
+        "nodes": {
+            name: {
+                "delay_us": round(measured.delays_us[name], 1) if name in measured.delays_us else None,
+                "mb_per_s": round(bests[name] / MEGA, 1) if name in bests else None,
+            }
+            for name in measured.names
+            if name not in measured.silent
+        },
+        "usual_mb_per_s": round(statistics.median(bests.values()) / MEGA, 1) if bests else None,
+        "pairs": pairs(measured, bars or Bars()),
+        "ports": [LOWEST, HIGHEST],
+        "seconds": measured.seconds,
+    }

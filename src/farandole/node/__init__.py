@@ -1,0 +1,1 @@
+"""Programs that run on nodes; each needs only the standard library."""

@@ -1,0 +1,1 @@
+"""Running playbooks, and what their plugins share."""

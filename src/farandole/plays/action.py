@@ -1,0 +1,89 @@
+"""The base class of all action plugins: documented and validated arguments, and failures without a traceback."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from farandole.core.errors import FarandoleError
+from farandole.watch.events import tell
+
+Spec = dict[str, dict[str, Any]]
+# Seconds between two looks at how far a transfer is.
+LOOK = 2.0
+CHECKED = ("type", "elements", "required", "default", "choices", "no_log")
+
+
+def argument_spec(options: Mapping[str, Mapping[str, Any]]) -> Spec:
+    """Turns the options of a plugin's documentation into an argument spec for Ansible's validator."""
+    spec = {name: {key: option[key] for key in CHECKED if key in option} for name, option in options.items()}
+    nested = {name: option["suboptions"] for name, option in options.items() if "suboptions" in option}
+    return spec | {name: spec[name] | {"options": argument_spec(inner)} for name, inner in nested.items()}
+
+
+class Action(ActionBase):  # type: ignore[misc]
+    """An action plugin whose file documents its arguments and whose decisions are made in this package."""
+
+    # Rules between arguments in the form of Ansible's validator; a plugin's documentation cannot express them.
+    required_if: tuple[tuple[str, Any, tuple[str, ...]], ...] = ()
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Validates the arguments, acts, and turns an error that is meant for the user into a failure."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec(self.spec(), required_if=self.required_if)
+        try:
+            return {**result, **self.act(arguments, task_vars or {})}
+        except FarandoleError as error:
+            raise AnsibleActionFail(str(error)) from None
+
+    @classmethod
+    def spec(cls) -> Spec:
+        """The argument spec described by DOCUMENTATION in the plugin's file."""
+        # A strategy may have derived a class of its own, as mitogen's does.
+        sources = (vars(sys.modules[base.__module__]).get("DOCUMENTATION") for base in cls.__mro__)
+        documentation = yaml.safe_load(next(filter(None, sources)))
+        return argument_spec(documentation.get("options") or {})
+
+    def tell(self, variables: Mapping[str, Any], text: str) -> None:
+        """Tells those who watch the run what this task is doing."""
+        if not self._task.no_log:
+            tell(str(variables.get("inventory_hostname", "")), text)
+
+    @contextmanager
+    def telling(self, variables: Mapping[str, Any], words: Callable[[], str]) -> Iterator[None]:
+        """Tells again and again how far something is, as long as it goes on; no words if that cannot be known."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK):
+                with suppress(OSError):
+                    if said := words():
+                        self.tell(variables, said)
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def say(self, variables: Mapping[str, Any]) -> Callable[[str], None]:
+        """Returns a function that prints a line and tells it."""
+
+        def said(text: str) -> None:
+            self._display.display(text)
+            self.tell(variables, text)
+
+        return said
+
+    def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Does the plugin's work and returns what to add to the result."""
+        raise NotImplementedError

@@ -1,0 +1,192 @@
+"""Run a playbook as a user would."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Sequence
+from configparser import ConfigParser
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.core.errors import Interrupted
+from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
+from farandole.inventory.reading import existing
+from farandole.watch.events import LOG, VARIABLE, new_folder
+from farandole.watch.viewer import LOOK, Viewer
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "ansible.cfg"
+# Seconds that an interrupted playbook has to end by itself.
+GRACE_S = 10
+# Ctrl-C, kill, and a terminal that is closed.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_CHILD_SUBREAPER = 36
+
+
+Inventory = Annotated[
+    Path, typer.Option("--inventory", "-i", callback=existing, help="The cluster's inventory, a folder or a file.")
+]
+# The options have the same names as in ansible-playbook.
+User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
+PrivateKey = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
+]
+AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
+AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
+AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
+VaultPasswordFile = Annotated[Path | None, typer.Option(help="The file with the vault password.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
+
+
+@dataclass(frozen=True)
+class Login:
+    """How to log in to the nodes, whatever the inventory says, and how to read the inventory."""
+
+    user: str = ""
+    private_key: Path | None = None
+    ask_pass: bool = False
+    ask_become_pass: bool = False
+    ask_vault_pass: bool = False
+    vault_password_file: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """The options for ansible-playbook."""
+        return [
+            *self._variables(),
+            *(["--ask-pass"] if self.ask_pass else []),
+            *(["--ask-become-pass"] if self.ask_become_pass else []),
+            *(["--ask-vault-pass"] if self.ask_vault_pass else []),
+            *(["--vault-password-file", str(self.vault_password_file.absolute())] if self.vault_password_file else []),
+        ]
+
+    def _variables(self) -> list[str]:
+        """The user and the key: the inventory's own variables override Ansible's options --user and --private-key."""
+        given = dict.fromkeys(USER_VARIABLES, self.user) if self.user else {}
+        if self.private_key:
+            key = str(self.private_key.absolute())
+            given |= dict.fromkeys(KEY_VARIABLES, key)
+            # A connection that another key has opened would be used without looking at this one.
+            given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+            # Otherwise ssh tries those of an agent, too.
+            config = ConfigParser(interpolation=None)
+            config.read(CONFIG)
+            given["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
+        # As they are, even if they look like templates.
+        plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in given.items()]
+        return ["--extra-vars", f"{{{', '.join(plain)}}}"] if plain else []
+
+
+def play(
+    playbook: str,
+    inventory: Path,
+    login: Login,
+    *arguments: str,
+    as_json: bool = False,
+    interrupted: str = "run the same command again to continue",
+) -> int:
+    """Run a playbook, show what it does, and return its exit status; an interrupt ends all its processes.
+
+    What Ansible prints goes to a log. It asks for passwords on the terminal itself.
+    """
+    program = Path(sys.executable).with_name("ansible-playbook")
+    command = [str(program), "-i", str(inventory.absolute()), playbook, *login.arguments(), *arguments]
+    folder = new_folder(inventory)
+    viewer = Viewer(folder, as_json=as_json)
+    try:
+        with viewer, _terminal_restored():
+            status = _follow(command, folder, viewer)
+    except Interrupted:
+        viewer.close(interrupted=True)
+        raise Interrupted(interrupted) from None
+    viewer.close()
+    return status
+
+
+def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
+    """Run a command with its output in a log, and look at its events until it ends."""
+    # Otherwise the log would lag behind.
+    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ, VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
+    # Its workers have their own sessions, so an interrupt can leave them behind; they then become our children.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    handle = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with (
+        os.fdopen(handle, "ab") as log,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT) as process,
+        _interrupted_once(process),
+    ):
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(LOOK)
+                    break
+                viewer.look()
+        except BaseException:
+            # Ctrl-C in a terminal has reached it already; a second one does no harm.
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            end_children()
+            raise
+    if status < 0:
+        # Somebody killed it, and its workers work on.
+        end_children()
+    # As a shell says it.
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _interrupted_once(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Raise the first interrupt. Later ones only make the process end faster, so that none of its children is left."""
+
+    def first(*_: object) -> None:
+        for number in before:
+            signal.signal(number, lambda *_: process.kill())
+        raise Interrupted
+
+    # nohup has SIGHUP ignored.
+    before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def _terminal_restored() -> Iterator[None]:
+    """Undo what a program that was killed while it asked for a password has left: a terminal that shows no typing."""
+    try:
+        handle = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        yield
+        return
+    before = termios.tcgetattr(handle)
+    try:
+        yield
+    finally:
+        # The terminal may be closed.
+        with suppress(termios.error):
+            if termios.tcgetattr(handle) != before:
+                termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        os.close(handle)
+
+
+def end_children() -> None:
+    """Kill all children of this process, including those that it inherits from them."""
+    while children := [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -1,0 +1,196 @@
+"""`farandole remove`, and what `playbooks/remove.yml` says at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from farandole.cli.lock import host_variables
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
+from farandole.core.text import one_line
+from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
+
+HostVars = Mapping[str, Mapping[str, Any]]
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+# Without them nobody could log in, or check what is downloaded.
+NEEDED = ("ca-certificates", "openssh-server")
+# More than a node has to say.
+LINES = 100
+
+
+def remove(
+    inventory: Inventory,
+    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    *,
+    accounts: Annotated[
+        bool,
+        typer.Option(
+            "--accounts", help="Also the accounts of those who start jobs, and their homes with everything in them."
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="End jobs and builds that are running.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+    ask_pass: AskPass = False,
+    ask_become_pass: AskBecomePass = False,
+) -> None:
+    """Take everything that Farandole made off the nodes, and say what stays."""
+    known = host_variables(inventory.absolute())
+    if not known:
+        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
+    names = [name.strip() for name in hosts.split(",")] if hosts else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise FarandoleError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
+    if not yes:
+        typer.echo(loss(names, users(known[names[0]]), accounts))
+        if not sys.stdin.isatty():
+            raise FarandoleError("nothing was removed; to remove it: --yes")
+        typer.confirm("Remove it?", abort=True)
+    login = Login(user, private_key, ask_pass, ask_become_pass)
+    choice = json.dumps({"base_remove_accounts": accounts, "stack_remove_running": force})
+    status = play(
+        "playbooks/remove.yml",
+        inventory,
+        login,
+        "--extra-vars",
+        choice,
+        *(["--limit", ",".join(names)] if hosts else []),
+        interrupted="run the same command again to remove the rest",
+    )
+    if status:
+        raise typer.Exit(1)
+
+
+def users(variables: Mapping[str, Any]) -> list[str]:
+    """The accounts of those who start jobs, the same on all nodes."""
+    return [
+        str(variables.get("base_user", "trainer")),
+        *(str(one["name"]) for one in variables.get("cluster_users") or ()),
+    ]
+
+
+def loss(names: Sequence[str], users: Sequence[str], accounts: bool) -> str:
+    """What will be lost."""
+    who = ", ".join(users)
+    homes = (
+        f"the accounts of those who start jobs ({who}) with their homes, and so all runs, their output and other files"
+        if accounts
+        else f"not the accounts of those who start jobs ({who}), their homes and runs (that takes --accounts)"
+    )
+    return (
+        f"This removes from {', '.join(names)}:\n"
+        "  all stacks, the samples and their data (/opt/farandole), and what the head serves (/srv/farandole)\n"
+        "  the commands, settings, keys and certificates for jobs, so that no job can run there any more\n"
+        f"  {homes}\n"
+        "Packages stay. What is on this machine stays too, so site.yml can set the nodes up again."
+    )
+
+
+def in_use(nodes: Sequence[str], hostvars: HostVars) -> str:
+    """Why nothing may be removed now; empty if no job or build is running."""
+    used = {name: list(_answer(hostvars[name], "_stack_use").get("running") or ()) for name in nodes}
+    found = [
+        f"{name}: {', '.join(one_line(one) for one in running[:LINES])}" for name, running in used.items() if running
+    ]
+    return (
+        f"nothing was removed, because jobs or builds are running: {'; '.join(found)}. Wait until they have ended, or "
+        "end them: farandole stop ends a run, and farandole remove --force (-e stack_remove_running=true) all of them"
+        if found
+        else ""
+    )
+
+
+# The report
+
+
+@dataclass(frozen=True)
+class Node:
+    """What was removed from a node, and what stays."""
+
+    removed: tuple[str, ...]
+    left: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    def lines(self, names: Sequence[str], *, check_mode: bool) -> Iterator[str]:
+        """The report about all nodes of which the same is true."""
+        yield (
+            f"{some(names)}: {'this would be removed' if check_mode else 'removed'}"
+            if self.removed
+            else (f"{some(names)}: there was nothing to remove")
+        )
+        yield from (f"  {one}" for one in self.removed)
+        yield f"{some(names)}: what stays"
+        yield from (f"  {one}" for one in self.left)
+        yield "  the host name, because the former one is not known"
+        if self.packages:
+            yield f"  packages, because others may need them by now: {', '.join(self.packages)}"
+        if purge := [name for name in self.packages if name not in NEEDED]:
+            yield f"    to remove those that nobody needs: apt-get purge {' '.join(purge)}"
+
+
+def report(
+    nodes: Sequence[str],
+    hostvars: HostVars,
+    *,
+    cluster: Sequence[str],
+    inventory: str,
+    state: str,
+    check_mode: bool = False,
+) -> tuple[str, str]:
+    """What was removed and what stays, and which of the nodes are not done."""
+    done = [name for name in nodes if "removed" in _answer(hostvars[name], "_base_removed")]
+    same: dict[Node, list[str]] = {}
+    for name in done:
+        same.setdefault(_node(hostvars[name]), []).append(name)
+    lines = [line for node, names in same.items() for line in node.lines(names, check_mode=check_mode)]
+    rest, where = [name for name in cluster if name not in nodes], shlex.quote(inventory)
+    if done and rest:
+        lines.append(
+            f"Take {', '.join(done)} out of {where} and run site.yml, or the others go on starting jobs there. If "
+            "a machine is gone for good, also name it in ssh_trust_revoked."
+        )
+    lines.append(f"On this machine stay the cluster's certificate authority and reports, {state}, and its inventory.")
+    missed = [_missed(name, hostvars[name]) for name in nodes if name not in done]
+    return "\n".join(lines), "; ".join(missed)
+
+
+def _missed(name: str, variables: Mapping[str, Any]) -> str:
+    """Why a node is not done, and what to do."""
+    if name in (variables.get("ssh_trust_revoked") or ()):
+        return f"{name} is revoked, so nothing was done there: install it anew"
+    if (answer := _answer(variables, "_stack_use")).get("unreachable"):
+        return (
+            f"{name} does not answer ({one_line(answer.get('msg', ''))}): run this again for it when it does, or "
+            "install it anew"
+        )
+    return f"{name} is not done, for the reason above: run this again for it"
+
+
+def _node(variables: Mapping[str, Any]) -> Node:
+    answers = [_answer(variables, name) for name in sorted(variables) if re.fullmatch(r"_\w+_removed", name)]
+    packages = {str(name) for answer in answers for name in answer.get("packages") or ()}
+    return Node(
+        tuple(_lines(answers, "removed")),
+        tuple(_lines(answers, "left")),
+        # They become part of a command.
+        tuple(sorted(name for name in packages if PACKAGE.fullmatch(name))[:LINES]),
+    )
+
+
+def _lines(answers: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    found = [one_line(one) for answer in answers for one in answer.get(kind) or ()]
+    return list(dict.fromkeys(found))[:LINES]
+
+
+def _answer(variables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = variables.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,65 @@
+"""Validation of what a node reports about its hardware, its disks and the job user's shells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.core.schema import UnfitError, fields, many, named, optional, shown, text, whole, words, yes_or_no
+
+SIZE = whole(1 << 53)
+NAME = words(r"[\w.:@+~-]{1,64}")
+FLAG = words(r"[a-z0-9_]{1,16}")
+SHOWN_PATH = text(160)
+# A tuple in JSON.
+PAIR = 2
+
+
+def xid(value: Any) -> tuple[str, int]:
+    """A GPU's address on the bus, and the number of the error."""
+    if not isinstance(value, list) or len(value) != PAIR:
+        raise UnfitError(f"is {shown(value)}")
+    return NAME(value[0]), whole(10_000)(value[1])
+
+
+PLACE = fields(
+    {
+        "mount": SHOWN_PATH,
+        "noexec": yes_or_no,
+        "read_only": yes_or_no,
+        "free_mb": optional(SIZE),
+        "free_inodes": optional(whole((1 << 64) - 1)),
+    }
+)
+SHELL = fields(
+    {
+        "commands": named(FLAG, SHOWN_PATH),
+        "libraries": many(SHOWN_PATH),
+        "packages": many(SHOWN_PATH),
+        "variables": many(words("LD_PRELOAD|PYTHONHOME")),
+        "nofile": optional(SIZE),
+    }
+)
+MACHINE = fields(
+    {
+        "up_s": SIZE,
+        "cpu": optional(many(FLAG)),
+        "memory_mb": SIZE,
+        "places": fields(dict.fromkeys(("/opt", "/tmp", "/var", "home", "shm"), PLACE)),  # noqa: S108
+        "ceiling": fields({"nofile": optional(SIZE), "memlock": optional(SIZE)}),
+        "links": named(NAME, fields({"mtu": SIZE, "speed": optional(SIZE), "duplex": words("|half|full")})),
+        "loopback_names": many(text(64)),
+        "own_queue": words(r"|/etc/slurm(-llnl)?/slurm\.conf"),
+        "packages": named(NAME, words(r"[\w.:+~-]{1,100}")),
+        "kernel": words(r"[\w.+~-]{1,64}"),
+        "gpus": fields(
+            {
+                "found": whole(1024),
+                "library": words(r"|\d{1,9}(\.\d{1,9}){0,5}"),
+                "ecc": named(NAME, SIZE),
+                "xids": many(xid),
+            }
+        ),
+        "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "rate": SIZE})),
+        "shells": named(words("login|ssh"), optional(SHELL)),
+    }
+)

@@ -1,0 +1,27 @@
+"""The key by which the daemons of a queue believe each other; it is made on the control machine."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from pathlib import Path
+
+from farandole.core.files import write_private
+from farandole.core.findings import FindingsError, finding
+
+LENGTH = 256
+CHARACTERS = string.ascii_letters + string.digits
+
+
+def keep(path: Path, *, check_mode: bool) -> bool:
+    """Make the key if there is none, or refuse one that is damaged; returns whether one was or would be made."""
+    if path.exists():
+        text = path.read_text(errors="replace")
+        if not re.fullmatch(f"[a-zA-Z0-9]{{{LENGTH}}}\n?", text):
+            fault = finding("munge-key-damaged", "all", file=path, seen=len(text.rstrip("\n")), wanted=LENGTH)
+            raise FindingsError([fault], "found {problems} with the queue's key; no node got it.")
+        return False
+    if not check_mode:
+        write_private(path, "".join(secrets.choice(CHARACTERS) for _ in range(LENGTH)) + "\n", durable=True)
+    return True

@@ -1,0 +1,142 @@
+"""What Slurm's settings say of nodes, partitions and accounts, decided on the control machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farandole.core.errors import FarandoleError
+from farandole.core.schema import UnfitError, fields, load, many, named, whole, words
+from farandole.inventory.cluster import node_address
+
+HostVars = Mapping[str, Mapping[str, Any]]
+# MiB that are left to the system: a twentieth, and at least this.
+SYSTEM_MIB = 512
+LONGEST = 1 << 20
+COUNT = whole(1 << 16, 1)
+# What a node says of itself, which becomes a line of slurm.conf.
+HARDWARE = fields(
+    {
+        "sockets": COUNT,
+        "cores": COUNT,
+        "threads": COUNT,
+        "memory": whole(1 << 30, 1),
+        "gpus": whole(64),
+        "cgroups": words("v2|v1|none"),
+        "version": words(r"\d{2}\.\d{2}"),
+    }
+)
+HOST = words("[a-z0-9][a-z0-9-]{0,62}")
+HARDWARES = named(HOST, HARDWARE)
+PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+# Minutes, hours:minutes:seconds, days-hours:minutes:seconds.
+TIME = re.compile(r"\d{1,6}|(\d{1,4}-)?\d{1,3}:\d\d(:\d\d)?|UNLIMITED")
+PARTITIONS = many(fields({"name": words(PARTITION.pattern), "nodes": many(HOST), "limit": words(TIME.pattern)}))
+EVERYBODY = "users"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
+
+
+def hardware(members: Sequence[str], hostvars: HostVars, record: str) -> dict[str, dict[str, Any]]:
+    """The hardware of each node: what it has just answered, or else what was recorded of an earlier run."""
+    try:
+        known = HARDWARES(load(record or "{}", LONGEST))
+    except UnfitError as error:
+        raise FarandoleError(f"the record of the nodes' hardware is damaged: {error}; remove it") from None
+    for name in members:
+        if (answer := hostvars[name].get("_slurm_probe", {}).get("hardware")) is not None:
+            try:
+                known[name] = HARDWARE(answer)
+            except UnfitError as error:
+                raise FarandoleError(f"{name}: Slurm cannot use what it says of its hardware: {error}") from None
+    return {name: known[name] for name in members if name in known}
+
+
+def settings(
+    known: Mapping[str, Mapping[str, Any]],
+    hostvars: HostVars,
+    partitions: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """The nodes and partitions of slurm.conf, and how limits are enforced."""
+    nodes = [
+        {
+            **one,
+            "name": name,
+            "address": node_address(hostvars[name]),
+            "cpus": one["sockets"] * one["cores"] * one["threads"],
+            "memory": usable_mib(one["memory"]),
+        }
+        for name, one in known.items()
+    ]
+    # In check mode, bare nodes cannot say yet what they have.
+    wanted = [_partition(one, [*known], groups) for one in partitions if known]
+    return {
+        "nodes": nodes,
+        "partitions": wanted,
+        "ending": _ending(hostvars[groups["head"][0]], [one["name"] for one in wanted], [*known]) if known else [],
+        # Settings are the same for all nodes, so what one of them cannot is used on none.
+        "cgroups": next((kind for kind in ("none", "v1") if any(one["cgroups"] == kind for one in nodes)), "v2"),
+        "memory_per_cpu": min((one["memory"] // one["cpus"] for one in nodes), default=1),
+        "version": min((one["version"] for one in nodes), default="22.05"),
+        "gpus": any(one["gpus"] for one in nodes),
+    }
+
+
+def usable_mib(memory: int) -> int:
+    """The memory that jobs may ask for."""
+    return max(memory - max(SYSTEM_MIB, memory // 20), 1)
+
+
+def _partition(wish: Mapping[str, Any], nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    group, limit = wish.get("group") or "", str(wish.get("limit") or "")
+    if not PARTITION.fullmatch(str(wish["name"])):
+        raise FarandoleError(
+            f"slurm_partitions: {wish['name']!r} is no name of a partition: use letters, digits, - and _"
+        )
+    if limit and not TIME.fullmatch(limit):
+        raise FarandoleError(f"slurm_partitions: {wish['name']} has the limit {limit!r}; write 12:00:00 or 2-00:00:00")
+    if group and group not in groups:
+        raise FarandoleError(f"slurm_partitions: {wish['name']} names the group {group}, which the inventory lacks")
+    own = [name for name in nodes if not group or name in groups[group]]
+    if not own:
+        raise FarandoleError(f"slurm_partitions: {wish['name']} has no node; its group is {group}")
+    return {**wish, "nodes": own}
+
+
+def _ending(head: Mapping[str, Any], wanted: Sequence[str], nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """The partitions that nobody wants any more and that have jobs, which Slurm would end with them."""
+    try:
+        used = PARTITIONS(head.get("_slurm_probe", {}).get("partitions", []))
+    except UnfitError as error:
+        raise FarandoleError(f"the head's slurm.conf has a partition that is not Farandole's: {error}") from None
+    kept = [{**one, "nodes": [name for name in one["nodes"] if name in nodes]} for one in used]
+    return [one for one in kept if one["nodes"] and one["name"] not in wanted]
+
+
+def accounts(
+    users: Sequence[Mapping[str, Any]], job_user: str, more: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, dict[str, Any]]:
+    """Who may use which account, and its share; the first account is everybody's own."""
+    everybody = [job_user, *(str(one["name"]) for one in users)]
+    found: dict[str, dict[str, Any]] = {EVERYBODY: {"users": everybody, "share": 1}}
+    for name, given in more.items():
+        wish = given or {}
+        if not NAME.fullmatch(name):
+            raise FarandoleError(f"slurm_accounts: {name!r} is no name of an account: use a-z, 0-9, - and _")
+        own = [str(one) for one in wish.get("users") or everybody]
+        if unknown := [one for one in own if one not in everybody]:
+            raise FarandoleError(
+                f"slurm_accounts: {name} names {', '.join(unknown)}, not in cluster_users: {', '.join(everybody)}"
+            )
+        found[name] = {"users": own, "share": int(wish.get("share") or 1)}
+    return found
+
+
+def people(
+    users: Sequence[Mapping[str, Any]], job_user: str, job_user_id: int, more: Mapping[str, Mapping[str, Any] | None]
+) -> dict[int, list[str]]:
+    """The accounts that each person may use, by uid."""
+    known = accounts(users, job_user, more)
+    uids = {job_user: int(job_user_id), **{str(one["name"]): int(one["uid"]) for one in users}}
+    return {uid: [account for account, one in known.items() if name in one["users"]] for name, uid in uids.items()}

@@ -1,0 +1,269 @@
+"""Data for the sample scripts, cached on the control machine: MNIST, or scikit-learn's digits in the same format."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import ssl
+import struct
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.core import fetching
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write
+from farandole.core.text import without_passwords
+from farandole.preflight.answer import probe_of
+from farandole.stack.cache import digest, draft_folder, keep, no_space, sha256
+from farandole.stack.collect import download_wheels
+from farandole.stack.sources import UNREACHED, cached
+from farandole.stack.web import certificates
+
+Say = Callable[[str], None]
+Facts = Mapping[str, Any]
+Image = Sequence[Sequence[int]]
+Digit = tuple[Image, int]
+
+FILE = Path(__file__).with_name("dataset.yml")
+# Time for a site to start sending; a site that does not answer must not hold up a run.
+ANSWER_S = 10
+# More than MNIST's largest file has.
+LARGEST = 12 << 20
+# Increase it when the same source is turned into different files.
+RECIPE = 1
+OLD, NEW, INK = 8, 28, 16
+
+
+def load() -> Facts:
+    """Load the addresses, versions and digests from dataset.yml."""
+    facts: Facts = yaml.safe_load(FILE.read_text())
+    return facts
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the samples train on: a folder of the cache with the sha256 of each file."""
+
+    folder: Path
+    source: str
+    files: dict[str, str]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe its files, for a playbook that sends them to the depot and a node that fetches them."""
+        return [
+            {
+                "path": str(self.folder / name),
+                "name": f"data/{self.folder.name}/{name}",
+                "sha256": good,
+                "size": (self.folder / name).stat().st_size,
+            }
+            for name, good in self.files.items()
+        ]
+
+
+def provide(requested: str, root: Path, say: Say, facts: Facts | None = None) -> Data:
+    """Return the data that `samples_data` requests, from the cache or made now."""
+    facts, folder = facts or load(), root / "data"
+    with no_space(root):
+        if data := _kept(requested, facts, folder):
+            return data
+        folder.mkdir(parents=True, exist_ok=True)
+        if requested == "digits":
+            return _digits(facts, folder, say)
+        reasons = _fetch(facts, folder, say)
+        if not reasons:
+            return _mnist(facts, folder)
+        if requested == "mnist":
+            raise FarandoleError(_refusal(reasons, facts, folder))
+        say(f"{_fetch_failure(reasons)}, so the samples get {_digits_label(facts)}")
+        return _substitute(reasons, facts, folder, say)
+
+
+def _kept(requested: str, facts: Facts, folder: Path) -> Data | None:
+    """Data that was made before, MNIST first, or that can be made from files somebody put there."""
+    if requested != "digits":
+        data = _recall(folder / "mnist", _key(facts["mnist"]["files"]))
+        if data or not _missing(facts["mnist"]["files"], folder):
+            return data or _mnist(facts, folder)
+    return _recall(folder / "digits", _key(facts["digits"])) if requested != "mnist" else None
+
+
+def _recall(folder: Path, key: str) -> Data | None:
+    """Data that was made before, unless its sources have changed or a file is damaged."""
+    try:
+        about = json.loads(_record(folder).read_text())
+        data = Data(folder, about["source"], about["files"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return data if about.get("key") == key and not _missing(data.files, folder) else None
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
+
+
+def _key(*made_of: Any) -> str:
+    return digest(RECIPE, *made_of)
+
+
+def _missing(files: Mapping[str, str], folder: Path) -> list[str]:
+    return [name for name, good in files.items() if not (folder / name).is_file() or sha256(folder / name) != good]
+
+
+def _fetch_failure(reasons: Sequence[str]) -> str:
+    return f"MNIST cannot be fetched ({'; '.join(reasons)})"
+
+
+def _refusal(reasons: Sequence[str], facts: Facts, folder: Path) -> str:
+    files = ", ".join(facts["mnist"]["files"])
+    damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
+    note = f" Wrong sha256 there: {', '.join(damaged)}." if damaged else ""
+    return f"{_fetch_failure(reasons)}: put {files} into {folder}, or set samples_data: digits.{note}"
+
+
+def _substitute(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Data:
+    try:
+        return _digits(facts, folder, say)
+    except FarandoleError as error:
+        raise FarandoleError(
+            f"there is no data for the sample scripts. {_fetch_failure(reasons)}; {_digits_label(facts)}: {error}. Fix "
+            f"either, put {', '.join(facts['mnist']['files'])} into {folder}, or skip the samples: --skip-tags samples"
+        ) from error
+
+
+# MNIST
+
+
+def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
+    """Fetch the missing files from the first site that has them; returns why each site failed, or nothing."""
+    reasons, trust = [], certificates()
+    for site in facts["mnist"]["sites"]:
+        if not (reason := _fetch_from(site, facts, folder, trust, say)):
+            return []
+        reasons.append(f"{site}: {reason}")
+    return reasons
+
+
+def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, say: Say) -> str:
+    for name in _missing(facts["mnist"]["files"], folder):
+        try:
+            with draft_folder(folder) as drafts:
+                fetching.download(partial(_open, f"{site}{name}", trust), drafts / name, LARGEST)
+                keep(drafts / name, folder / name, facts["mnist"]["files"][name], site)
+        except (*UNREACHED, FarandoleError) as error:
+            return without_passwords(str(getattr(error, "reason", error)))
+        say(f"{name} from {site}")
+    return ""
+
+
+def _open(url: str, trust: ssl.SSLContext) -> Any:
+    """Open a URL within a time limit, because no timeout of urllib covers name resolution."""
+    timeout = 2 * ANSWER_S  # for a connection that dies halfway
+    return fetching.within(
+        ANSWER_S,
+        lambda: urllib.request.urlopen(url, timeout=timeout, context=trust),  # noqa: S310
+        "no answer",
+    )
+
+
+def _mnist(facts: Facts, folder: Path) -> Data:
+    files = {name: (folder / name).read_bytes() for name in facts["mnist"]["files"]}
+    return _pack(folder / "mnist", files, "MNIST", _key(facts["mnist"]["files"]))
+
+
+# Digits
+
+
+def _digits_label(facts: Facts) -> str:
+    return f"digits of scikit-learn {facts['digits']['wheel']['version']}, scaled to {NEW}x{NEW}"
+
+
+def _digits(facts: Facts, folder: Path, say: Say) -> Data:
+    digits = _parse(_csv(facts["digits"], folder, say))
+    test, train = digits[::6], [digit for place, digit in enumerate(digits) if place % 6]
+    files = {**_idx("t10k", test), **_idx("train", train)}
+    return _pack(folder / "digits", files, _digits_label(facts), _key(facts["digits"]))
+
+
+def _csv(digits: Facts, folder: Path, say: Say) -> bytes:
+    """Return the CSV from the cache, or from the wheel, which pip downloads with this machine's configuration."""
+    target = folder / Path(digits["member"]).name
+    if not cached([{"file": target.name, "sha256": digits["sha256"]}], folder, say):
+        wheel = digits["wheel"]
+        with draft_folder(folder) as drafts:
+            say(f"collecting {wheel['file']}")
+            download_wheels([wheel], digits["python"], drafts, say)
+            draft = drafts / target.name
+            draft.write_bytes(zipfile.ZipFile(drafts / wheel["file"]).read(digits["member"]))
+            keep(draft, target, digits["sha256"], wheel["file"])
+    return target.read_bytes()
+
+
+def _parse(csv: bytes) -> list[Digit]:
+    """Parse lines of 64 pixels and a label."""
+    lines = ([int(word) for word in line.split(",")] for line in gzip.decompress(csv).decode().splitlines())
+    return [([line[row * OLD : row * OLD + OLD] for row in range(OLD)], line[-1]) for line in lines]
+
+
+def _steps() -> list[tuple[int, int, int]]:
+    """For each new pixel: its two old neighbours, and the weight of the second in fourteenths."""
+    places = (min(max(4 * new - 5, 0), 14 * (OLD - 1)) for new in range(NEW))
+    return [(place // 14, min(place // 14 + 1, OLD - 1), place % 14) for place in places]
+
+
+def scale(image: Image) -> bytes:
+    """Scale 8x8 pixels of 0..16 to 28x28 of 0..255, bilinear; in integers, so every machine gets the same result."""
+    steps = _steps()
+    wide = [[(14 - part) * row[low] + part * row[high] for low, high, part in steps] for row in image]
+    full = 14 * 14 * INK
+    return bytes(
+        (((14 - part) * one + part * other) * 255 + full // 2) // full
+        for low, high, part in steps
+        for one, other in zip(wide[low], wide[high], strict=True)
+    )
+
+
+def _idx(kind: str, digits: Sequence[Digit]) -> dict[str, bytes]:
+    images = struct.pack(">4I", 0x803, len(digits), NEW, NEW) + b"".join(scale(image) for image, _ in digits)
+    labels = struct.pack(">2I", 0x801, len(digits)) + bytes(label for _, label in digits)
+    return {f"{kind}-images-idx3-ubyte.gz": _gzip(images), f"{kind}-labels-idx1-ubyte.gz": _gzip(labels)}
+
+
+def _gzip(content: bytes) -> bytes:
+    """Compress without name and time, so that equal content gives equal files."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
+        file.write(content)
+    return packed.getvalue()
+
+
+# Files
+
+
+def _pack(folder: Path, made: Mapping[str, bytes], source: str, key: str) -> Data:
+    """Write the files and a line that says what they are to a folder; it is valid only with the record beside it."""
+    members = {**dict(sorted(made.items())), "SOURCE": f"{source}\n".encode()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in members.items():
+        write(folder / name, content)
+    data = Data(folder, source, {name: hashlib.sha256(content).hexdigest() for name, content in members.items()})
+    about = {"source": data.source, "files": data.files, "key": key}
+    write(_record(folder), json.dumps(about, indent=1))
+    return data
+
+
+# Nodes
+
+
+def lacking(data: Data, nodes: Iterable[str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The nodes whose probe did not report exactly these files."""
+    return [name for name in nodes if probe_of(known[name]).get("data") != data.files]

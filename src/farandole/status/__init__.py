@@ -1,1 +1,0 @@
-"""`farandole status`: how a cluster is at this moment, on one screen."""

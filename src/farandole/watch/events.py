@@ -1,0 +1,175 @@
+"""The events of a run: one JSON object per line in one file, in a folder of the run's own on the control machine.
+
+Workers append to the file, too: a line is written at once, and so is never torn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from farandole.core.errors import FarandoleError
+from farandole.core.text import on_terminal, one_line
+from farandole.inventory import state
+from farandole.inventory.run_lock import Run, read
+
+# Increased when a field gets another meaning.
+FORMAT = 1
+# Where a run finds its folder, and where its workers do.
+VARIABLE = "FARANDOLE_PLAY"
+EVENTS, LOG, DURATIONS = "events.jsonl", "log", "durations"
+# What is kept: runs of an inventory, inventories.
+RUNS, INVENTORIES = 10, 20
+# The letters that are kept of a name, of the words of a step, and of a text of several lines.
+NAME, WORDS, TEXT = 200, 300, 1 << 16
+
+Event = Mapping[str, Any]
+
+
+def plays() -> Path:
+    """The folder for all runs. It is not in the state of a cluster, which may belong to another inventory."""
+    return state.STATES / ".plays"
+
+
+def place_of(inventory: str | Path) -> Path:
+    """The folder for the runs of an inventory, a path or a list of hosts."""
+    real = os.path.realpath(inventory)
+    return plays() / f"{Path(real).name[:60] or 'root'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
+
+
+def new_folder(inventory: str | Path) -> Path:
+    """Make a folder for a run, which only its owner can enter, and remove the oldest ones."""
+    place = place_of(inventory)
+    folder = place / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%fZ}"
+    try:
+        for one in (plays(), place):
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.utime(place)
+        # Before there is a folder of this run, which would look like the oldest one if the clock is slow.
+        prune(place)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise FarandoleError(
+            f"the log of this run cannot be kept in {folder}: {error.strerror}; make this account the owner of "
+            f"{plays()}, and make sure that the disk is not full"
+        ) from None
+    return folder
+
+
+def prune(place: Path) -> None:
+    """Make room for a run: remove the oldest ones of its inventory, and the inventories not used for longest."""
+    old = runs_in(place)[RUNS - 1 :]
+    others = sorted(plays().iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
+    for one in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
+        if not any(is_alive(folder) for folder in (one, *runs_in(one))):
+            shutil.rmtree(one, ignore_errors=True)
+
+
+def runs_in(place: Path) -> list[Path]:
+    """The folders of an inventory's runs, the newest first."""
+    with suppress(OSError):
+        return sorted((one for one in place.iterdir() if one.name[:1].isdigit() and one.is_dir()), reverse=True)
+    return []
+
+
+def latest(inventory: Path | None) -> Path | None:
+    """The run that is going on, or else the last one, of an inventory or of any."""
+    for folder in (plays().parent, plays()):
+        if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
+            raise FarandoleError(f"{folder} belongs to another account, which alone can watch its runs")
+    places = [place_of(inventory)] if inventory else [*plays().glob("*-*")]
+    found = [one for place in places for one in runs_in(place) if (one / EVENTS).exists()]
+    found.sort(key=lambda one: one.name, reverse=True)
+    return next((one for one in found if is_alive(one)), found[0] if found else None)
+
+
+def run_of(folder: Path) -> Run | None:
+    """The process of a run."""
+    with suppress(OSError), (folder / EVENTS).open("rb") as file:
+        return read(parse(file.readline(TEXT)).get("run"))
+    return None
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a run is going on, as far as can be known from here."""
+    run = run_of(folder)
+    return bool(run and run.here and run.alive)
+
+
+# Writing
+
+
+class Recorder:
+    """Writes events to a run's file; a disk that is full costs them and not the run."""
+
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self.handle = os.open(folder / EVENTS, flags, 0o600)
+        os.environ[VARIABLE] = str(folder)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append an event."""
+        with suppress(OSError):
+            os.write(self.handle, line(kind, **fields))
+
+
+def line(kind: str, **fields: Any) -> bytes:
+    """An event as a line, in ASCII."""
+    return f"{json.dumps({'event': kind, 'time': round(time.time(), 3), **fields})}\n".encode()
+
+
+def tell(host: str, text: str) -> None:
+    """Say from a task what it is doing."""
+    add("progress", host=host, text=one_line(text, WORDS))
+
+
+def add(kind: str, **fields: Any) -> None:
+    """Append an event from anywhere in a run; nothing if nobody records events."""
+    if folder := os.environ.get(VARIABLE):
+        with suppress(OSError):
+            handle = os.open(Path(folder) / EVENTS, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(handle, line(kind, **fields))
+            finally:
+                os.close(handle)
+
+
+def text(words: object) -> str:
+    """A text of several lines, harmless and of bounded length; the end says most."""
+    return on_terminal(str(words)[-TEXT:])
+
+
+# Reading
+
+
+class Reader:
+    """Reads the events that were added to a file since it was last asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at, self.rest = path, 0, b""
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.at)
+            data = file.read()
+            self.at += len(data)
+            *whole, self.rest = (self.rest + data).split(b"\n")
+            yield from whole
+
+
+def parse(raw: bytes) -> Event:
+    """An event of a line; what is none, as after a power cut, has no kind."""
+    with suppress(ValueError):
+        found = json.loads(raw)
+        if isinstance(found, dict):
+            return found
+    return {}
