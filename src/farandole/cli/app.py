@@ -18,13 +18,13 @@ from farandole.cli import node as node_commands
 from farandole.cli import predict as predict_command
 from farandole.cli import preflight as preflight_commands
 from farandole.cli import report as report_commands
+from farandole.cli import run as jobs
 from farandole.cli import stack as show
 from farandole.cli import status as status_commands
 from farandole.cli import validate as validation_commands
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal
 from farandole.explain import diagnosis as explain
-from farandole.jobs import run as jobs
 from farandole.lab import prove
 from farandole.plays import removal
 

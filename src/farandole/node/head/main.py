@@ -1,0 +1,140 @@
+"""The head's command: farandole run, runs, logs, attach, fetch, stop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+
+from farandole.node.head.arguments import parsed
+from farandole.node.head.folders import give, receive, refuse_outside
+from farandole.node.head.job import Job
+from farandole.node.head.nodes import collect
+from farandole.node.head.runs import Run, all_runs, chosen, clock, systemctl, told
+from farandole.node.head.start import start
+from farandole.node.head.status import others, owner
+from farandole.node.head.system import RefusedError
+
+# Seconds between two questions to systemd whether a run is alive.
+ASK_EVERY = 5
+
+
+def run(given: argparse.Namespace) -> int:
+    """Start a run, and show it unless it is detached."""
+    started = start(given)
+    if given.detach:
+        print(started.number)
+        return 0
+    print(f"run {started.number}", file=sys.stderr)
+    try:
+        return attach(started)
+    except KeyboardInterrupt:
+        stop(started)
+        return 130
+
+
+def attach(run: Run) -> int:
+    """Print the output of a run until it ends; returns its exit status."""
+    asked = 0.0
+    with run.printed() as file:
+        while True:
+            ended = run.read("ended")
+            if not ended and time.monotonic() - asked > ASK_EVERY:
+                asked, ended = time.monotonic(), run.end()
+            while chunk := file.read(1 << 16):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            if ended:
+                break
+            time.sleep(0.1)
+    print(f"run {run.number}: {told(run)}", file=sys.stderr)
+    return int(ended["status"])
+
+
+def logs(run: Run) -> int:
+    """Print what a run has printed so far."""
+    with run.printed() as file:
+        shutil.copyfileobj(file, sys.stdout.buffer)
+    return 0
+
+
+def stop(run: Run) -> int:
+    """End a run on all of its nodes."""
+    if run.end():
+        raise RefusedError(f"run {run.number} has already ended: {told(run)}")
+    systemctl("stop", "--no-block", run.unit)
+    while not run.end():
+        time.sleep(0.2)
+    print(f"run {run.number}: {told(run)}")
+    return 0
+
+
+def job(run: Run) -> int:
+    """Do everything of a run, in its unit."""
+    Job(run)()
+    return 0
+
+
+def state(run: Run) -> int:
+    """Print what is known of a run."""
+    print(json.dumps({"number": run.number, "started": run.read("started"), "ended": run.end()}))
+    return 0
+
+
+def fetch(given: argparse.Namespace) -> int:
+    """Get results of a run from its first node, even while it runs."""
+    run = chosen(given.run)
+    refuse_outside(given.paths)
+    failures = list(collect(run, given.paths))
+    failures += [f"run {run.number} has no {path}" for path in given.paths if not (run.code / path).exists()]
+    if failures:
+        raise RefusedError("\n".join(failures))
+    print("\n".join(str(run.code / path) for path in given.paths))
+    return 0
+
+
+def show(_: argparse.Namespace) -> int:
+    """List the runs, and those of other people that use slots."""
+    for run in all_runs():
+        if wish := run.read("run"):
+            stack = run.read("started").get("stack", "-")
+            begun, program = clock(wish["created"]), shlex.join(wish["program"])
+            print(f"{run.number:>4}  {begun:12}  {stack:12}  {told(run)}: {program}")
+    for number, who, since, uses in others():
+        if who != owner(os.getuid()):
+            print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
+    return 0
+
+
+ON_RUN: dict[str, Callable[[Run], int]] = {"logs": logs, "attach": attach, "stop": stop, "_job": job, "_state": state}
+OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "runs": show,
+    "fetch": fetch,
+    "_receive": lambda given: receive(given.name, given.arguments),
+    "_give": lambda given: give(given.name, given.arguments),
+}
+
+
+def main() -> int:
+    """Run the command, and return its exit status."""
+    given = parsed()
+    try:
+        if given.command in ON_RUN:
+            return ON_RUN[given.command](chosen(given.run))
+        return OTHER[given.command](given)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os._exit(141)
+    except (RefusedError, OSError) as refused:
+        sys.exit(f"error: {refused}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Kill what still runs of a job on this node, found by the mark that its processes inherit, and print its names.
+
+The node gets this file over ssh: python3 -I - MARK
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# The variable that holds the mark, in the environment of every process of a job.
+MARK = "FARANDOLE_JOB"
+# Seconds that a process may take to end by itself after its job, and that killed ones may take to be gone.
+GRACE, GONE = 3, 5
+
+
+def left(mark: bytes) -> Iterator[tuple[int, str]]:
+    """The number and the name of each process of a job."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name), (entry / "comm").read_text().strip()
+        except (OSError, ValueError):
+            continue
+
+
+def reap(mark: str) -> list[str]:
+    """Give a job's processes time to end, then kill them until none is left."""
+    until, killed, own = time.monotonic() + GRACE, {}, f"{MARK}={mark}".encode()
+    while any(left(own)) and time.monotonic() < until:
+        time.sleep(0.1)
+    while (now := list(left(own))) and time.monotonic() < until + GONE:
+        for number, name in now:
+            killed[number] = name
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    return list(killed.values())
+
+
+if __name__ == "__main__":
+    print(*reap(sys.argv[1]), sep="\n")
