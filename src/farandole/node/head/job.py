@@ -13,9 +13,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from farandole.node.head import nodes, status, system
-from farandole.node.head.reap import MARK
+from farandole.node.head import reap as reaping
+from farandole.node.head.reap import MARK, reap
 from farandole.node.head.runs import Run
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
@@ -26,6 +28,8 @@ from farandole.node.head.system import RefusedError, end, ran, say
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
+# Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
+REAP, REAP_S = Path(reaping.__file__).read_text(), 20
 
 
 class StoppedError(Exception):
@@ -148,7 +152,8 @@ class Job:
     def clean(self, slots: Slots) -> None:
         """Leave no process on any node."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            left = dict(zip(slots, pool.map(lambda node: nodes.reap(node, self.mark), slots), strict=True))
+            ended = pool.map(lambda node: reap(node, self.mark, REAP, REAP_S), slots)
+        left = dict(zip(slots, ended, strict=True))
         for node, names in left.items():
             if names is None:
                 self.lost.append(node)

@@ -10,32 +10,91 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from farandole.node.head import runs
 from farandole.node.head.arguments import parsed
-from farandole.node.head.folders import give, receive, refuse_outside
+from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
 from farandole.node.head.job import Job
 from farandole.node.head.nodes import collect
-from farandole.node.head.runs import Run, all_runs, chosen, clock, systemctl, told
-from farandole.node.head.start import start
+from farandole.node.head.runs import Run, all_runs, bus, chosen, clock, new_run, systemctl, told
 from farandole.node.head.status import others, owner
-from farandole.node.head.system import RefusedError
+from farandole.node.head.system import GRACE, RefusedError, ran
 
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
+COMMAND = "/usr/local/bin/farandole"
 
 
-def run(given: argparse.Namespace) -> int:
+def start(given: argparse.Namespace) -> int:
     """Start a run, and show it unless it is detached."""
-    started = start(given)
+    run = started(given)
     if given.detach:
-        print(started.number)
+        print(run.number)
         return 0
-    print(f"run {started.number}", file=sys.stderr)
+    print(f"run {run.number}", file=sys.stderr)
     try:
-        return attach(started)
+        return attach(run)
     except KeyboardInterrupt:
-        stop(started)
+        stop(run)
         return 130
+
+
+def started(given: argparse.Namespace) -> Run:
+    """Start a run in a unit of the user's systemd."""
+    if os.getuid() == 0:
+        raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
+    folder = sent(given.source) if given.source else Path.cwd()
+    refuse_early(given.program, given.fetch, folder)
+    me = owner(os.getuid())
+    if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
+        raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
+    run = new_run()
+    try:
+        prepare(run, given, folder)
+    except (RefusedError, OSError) as error:
+        shutil.rmtree(run.folder)
+        why = f"{runs.RUNS}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise RefusedError(why) from None
+    done = ran("systemd-run", "--user", "--quiet", "--collect", *unit(run), env=bus())
+    if done.returncode:
+        raise RefusedError(f"systemd could not start the run: {done.stderr.strip()}")
+    return run
+
+
+def prepare(run: Run, given: argparse.Namespace, folder: Path) -> None:
+    """Copy the folder to a new run, and write down what is wanted of it."""
+    # What a control machine sent has been filtered there.
+    options, patterns = ([], "") if given.source else filters(folder)
+    lock = locked(folder) if given.source else -1
+    copy(folder, run.code, options, patterns)
+    if lock >= 0:
+        os.close(lock)
+    run.write(
+        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
+        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
+        without=given.without, created=time.time(),
+    )  # fmt: skip
+    run.output.touch(0o600)
+    run.reserve("ended")
+
+
+def unit(run: Run) -> list[str]:
+    """The unit that keeps a run, and its command."""
+    properties = {
+        "WorkingDirectory": run.code,
+        "StandardOutput": f"append:{run.output}",
+        "StandardError": f"append:{run.output}",
+        # The job's processes are ended in order, by this program.
+        "KillMode": "mixed",
+        # A rank that runs out of memory is the job's failure, and no reason to stop this program.
+        "OOMPolicy": "continue",
+        "TasksMax": "infinity",
+        "TimeoutStopSec": 6 * GRACE,
+    }
+    words = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
+    words += [f"--property={name}={value}" for name, value in properties.items()]
+    return [*words, sys.executable, "-I", COMMAND, "_job", str(run.number)]
 
 
 def attach(run: Run) -> int:
@@ -113,7 +172,7 @@ def show(_: argparse.Namespace) -> int:
 
 ON_RUN: dict[str, Callable[[Run], int]] = {"logs": logs, "attach": attach, "stop": stop, "_job": job, "_state": state}
 OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": run,
+    "run": start,
     "runs": show,
     "fetch": fetch,
     "_receive": lambda given: receive(given.name, given.arguments),

@@ -1,14 +1,12 @@
-"""How a run's folder reaches its nodes and results come back, and how its processes there are ended."""
+"""How a run's folder reaches its nodes, and how results come back."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from farandole.node.head import reap as reaping
 from farandole.node.head import system
 from farandole.node.head.fetched import place, staging
 from farandole.node.head.runs import Run, all_runs
@@ -17,11 +15,7 @@ from farandole.node.head.system import RefusedError, ran, reason
 
 # Whose homes all nodes see, so that nothing has to be copied to them.
 SHARED = Path("/etc/farandole/storage/home")
-# Seconds that an ssh login may take.
-LOGIN = 10
-SSH = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={LOGIN}"]
-# Read at once, as a run may end after this program was replaced.
-REAP = Path(reaping.__file__).read_text()
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 
 
 def has_shared_home() -> bool:
@@ -30,7 +24,7 @@ def has_shared_home() -> bool:
 
 
 def rsync(*words: str) -> subprocess.CompletedProcess[str]:
-    return ran("rsync", "--archive", *words, env={**os.environ, "RSYNC_RSH": shlex.join(SSH)})
+    return ran("rsync", "--archive", *words, env={**os.environ, "RSYNC_RSH": SSH})
 
 
 def former(run: Run, source: str) -> list[Run]:
@@ -59,13 +53,3 @@ def collect(run: Run, paths: list[str]) -> Iterator[str]:
                 yield from place(staged, run.code, Path(path))
         except RefusedError as error:
             yield f"{failed}: {error}"
-
-
-def reap(node: str, mark: str) -> list[str] | None:
-    """Kill what a job has left on a node, and return the names; None if the node does not answer."""
-    command = [*([] if node == system.HERE else [*SSH, node]), "python3", "-I", "-", mark]
-    try:
-        done = ran(*command, input=REAP, timeout=2 * LOGIN)
-    except subprocess.TimeoutExpired:
-        return None
-    return done.stdout.split() if done.returncode == 0 else None

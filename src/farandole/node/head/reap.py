@@ -1,12 +1,14 @@
-"""Kill what still runs of a job on this node, found by the mark that its processes inherit, and print its names.
+"""Kill what still runs of a job on a node, found by the mark that its processes inherit.
 
-The node gets this file over ssh: python3 -I - MARK
+The node gets this file over ssh, kills what is there, and prints its names: python3 -I - MARK
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +18,18 @@ from pathlib import Path
 MARK = "FARANDOLE_JOB"
 # Seconds that a process may take to end by itself after its job, and that killed ones may take to be gone.
 GRACE, GONE = 3, 5
+
+
+def reap(node: str, mark: str, program: str, seconds: int) -> list[str] | None:
+    """Run this program on a node, and return what it prints; None if the node does not answer."""
+    login = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds // 2}", node]
+    # Here a login would only cost time.
+    command = [*([] if node == socket.gethostname() else login), "python3", "-I", "-", mark]
+    try:
+        done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.split() if done.returncode == 0 else None
 
 
 def left(mark: bytes) -> Iterator[tuple[int, str]]:
@@ -28,7 +42,7 @@ def left(mark: bytes) -> Iterator[tuple[int, str]]:
             continue
 
 
-def reap(mark: str) -> list[str]:
+def kill(mark: str) -> list[str]:
     """Give a job's processes time to end, then kill them until none is left."""
     until, killed, own = time.monotonic() + GRACE, {}, f"{MARK}={mark}".encode()
     while any(left(own)) and time.monotonic() < until:
@@ -44,4 +58,4 @@ def reap(mark: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*reap(sys.argv[1]), sep="\n")
+    print(*kill(sys.argv[1]), sep="\n")
