@@ -25,7 +25,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from farandole.cli.lock import host_variables
 from farandole.core.causes import causes
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.findings import some
@@ -33,6 +32,7 @@ from farandole.core.text import on_terminal, one_line
 from farandole.explain.diagnosis import Hit, of_job
 from farandole.inventory import excluded
 from farandole.inventory.cluster import login_key, login_name
+from farandole.inventory.variables import host_variables
 from farandole.node.head import RefusedError, deepest, duration, filters, place, refuse_early, refuse_outside, staging
 from farandole.node.head import reason as why
 from farandole.plays.playbook import Login, PrivateKey, User
