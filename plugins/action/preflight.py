@@ -17,20 +17,20 @@ from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, count, refused, report, stopped
 from farandole.inventory import excluded
+from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.state import claim
+from farandole.links import fabric
 from farandole.links.examine import Examined, Wanted, carries, examine, links_in, login_of
 from farandole.links.judge import Bars
 from farandole.plays.action import Action
-from farandole.preflight import fabric, networks
+from farandole.preflight import networks
 from farandole.preflight.inventory import (
-    Node,
     declared_names,
     judge_inventory,
     judge_login,
     judge_passwords,
     judge_settings,
     judge_tags,
-    read_node,
     unreadable,
 )
 from farandole.preflight.machines import former_record, judge_machines, judge_queues

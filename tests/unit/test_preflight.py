@@ -20,9 +20,10 @@ from farandole.core.causes import Severity
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, finding, refused, report
 from farandole.explain.diagnosis import OWN
+from farandole.inventory.cluster import Node
+from farandole.links.fabric import Fabric
 from farandole.preflight import answer as answers
 from farandole.preflight import inventory, nodes, unreachable
-from farandole.preflight.fabric import Fabric
 from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load
@@ -40,7 +41,7 @@ probing = load("modules", "node_probe")
 
 
 def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
-    return inventory.Node(name, host, **more)
+    return Node(name, host, **more)
 
 
 def groups(**named: list[str]) -> dict[str, list[str]]:
