@@ -682,7 +682,13 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -
     action = object.__new__(preflight.ActionModule)
     action._task, action._display = SimpleNamespace(check_mode=False), SimpleNamespace(display=print)
     arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
-    arguments |= {"queue": [], "network": "nothing", "bandwidth_share": 0.85, "bandwidth_floor": 0.0}
+    arguments |= {
+        "queue": [],
+        "network": "nothing",
+        "on_bad_node": "stop",
+        "bandwidth_share": 0.85,
+        "bandwidth_floor": 0.0,
+    }
     return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 
