@@ -85,7 +85,7 @@ explain-score: setup ## count how many stored logs farandole explain explains ri
 	python tests/explain.py
 
 docs: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
-	python -c 'from farandole.stack.prove import document; document()'
+	python -c 'from farandole.lab.prove import document; document()'
 	python tests/explain.py docs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 

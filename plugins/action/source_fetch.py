@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.core.schema import within, words
 from farandole.plays.action import Action
-from farandole.stack.cache import sha256
 from farandole.stack.sources import Source, cached, of_user, provide
 
 DOCUMENTATION = """

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from clusters import ENVIRONMENT, ROOT, Cluster
 
-from farandole.stack.cache import lab_builds, sha256
+from farandole.core.files import sha256
+from farandole.stack.cache import lab_builds
 from farandole.validation.nodes import program
 
 NODES = 2

@@ -17,7 +17,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from farandole.stack.cache import Builds, Built, Lock, record, sha256
+from farandole.core.files import sha256
+from farandole.stack.cache import Builds, Built, Lock, record
 from farandole.stack.lock import identity
 
 from .loading import PLUGINS

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from farandole.cli.app import app
-from farandole.cli.lock import host_variables, refuse_unknown
 from farandole.core.errors import FarandoleError
 from farandole.inventory.reading import existing
+from farandole.inventory.variables import host_variables, refuse_unknown
 
 from .loading import ROOT
 

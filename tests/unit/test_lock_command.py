@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole.cli.lock import REQUEST, defaults
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.request import request
+from farandole.stack.settings import REQUEST, defaults
 
 from .loading import ROOT
 from .packages import CP311, write_wheel

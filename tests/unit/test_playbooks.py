@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from farandole.stack.cache import sha256
+from farandole.core.files import sha256
 from farandole.stack.lock import identity
 
 from .loading import ROOT

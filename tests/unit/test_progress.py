@@ -21,9 +21,10 @@ import pytest
 import yaml
 
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import several
 from farandole.inventory import state
 from farandole.watch import durations, events
-from farandole.watch.watched import Watched, several
+from farandole.watch.watched import Watched
 
 from .loading import ROOT
 
@@ -327,11 +328,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MAIN = """
 import sys
 from pathlib import Path
-from farandole import cli, playbook, state
+from farandole.cli import app
+from farandole.inventory import state
+from farandole.plays import playbook
 playbook.ROOT, playbook.CONFIG = Path(sys.argv[1]), Path(sys.argv[1]) / "ansible.cfg"
 state.STATES = Path(sys.argv[1]) / ".farandole"
 sys.argv[1:] = sys.argv[2:]
-cli.main()
+app.main()
 """
 
 
@@ -604,9 +607,9 @@ def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> No
 STUBBORN = """
 import sys
 from pathlib import Path
-from farandole import playbook
-from farandole.errors import Interrupted
-from farandole.progress.viewer import Viewer
+from farandole.plays import playbook
+from farandole.core.errors import Interrupted
+from farandole.watch.viewer import Viewer
 folder = Path(sys.argv[1])
 try:
     playbook._follow(["sh", "-c", "trap '' INT; setsid sleep 60 & sleep 60; true"], folder, Viewer(folder))

@@ -10,11 +10,11 @@ import yaml
 from typer.testing import CliRunner
 
 from farandole.cli import stack as show
-from farandole.cli.lock import builds_of
 from farandole.core.errors import FarandoleError
 from farandole.inventory import state
 from farandole.stack.cache import Builds, Lock, lab_builds
 from farandole.stack.lock import identity
+from farandole.stack.settings import builds_of
 
 from .stack import LOCK, changed, pack, pack_stack
 

@@ -70,7 +70,7 @@ def test_the_suggested_command_moves_an_inventory(tmp_path: Path) -> None:
 def test_one_of_many_concurrent_claims_wins(folders: tuple[Path, Path, Path]) -> None:
     mine, one, _ = folders
     script = (
-        "import sys\nfrom pathlib import Path\nfrom farandole.state import claim\n"
+        "import sys\nfrom pathlib import Path\nfrom farandole.inventory.state import claim\n"
         "sys.stdin.read()\nclaim(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     runs = [

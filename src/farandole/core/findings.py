@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -10,6 +11,8 @@ from farandole.core.causes import Severity, causes
 from farandole.core.errors import FarandoleError
 
 SHOWN_HOSTS = 5
+# A group of hosts is named by the first and the last of those that follow each other.
+NUMBERED = re.compile(r"(.*?)(\d+)")
 WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning", "note": "note"}
 MARKS: dict[Severity, str] = {"stop": "", "warn": "warning: ", "note": "note: "}
 # Marks a list of findings, which names the host of each: the task may have run on the control machine, for one of them.
@@ -114,3 +117,28 @@ def some(names: Sequence[str]) -> str:
 
 def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def several(names: Sequence[str]) -> str:
+    """Name hosts in a few words: node-1 to node-64; the number tells whether some are missing in between."""
+    parts: list[list[str]] = []
+    for name in sorted(dict.fromkeys(names), key=natural):
+        if parts and follows(parts[-1][-1], name):
+            parts[-1].append(name)
+        else:
+            parts.append([name])
+    shown = [", ".join(one) if len(one) < 3 else f"{one[0]} to {one[-1]}" for one in parts[:4]]
+    rest = sum(len(one) for one in parts[4:])
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def natural(name: str) -> tuple[str, int, str]:
+    """Sorts node-10 after node-9."""
+    found = NUMBERED.fullmatch(name)
+    return (found[1], int(found[2][:18]), name) if found else (name, -1, name)
+
+
+def follows(one: str, other: str) -> bool:
+    """Whether a name has the next number."""
+    (stem, at, _), (stem2, at2, _) = natural(one), natural(other)
+    return stem == stem2 and at >= 0 and at2 == at + 1

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from farandole.core.findings import CURE, some
+from farandole.core.project import ROOT
 from farandole.explain.diagnosis import Line, Verdict, explain, report
-from farandole.plays.playbook import ROOT
 
 # The letters and lines that are kept of what a failure says, and of how many failures.
 LENGTH, LINES, MOST = 1 << 14, 200, 100

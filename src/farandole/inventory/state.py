@@ -10,9 +10,10 @@ from pathlib import Path
 
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sync_folder
+from farandole.core.project import ROOT
 
 OWNER = "inventory"
-STATES = Path(__file__).resolve().parents[3] / ".farandole"
+STATES = ROOT / ".farandole"
 
 
 def state_folder(inventory: str | Path) -> Path:

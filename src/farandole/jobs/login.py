@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole.cli.lock import host_variables
 from farandole.core.errors import FarandoleError
 from farandole.core.text import on_terminal, one_line
 from farandole.inventory.cluster import login_key, login_name
+from farandole.inventory.variables import host_variables
 from farandole.node.head.system import reason as why
 from farandole.plays.playbook import Login
 

@@ -11,10 +11,10 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farandole.cli.lock import host_variables
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal, one_line
 from farandole.inventory import excluded
+from farandole.inventory.variables import host_variables
 from farandole.jobs.files import get, send
 from farandole.jobs.follow import follow
 from farandole.jobs.login import Head

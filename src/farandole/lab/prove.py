@@ -20,9 +20,9 @@ from rich.console import Console
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
+from farandole.core.project import CONFIG, ROOT
 from farandole.core.text import one_line, visible
 from farandole.lab.image import Suite
-from farandole.plays.playbook import CONFIG, ROOT
 from farandole.stack import lock as locks
 from farandole.stack.catalogue import EVIDENCE
 

@@ -20,13 +20,12 @@ from typing import Annotated
 import typer
 
 from farandole.core.errors import Interrupted
+from farandole.core.project import CONFIG, ROOT
 from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.inventory.reading import existing
 from farandole.watch.events import LOG, VARIABLE, new_folder
 from farandole.watch.viewer import LOOK, Viewer
 
-ROOT = Path(__file__).parents[3]
-CONFIG = ROOT / "ansible.cfg"
 # Seconds that an interrupted playbook has to end by itself.
 GRACE_S = 10
 # Ctrl-C, kill, and a terminal that is closed.

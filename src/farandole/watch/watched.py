@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import CURE, count
+from farandole.core.findings import CURE, count, several
 from farandole.core.schema import number
 from farandole.core.text import on_terminal, one_line
 from farandole.watch.durations import Durations
@@ -27,8 +27,6 @@ RESULTS = {"ok", "changed", "skipped", "failed", "unreachable", "ignored"}
 LOST = {"failed", "unreachable"}
 # The bar is shown from this width on, and is so wide itself.
 WIDE, BAR = 60, 20
-# A group of hosts is named by the first and the last of those that follow each other.
-NUMBERED = re.compile(r"(.*?)(\d+)")
 # More failures than anybody reads.
 MOST = 100
 
@@ -296,31 +294,6 @@ def bar(share: float) -> Text:
     """How far a run is, if it goes like the last one."""
     full = min(BAR, int(share * BAR))
     return Text("━" * full, "green").append("━" * (BAR - full), "bright_black")
-
-
-def several(names: Sequence[str]) -> str:
-    """Name hosts in a few words: node-1 to node-64; the number tells whether some are missing in between."""
-    parts: list[list[str]] = []
-    for name in sorted(dict.fromkeys(names), key=natural):
-        if parts and follows(parts[-1][-1], name):
-            parts[-1].append(name)
-        else:
-            parts.append([name])
-    shown = [", ".join(one) if len(one) < 3 else f"{one[0]} to {one[-1]}" for one in parts[:4]]
-    rest = sum(len(one) for one in parts[4:])
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
-
-
-def natural(name: str) -> tuple[str, int, str]:
-    """Sorts node-10 after node-9."""
-    found = NUMBERED.fullmatch(name)
-    return (found[1], int(found[2][:18]), name) if found else (name, -1, name)
-
-
-def follows(one: str, other: str) -> bool:
-    """Whether a name has the next number."""
-    (stem, at, _), (stem2, at2, _) = natural(one), natural(other)
-    return stem == stem2 and at >= 0 and at2 == at + 1
 
 
 def coloured(line: str) -> Text:
