@@ -21,11 +21,11 @@ import pytest
 
 from farandole.core.programs import LIBRARY, program_files
 from farandole.jobs.failure import first_cause, first_end, in_words
-from farandole.node.head import arguments, folders, main, nodes, runs, slots, status, system
+from farandole.node.head import folders, main, runs, slots, status
+from farandole.node.head import job as keeper
 from farandole.node.head.job import OF_RANK, Job, StoppedError
-from farandole.node.head.runs import Run
+from farandole.node.head.runs import Output, RefusedError, Run
 from farandole.node.head.status import Slots
-from farandole.node.head.system import Output, RefusedError
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
 
@@ -258,13 +258,13 @@ def test_results_are_below_the_folder(tmp_path: Path, path: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
 def test_times(text: str, seconds: int) -> None:
-    assert arguments.duration(text) == seconds
+    assert main.duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0h", "-1", "1.5h", "2 h", "1w", "h", "99999999"])
 def test_no_times(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        arguments.duration(text)
+        main.duration(text)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: 
     run.write("run", **WISH, program=["hostname"])
     run.reserve("ended")
     output = Output(os.open(run.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    monkeypatch.setattr(system, "OUTPUT", output)
+    monkeypatch.setattr(runs, "OUTPUT", output)
     job = Job(run)
     monkeypatch.setattr(job, "send", lambda _: None)
     monkeypatch.setattr(job, "clean", lambda _: None)
@@ -412,7 +412,7 @@ def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
 def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.new_run()
     run.write("run", **{**WISH, "fetch": ["x"]}, program=["hostname"])
-    monkeypatch.setattr(nodes, "SHARED", tmp_path / "home")
+    monkeypatch.setattr(keeper, "SHARED", tmp_path / "home")
     # No command is found, so a copy would fail.
     monkeypatch.setenv("PATH", "/none")
     for users, fails in (("root-not\n", True), (f"alice\n{status.owner(os.getuid())}\n", False)):
@@ -421,14 +421,14 @@ def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monke
             Job(run).send({"elsewhere": 1})
         run.write("started", slots={"elsewhere": 1})
         with pytest.raises(FileNotFoundError) if fails else nullcontext():
-            assert list(nodes.collect(run, ["x"])) == []
+            assert list(keeper.collect(run, ["x"])) == []
 
 
 def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.new_run()
     run.code.mkdir()
     run.write("run", **WISH, program=["hostname"])
-    monkeypatch.setattr(system, "HERE", "node-1")
+    monkeypatch.setattr(runs, "HERE", "node-1")
     monkeypatch.setenv("PATH", "/none")
     Job(run)()
     assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
@@ -474,7 +474,7 @@ def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
     ],
 )  # fmt: skip
 def test_why_a_copy_failed(said: str, why: str) -> None:
-    assert system.reason(said) == why
+    assert runs.reason(said) == why
 
 
 SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"

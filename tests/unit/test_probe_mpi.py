@@ -18,7 +18,7 @@ from farandole.core.causes import causes
 
 from .loading import load_probe
 
-mpi, ways, paces = (load_probe(name) for name in ("mpi", "ways", "rounds"))
+mpi, ways = load_probe("mpi"), load_probe("ways")
 HERE = socket.gethostname()
 
 
@@ -139,26 +139,26 @@ def met(monkeypatch: pytest.MonkeyPatch, network: str) -> list[Any]:
 
 
 def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paces, "ENOUGH_SECONDS", 0.005)
+    monkeypatch.setattr(mpi, "ENOUGH_SECONDS", 0.005)
     connections = [connection for connection, words in met(monkeypatch, "127.0.0.0/8") if words == []]
     assert [one.gettimeout() for one in connections] == [None, None]
     assert [one.getpeername()[0] for one in connections] == ["127.0.0.2", "127.0.0.2"]
-    compare = partial(both, lambda one: paces.compare(one, [ways.OverTCP(one.rank == 0, connections[one.rank])]))
+    compare = partial(both, lambda one: mpi.compare(one, [ways.OverTCP(one.rank == 0, connections[one.rank])]))
     # TCP sleeps while it waits, so no round would count as quiet; the limit is lifted for this test.
-    monkeypatch.setattr(paces, "WAITED", 1000)
+    monkeypatch.setattr(mpi, "WAITED", 1000)
     first, second = compare()
-    assert [quiet for quiet, _ in first] == [True] * paces.QUIET == [quiet for quiet, _ in second]
-    monkeypatch.setattr(paces, "WAITED", 0)
-    monkeypatch.setattr(paces, "ALL_SECONDS", 0)
+    assert [quiet for quiet, _ in first] == [True] * mpi.QUIET == [quiet for quiet, _ in second]
+    monkeypatch.setattr(mpi, "WAITED", 0)
+    monkeypatch.setattr(mpi, "ALL_SECONDS", 0)
     disturbed, _ = compare()
-    assert [quiet for quiet, _ in disturbed] == [False] * paces.FEWEST
+    assert [quiet for quiet, _ in disturbed] == [False] * mpi.FEWEST
     # Each rank looks before and after every gauge. Another program disturbs the fourth, so both rounds beside it.
     looks: defaultdict[int, Iterator[int]] = defaultdict(lambda: iter([0] * 7 + [9] * 9))
-    monkeypatch.setattr(paces, "WAITED", 0.1)
-    monkeypatch.setattr(paces, "waiting", lambda: next(looks[threading.get_ident()]))
+    monkeypatch.setattr(mpi, "WAITED", 0.1)
+    monkeypatch.setattr(mpi, "waiting", lambda: next(looks[threading.get_ident()]))
     disturbed, _ = compare()
     assert [quiet for quiet, _ in disturbed] == [True, True, False, False, True, True, True]
-    reported = paces.speeds(first)
+    reported = mpi.speeds(first)
     assert 1 < reported["latency_us"] < 10_000 and 10 < reported["bandwidth_mbs"] < 100_000
     for one in connections:
         one.close()
@@ -192,16 +192,16 @@ def test_a_connection_that_breaks_ends_the_job() -> None:
 
 
 def test_batches_are_long_enough() -> None:
-    assert paces.often(seconds=paces.ENOUGH_SECONDS / 6, count=50) == 300
-    assert paces.often(seconds=9, count=8) == 1
-    assert paces.often(seconds=0, count=8) == 10_000
+    assert mpi.often(seconds=mpi.ENOUGH_SECONDS / 6, count=50) == 300
+    assert mpi.often(seconds=9, count=8) == 1
+    assert mpi.often(seconds=0, count=8) == 10_000
 
 
 def test_speeds_are_the_best_of_the_quiet_rounds() -> None:
     rounds = [(True, [22e-6, 0.001, 40e-6, 0.0005]), (True, [20e-6, 0.002, 44e-6, 0.0006]), (False, [1e-6] * 4)]
     both_ways = {"latency_us": 10.0, "bandwidth_mbs": 4194.3, "tcp_latency_us": 20.0, "tcp_mbs": 8388.6}
-    assert paces.speeds(rounds) == {**both_ways, "quiet": 2, "rounds": 3}
+    assert mpi.speeds(rounds) == {**both_ways, "quiet": 2, "rounds": 3}
     without_tcp = {"tcp_latency_us": None, "tcp_mbs": None, "quiet": 2, "rounds": 2}
-    assert paces.speeds([(quiet, took[:2]) for quiet, took in rounds[:2]]) == {**both_ways, **without_tcp}
-    assert paces.speeds([(False, took) for _, took in rounds[:2]]) == {**both_ways, "quiet": 0, "rounds": 2}
-    assert paces.speeds([]) == {**dict.fromkeys(both_ways), "quiet": 0, "rounds": 0}
+    assert mpi.speeds([(quiet, took[:2]) for quiet, took in rounds[:2]]) == {**both_ways, **without_tcp}
+    assert mpi.speeds([(False, took) for _, took in rounds[:2]]) == {**both_ways, "quiet": 0, "rounds": 2}
+    assert mpi.speeds([]) == {**dict.fromkeys(both_ways), "quiet": 0, "rounds": 0}

@@ -15,7 +15,7 @@ from farandole.jobs.login import head_of
 from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
-from farandole.node.head.system import RefusedError
+from farandole.node.head.runs import RefusedError
 from farandole.plays.playbook import Login, PrivateKey, User
 
 Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]

@@ -18,9 +18,8 @@ from farandole.core.findings import some
 from farandole.core.text import one_line
 from farandole.jobs.login import Head
 from farandole.jobs.told import console
-from farandole.node.head.fetched import deepest, place, staging
-from farandole.node.head.folders import filters
-from farandole.node.head.system import RefusedError
+from farandole.node.head.folders import deepest, filters, place, staging
+from farandole.node.head.runs import RefusedError
 
 # From here on the user is asked before a folder is sent.
 LARGE = 200 << 20

@@ -15,7 +15,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.text import on_terminal, one_line
 from farandole.inventory.cluster import login_key, login_name
 from farandole.inventory.variables import host_variables
-from farandole.node.head.system import reason as why
+from farandole.node.head.runs import reason as why
 from farandole.plays.playbook import Login
 
 # The exit status of a shell that does not find a command.

@@ -15,19 +15,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from farandole.node.head import nodes, status, system
 from farandole.node.head import reap as reaping
-from farandole.node.head.reap import MARK, reap
-from farandole.node.head.runs import Run
+from farandole.node.head import runs, status
+from farandole.node.head.folders import place, staging
+from farandole.node.head.reap import MARK, end, reap
+from farandole.node.head.runs import RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
-from farandole.node.head.status import Slots
-from farandole.node.head.system import RefusedError, end, ran, say
+from farandole.node.head.status import Slots, owner
 
 # What ranks print, behind what horovodrun puts in front of it.
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
+# Whose homes all nodes see, so that nothing has to be copied to them.
+SHARED = Path("/etc/farandole/storage/home")
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
 
@@ -77,7 +80,7 @@ class Job:
         code = code or int(bool(self.why))
         self.run.write(
             "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
-            complete=self.complete, dropped=system.OUTPUT.dropped(), seconds=round(time.time() - self.begun, 1),
+            complete=self.complete, dropped=runs.OUTPUT.dropped(), seconds=round(time.time() - self.begun, 1),
         )  # fmt: skip
 
     @contextmanager
@@ -105,18 +108,18 @@ class Job:
         """Get the results that are wanted, if it ended in such a way that there may be some."""
         self.fetched = not self.why or self.why.startswith(TIME_IS_UP)
         if self.fetched:
-            for failure in nodes.collect(self.run, self.wish["fetch"]):
+            for failure in collect(self.run, self.wish["fetch"]):
                 say(failure)
                 self.complete = False
 
     def send(self, slots: Slots) -> None:
         """Copy the code to the other nodes."""
-        if nodes.has_shared_home():
+        if has_shared_home():
             return
-        same = nodes.former(self.run, self.wish["source"])
-        others = [node for node in slots if node != system.HERE]
+        same = former(self.run, self.wish["source"])
+        others = [node for node in slots if node != runs.HERE]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            failed = [why for why in pool.map(lambda node: nodes.send(self.run, node, same), others) if why]
+            failed = [why for why in pool.map(lambda node: send(self.run, node, same), others) if why]
         if failed:
             self.reason = f"the folder could not be copied: {'; '.join(failed)}"
             # As output, in which the control machine looks for the cause.
@@ -142,9 +145,9 @@ class Job:
             timer.start()
         line = b"\n"
         for line in self.process.stdout or ():
-            system.OUTPUT.write(OF_RANK.sub(rb"\1[\2] ", line))
+            runs.OUTPUT.write(OF_RANK.sub(rb"\1[\2] ", line))
         if not line.endswith(b"\n"):
-            system.OUTPUT.write(b"\n")
+            runs.OUTPUT.write(b"\n")
         code = self.process.wait()
         timer.cancel()
         return 128 - code if code < 0 else code
@@ -166,3 +169,40 @@ def why_stopped() -> str:
     """Whether somebody stops the run, or the machine."""
     state = ran("systemctl", "is-system-running").stdout.strip()
     return "ended by the shutdown of the head" if state == "stopping" else "stopped"
+
+
+def has_shared_home() -> bool:
+    """Whether all nodes see this home."""
+    return SHARED.exists() and owner(os.getuid()) in SHARED.read_text().split()
+
+
+def rsync(*words: str) -> subprocess.CompletedProcess[str]:
+    return ran("rsync", "--archive", *words, env={**os.environ, "RSYNC_RSH": SSH})
+
+
+def former(run: Run, source: str) -> list[Run]:
+    """The latest earlier runs of the same folder."""
+    return [one for one in all_runs() if one.number < run.number and one.read("run").get("source") == source][-3:]
+
+
+def send(run: Run, node: str, before: list[Run]) -> str:
+    """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
+    same = [f"--copy-dest=../../{one.number}/code" for one in before]
+    there = ["--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *same]
+    done = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
+    return f"{node}: {reason(done.stderr)}" if done.returncode else ""
+
+
+def collect(run: Run, paths: list[str]) -> Iterator[str]:
+    """Get results from the node of rank 0, which usually writes them; yields why one cannot be had."""
+    first = next(iter(run.read("started").get("slots", {})), runs.HERE)
+    for path in paths if first != runs.HERE and not has_shared_home() else ():
+        failed = f"{path} could not be fetched from {first}"
+        try:
+            with staging(run.folder, run.code) as (staged, options):
+                done = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
+                if done.returncode:
+                    yield f"{failed}: {reason(done.stderr)}"
+                yield from place(staged, run.code, Path(path))
+        except RefusedError as error:
+            yield f"{failed}: {error}"

@@ -5,25 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from farandole.node.head import runs
-from farandole.node.head.arguments import parsed
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
-from farandole.node.head.job import Job
-from farandole.node.head.nodes import collect
-from farandole.node.head.runs import Run, all_runs, bus, chosen, clock, new_run, systemctl, told
+from farandole.node.head.job import Job, collect
+from farandole.node.head.reap import GRACE
+from farandole.node.head.runs import RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
 from farandole.node.head.status import others, owner
-from farandole.node.head.system import GRACE, RefusedError, ran
 
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
 COMMAND = "/usr/local/bin/farandole"
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def start(given: argparse.Namespace) -> int:
@@ -170,7 +171,14 @@ def show(_: argparse.Namespace) -> int:
     return 0
 
 
-ON_RUN: dict[str, Callable[[Run], int]] = {"logs": logs, "attach": attach, "stop": stop, "_job": job, "_state": state}
+# What is done with a run; those without words are called by the control machine and by systemd.
+ON_RUN: dict[str, tuple[Callable[[Run], int], str]] = {
+    "logs": (logs, "print what a run has printed"),
+    "attach": (attach, "print what a run prints until it ends"),
+    "stop": (stop, "end a run on all of its nodes"),
+    "_job": (job, ""),
+    "_state": (state, ""),
+}
 OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": start,
     "runs": show,
@@ -180,12 +188,68 @@ OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
+def duration(text: str) -> int:
+    """Seconds, of a text such as 2h."""
+    found = re.fullmatch(r"(\d{1,7})([smhd]?)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 30m, 2h or 1d")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def positive(text: str) -> int:
+    """A number of ranks."""
+    if not re.fullmatch(r"0*[1-9]\d{0,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
+    return int(text)
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments of this call."""
+    top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    add_run(
+        commands.add_parser("run", help="send this folder to the nodes and start a program there", allow_abbrev=False)
+    )
+    commands.add_parser("runs", help="list your runs")
+    for name, (_, words) in ON_RUN.items():
+        command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
+        # Everybody is the job user, so the latest may be somebody else's.
+        latest: dict[str, Any] = {} if name == "stop" else {"nargs": "?", "default": ""}
+        command.add_argument(
+            "run", help="its number" if name == "stop" else "its number; the latest, if not given", **latest
+        )
+    command = commands.add_parser("fetch", help="get results of a run from its first node")
+    command.add_argument("run", help="its number")
+    command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
+    for name in ("_receive", "_give"):
+        command = commands.add_parser(name)
+        command.add_argument("name")
+        command.add_argument("arguments", nargs=argparse.REMAINDER)
+    return top.parse_args()
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    """The options of a run."""
+    run.add_argument("-np", type=positive, default=0, metavar="N", help="number of ranks; all slots, if not given")
+    run.add_argument("--hosts", default="", help="only these nodes, separated by commas")
+    run.add_argument("--mpi", action="store_true", help="start the ranks with MPI")
+    run.add_argument("--gloo", dest="mpi", action="store_false", help="start the ranks with Gloo, which is the default")
+    run.add_argument("--time", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d")
+    run.add_argument("--wait", action="store_true", help="wait for slots that other runs use")
+    run.add_argument("--detach", action="store_true", help="print its number and return")
+    fetch = "get this from the first node when the run ends"
+    run.add_argument("--fetch", action="append", default=[], metavar="PATH", help=fetch)
+    run.add_argument("--source", help=argparse.SUPPRESS)
+    run.add_argument("--without", type=lambda text: text.split(","), default=[], help=argparse.SUPPRESS)
+    run.add_argument("program", nargs="+", metavar="-- PROGRAM", help="for example python train.py --epochs 3")
+
+
 def main() -> int:
     """Run the command, and return its exit status."""
     given = parsed()
     try:
         if given.command in ON_RUN:
-            return ON_RUN[given.command](chosen(given.run))
+            return ON_RUN[given.command][0](chosen(given.run))
         return OTHER[given.command](given)
     except KeyboardInterrupt:
         return 130

@@ -12,12 +12,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # The variable that holds the mark, in the environment of every process of a job.
 MARK = "FARANDOLE_JOB"
+# Seconds that a job has to end by itself.
+GRACE = 10
 # Seconds that a process may take to end by itself after its job, and that killed ones may take to be gone.
-GRACE, GONE = 3, 5
+LEFT, GONE = 3, 5
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a job's process group, gently at first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+            return
 
 
 def reap(node: str, mark: str, program: str, seconds: int) -> list[str] | None:
@@ -44,7 +57,7 @@ def left(mark: bytes) -> Iterator[tuple[int, str]]:
 
 def kill(mark: str) -> list[str]:
     """Give a job's processes time to end, then kill them until none is left."""
-    until, killed, own = time.monotonic() + GRACE, {}, f"{MARK}={mark}".encode()
+    until, killed, own = time.monotonic() + LEFT, {}, f"{MARK}={mark}".encode()
     while any(left(own)) and time.monotonic() < until:
         time.sleep(0.1)
     while (now := list(left(own))) and time.monotonic() < until + GONE:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from farandole.node.head import status
-from farandole.node.head.runs import Run, clock
+from farandole.node.head.runs import RefusedError, Run, clock, say
 from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner
-from farandole.node.head.system import RefusedError, say
 
 # Seconds that others may lock what all need.
 PATIENCE = 10

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from farandole.node.head.runs import Run
+from farandole.node.head.reap import GRACE, end
+from farandole.node.head.runs import RefusedError, Run, ran, say
 from farandole.node.head.slots import asked, fill
 from farandole.node.head.status import Slots, hostfile
-from farandole.node.head.system import GRACE, RefusedError, end, ran, say
 
 # Prints the allocation that it runs in, and ends with the exit status that it reads.
 HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'

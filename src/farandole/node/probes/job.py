@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from farandole.node.head.reap import MARK, reap
-from farandole.node.head.system import end
+from farandole.node.head.reap import MARK, end, reap
 
 # Lines that jobs print in any case; they show no cause.
 NOISE = re.compile(
