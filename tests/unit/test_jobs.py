@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from farandole.core.programs import LIBRARY, program_files
-from farandole.jobs.failure import first_cause, first_end, in_words
+from farandole.jobs.follow import first_cause, first_end, in_words
 from farandole.node.head import folders, main, runs, slots, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import OF_RANK, Job, StoppedError

@@ -38,18 +38,13 @@ def known(head: Head, number: str) -> State:
     """What the head knows of a run."""
     try:
         said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
-        slots = [(str(node), int(ranks)) for node, ranks in said["started"].get("slots", {}).items()]
-        lost = tuple(on_terminal(str(node)) for node in said["ended"].get("lost", ()))
-        ended = said["ended"]
+        ended, slots = said["ended"], said["started"].get("slots", {}).items()
         return State(
-            str(int(said["number"])),
-            bool(ended),
-            str(ended.get("why", "")),
-            ended.get("fetched") is True,
-            ended.get("complete") is not False,
-            lost,
-            tuple(slots),
-        )
+            number=str(int(said["number"])), ended=bool(ended), why=str(ended.get("why", "")),
+            fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
+            lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),
+            slots=tuple((str(node), int(ranks)) for node, ranks in slots),
+        )  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FarandoleError(f"{head.name} gives no valid description of run {number}") from None
 
