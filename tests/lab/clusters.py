@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+COLLECTION = "farandole.cluster."
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
 
 
@@ -26,7 +27,7 @@ class Run:
         found, task = set(), ""
         for line in self.output.splitlines():
             if line.startswith("TASK ["):
-                task = line.split("[", 1)[1].rsplit("]", 1)[0]
+                task = line.split("[", 1)[1].rsplit("]", 1)[0].removeprefix(COLLECTION)
             elif changed := re.match(r"changed: \[([^\]]+)\]", line):
                 found.add((task, changed[1]))
         return found
@@ -39,7 +40,7 @@ class Run:
     @property
     def tasks(self) -> list[str]:
         """The tasks that at least one node has answered, in order."""
-        return re.findall(r"^TASK \[(.*)\]", self.output, re.MULTILINE)
+        return re.findall(rf"^TASK \[(?:{COLLECTION})?(.*)\]", self.output, re.MULTILINE)
 
 
 def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:

@@ -248,7 +248,7 @@ def halted_run(cluster: Cluster) -> Iterator[int]:
         cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, start_new_session=True,
     ) as run:  # fmt: skip
         assert run.stdout
-        assert any("TASK [base : Install the base packages]" in line for line in run.stdout)
+        assert any("TASK [farandole.cluster.base : Install the base packages]" in line for line in run.stdout)
         os.kill(run.pid, signal.SIGSTOP)
         yield run.pid
         os.killpg(run.pid, signal.SIGKILL)
@@ -651,7 +651,7 @@ def test_ansible_doc_reads_every_plugin() -> None:
     assert documented
     for plugin in documented:
         shown = subprocess.run(
-            ["ansible-doc", "--type", "module", "--module-path", str(plugin.parent), plugin.stem],
+            ["ansible-doc", "--type", "module", f"farandole.cluster.{plugin.stem}"],
             cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
         )  # fmt: skip
         assert shown.returncode == 0, shown.stderr
@@ -661,7 +661,7 @@ DEPOT = """
 - hosts: head
   gather_facts: false
   become: true
-  roles: [depot]
+  roles: [farandole.cluster.depot]
 """
 
 

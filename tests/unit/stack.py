@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -21,12 +21,12 @@ from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Built, Lock, record
 from farandole.stack.lock import identity
 
-from .loading import PLUGINS
+from .loading import COLLECTIONS, PLUGINS
 
 AS_ANSIBLE = """
-import runpy, sys, ansible.module_utils
-_, utilities, sys.argv[1:], module = *sys.argv[:2], [], sys.argv[2]
-ansible.module_utils.__path__.append(utilities)
+import runpy, sys
+_, collections, sys.argv[1:], module = *sys.argv[:2], [], sys.argv[2]
+sys.path.insert(0, collections)
 runpy.run_path(module, run_name="__main__")
 """
 LOCK: Lock = {
@@ -100,7 +100,7 @@ def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
     """Run a module as a node does, and return its answer."""
     done = subprocess.run(
-        [sys.executable, "-c", AS_ANSIBLE, PLUGINS / "module_utils", PLUGINS / "modules" / f"{name}.py"],
+        [sys.executable, "-c", AS_ANSIBLE, COLLECTIONS, PLUGINS / "modules" / f"{name}.py"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check_mode}}),
         env={**os.environ, **environ},
         capture_output=True,
@@ -119,19 +119,24 @@ def run_action(
     folder: Path,
     *,
     check_mode: bool = False,
-    modules: Sequence[Path] = (PLUGINS / "modules",),
+    collections: Path = COLLECTIONS,
 ) -> dict[str, Any]:
     """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()
-    command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-c", "local", "-m", name]
+    command = [
+        str(Path(sys.executable).with_name("ansible")),
+        "localhost",
+        "-c",
+        "local",
+        "-m",
+        f"farandole.cluster.{name}",
+    ]
     done = subprocess.run(
         [*command, "-a", json.dumps(arguments), *(["--check"] if check_mode else [])],
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
-            "ANSIBLE_LIBRARY": os.pathsep.join(map(str, modules)),
-            "ANSIBLE_MODULE_UTILS": str(PLUGINS / "module_utils"),
+            "ANSIBLE_COLLECTIONS_PATH": str(collections),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",
         },

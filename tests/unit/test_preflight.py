@@ -262,7 +262,9 @@ def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
     tags = re.findall(r"TAGS: \[(.*)\]", listed("--list-tags"))
     assert {tag for line in tags for tag in line.split(", ") if tag} == inventory.TAGS | {"always"}
     # Checked whatever the tags are, so nothing that another task has to find out first.
-    checked = re.findall(r"^ *(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE)
+    checked = re.findall(
+        r"^ *farandole\.cluster\.(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE
+    )
     assert {*checked} == {"preflight", "validation"}
 
 

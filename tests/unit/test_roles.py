@@ -33,7 +33,7 @@ def test_defaults_match_the_argument_specs(role: Path) -> None:
 def test_every_filter_is_used_and_reports_errors() -> None:
     used = "".join(one.read_text() for folder in ("roles", "playbooks") for one in (ROOT / folder).rglob("*.[yj]*"))
     filters = load("filter", "farandole").FilterModule().filters()
-    assert {name for name in filters if f"| {name}" not in used} == set()
+    assert {name for name in filters if f"| farandole.cluster.{name}" not in used} == set()
     with pytest.raises(AnsibleFilterError, match="Farandole did not write"):
         filters["validation_manifest"]({"content": "x"})
 
