@@ -53,7 +53,7 @@ lint: setup ## run ansible-lint, yamllint, ruff and mypy
 	mypy
 
 unit: setup ## run the unit tests only
-	pytest --quiet tests/unit
+	pytest --quiet --numprocesses auto tests/unit
 
 test-kill: setup ## kill site.yml at each of its tasks (half an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
