@@ -103,7 +103,9 @@ def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False
         if not child:
             _become_module(PLUGINS / "modules" / f"{name}.py", (given, told, complained), environ)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said, errors = (file.seek(0) or file.read().decode() for file in (told, complained))
+        for file in (told, complained):
+            file.seek(0)
+        said, errors = told.read().decode(), complained.read().decode()
     assert "Traceback" not in errors, errors
     answer: dict[str, Any] = json.loads(said)
     assert code == int(answer.get("failed", False))
