@@ -13,8 +13,7 @@ from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
 from farandole.links import fabric
-from farandole.plays import folders as samples
-from farandole.plays import removal
+from farandole.plays import folders, removal
 from farandole.preflight import networks
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
@@ -32,7 +31,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "excluded": excluded.names,
     "excluded_words": excluded.reasons,
     "fabric": fabric.choice,
-    "folder_files": samples.folder_files,
+    "folder_files": folders.folder_files,
     "horovod_source": sources.horovod_source,
     "host_names": cluster.host_names,
     "host_table": cluster.host_table,
@@ -44,6 +43,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
+    "program_files": folders.program_files,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
     "shared_networks": networks.shared_in,

@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -I
 """Cancel jobs by the numbers that PBS and Slurm use.
 
 Debian's qdel takes 42[3] for 42, and so cancels the whole array.
@@ -56,7 +55,3 @@ def main() -> NoReturn:
     known = [job for job in jobs if job not in missing]
     status = subprocess.run([SCANCEL, *known], check=False).returncode if known else 0
     sys.exit(status or bool(missing))
-
-
-if __name__ == "__main__":
-    main()
