@@ -18,25 +18,16 @@ usage: qsub [OPTION ...] [SCRIPT [ARGUMENT ...]]
 Submit a PBS job script to Slurm, and print the job's number. Without SCRIPT, it is read from standard input.
 Options are also read from lines "#PBS OPTION ..." before the script's first command; the command line wins.
 
-  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T:mem=8gb:ngpus=G
-                   N nodes with C CPUs and P processes each; or nodes=N:ppn=P:gpus=G, as Torque writes it
+  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T:mem=8gb:ngpus=G, -l nodes=N:ppn=P:gpus=G
   -l walltime=HH:MM:SS, mem=, ncpus=, ngpus=, place=scatter|free|excl|shared
-  -N NAME          name of the job: NAME.oNUMBER and NAME.eNUMBER are its output
-  -q QUEUE, -A ACCOUNT
-                   partition and account
-  -o PATH, -e PATH output and errors; -j oe or eo puts both into one file
-  -v NAME=VALUE,NAME, -V
-                   variables for the job; all variables of this shell
+  -N NAME, -q QUEUE, -A ACCOUNT, -h, -r y|n, -m abe, -M ADDRESS
+  -o PATH, -e PATH, -j oe|eo    output and errors, both in one file; by default NAME.oNUMBER and NAME.eNUMBER
+  -v NAME=VALUE,NAME, -V        variables for the job, all of this shell
   -W depend=afterok:NUMBER, -W block=true
-  -J 0-9:2%4, -t 0-9
-                   array of jobs, at most 4 at a time
-  -S SHELL         shell of a script without #!
-  -h, -r y|n, -m abe, -M ADDRESS
-                   hold, may be restarted, mail
-  -k, -P           have no meaning here, which is said
-
-  --show           print what would be submitted, and submit nothing
-  --help           print this
+  -J 0-9:2%4, -t 0-9            array of jobs, at most 4 at a time
+  -S SHELL                      of a script without #!
+  -k, -P                        have no meaning here, which is said
+  --show                        print what would be submitted, and submit nothing
 
 Any other option is refused with what to use instead. qstat, qdel, qhold and qrls take the number that qsub prints.
 """
@@ -71,10 +62,8 @@ def interpreter(job: Job) -> list[str]:
 
 
 def read_script(path: str) -> bytes:
-    if path == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(path).read_bytes()
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise RefusedError(f"the script {path}: {error.strerror}") from None
 
@@ -82,10 +71,7 @@ def read_script(path: str) -> bytes:
 def working_directory() -> str:
     """The present folder, by the name that the user knows."""
     here, known = str(Path.cwd()), os.environ.get("PWD", "")
-    try:
-        found = known if known.startswith("/") and os.path.samefile(known, here) else here  # noqa: PTH121
-    except OSError:
-        found = here
+    found = known if known.startswith("/") and os.path.realpath(known) == here else here
     if re.search(r"[\\\n]", found):
         raise RefusedError("this folder's name has a backslash or a new line, which output files cannot have")
     return found
