@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from farandole.core import programs
 from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
@@ -43,7 +44,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
-    "program_files": folders.program_files,
+    "program_files": programs.program_files,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
     "shared_networks": networks.shared_in,
@@ -69,6 +70,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "validation_files": files.answers,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,
+    "validation_program": nodes.program,
     "validation_shared": files.shared,
     "validation_stacks": nodes.stack_answers,
     "validation_task": nodes.task,

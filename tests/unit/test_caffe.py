@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from farandole.core.programs import LIBRARY, program_files
 from farandole.node.caffe import hosts, mpi, options, plan, solver
 from farandole.node.caffe.options import RefusedError
-from farandole.plays.folders import LIBRARY, program_files
 
 from .loading import ROOT
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from farandole.core.programs import LIBRARY, program_files
 from farandole.node.qsub import pbs_job
-from farandole.plays.folders import LIBRARY, program_files
 
 ROOT = Path(__file__).parents[2]
 
