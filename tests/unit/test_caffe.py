@@ -193,7 +193,6 @@ def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the hostfile gone cannot be read: No such file" in refusal(lambda: hosts.find_hosts("gone", {}))
     Path("empty").touch()
     assert refusal(lambda: hosts.find_hosts("empty", {})) == "the hostfile empty names no host"
-    assert hosts.expand("4(x2),2") == [4, 4, 2]
 
 
 def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
