@@ -12,9 +12,10 @@ from ansible.errors import AnsibleFilterError
 from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
+from farandole.links import fabric
 from farandole.plays import folders as samples
 from farandole.plays import removal
-from farandole.preflight import fabric, networks
+from farandole.preflight import networks
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
 from farandole.trust import rules as trust

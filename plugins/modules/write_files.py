@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 File = dict[str, Any]
 

@@ -646,7 +646,7 @@ def test_ansible_doc_reads_every_plugin() -> None:
     assert documented
     for plugin in documented:
         shown = subprocess.run(
-            ["ansible-doc", "--type", "module", "--module-path", str(plugin.parent), plugin.stem],
+            ["ansible-doc", "--type", "module", f"farandole.cluster.{plugin.stem}"],
             cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
         )  # fmt: skip
         assert shown.returncode == 0, shown.stderr
@@ -656,7 +656,7 @@ DEPOT = """
 - hosts: head
   gather_facts: false
   become: true
-  roles: [depot]
+  roles: [farandole.cluster.depot]
 """
 
 

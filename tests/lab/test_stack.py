@@ -184,9 +184,8 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(cluster: Clus
 
 
 def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subprocess.CompletedProcess[str]:
-    folder = ROOT / "plugins/modules"
     return subprocess.run(
-        ["ansible", "-i", str(cluster.inventory), node, "-M", str(folder), "-m", module, "-a", arguments],
+        ["ansible", "-i", str(cluster.inventory), node, "-m", f"farandole.cluster.{module}", "-a", arguments],
         cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
     )  # fmt: skip
 
@@ -302,7 +301,7 @@ BUILD = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: a long build
         directory: {directory}
         script: "echo begun >>begun; sleep {seconds}; {end}"
@@ -326,7 +325,7 @@ STEPS = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: "{{{{ item.name }}}}"
         directory: "{directory}/{{{{ item.name }}}}"
         script: "{{{{ item.script }}}}; echo done >>{directory}/{{{{ item.name }}}}.done"
@@ -362,14 +361,14 @@ BESIDE = """
   become: true
   tasks:
     - name: Start the first step
-      build_step:
+      farandole.cluster.build_step:
         <<: &first
           {{name: first, directory: {directory}/first, script: "{first}", build: a, unit: farandole-build-first}}
         wait: false
     - name: Do the second
-      build_step: {{name: second, directory: {directory}/second, script: touch done, build: a}}
+      farandole.cluster.build_step: {{name: second, directory: {directory}/second, script: touch done, build: a}}
     - name: Wait for the first
-      build_step: *first
+      farandole.cluster.build_step: *first
 """
 AWAIT = "for i in $(seq 100); do [ ! -e ../second/done ] || break; sleep 0.1; done; rm ../second/done"
 
@@ -445,7 +444,7 @@ CONFINED = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: false
@@ -479,7 +478,7 @@ REACHING = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: {root}
@@ -516,7 +515,7 @@ TAKING = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: false
@@ -527,7 +526,7 @@ TAKING = """
           chmod 4755 evil-1.0-py3-none-any.whl || chmod 755 evil-1.0-py3-none-any.whl
           ln -s /etc/shadow evil-3-py3-none-any.whl
     - name: Take
-      build_step:
+      farandole.cluster.build_step:
         name: take the wheel
         directory: {directory}
         script: "{{{{ lookup('file', '{take}') }}}}"

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import ansible.module_utils
-
 ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "plugins"
-# Ansible does the same for the folders that ansible.cfg names.
-ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
+COLLECTIONS = ROOT / "collections"
+PLUGINS = COLLECTIONS / "ansible_collections/farandole/cluster/plugins"
+# Where Ansible, too, finds what plugins import from their collection.
+sys.path.append(str(COLLECTIONS))
 
 
 def load_probe(name: str) -> ModuleType:

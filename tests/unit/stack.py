@@ -20,11 +20,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import ansible.module_utils.basic  # noqa: F401, loaded before a fork and not after each
+
 from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Built, Lock, record
 from farandole.stack.lock import identity
 
-from .loading import PLUGINS
+from .loading import COLLECTIONS, PLUGINS
 
 LOCK: Lock = {
     "format": 1,
@@ -140,19 +142,24 @@ def run_action(
     folder: Path,
     *,
     check_mode: bool = False,
-    modules: Sequence[Path] = (PLUGINS / "modules",),
+    collections: Path = COLLECTIONS,
 ) -> dict[str, Any]:
     """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()
-    command = [str(Path(sys.executable).with_name("ansible")), "localhost", "-c", "local", "-m", name]
+    command = [
+        str(Path(sys.executable).with_name("ansible")),
+        "localhost",
+        "-c",
+        "local",
+        "-m",
+        f"farandole.cluster.{name}",
+    ]
     done = subprocess.run(
         [*command, "-a", json.dumps(arguments), *(["--check"] if check_mode else [])],
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_ACTION_PLUGINS": str(PLUGINS / "action"),
-            "ANSIBLE_LIBRARY": os.pathsep.join(map(str, modules)),
-            "ANSIBLE_MODULE_UTILS": str(PLUGINS / "module_utils"),
+            "ANSIBLE_COLLECTIONS_PATH": str(collections),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",
         },

@@ -20,9 +20,10 @@ from farandole.core.causes import Severity
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, finding, refused, report
 from farandole.explain.diagnosis import OWN
+from farandole.inventory.cluster import Node
+from farandole.links.fabric import Fabric
 from farandole.preflight import answer as answers
 from farandole.preflight import inventory, nodes, unreachable
-from farandole.preflight.fabric import Fabric
 from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load
@@ -40,7 +41,7 @@ probing = load("modules", "node_probe")
 
 
 def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
-    return inventory.Node(name, host, **more)
+    return Node(name, host, **more)
 
 
 def groups(**named: list[str]) -> dict[str, list[str]]:
@@ -261,7 +262,9 @@ def test_the_playbooks_have_the_tags_that_preflight_knows() -> None:
     tags = re.findall(r"TAGS: \[(.*)\]", listed("--list-tags"))
     assert {tag for line in tags for tag in line.split(", ") if tag} == inventory.TAGS | {"always"}
     # Checked whatever the tags are, so nothing that another task has to find out first.
-    checked = re.findall(r"^ *(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE)
+    checked = re.findall(
+        r"^ *farandole\.cluster\.(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE
+    )
     assert {*checked} == {"preflight", "validation"}
 
 
@@ -631,7 +634,13 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -
     action = object.__new__(preflight.ActionModule)
     action._task, action._display = SimpleNamespace(check_mode=False), SimpleNamespace(display=print)
     arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
-    arguments |= {"queue": [], "network": "nothing", "bandwidth_share": 0.85, "bandwidth_floor": 0.0}
+    arguments |= {
+        "queue": [],
+        "network": "nothing",
+        "on_bad_node": "stop",
+        "bandwidth_share": 0.85,
+        "bandwidth_floor": 0.0,
+    }
     return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 
