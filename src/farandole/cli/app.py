@@ -1,6 +1,5 @@
 """The `farandole` command."""
 
-import importlib.metadata
 import signal
 import sys
 from contextlib import suppress
@@ -11,8 +10,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole.cli import apply, bundle, lab, lock, node, predict, preflight, remove, report, stack, status, validate
+from farandole.cli import (
+    apply,
+    bundle,
+    init,
+    lab,
+    lock,
+    node,
+    predict,
+    preflight,
+    remove,
+    report,
+    stack,
+    status,
+    validate,
+)
 from farandole.core.errors import FarandoleError, Interrupted
+from farandole.core.project import version
 from farandole.core.text import on_terminal
 from farandole.explain import diagnosis
 from farandole.jobs import run as jobs
@@ -25,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
+app.command()(init.init)
 app.add_typer(lab.app, name="lab")
 app.add_typer(node.app, name="node")
 app.command()(lock.lock)
@@ -47,7 +62,7 @@ for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"farandole {importlib.metadata.version('farandole')}")
+        typer.echo(f"farandole {version()}")
         raise typer.Exit
 
 
