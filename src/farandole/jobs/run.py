@@ -35,10 +35,9 @@ from farandole.inventory.cluster import login_key, login_name
 from farandole.inventory.variables import host_variables
 from farandole.node.head import RefusedError, deepest, duration, filters, place, refuse_early, refuse_outside, staging
 from farandole.node.head import reason as why
-from farandole.plays.playbook import Login, PrivateKey, User
+from farandole.plays.playbook import Inventory, Login, PrivateKey, User
 
 console = Console(highlight=False, soft_wrap=True, stderr=True)
-Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
 # From here on the user is asked before a folder is sent.
 LARGE = 200 << 20
@@ -119,8 +118,6 @@ class Head:
 def head_of(inventory: Path, login: Login) -> Head:
     """The head of an inventory's cluster."""
     hosts = host_variables(inventory.absolute(), "head")
-    if not hosts:
-        raise FarandoleError(f"{inventory}: group head is missing or empty; see inventory/example/hosts.yml")
     return login_to(*next(iter(hosts.items())), login)
 
 
@@ -236,7 +233,7 @@ def run(
 def left_out(inventory: Path, hosts: str) -> list[str]:
     """The nodes that a run does not use; refuses to be told to use them."""
     known = host_variables(inventory.absolute())
-    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values())))) if known else {}
+    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values()))))
     wanted = [name.strip() for name in hosts.split(",")] if hosts else list(known)
     out = {name: one for name, one in entries.items() if name in wanted}
     for name, one in out.items():
