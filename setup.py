@@ -24,6 +24,9 @@ class BuildWithPlaybooks(build_py):
             shutil.copytree(name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         for name in FILES:
             shutil.copy(name, target / name)
+        # A wheel has no symlinks, by which a clone is a collection itself; here it lies where collections do.
+        settings = (target / "ansible.cfg").read_text()
+        (target / "ansible.cfg").write_text(settings.replace(" = collections:", " = ../../..:"))
 
 
 setup(cmdclass={"build_py": BuildWithPlaybooks})

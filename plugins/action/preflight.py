@@ -93,7 +93,7 @@ author: Farandole
 
 EXAMPLES = r"""
 - name: Check the inventory
-  preflight:
+  farandole.cluster.preflight:
     phase: inventory
     roles_dir: "{{ role_path | dirname }}"
     state_dir: "{{ preflight_state_dir }}"

@@ -315,7 +315,7 @@ PLAY = """
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in which runs are recorded, with a playbook for hosts that are this machine."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("plugins", "roles", "ansible.cfg"):
+    for name in ("collections", "ansible.cfg"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "src").mkdir()
     (folder / "src/farandole").symlink_to(ROOT / "src/farandole")

@@ -21,6 +21,7 @@ from farandole.cli import (
     preflight,
     remove,
     report,
+    run,
     stack,
     status,
     validate,
@@ -29,7 +30,6 @@ from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.project import version
 from farandole.core.text import on_terminal
 from farandole.explain import diagnosis
-from farandole.jobs import run as jobs
 from farandole.lab import prove
 
 app = typer.Typer(
@@ -55,8 +55,8 @@ app.command()(apply.watch)
 app.command("predict")(predict.predict_command)
 app.command()(remove.remove)
 app.command("explain")(diagnosis.command)
-app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
-for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
+for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
     app.command()(command)
 
 

@@ -147,7 +147,7 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
             "--become",
         ]
         # Preflight checks the job user's account; here any account will do.
-        probe = ["-M", "plugins/modules", "-m", "node_probe", "-a", '{"accounts": {}}']
+        probe = ["-m", "farandole.cluster.node_probe", "-a", '{"accounts": {}}']
         command += ["--tree", answers, *probe]
         done = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, check=False)
         found = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from farandole.core.errors import FarandoleError
 
+# Tasks of its roles have names that begin so.
+COLLECTION = "farandole.cluster."
 PACKAGE = Path(__file__).resolve().parents[1]
-# Where setup.py puts them in a wheel.
-COLLECTION = PACKAGE / "ansible_collections/farandole/cluster"
-INSTALLED = COLLECTION.is_dir()
-ROOT = COLLECTION if INSTALLED else PACKAGE.parents[1]
+# Where setup.py puts the files in a wheel.
+IN_WHEEL = PACKAGE / "ansible_collections/farandole/cluster"
+INSTALLED = IN_WHEEL.is_dir()
+ROOT = IN_WHEEL if INSTALLED else PACKAGE.parents[1]
 CONFIG = ROOT / "ansible.cfg"
 
 

@@ -64,7 +64,11 @@ def _opened(inventory: Path) -> tuple[Any, Any]:
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.utils.collection_loader import AnsibleCollectionConfig
 
+    if not AnsibleCollectionConfig.collection_finder:
+        init_plugin_loader()
     existing(inventory)
     loader = DataLoader()
     # Whose group_vars say how to log in, from wherever this is called.
