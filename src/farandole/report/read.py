@@ -118,8 +118,6 @@ RESULT = fields(
         "quick": yes_or_no,
         "versions": named(NAME, NAME),
         "bars": named(NAME, real),
-        "names": named(NAME, many(NAME)),
-        "accounts": many(NAME),
         "seconds": real,
         "phases": many(fields({"name": NAME, "begin": real, "seconds": real}, {})),
         "jobs": many(JOB),
@@ -150,7 +148,7 @@ NO_PREFLIGHT: Mapping[str, Any] = {
 }  # fmt: skip
 NOTHING: Mapping[str, Any] = {
     "cluster": "", "inventory": "", "stack": "", "started": "", "hosts": [], "data": [], "quick": False, "versions": {},
-    "bars": {}, "names": {}, "accounts": [], "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
+    "bars": {}, "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
 }  # fmt: skip
 
 
