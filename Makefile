@@ -84,9 +84,8 @@ audit: setup ## list everything that comes from outside, how it is pinned, and i
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py
 
-docs: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
+docs: setup ## regenerate the tables of variables and of evidence
 	python -c 'from farandole.stack.prove import document; document()'
-	python tests/explain.py docs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml

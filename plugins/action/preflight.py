@@ -15,7 +15,7 @@ from ansible.plugins.loader import become_loader, connection_loader
 
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
-from farandole.core.findings import Finding, count, refused, report, stopped
+from farandole.core.findings import Finding, FindingsError, count, refused, report, stopped
 from farandole.inventory import excluded
 from farandole.inventory.state import claim
 from farandole.links.examine import Examined, Wanted, carries, examine, links_in, login_of
@@ -171,10 +171,9 @@ class ActionModule(Action):
         """Checks the inventory or the hosts."""
         check = self._inventory if arguments["phase"] == "inventory" else self._hosts
         findings, checked = check(arguments, variables)
-        failed = refused(findings)
-        text = report(findings) if failed else report(findings, f"{checked}: {{problems}}")
-        # The message is the purpose of this task, so it is shown without -v too.
-        result = {"changed": False, "failed": failed, "msg": text, "_ansible_verbose_always": True}
+        if refused(findings):
+            raise FindingsError(findings)
+        result = self.shown(report(findings, f"{checked}: {{problems}}"))
         return {**result, "excluded": [*self.left_out]} if self.left_out else result
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:

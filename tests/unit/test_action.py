@@ -17,8 +17,8 @@ from farandole.validation.judge import Bars
 from .loading import PLUGINS, ROOT, load
 
 ACTION = '''
-from farandole.action import Action
-from farandole.errors import FarandoleError
+from farandole.core.errors import FarandoleError
+from farandole.plays.action import Action
 
 DOCUMENTATION = """
 options:

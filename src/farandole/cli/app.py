@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from farandole.cli import apply as progress_commands
-from farandole.cli import bundle, lab
+from farandole.cli import bundle, explain, lab
 from farandole.cli import lock as stack_commands
 from farandole.cli import node as node_commands
 from farandole.cli import predict as predict_command
@@ -23,7 +23,6 @@ from farandole.cli import status as status_commands
 from farandole.cli import validate as validation_commands
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal
-from farandole.explain import diagnosis as explain
 from farandole.jobs import run as jobs
 from farandole.lab import prove
 from farandole.plays import removal

@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import several
 from farandole.core.table import table
 from farandole.inventory import excluded
 from farandole.inventory import state as states
@@ -25,7 +26,6 @@ from farandole.stack import nodes, own
 from farandole.stack.cache import Builds, default_root, lab_builds
 from farandole.stack.catalogue import load
 from farandole.stack.request import request
-from farandole.watch.watched import several
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)

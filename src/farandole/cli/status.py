@@ -16,7 +16,7 @@ import typer
 from farandole.cli.lock import host_variables
 from farandole.cli.node import cluster_of
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import count
+from farandole.core.findings import count, several
 from farandole.core.schema import fields, words
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -26,7 +26,6 @@ from farandole.jobs.run import login_to
 from farandole.plays.playbook import Inventory, Login, PrivateKey, User
 from farandole.stack import lock as locks
 from farandole.watch.events import is_alive, latest
-from farandole.watch.watched import several
 
 # Increased when a field gets another meaning.
 FORMAT = 1

@@ -30,7 +30,7 @@ from farandole.core.causes import causes
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.findings import some
 from farandole.core.text import on_terminal, one_line
-from farandole.explain.diagnosis import Hit, of_job
+from farandole.explain.diagnosis import Hit, is_raised, of_job
 from farandole.inventory import excluded
 from farandole.inventory.cluster import login_key, login_name
 from farandole.node.head import RefusedError, deepest, duration, filters, place, refuse_early, refuse_outside, staging
@@ -58,7 +58,6 @@ ENDED = re.compile(
 )
 # Ended by the launcher, after another one.
 TERMINATED = {143, -15}
-RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass(frozen=True)
@@ -507,7 +506,7 @@ def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
     verdict = of_job(lines)
     if verdict.roots:
         return verdict.roots[0], ""
-    own = (line for line in lines if RAISED.match(line) and not of_job([line]).cascades)
+    own = (line for line in lines if line.startswith("[") and is_raised(line) and not of_job([line]).cascades)
     raised = next(own, "")
     return None if raised or not verdict.cascades else verdict.cascades[-1], raised
 
