@@ -133,7 +133,7 @@ def joined(lines: Iterable[Line]) -> str:
 def lines(findings: Iterable[Finding], heading: str) -> list[Line]:
     """A heading, and a numbered list with an empty line before each item."""
     groups = grouped(findings)
-    lines = [Line(heading.format(problems=totals([one.severity for one in groups])))]
+    lines = [Line(heading.replace("{problems}", totals([one.severity for one in groups])))]
     for number, group in enumerate(groups, 1):
         lines.append(Line(""))
         for at, (cause, hosts) in enumerate(group.causes.items()):

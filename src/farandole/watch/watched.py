@@ -203,19 +203,18 @@ class Watched:
         return lines[: max(1, height)]
 
     def _headline(self, now: float, width: int) -> Text:
-        spent = max(0.0, now - self.began)
-        times = Text(self.before(), "bright_black").append(clock(spent), "bold")
-        room = width - times.cell_len - 2
+        spent = Text(clock(max(0.0, now - self.began)), "bold")
+        room = width - spent.cell_len - 2
         what = Text(self.task or self.play or "starting", "bold")
         if room < 10:
-            return Text(clock(spent), "bold").append("  ").append_text(what)
-        what.truncate(room, overflow="ellipsis", pad=True)
-        return what.append("  ").append_text(times)
+            return spent.append("  ").append_text(what)
+        what.append(self.before(), "bright_black not bold").truncate(room, overflow="ellipsis", pad=True)
+        return what.append("  ").append_text(spent)
 
     def before(self) -> str:
         """How long the present task took the last time, if that is worth knowing."""
         took = self.last.get(f"{self.play} / {self.task}", 0.0)
-        return f"last time {clock(took)}  " if took >= LONG else ""
+        return f" (last time {clock(took)})" if took >= LONG else ""
 
     def _rows(self, now: float, height: int) -> list[Text]:
         """A line for each host, or for each group of hosts if they would be too many."""
@@ -233,8 +232,7 @@ class Watched:
         running = [host for host in self.hosts.values() if host.state == "running"]
         said = next((f": {host.words}" for host in running if host.words), "")
         done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
-        last = f" ({before.strip()})" if (before := self.before()) else ""
-        return Text(f"… {self.task} {clock(now - self.task_began)}{last}{done}{said}", "bright_black")
+        return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{said}", "bright_black")
 
 
 KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why", "end"}
