@@ -20,7 +20,7 @@ from farandole.inventory.excluded import Checked, Decision, Entry
 from farandole.jobs import run as jobs
 from farandole.trust.authority import Members
 
-from .loading import load
+from .loading import acted, load
 from .machines import machine
 
 NODES = [f"node-{number}" for number in range(1, 7)]
@@ -336,7 +336,7 @@ def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) 
         "fabric_network": "",
         "stack": False,
     }
-    return dict(action.act({**given, "on_bad_node": "exclude", **changes}, variables))
+    return acted(action, {**given, "on_bad_node": "exclude", **changes}, variables)
 
 
 DOWN: dict[str, Any] = {"down": True}

@@ -25,7 +25,7 @@ from farandole.preflight import inventory, nodes, unreachable
 from farandole.preflight.fabric import Fabric
 from farandole.preflight.people import judge_people
 
-from .loading import ROOT, load
+from .loading import ROOT, acted, load
 from .machines import machine
 
 DECLARED = {
@@ -608,7 +608,7 @@ ODD = Finding("x", "odd", "strange", "even", "warn")
 def test_hosts_with_the_same_finding_share_a_number() -> None:
     assert report([*OFF, ODD]) == (
         "preflight found 1 problem and 1 warning; nothing was changed.\n\n"
-        "1. node-0, node-1, node-2, node-3, node-4 and 2 more: it is off [off]\n   cure: switch it on\n\n"
+        "1. node-0 to node-6: it is off [off]\n   cure: switch it on\n\n"
         "2. x: warning: strange [odd]\n   cure: even"
     )
 
@@ -638,8 +638,8 @@ def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own() 
     assert {one.code for one in found} == {"login-no-route"}
     text = report(found)
     assert text.count("cure: ") == 1
-    assert "node-5 and 3 more: " in text
-    assert "ssh root@192.0.2.1 (so for node-1; likewise for node-2, node-3, node-4, node-5, node-6 and 2 more)" in text
+    assert "1. node-1 to node-8: " in text
+    assert "ssh root@192.0.2.1 (so for node-1; likewise for node-2 to node-8)" in text
 
 
 def test_findings_are_listed_worst_first() -> None:
@@ -682,7 +682,7 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -
     action._task, action._display = SimpleNamespace(check_mode=False), SimpleNamespace(display=print)
     arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
     arguments |= {"queue": [], "network": "nothing", "bandwidth_share": 0.85, "bandwidth_floor": 0.0}
-    return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
+    return {**acted(action, arguments, variables), **json.loads((state / "preflight.json").read_text())}
 
 
 def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:

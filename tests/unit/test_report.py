@@ -128,7 +128,7 @@ def test_one_cause_on_many_nodes_is_one_card() -> None:
     # And one for both checks.
     assert (text.count('<section class="problem'), text.count("<dt>Cure</dt>"), short.count("- cure: ")) == (3, 3, 3)
     for words in (text, short):
-        assert words.count("node-1, node-2, node-3, node-4, node-5 and 3 more") == 2
+        assert words.count("node-1 to node-8") == 2
         assert words.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
         assert words.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
     assert len(read_back["preflight"]["findings"]) == len(found)
