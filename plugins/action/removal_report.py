@@ -25,7 +25,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Say what was removed
-  removal_report:
+  farandole.cluster.removal_report:
     answers: [_stack_removed, _base_removed]
     state_dir: .farandole/mine
   run_once: true

@@ -28,8 +28,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "explain_failures"
-    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NAME = "farandole.cluster.explain_failures"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=farandole.cluster.plain_terminal
     CALLBACK_NEEDS_ENABLED = True
 
     def __init__(self, display: Any = None, options: Any = None) -> None:

@@ -21,8 +21,8 @@ import pytest
 
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.stack import dataset
-from farandole.stack.cache import sha256
 from farandole.stack.dataset import Data
 
 from .loading import load
@@ -325,7 +325,7 @@ def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest
 def test_an_interruption_leaves_no_partial_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site is slow to send one file, and the user presses Ctrl-C."""
     # A shell ignores SIGINT for what it starts in the background.
-    code = "import sys, json, signal; from pathlib import Path; from farandole.dataset import provide; "
+    code = "import sys, json, signal; from pathlib import Path; from farandole.stack.dataset import provide; "
     code += "signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "provide('auto', Path(sys.argv[1]), print, json.loads(sys.argv[2]))"
     asked = threading.Event()

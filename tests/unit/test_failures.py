@@ -61,7 +61,7 @@ def test_a_known_failure_is_explained_once_for_all_its_hosts(tmp_path: Path) -> 
 
 def test_findings_travel_in_the_result_and_are_printed_once(tmp_path: Path) -> None:
     folders = f"roles_dir: {ROOT}/roles, state_dir: {tmp_path}"
-    task = f"{{preflight: {{phase: inventory, {folders}}}, run_once: true}}"
+    task = f"{{farandole.cluster.preflight: {{phase: inventory, {folders}}}, run_once: true}}"
     said = printed(tmp_path, task)
     # As a numbered list in the message, and as data beside it.
     assert said.count("1. inventory: ") == 1

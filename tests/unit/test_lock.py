@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
@@ -51,7 +52,7 @@ def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> N
     assert "horovod" not in wheels
     assert all(re.fullmatch("[0-9a-f]{64}", wheel["sha256"]) for wheel in made["wheels"])
     for name, folder in (("horovod", "horovod-0.28.1"), ("openmpi", "openmpi-4")):
-        patches = sorted(path.name for path in (locks.PROJECT / "files/patches" / folder).glob("*.patch"))
+        patches = sorted(path.name for path in (ROOT / "files/patches" / folder).glob("*.patch"))
         assert [patch["file"] for patch in made[name]["patches"]] == patches
     assert {*made["index"]["files"]} == {wheel["file"] for wheel in made["wheels"]}
     assert made["own"] == []

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole.cli.lock import REQUEST, defaults
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.request import request
+from farandole.stack.settings import REQUEST, defaults
 
 from .loading import ROOT
 from .packages import CP311, write_wheel
@@ -29,7 +29,7 @@ PLAY = """
   gather_facts: false
   tasks:
     - name: Resolve the versions
-      stack_lock:
+      farandole.cluster.stack_lock:
         inventory_dir: "{{ inventory_dir }}"
         frameworks: [tensorflow, pytorch]
         pins: "{{ stack_pins | default([]) }}"

@@ -12,8 +12,8 @@ from zipfile import ZipFile
 import pytest
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.stack import parts
-from farandole.stack.cache import sha256
 from farandole.stack.collect import inspect
 
 from .stack import LOCK, changed, layered

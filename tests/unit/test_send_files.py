@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.plays import sending
-from farandole.stack.cache import recall_whole, sha256
+from farandole.stack.cache import recall_whole
 
 from .loading import load
 from .stack import run_action, run_module, tree

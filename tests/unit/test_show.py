@@ -10,11 +10,11 @@ import yaml
 from typer.testing import CliRunner
 
 from farandole.cli import stack as show
-from farandole.cli.lock import builds_of
 from farandole.core.errors import FarandoleError
 from farandole.inventory import state
 from farandole.stack.cache import Builds, Lock, lab_builds
 from farandole.stack.lock import identity
+from farandole.stack.settings import builds_of
 
 from .stack import LOCK, changed, pack, pack_stack
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # So that output is not truncated.
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(state, "STATES", tmp_path / ".farandole")
+    monkeypatch.setenv(state.SETTING, str(tmp_path / ".farandole"))
     return Builds(lab_builds())
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.stack import sources
-from farandole.stack.cache import sha256
 
 from .stack import Endless, NotHttp, dead_url, run_action, served
 

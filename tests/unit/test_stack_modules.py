@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from farandole.stack.cache import sha256
+from farandole.core.files import sha256
 
 from .loading import ROOT, load
 from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree

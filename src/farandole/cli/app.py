@@ -11,21 +11,25 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole.cli import apply as progress_commands
-from farandole.cli import bundle, explain, lab
-from farandole.cli import lock as stack_commands
-from farandole.cli import node as node_commands
-from farandole.cli import predict as predict_command
-from farandole.cli import preflight as preflight_commands
-from farandole.cli import report as report_commands
-from farandole.cli import stack as show
-from farandole.cli import status as status_commands
-from farandole.cli import validate as validation_commands
+from farandole.cli import (
+    apply,
+    bundle,
+    explain,
+    lab,
+    lock,
+    node,
+    predict,
+    preflight,
+    remove,
+    report,
+    run,
+    stack,
+    status,
+    validate,
+)
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal
-from farandole.jobs import run as jobs
 from farandole.lab import prove
-from farandole.plays import removal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,22 +39,22 @@ app = typer.Typer(
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
 app.add_typer(lab.app, name="lab")
-app.add_typer(node_commands.app, name="node")
-app.command()(stack_commands.lock)
+app.add_typer(node.app, name="node")
+app.command()(lock.lock)
 app.command()(bundle.bundle)
 app.command()(prove.prove)
-app.add_typer(show.app, name="stack")
-app.command()(preflight_commands.preflight)
-app.command()(progress_commands.apply)
-app.command()(validation_commands.validate)
-app.command()(status_commands.status)
-app.command()(report_commands.report)
-app.command()(progress_commands.watch)
-app.command("predict")(predict_command.predict_command)
-app.command()(removal.remove)
+app.add_typer(stack.app, name="stack")
+app.command()(preflight.preflight)
+app.command()(apply.apply)
+app.command()(validate.validate)
+app.command()(status.status)
+app.command()(report.report)
+app.command()(apply.watch)
+app.command("predict")(predict.predict_command)
+app.command()(remove.remove)
 app.command("explain")(explain.command)
-app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
-for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
+for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
     app.command()(command)
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.lock import refuse_unknown
 from farandole.core.errors import FarandoleError, Interrupted
+from farandole.inventory.variables import refuse_unknown
 from farandole.plays.playbook import (
     AsJson,
     AskBecomePass,

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import several
 from farandole.core.table import table
-from farandole.inventory import excluded
 from farandole.inventory import state as states
-from farandole.inventory.reading import existing
-from farandole.plays.playbook import CONFIG, ROOT, AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.plays.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
-from farandole.stack import nodes, own
-from farandole.stack.cache import Builds, default_root, lab_builds
+from farandole.stack import nodes
 from farandole.stack.catalogue import load
 from farandole.stack.request import request
+from farandole.stack.settings import builds_of, cache_of, inventory_variables, own_packages, plain_list, sources_of
 
 console = Console(highlight=False, soft_wrap=True)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
-REQUEST = (
-    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_build_wheels", "stack_accelerator",
-    "openmpi_configure",
-)  # fmt: skip
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -70,10 +60,10 @@ def lock(
     else:
         variables = inventory_variables(inventory)
         states.claim(variables["state"], variables["folder"], write=not explain)
-        chosen = frameworks.split(",") if frameworks else _list(variables, "stack_frameworks")
+        chosen = frameworks.split(",") if frameworks else plain_list(variables, "stack_frameworks")
         wanted = request(
             [name.strip() for name in chosen],
-            _list(variables, "stack_pins"),
+            plain_list(variables, "stack_pins"),
             accelerator or variables["stack_accelerator"],
             want or (),
             inventory=str(inventory),
@@ -83,7 +73,7 @@ def lock(
         login = Login(user, private_key, ask_pass, ask_become_pass)
         found, old = probes(inventory, variables, login), former(path)
         known = locks.known_of(old, names or [] if upgrade else None)
-        configure = _list(variables, "openmpi_configure")
+        configure = plain_list(variables, "openmpi_configure")
         progress.print("choosing versions, with the package indexes of this machine's pip")
         new, _ = locks.settle(
             path, wanted, configure, found, renew=True, save=False, known=known, cache=cache_of(variables), say=_say
@@ -117,8 +107,8 @@ def former(path: Path) -> dict[str, Any] | None:
 
 def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
     """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
-    pins, configure = _list(variables, "stack_pins"), _list(variables, "openmpi_configure")
-    frameworks, packages = _list(variables, "stack_frameworks"), own_packages(variables)
+    pins, configure = plain_list(variables, "stack_pins"), plain_list(variables, "openmpi_configure")
+    frameworks, packages = plain_list(variables, "stack_frameworks"), own_packages(variables)
     sources = sources_of(variables)
     wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages, sources=sources)
     if against := locks.differences(new, found, wanted, configure):
@@ -178,135 +168,6 @@ def _proof(new: locks.Lock, inventory: Path) -> str:
     if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
         return "packed on this machine"
     return f"this exact set has not been built on {new['platform']['os']} yet"
-
-
-# The inventory
-
-
-def _list(variables: Mapping[str, Any], name: str) -> list[str]:
-    value = variables[name]
-    if not isinstance(value, list) or any("{{" in str(one) for one in value):
-        raise _not_plain("list", name, value)
-    return [str(one) for one in value]
-
-
-def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
-    """The user's own packages."""
-    return own.read(_list(variables, "stack_packages"), str(variables["stack_requirements"]), variables["folder"])
-
-
-def cache_of(variables: Mapping[str, Any]) -> Path:
-    """The cluster's download cache."""
-    if "{{" in (value := variables["stack_cache"]):
-        raise _not_plain("path", "stack_cache", value)
-    return Path(value).expanduser()
-
-
-def sources_of(variables: Mapping[str, Any]) -> Path | None:
-    """Where sources are kept, if packages without a wheel may be built."""
-    if not isinstance(variables["stack_build_wheels"], bool):
-        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"])
-    return cache_of(variables) / "sources" if variables["stack_build_wheels"] else None
-
-
-def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:
-    return FarandoleError(
-        f"{name} must be a plain {kind} here, but is {value!r}; only site.yml can evaluate a template"
-    )
-
-
-def defaults() -> dict[str, Any]:
-    """The roles' defaults for what the inventory leaves unset."""
-    files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
-    known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
-    return {name: known[name] for name in REQUEST}
-
-
-def inventory_variables(inventory: Path) -> dict[str, Any]:
-    """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
-    values = host_variables(inventory.absolute())
-    if not values:
-        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
-    found: dict[str, Any] = {"hosts": list(values)}
-    for name, default in defaults().items():
-        kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
-        if len(kinds) > 1:
-            raise FarandoleError(
-                f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
-            )
-        found[name] = json.loads(next(iter(kinds)))
-    own = next(iter(values.values()))
-    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
-    found["folder"] = folder
-    found["state"] = excluded.folder_of(inventory, own)
-    found["hosts"] = excluded.members(values, excluded.names(found["state"]))
-    found["stack_cache"] = str(own.get("stack_cache") or default_root())
-    found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
-    return found
-
-
-def builds_of(inventory: Path | None) -> list[Builds]:
-    """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
-    if inventory:
-        return [Builds(inventory_variables(inventory)["builds"])]
-    return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
-
-
-def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
-    """Refuse names of hosts or groups that the inventory does not have; of a pattern Ansible itself makes sense."""
-    if not pattern:
-        return
-    _, read = _opened(inventory)
-    terms = (one.strip().lstrip("!&") for one in pattern.split(","))
-    unknown = [one for one in terms if re.fullmatch(r"[\w.-]+", one) and one not in {*read.hosts, *read.groups}]
-    if unknown:
-        known = several([*read.hosts])
-        raise FarandoleError(f"{option}: {inventory} has no host {', '.join(unknown)}; the hosts are {known}")
-
-
-def _opened(inventory: Path) -> tuple[Any, Any]:
-    """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
-    os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
-    # Ansible reads its configuration when it is imported.
-    from ansible.errors import AnsibleError
-    from ansible.inventory.manager import InventoryManager
-    from ansible.parsing.dataloader import DataLoader
-
-    existing(inventory)
-    loader = DataLoader()
-    # Whose group_vars say how to log in, from wherever this is called.
-    loader.set_basedir(str(ROOT))
-    try:
-        return loader, InventoryManager(loader, [str(inventory)])
-    except AnsibleError as error:
-        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
-
-
-def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
-    """The variables of each host in a group."""
-    loader, read = _opened(inventory)
-    from ansible.errors import AnsibleError
-    from ansible.template import Templar
-    from ansible.vars.manager import VariableManager
-
-    try:
-        manager = VariableManager(loader, read)
-        found = read.groups.get(group)
-        hosts = found.get_hosts() if found else ()
-        found = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
-        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in found.items()}
-    except AnsibleError as error:
-        raise FarandoleError(f"{inventory} cannot be read: {error}") from None
-
-
-def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:
-    """Evaluate what says how to log in, and who does."""
-    login = {
-        name: value
-        for name, value in variables.items()
-        if re.match(r"ansible_(ssh_|private_key_file$|host$|user$|port$)|base_user$|cluster_users$", name)
-    }
-    return {**variables, **{name: templar.template(value) for name, value in login.items()}}
 
 
 def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:

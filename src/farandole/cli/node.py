@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.lock import host_variables
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.inventory.cluster import builders
 from farandole.inventory.state import claim
+from farandole.inventory.variables import host_variables
 from farandole.plays.playbook import Inventory
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")

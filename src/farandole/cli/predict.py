@@ -17,10 +17,8 @@ from farandole.core.findings import some
 from farandole.core.table import table
 from farandole.inventory import excluded
 from farandole.links.examine import links_in
-from farandole.links.predict import Job, Measured, Network, Prediction, measured, predict
+from farandole.links.predict import PAYLOAD, Job, Measured, Network, Prediction, measured, predict
 
-# What is left of a link's rate after the headers of Ethernet, IP and TCP.
-PAYLOAD = 0.94
 MOST_NODES = 100_000
 # A node below this share of what is usual slows the others down.
 SLOWER = 0.85

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.lock import refuse_unknown
+from farandole.inventory.variables import refuse_unknown
 from farandole.plays.playbook import (
     AsJson,
     AskBecomePass,

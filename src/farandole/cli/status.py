@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from farandole.cli.lock import host_variables
 from farandole.cli.node import cluster_of
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import count, several
@@ -21,8 +20,9 @@ from farandole.core.schema import fields, words
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
+from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import Answer, ask_all
-from farandole.jobs.run import login_to
+from farandole.jobs.login import login_to
 from farandole.plays.playbook import Inventory, Login, PrivateKey, User
 from farandole.stack import lock as locks
 from farandole.watch.events import is_alive, latest

@@ -1,7 +1,8 @@
-"""Write files on the control machine, each as a whole."""
+"""Write files on the control machine, each as a whole, and know them by their hash."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -42,3 +43,9 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, which may be large."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,6 +12,8 @@ PIECE_MB, CYCLE_MS = 134.2, 1.0
 # The share of a step in which gradients are computed, as it takes twice the operations of the forward pass. Until then
 # there is nothing to send.
 BACKWARD = 2 / 3
+# What is left of a link's rate after the headers of Ethernet, IP and TCP.
+PAYLOAD = 0.94
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ansible.plugins.loader import action_loader
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import FindingsError
+from farandole.core.project import COLLECTION
 from farandole.explain.failures import Failure, failure
 from farandole.watch.events import add, tell
 from farandole.watch.events import text as message
@@ -116,4 +117,6 @@ def failure_of(result: Any, *, lost: bool = False) -> Failure | None:
     # Any other result is in the words of a node, which finds nothing in our name.
     ours = isinstance(found, type) and issubclass(found, Action)
     host = str(task.delegate_to or blamed)
-    return failure(host, blamed, task.get_name(), task.action, result.result, lost=lost, ours=ours)
+    return failure(
+        host, blamed, task.get_name().removeprefix(COLLECTION), task.action, result.result, lost=lost, ours=ours
+    )

@@ -1,22 +1,15 @@
-"""`farandole remove`, and what `playbooks/remove.yml` says at its end."""
+"""What `playbooks/remove.yml` says before and after it has removed everything."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from farandole.cli.lock import host_variables
-from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.core.text import one_line
-from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
 
 HostVars = Mapping[str, Mapping[str, Any]]
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
@@ -24,50 +17,6 @@ PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 NEEDED = ("ca-certificates", "openssh-server")
 # More than a node has to say.
 LINES = 100
-
-
-def remove(
-    inventory: Inventory,
-    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
-    *,
-    accounts: Annotated[
-        bool,
-        typer.Option(
-            "--accounts", help="Also the accounts of those who start jobs, and their homes with everything in them."
-        ),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="End jobs and builds that are running.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    user: User = "",
-    private_key: PrivateKey = None,
-    ask_pass: AskPass = False,
-    ask_become_pass: AskBecomePass = False,
-) -> None:
-    """Take everything that Farandole made off the nodes, and say what stays."""
-    known = host_variables(inventory.absolute())
-    if not known:
-        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
-    names = [name.strip() for name in hosts.split(",")] if hosts else list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise FarandoleError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
-    if not yes:
-        typer.echo(loss(names, users(known[names[0]]), accounts))
-        if not sys.stdin.isatty():
-            raise FarandoleError("nothing was removed; to remove it: --yes")
-        typer.confirm("Remove it?", abort=True)
-    login = Login(user, private_key, ask_pass, ask_become_pass)
-    choice = json.dumps({"base_remove_accounts": accounts, "stack_remove_running": force})
-    status = play(
-        "playbooks/remove.yml",
-        inventory,
-        login,
-        "--extra-vars",
-        choice,
-        *(["--limit", ",".join(names)] if hosts else []),
-        interrupted="run the same command again to remove the rest",
-    )
-    if status:
-        raise typer.Exit(1)
 
 
 def users(variables: Mapping[str, Any]) -> list[str]:

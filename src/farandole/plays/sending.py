@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.core.text import one_line
-from farandole.stack.cache import sha256
 
 # Not /tmp, which is in memory on many machines: a stack is large.
 LANDING = "/var/tmp/farandole-landing"  # noqa: S108, a random suffix is added

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farandole.cli.predict import PAYLOAD
+from farandole.links.predict import PAYLOAD
 from farandole.report.charts import Axis, Line, chart, decades, nice
 
 # Checks whose value has to be below the bar.

@@ -17,6 +17,7 @@ from typing import Any
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 
 Lock = dict[str, Any]
 # The wheels that Horovod's extensions are compiled against.
@@ -31,12 +32,6 @@ def cache_root(home: str | None) -> Path:
 def default_root() -> Path:
     """The download cache, shared by all clusters of this control machine; every file is checked by its sha256."""
     return cache_root(os.environ.get("XDG_CACHE_HOME"))
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, which may be large."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(*values: Any) -> str:

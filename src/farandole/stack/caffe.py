@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.stack.cache import sha256
+from farandole.core.files import sha256
 
 
 def archive(path: str, good: str, beside: str) -> dict[str, Any]:

@@ -20,10 +20,10 @@ import yaml
 
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
-from farandole.core.files import write
+from farandole.core.files import sha256, write
 from farandole.core.text import without_passwords
 from farandole.preflight.answer import probe_of
-from farandole.stack.cache import digest, draft_folder, keep, no_space, sha256
+from farandole.stack.cache import digest, draft_folder, keep, no_space
 from farandole.stack.collect import download_wheels
 from farandole.stack.sources import UNREACHED, cached
 from farandole.stack.web import certificates

@@ -15,6 +15,7 @@ import yaml
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.index import Build, Wheel
@@ -27,7 +28,6 @@ NAME = "stack.lock.yml"
 FORMAT = 2
 # Format 1 has no index and no packages of the user's.
 READABLE = (1, 2)
-PROJECT = Path(__file__).resolve().parents[3]
 HEAD = """\
 # The stack of this cluster, down to the last file. Written by `farandole lock`; commit it, and do not edit it:
 # set stack_frameworks, stack_pins, stack_packages, stack_accelerator and openmpi_configure instead.
@@ -161,7 +161,7 @@ def _horovod(problem: Problem, solution: Solution) -> dict[str, Any]:
 def _patches(folder: str) -> list[dict[str, str]]:
     return [
         {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        for path in sorted((PROJECT / folder).glob("*.patch"))
+        for path in sorted((ROOT / folder).glob("*.patch"))
     ]
 
 

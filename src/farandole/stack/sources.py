@@ -17,8 +17,9 @@ from typing import Any
 
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.core.text import one_line, without_passwords
-from farandole.stack.cache import draft_folder, keep, no_space, sha256
+from farandole.stack.cache import draft_folder, keep, no_space
 from farandole.stack.web import certificates, indexes, no_index, open_url
 
 # A `file`, its `sha256`, and where it is: the `url` of a site, a project on a package index (`index`), or the name of a

@@ -1,0 +1,92 @@
+"""What an inventory says about the stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
+from farandole.inventory import excluded
+from farandole.inventory import state as states
+from farandole.inventory.variables import host_variables
+from farandole.stack import own
+from farandole.stack.cache import Builds, default_root, lab_builds
+
+REQUEST = (
+    "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_build_wheels", "stack_accelerator",
+    "openmpi_configure",
+)  # fmt: skip
+
+
+def inventory_variables(inventory: Path) -> dict[str, Any]:
+    """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
+    values = host_variables(inventory.absolute())
+    if not values:
+        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
+    found: dict[str, Any] = {"hosts": list(values)}
+    for name, default in defaults().items():
+        kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
+        if len(kinds) > 1:
+            raise FarandoleError(
+                f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
+            )
+        found[name] = json.loads(next(iter(kinds)))
+    own = next(iter(values.values()))
+    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+    found["folder"] = folder
+    found["state"] = excluded.folder_of(inventory, own)
+    found["hosts"] = excluded.members(values, excluded.names(found["state"]))
+    found["stack_cache"] = str(own.get("stack_cache") or default_root())
+    found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
+    return found
+
+
+def builds_of(inventory: Path | None) -> list[Builds]:
+    """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
+    if inventory:
+        return [Builds(inventory_variables(inventory)["builds"])]
+    return [*map(Builds, sorted(states.states().glob("*/builds"))), Builds(lab_builds())]
+
+
+def defaults() -> dict[str, Any]:
+    """The roles' defaults for what the inventory leaves unset."""
+    files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
+    known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
+    return {name: known[name] for name in REQUEST}
+
+
+def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
+    """The user's own packages."""
+    return own.read(plain_list(variables, "stack_packages"), str(variables["stack_requirements"]), variables["folder"])
+
+
+def cache_of(variables: Mapping[str, Any]) -> Path:
+    """The cluster's download cache."""
+    if "{{" in (value := variables["stack_cache"]):
+        raise _not_plain("path", "stack_cache", value)
+    return Path(value).expanduser()
+
+
+def sources_of(variables: Mapping[str, Any]) -> Path | None:
+    """Where sources are kept, if packages without a wheel may be built."""
+    if not isinstance(variables["stack_build_wheels"], bool):
+        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"])
+    return cache_of(variables) / "sources" if variables["stack_build_wheels"] else None
+
+
+def plain_list(variables: Mapping[str, Any], name: str) -> list[str]:
+    value = variables[name]
+    if not isinstance(value, list) or any("{{" in str(one) for one in value):
+        raise _not_plain("list", name, value)
+    return [str(one) for one in value]
+
+
+def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:
+    return FarandoleError(
+        f"{name} must be a plain {kind} here, but is {value!r}; only site.yml can evaluate a template"
+    )
