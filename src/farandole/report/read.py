@@ -87,7 +87,7 @@ JOB = fields(
 HOST = fields(
     {},
     {
-        **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), NAME),
+        **dict.fromkeys(("system", "kernel", "driver", "interface"), NAME),
         **dict.fromkeys(("memory_mb", "mbit", "mtu"), optional(real)),
     },
 )
@@ -139,7 +139,7 @@ NO_CHECK: Mapping[str, Any] = {
 }
 NO_JOB: Mapping[str, Any] = {"ranks": [], "loss": [], "rounds": [], "sizes": [], "steps_ms": {}}
 NO_HOST: Mapping[str, Any] = {
-    **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), ""),
+    **dict.fromkeys(("system", "kernel", "driver", "interface"), ""),
     **dict.fromkeys(("memory_mb", "mbit", "mtu")),
 }
 NO_PREFLIGHT: Mapping[str, Any] = {
