@@ -91,9 +91,8 @@ docs: setup ## build the site of all pages in .farandole/site, with a search tha
 	sphinx-build -q -W --keep-going -c docs . .farandole/site
 	@echo "open .farandole/site/docs/index.html"
 
-tables: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
+tables: setup ## regenerate the tables of variables and of evidence
 	python -c 'from farandole.lab.prove import document; document()'
-	python tests/explain.py docs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml

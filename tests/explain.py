@@ -1,15 +1,12 @@
-"""`make explain-score`: explain every stored log, and count the right answers; `docs` writes docs/causes.md."""
+"""`make explain-score`: explain every stored log, and count the right answers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.core.causes import READ, Cause, causes
-from farandole.core.files import write
-from farandole.explain.diagnosis import UNKNOWN, Line, explain, thread
+from farandole.explain.diagnosis import Line, explain
 from farandole.explain.logs import lines
 
 ROOT = Path(__file__).parents[1]
@@ -22,19 +19,8 @@ FIRST_SIGHT = {
 # Each cause has a log in one of these.
 EVIDENCE = (LOGS, *FIRST_SIGHT)
 UNSURE = "don't know"
-PAGE = ROOT / "docs/causes.md"
 # Logs that tell more than the message for which they are kept.
 MORE = {"job-node-unreachable.txt": {"peer-timeout"}, "job-name-unknown.txt": {"peer-name-unknown"}}
-PLACES = {
-    "login": "when this machine logs in to a node",
-    "peer": "when one node logs in to another",
-    "job": "in the output of a job",
-    "log": "in a log",
-    "trust": "by the check of connections between nodes",
-    "files": "by the check of shared files",
-    "probe": "by a job of the validation",
-    "check": "by a check of Farandole's own",
-}
 
 
 @dataclass(frozen=True)
@@ -86,58 +72,8 @@ def groups(found: list[Answer]) -> dict[Path, list[Answer]]:
     return {ROOT / "tests": [one for one in found if one.path.parent not in FIRST_SIGHT], **later}
 
 
-def page() -> str:
-    """docs/causes.md: one section for each cause."""
-    known, first, second = (score(group) for group in groups(answers()).values())
-    then, afterwards = FIRST_SIGHT.values()
-    before = (
-        "# Causes\n\n<!-- Written by `make docs` from src/farandole/core/causes.yml and the stored logs. -->\n\n"
-        "Every failure that Farandole can name. `farandole explain LOG` finds those that are read from logs, and "
-        "site.yml, `farandole validate` and `farandole run` do so by themselves when they fail.\n\n"
-        "How often it is right (`make explain-score`), on real logs that were made by causing each failure:\n\n"
-        "| Logs | At first sight, before any pattern was changed | Now |\n|---|---|---|\n"
-        f"| with which the patterns were written | not measured | {known} |\n"
-        "| made when these patterns were finished, of failures of other kinds or in the words of other programs and "
-        f"languages | {then} | {first} |\n"
-        f"| made when what was missing had been added | {afterwards} | {second} |\n\n"
-        "Expect the figures at first sight of a failure that nobody has met here. To those, the answer is "
-        "the lines that look most telling. The wrong answers of the last round were healthy logs with a line that "
-        "looked like a failure. [trouble.md](trouble.md#three-failures-as-a-user-sees-them) has examples.\n"
-    )
-    return "\n".join([before, *(line for cause in causes().values() for line in section(cause))])
-
-
-def section(cause: Cause) -> Iterator[str]:
-    """What is to be known of one cause."""
-    role = "root cause" if not cause.cascade else "consequence of another failure"
-    role = "root cause if no other is found" if cause.leads else role
-    yield f"## {cause.code}\n"
-    yield f"A {role}, seen {PLACES[cause.seen]}.\n"
-    yield f"- What: {shown(cause.what)}"
-    if cause.pattern:
-        yield f"- Looks like: `` {cause.pattern} ``"
-    yield f"- Cure: {shown(cause.cure)}"
-    if cause.upstream:
-        yield f"- Upstream: [{cause.upstream}](https://{thread(cause)})"
-    if cause.seen in READ:
-        paths = [path for folder in EVIDENCE for path in sorted(folder.glob(f"{cause.code}.*"))]
-        logs = ", ".join(f"[{path.name}](../{path.relative_to(ROOT)})" for path in paths)
-        yield f"- Evidence: {logs or 'no log: ' + cause.unprovoked}"
-    yield ""
-
-
-def shown(text: str) -> str:
-    """A text of the catalogue with its fields as words, safe in Markdown."""
-    for name, word in UNKNOWN.items():
-        text = text.replace(f"{{{name}}}", word)
-    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-
-
 def main() -> int:
     """Print the scores, and each answer that is not right."""
-    if sys.argv[1:] == ["docs"]:
-        write(PAGE, page())
-        return 0
     found = answers()
     for one in found:
         if one.kind != "right":

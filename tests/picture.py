@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from farandole.watch.durations import Durations, load
+from farandole.watch.durations import load
 from farandole.watch.events import DURATIONS, EVENTS, LOG, Reader, parse
 from farandole.watch.viewer import THEME, shown
 from farandole.watch.watched import Watched, seconds
@@ -90,9 +90,9 @@ class Drawing:
         )
 
 
-def screens(folder: Path, command: str, columns: int, step: float, last: Durations) -> Iterator[list[Text]]:
+def screens(folder: Path, command: str, columns: int, step: float) -> Iterator[list[Text]]:
     """What the terminal shows, every so many seconds and at the end."""
-    watched = Watched(durations=last)
+    watched = Watched(last=load(folder.parent / DURATIONS))
     stay = [Text(f"$ {command}", "bold")]
     found = [event for raw in Reader(folder / EVENTS).lines() if (event := parse(raw))]
     due = seconds(found[0])
@@ -117,11 +117,9 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=3, help="seconds of the run between two frames")
     parser.add_argument("--frame", type=float, default=0.5, help="seconds for which each is shown")
     parser.add_argument("--still", type=int, help="draw only the frame of this number; -1 is the end")
-    parser.add_argument("--last", default="", help="the file of durations of the run before")
     arguments = parser.parse_args()
-    last = load(arguments.run.parent / DURATIONS / arguments.last) if arguments.last else Durations()
     drawing = Drawing(arguments.columns, arguments.rows)
-    every = [*screens(arguments.run, arguments.command, arguments.columns, arguments.step, last)]
+    every = [*screens(arguments.run, arguments.command, arguments.columns, arguments.step)]
     # The end stays for a while.
     chosen = [every[arguments.still]] if arguments.still is not None else every + every[-1:] * int(4 / arguments.frame)
     for lines in chosen:

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import Finding, count, refused, report
+from farandole.core.findings import Finding, FindingsError, count, refused, report
 from farandole.core.project import refuse_other
 from farandole.inventory import excluded
 from farandole.inventory.cluster import Node, read_node
@@ -163,10 +163,9 @@ class ActionModule(Action):
         """Checks the inventory or the hosts."""
         checks = self._inventory if arguments["phase"] == "inventory" else self._hosts
         findings, checked = checks(arguments, variables)
-        failed = refused(findings)
-        text = report(findings) if failed else report(findings, f"{checked}: {{problems}}")
-        # The message is the purpose of this task, so it is shown without -v too.
-        result = {"changed": False, "failed": failed, "msg": text, "_ansible_verbose_always": True}
+        if refused(findings):
+            raise FindingsError(findings)
+        result = self.shown(report(findings, f"{checked}: {{problems}}"))
         return {**result, "excluded": [*self.left_out]} if self.left_out else result
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole.core.errors import FarandoleError
 from farandole.plays.action import Action
 from farandole.plays.removal import report
-from farandole.watch.events import add
-from farandole.watch.events import text as message
 
 DOCUMENTATION = """
 module: removal_report
 short_description: Say what was removed from the nodes, what stays, and why
 description:
-  - Collects what M(remove) and others have returned into variables that end with C(_removed). Fails if nodes were not
-    reached.
+  - Collects what M(remove) and others have returned on each node. Fails if nodes were not reached.
 options:
+  answers:
+    description: The variables in which their results are registered. A node that lacks the last one is not done.
+    type: list
+    elements: str
+    required: true
   state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
 author: Farandole
 """
@@ -23,6 +26,7 @@ author: Farandole
 EXAMPLES = """
 - name: Say what was removed
   farandole.cluster.removal_report:
+    answers: [_stack_removed, _base_removed]
     state_dir: .farandole/mine
   run_once: true
 """
@@ -38,11 +42,14 @@ class ActionModule(Action):
         text, missed = report(
             variables["ansible_play_hosts_all"],
             variables["hostvars"],
+            arguments["answers"],
             cluster=variables["groups"]["cluster"],
             inventory=variables["inventory_dir"],
             state=arguments["state_dir"],
             check_mode=self._task.check_mode,
         )
-        self._display.display(text)
-        add("message", text=message(text))
-        return {"changed": False, **({"failed": True, "msg": missed} if missed else {})}
+        result = self.shown(text)
+        if missed:
+            self._display.display(text)
+            raise FarandoleError(missed)
+        return result

@@ -79,4 +79,5 @@ class ActionModule(Action):
         """Judges the results and writes the report; the play acts on the verdict."""
         folder = Path(arguments["folder"])
         claim(folder.parent, Path(variables["inventory_dir"]))
-        return {"changed": False, "_ansible_verbose_always": True, **make(folder, arguments)}
+        made = make(folder, arguments)
+        return {**made, **self.shown(made["msg"])}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -16,11 +14,10 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import CURE
 from farandole.core.project import COLLECTION
 from farandole.core.text import one_line
-from farandole.explain.failures import speaks_for_itself
 from farandole.inventory.run_lock import this_run
+from farandole.plays.action import failure_of
 from farandole.watch import durations, events
 from farandole.watch.watched import summary
 
@@ -34,9 +31,6 @@ description:
   - Of a result only its status is kept, with C(--diff) also the differences, of a failure also its message; of what has
     C(no_log) nothing but the status.
 """
-
-# What they say is meant to be read by whoever runs the playbook.
-REPORTS = {"debug", "preflight", "validation_report"}
 
 
 def options() -> dict[str, Any]:
@@ -67,7 +61,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Begins, if there is a folder that can be written."""
         self.begun: list[tuple[str, float]] = []
         self.numbers: dict[str, int] = {}
-        self.changed: set[int] = set()
         self.elsewhere: set[str] = set()
         self.started, self.play = time.time(), ""
         about = options()
@@ -75,10 +68,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             given = os.environ.get(events.VARIABLE)
             folder = Path(given) if given else events.new_folder(about["inventory"])
             self.recorder = events.Recorder(folder)
-            kind = json.dumps({**about, "inventory": ""}, sort_keys=True)
-            self.durations = folder.parent / events.DURATIONS / hashlib.sha256(kind.encode()).hexdigest()[:16]
+            self.durations = folder.parent / events.DURATIONS
             run = asdict(this_run(os.getpid()))
-            self._write("start", format=events.FORMAT, run=run, **about, durations=self.durations.name)
+            self._write("start", format=events.FORMAT, run=run, **about)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Tells of a play."""
@@ -100,10 +92,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_runner_on_ok(self, result: Any) -> None:
         """Tells of a host that is done with a task, and of what a report says."""
         self._done("changed" if result.is_changed() else "ok", result)
-        if result.task.action.rsplit(".", 1)[-1] in REPORTS:
-            said = result.result
-            if said.get("_ansible_verbose_always") and isinstance(said.get("msg"), str):
-                self._write("message", host=result.host.get_name(), text=events.text(said["msg"]))
+        said = result.result
+        # Actions of ours show their reports themselves.
+        if result.task.action.rsplit(".", 1)[-1] == "debug" and isinstance(said.get("msg"), str):
+            self._write("message", host=result.host.get_name(), text=events.text(said["msg"]))
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         """Tells of a host that has nothing to do in a task."""
@@ -131,11 +123,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Ends: keeps the durations of a run that succeeded, and adds a line to the recap."""
         names = ("ok", "changed", "failures", "dark", "skipped")
         hosts = {name: {key: getattr(stats, key).get(name, 0) for key in names} for name in sorted(stats.processed)}
-        now = time.time()
+        now, check = time.time(), options()["check"]
         self._write("end", hosts=hosts)
-        if self.recorder and self.begun and not stats.failures and not stats.dark:
-            durations.save(self.durations, self.begun, self.changed, now)
-        check = options()["check"]
+        if self.recorder and self.begun and not (check or stats.failures or stats.dark):
+            durations.save(self.durations, self.begun, now)
         self._display.display(summary(hosts, now - self.started, self.elsewhere, check=check))
         self._display.display("")
 
@@ -146,18 +137,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._write("task", task=len(self.begun), name=name)
 
     def _done(self, status: str, result: Any, **more: Any) -> None:
-        number = self.numbers.get(result.task._uuid, 0)
-        if status == "changed":
-            self.changed.add(number)
-        self._write(status, task=number, host=result.host.get_name(), **more)
+        self._write(status, task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), **more)
 
     def _failed(self, status: str, result: Any) -> None:
-        said: Mapping[str, Any] = result.result
-        lost = status == "unreachable"
-        words, alone = speaks_for_itself(result.host.get_name(), result.task.action, said, lost=lost)
-        if CURE in words:
-            self.elsewhere.add(result.host.get_name())
-        self._done(status, result, text=events.text(words), alone=alone)
+        kept = failure_of(result, lost=status == "unreachable")
+        found = [asdict(one) for one in kept.findings] if kept else []
+        self.elsewhere |= {result.host.get_name()} if found else set()
+        self._done(status, result, text=events.text(kept.text if kept else ""), findings=found)
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self.recorder:

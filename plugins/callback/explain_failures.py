@@ -6,8 +6,9 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from farandole.core.project import COLLECTION
-from farandole.explain.failures import MOST, Failure, explained, failure
+from farandole.core.findings import joined
+from farandole.explain.failures import MOST, Failure, why
+from farandole.plays.action import failure_of
 from farandole.watch import events
 
 DOCUMENTATION = """
@@ -48,14 +49,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Explains."""
         failed = [one for one in self.failures if one.blamed in stats.failures or one.blamed in stats.dark]
-        if words := explained(failed):
+        found = why(failed)
+        if words := joined(found.explanation()).strip():
             self._display.display(f"Why it failed:\n\n{words}")
-            events.add("why", text=events.text(words))
+        if failed:
+            events.add("why", **found.data())
 
     def _keep(self, result: Any, *, lost: bool = False) -> None:
         if len(self.failures) < MOST:
-            blamed = result.host.get_name()
-            host = str(result.task.delegate_to or blamed)
-            task = result.task.get_name().removeprefix(COLLECTION)
-            kept = failure(host, blamed, task, result.task.action, result.result, lost=lost)
+            kept = failure_of(result, lost=lost)
             self.failures += [kept] if kept else []

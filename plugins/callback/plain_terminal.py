@@ -6,7 +6,6 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
-from farandole.core.findings import CURE
 from farandole.core.text import on_terminal
 
 DOCUMENTATION = """
@@ -16,7 +15,6 @@ short_description: Escape control characters before they reach the terminal
 description:
   - Ansible prints results, warnings and diffs as the node sent them. An escape code in them could clear the screen or
     fake a line of output.
-  - Ansible prints the message of a failed task twice, first as an error. Of a list of findings that copy is left out.
 """
 
 
@@ -32,7 +30,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         show = self._display.display
 
         def shown(msg: str, *arguments: Any, **options: Any) -> None:
-            if not (str(msg).startswith("[ERROR]: Task failed: ") and CURE in str(msg)):
-                show(on_terminal(str(msg)), *arguments, **options)
+            show(on_terminal(str(msg)), *arguments, **options)
 
         self._display.display = shown

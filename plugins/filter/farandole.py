@@ -22,7 +22,6 @@ from farandole.trust import rules as trust
 from farandole.validation import files, nodes
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "account_names": cluster.account_names,
     "accounts": cluster.accounts,
     "builders": cluster.builders,
     "cache_root": lambda home: str(cache.cache_root(home)),
@@ -34,7 +33,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "fabric": fabric.choice,
     "folder_files": folders.folder_files,
     "horovod_source": sources.horovod_source,
-    "host_names": cluster.host_names,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "member_addresses": cluster.member_addresses,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster, Run
 
+from farandole.core.findings import Finding
 from farandole.lab import lab
 from farandole.lab.podman import podman
 
@@ -27,17 +28,6 @@ SECONDS = 90
 LONG = pytest.mark.skipif("FARANDOLE_EVERY_FAULT" not in os.environ, reason="`make test-faults` runs it")
 Record = Callable[[str, object], None]
 LOST = {"cut": "a node is cut off", "pause": "a node freezes", "kill": "a node loses power", "reboot": "a node reboots"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What preflight has found, and printed."""
-
-    host: str
-    code: str
-    severity: str
-    cause: str
-    cure: str
 
 
 @pytest.fixture(scope="module")

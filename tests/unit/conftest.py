@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from farandole.core.project import CONFIG
+
 from .packages import pip_settings, write_all
+
+# Ansible reads its settings when it is imported, which some tests do before the command that names them.
+with pytest.MonkeyPatch.context() as patched:
+    patched.setenv("ANSIBLE_CONFIG", str(CONFIG))
+    importlib.import_module("ansible.constants")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,9 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from farandole.core.errors import FarandoleError
 
 ROOT = Path(__file__).parents[2]
 COLLECTIONS = ROOT / "collections"
@@ -28,3 +31,11 @@ def load(kind: str, name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def acted(action: Any, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+    """What an action returns, or of what it refuses."""
+    try:
+        return {"failed": False, **action.act(arguments, variables)}
+    except FarandoleError as error:
+        return {"failed": True, "msg": str(error)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .loading import load
+from .loading import acted, load
 
 
 def place(**changes: Any) -> dict[str, Any]:
@@ -68,5 +68,5 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = Fa
         "network": "nothing", "on_bad_node": "stop", "bandwidth_share": 0.85, "bandwidth_floor": 0.0,
     }  # fmt: skip
     recorded = state / "preflight.json"
-    found = action.act({**given, **changes}, variables)
+    found = acted(action, {**given, **changes}, variables)
     return {**found, **(json.loads(recorded.read_text()) if recorded.exists() else {})}

@@ -17,8 +17,8 @@ from farandole.validation.judge import Bars
 from .loading import PLUGINS, ROOT, load
 
 ACTION = '''
-from farandole.plays.action import Action
 from farandole.core.errors import FarandoleError
+from farandole.plays.action import Action
 
 DOCUMENTATION = """
 options:

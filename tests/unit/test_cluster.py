@@ -94,16 +94,3 @@ def test_the_head_builds_without_builders(groups: dict[str, list[str]]) -> None:
 
 def test_builders_are_in_the_order_of_the_inventory() -> None:
     assert cluster.builders({"builders": ["node-3", "node-2"], "head": ["node-1"]}) == ["node-3", "node-2"]
-
-
-def test_a_masked_report_knows_every_name() -> None:
-    hostvars = {
-        "node-1": node(ansible_host="192.0.2.1", cluster_ip="gpu1", ansible_user="alice"),
-        "store": node(ansible_host="store.example.org"),
-    }
-    assert cluster.host_names(["node-1", "store"], hostvars) == {
-        "node-1": ["gpu1", "192.0.2.1"],
-        "store": ["store.example.org"],
-    }
-    accounts = cluster.account_names(["node-1", "store"], hostvars, ["trainer", "bob"])
-    assert {"alice", "bob", "trainer"} <= {*accounts} and "" not in accounts

@@ -14,11 +14,13 @@ from pathlib import Path
 import explain as scoring
 import pytest
 
+from farandole.cli.explain import described
 from farandole.core import findings
 from farandole.core.causes import READ, causes
 from farandole.core.findings import finding
-from farandole.explain.diagnosis import Line, Verdict, explain, needles, report
+from farandole.explain.diagnosis import Line, Verdict, explain, needles
 from farandole.explain.logs import PIECE, lines
+from farandole.explain.told import report
 
 from .loading import ROOT
 
@@ -40,8 +42,42 @@ def test_no_stored_log_gets_a_wrong_answer(found: scoring.Answer) -> None:
     assert found.kind != "wrong", (found.wanted, found.got)
 
 
-def test_the_page_of_causes_is_generated() -> None:
-    assert scoring.PAGE.read_text() == scoring.page(), "run: make docs"
+@pytest.mark.parametrize("code", causes())
+def test_every_cause_is_described(code: str) -> None:
+    words = " ".join(described(causes()[code]))
+    assert words.startswith(f"{code}: a ")
+    assert "cure: " in words
+    assert "{" not in words.split("looks like:")[0]
+
+
+def test_a_code_is_explained_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "farandole", "explain", "disk-full"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("disk-full: a root cause, seen in the output of a job\n  what: ")
+    (tmp_path / "disk-full").write_text("ModuleNotFoundError: No module named 'horovod'\n")
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "root cause [horovod-missing]" in said
+    mixed = run("disk-full", "README.md")
+    assert (mixed.returncode, b"Traceback" in mixed.stderr) == (1, False)
+    neither = run("no-such-cause")
+    assert neither.returncode == 1
+    assert b"farandole explain --list" in neither.stderr
+
+
+def test_causes_are_found_by_words() -> None:
+    every = run("--list").stdout.decode().splitlines()
+    assert [line.split(":")[0] for line in every] == [*causes()]
+    some = run("--list", "Firewall", "port").stdout.decode().splitlines()
+    assert 0 < len(some) < len(every)
+    assert run("--list", "frobnicator").returncode == 1
+
+
+def test_the_page_names_only_causes_that_exist() -> None:
+    page = (ROOT / "docs/causes.md").read_text()
+    named = re.findall(r"^\| `([a-z0-9-]+)`", page.split("## The most frequent")[1], re.MULTILINE)
+    assert len(named) >= 20
+    assert {*named} <= {*causes()}
+    assert len(page.splitlines()) < 80
 
 
 def test_the_quick_search_misses_nothing() -> None:
@@ -112,8 +148,8 @@ def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
     verdict = told(findings.report([said, finding("exclusion-possible", "node-3", inventory="mine")]).encode())
     assert verdict.codes == ["pair-node-closed"]
     words = report(verdict)
-    assert f"root cause [pair-node-closed]: {said.cause}" in words
-    assert "node-3" in words
+    assert f"root cause [pair-node-closed]: node-3: {said.cause}" in words
+    assert "that node" not in words.split("cure:")[0]
     assert told(b"1. node-3: it is odd [no-such-code]\n").codes == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.explain.failures import LENGTH, MOST, Failure, explained, failure
+from farandole.core.findings import finding
+from farandole.explain.failures import LENGTH, MOST, Failure, Why, explained, failure, why
 
 from .loading import ROOT
 
@@ -57,14 +59,37 @@ def test_a_known_failure_is_explained_once_for_all_its_hosts(tmp_path: Path) -> 
     assert said.splitlines()[-1].startswith("  cure: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "twice"), [("   cure: mend it", False), ("mend it", True)], ids=["findings", "others"]
-)
-def test_a_list_of_findings_is_printed_once(tmp_path: Path, words: str, twice: bool) -> None:
-    task = f'{{ansible.builtin.fail: {{msg: "1. node-1: it is odd [odd]\\n{words}"}}}}'
-    said = printed(tmp_path, task, "node-1")
-    assert "it is odd" in said.split("fatal: ")[1]
-    assert ("it is odd" in said.split("fatal: ")[0]) is twice
+def test_findings_travel_in_the_result_and_are_printed_once(tmp_path: Path) -> None:
+    folders = f"roles_dir: {ROOT}/roles, state_dir: {tmp_path}"
+    task = f"{{farandole.cluster.preflight: {{phase: inventory, {folders}}}, run_once: true}}"
+    said = printed(tmp_path, task)
+    # As a numbered list in the message, and as data beside it.
+    assert said.count("1. inventory: ") == 1
+    assert "code: cluster-missing" in said.split("fatal: ")[1]
+    assert "[ERROR]" not in said
+    assert "Why it failed" not in said
+
+
+def test_findings_of_several_tasks_are_told_together_and_read_back() -> None:
+    one, other = (finding("answer-malformed", f"node-{number}", seen="odd") for number in (1, 2))
+    results = [{"msg": "x", "heading": "found {problems}.", "findings": [each.data()]} for each in (one, other)]
+    kept = [failure("node-1", "node-1", "Ask", "node_probe", result, ours=True) for result in results]
+    found = why([each for each in kept if each])
+    assert found.findings == [("found {problems}.", [one, other])]
+    text = "\n".join(line.head + line.rest for line in found.lines())
+    assert text.startswith("\nfound 1 problem.\n\n1. node-1, node-2: ")
+    assert Why.of(json.loads(json.dumps(found.data()))) == found
+
+
+def test_a_node_finds_nothing_in_our_name() -> None:
+    lie = finding("login-failed", "node-2", seen="x", verbose_ssh="reboot it")
+    result = {"msg": "x", "findings": [lie.data()], "heading": "found {problems}"}
+    kept = failure("node-1", "node-1", "Try", "ansible.builtin.command", result)
+    assert kept and kept.findings == ()
+    assert "reboot" not in str(why([kept]).data())
+    # Whoever trusted it would be told to.
+    kept = failure("node-1", "node-1", "Try", "ansible.builtin.command", result, ours=True)
+    assert kept and "reboot" in str(why([kept]).data())
 
 
 def test_a_lost_node_is_named(tmp_path: Path) -> None:
@@ -76,7 +101,7 @@ def test_a_lost_node_is_named(tmp_path: Path) -> None:
 def test_of_an_unknown_failure_the_most_telling_lines_are_shown(tmp_path: Path) -> None:
     task = "ansible.builtin.command: {cmd: 'ls /no/such/place'}"
     said = play(tmp_path, task, "node-1")
-    assert "I do not know this failure" in said
+    assert "This failure is not known" in said
     assert said.splitlines()[-1].startswith("  node-1: ls: cannot access '/no/such/place'")
 
 
@@ -84,7 +109,7 @@ def test_an_unknown_failure_is_told_once_for_all_its_hosts(tmp_path: Path) -> No
     said = play(tmp_path, "ansible.builtin.command: {cmd: 'ls /no/such/place'}", "node-1,node-2")
     assert said.count("cannot access") == 1
     assert re.search("^  node-[12], node-[12]: ls: cannot access", said, re.MULTILINE)
-    assert re.search("node-0, .*, node-4 and 3 more: fatal", explained([failed(number) for number in range(8)]))
+    assert "node-0 to node-7: fatal" in explained([failed(number) for number in range(8)])
 
 
 def failed(number: int) -> Failure:
@@ -143,6 +168,6 @@ def test_a_node_cannot_put_the_blame_on_another() -> None:
 def test_a_message_of_ours_is_explained_only_if_its_cause_is_known() -> None:
     for text, words in (("curl cannot be installed: E: Unable to locate package curl", "[apt-package-unknown]"),):
         kept = failure("node-1", "node-1", "Install", "packages", {"msg": text})
-        assert kept and kept.ours and words in explained([kept])
+        assert kept and kept.plain and words in explained([kept])
     kept = failure("node-1", "node-1", "Install", "packages", {"msg": "the archive is damaged: fetch it again"})
     assert kept and explained([kept]) == ""

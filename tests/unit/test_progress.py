@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ import pytest
 import yaml
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import several
+from farandole.core.findings import Finding, finding, report, several
+from farandole.explain.failures import Why
+from farandole.explain.told import Told
 from farandole.inventory import state
 from farandole.watch import durations, events
+from farandole.watch.viewer import THEME, Output, Viewer
 from farandole.watch.watched import Watched
 
 from .loading import ROOT
@@ -42,7 +47,7 @@ def begin(hosts: int, **about: Any) -> Watched:
     """A run in whose first task some hosts have begun."""
     watched = Watched()
     for one in (
-        event("start", format=1, **about),
+        event("start", format=events.FORMAT, **about),
         event("play", name="Prepare every node"),
         event("task", task=1, name="base : Install the base packages"),
         *(event("begin", task=1, host=f"node-{number + 1}") for number in range(hosts)),
@@ -115,102 +120,39 @@ def test_a_check_changes_nothing_and_says_so() -> None:
 
 def test_what_is_wrong_with_a_node_is_not_said_of_the_one_that_the_task_counts_for() -> None:
     watched = begin(1)
-    found = "found 1 problem.\n\n1. node-2: it is off\n   cure: start it"
-    watched.see(event("failed", task=1, host="node-1", text=found, alone=True))
+    found = finding("answer-malformed", "node-2", seen="odd")
+    watched.see(event("failed", task=1, host="node-1", text="x", findings=[asdict(found)]))
     [line] = watched.see(event("end", 7, hosts={"node-1": {"failures": 1}}))
     assert line.plain == "failed: base : Install the base packages"
+    watched.see(event("why", **Why([("found {problems}.", [found])]).data()))
     assert watched.closing()[0].plain == "1 host in 0:07: nothing changed, failed"
-    assert "\n".join(line.plain for line in watched.closing()[2:]) == found
+    assert "\n".join(line.plain for line in watched.closing()[2:]) == report([found], "found {problems}.")
 
 
 def test_hosts_are_named_in_a_few_words() -> None:
     assert several(["b"]) == "b"
     assert several([f"node-{number}" for number in range(12, 0, -1)]) == "node-1 to node-12"
     assert several(["n1", "n2", "n5", "n6", "n7", "head"]) == "head, n1, n2, n5 to n7"
-    assert several(["a", "c", "e", "g", "i", "k"]).endswith("and 2 more")
+    assert several(["a", "c", "e", "g", "i", "k", "m"]).endswith("and 2 more")
 
 
-# How long it may still take
+def test_a_task_that_took_long_says_how_long(tmp_path: Path) -> None:
+    path, task = tmp_path / "durations.json", "Prepare every node / base : Install the base packages"
+    durations.save(path, [("quick", 0), (task, 1), (task, 43), ("end", 44)], 45)
+    durations.save(path, [("quick", 0)], 1)
+    watched = begin(1)
+    watched.last = durations.load(path)
+    assert watched.last == {task: 42, "end": 1, "quick": 1}
+    assert "base packages (last time 0:42) " in shown(watched)[0]
+    assert "(last time 0:42)" in watched.beat(10).plain
+    watched.see(event("task", task=2, name="quick"))
+    assert "last time" not in shown(watched)[0]
 
 
-def test_the_time_left_comes_from_the_last_run_whatever_is_included(tmp_path: Path) -> None:
-    path = tmp_path / "durations/kind"
-    durations.save(path, [("a", 0), ("b", 10), ("b", 30), ("c", 60)], set(), 100)
-    last = durations.load(path)
-    assert last.left(0) == 100
-    last.begin("a")
-    assert last.left(4) == 96
-    last.begin("new")
-    assert last.left(50) == 90
-    last.begin("b")
-    last.begin("b")
-    assert last.left(1) == 30 - 1 + 40
-    # Longer than last time.
-    assert last.left(1000) == 40
-    last.begin("a")
-    assert last.left(0) == 70 - 30
-    # What ran before it in the last run does not lead back.
-    other = durations.Durations(last.last)
-    other.begin("c")
-    other.begin("b")
-    assert other.left(0) == 0
-
-
-def test_the_time_left_after_a_run_that_compiled_is_not_that_of_compiling(tmp_path: Path) -> None:
-    path = tmp_path / "durations/kind"
-    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
-    durations.save(path, begun, {2, 3}, 341)
-    # What has never run without a change takes as long as most of what changed nothing: 1 and 10 seconds.
-    last = durations.load(path)
-    assert last.left(0) == 1 + 5.5 + 5.5 + 10
-    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
-    assert durations.load(path).left(0) == 4
-
-
-def test_a_task_that_runs_twice_has_durations_of_each_time(tmp_path: Path) -> None:
-    path = tmp_path / "durations/kind"
-    durations.save(path, [("b", 0), ("b", 10)], {1}, 30)
-    durations.save(path, [("b", 0), ("b", 1)], {2}, 5)
-    assert durations.load(path).last == [durations.Took("b", 1, 10), durations.Took("b #2", 20, 4)]
-
-
-def test_the_time_left_is_that_of_changes_when_there_are_some(tmp_path: Path) -> None:
-    path = tmp_path / "durations/kind"
-    begun = [("look", 0.0), ("install", 1), ("compile", 31), ("test", 331)]
-    durations.save(path, begun, {2, 3}, 341)
-    durations.save(path, [(task, at) for at, (task, _) in enumerate(begun)], set(), 4)
-    last = durations.load(path)
-    last.begin("look")
-    last.begin("install")
-    assert last.left(0.5) == 0.5 + 1 + 1
-    # It should have ended by now if there was nothing to do.
-    assert last.left(10) == 20 + 1 + 1
-    last.changed = True
-    assert last.left(0.5) == 29.5 + 1 + 1
-    last.begin("compile")
-    assert last.left(0.5) == 299.5 + 1
-    last.begin("test")
-    last.begin("end")
-    assert last.left(0) == 0
-
-
-@pytest.mark.parametrize("content", ["", "[", "{}", '[["a"]]', '[["a", "b", "c"]]', '[["a", 1]]', "null", "[1]"])
-def test_without_a_usable_last_run_only_the_time_that_has_passed_is_said(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "[", "{}", '{"a": "b"}', "null", "[1]", '{"a": NaN}'])
+def test_without_a_usable_last_run_nothing_is_said_of_it(content: str, tmp_path: Path) -> None:
     (tmp_path / "kind").write_text(content)
-    watched = begin(2)
-    watched.durations = durations.load(tmp_path / "kind")
-    assert watched.durations.left(1) is None
-    assert shown(watched)[0].split()[-1] == "0:10"
-    assert "left" not in shown(watched)[0]
-
-
-def test_the_time_left_is_shown_where_it_has_room_and_until_it_is_over() -> None:
-    watched, task = begin(1), "Prepare every node / base : Install the base packages"
-    watched.durations = durations.Durations([durations.Took(task, 60, None)])
-    watched.durations.begin(task)
-    assert shown(watched)[0].endswith("0:10, about 0:50 left")
-    assert shown(watched, width=20)[0] == "0:10  base : Instal…"
-    assert shown(watched, now=90)[0].endswith("  1:30")
+    assert durations.load(tmp_path / "kind") == {}
 
 
 # What the events are made of
@@ -219,11 +161,13 @@ def test_the_time_left_is_shown_where_it_has_room_and_until_it_is_over() -> None
 def test_a_node_can_neither_move_the_cursor_nor_forge_a_line() -> None:
     watched = begin(1)
     lines = []
+    told, pair = Told(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE), [(HOSTILE, HOSTILE)]
+    why = Why([(HOSTILE + "{0}{x}", [Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE)])], pair, pair, [told])
     for one in (
         event("progress", host="node-1", text=HOSTILE),
         event("message", host="node-1", text=HOSTILE),
-        event("failed", task=1, host="node-1" + HOSTILE, text=f"{HOSTILE}\n{HOSTILE}", alone=True),
-        event("why", text=HOSTILE),
+        event("failed", task=1, host="node-1" + HOSTILE, text=f"{HOSTILE}\n{HOSTILE}"),
+        event("why", **why.data()),
         event("task", task=2, name=HOSTILE),
         event("end", hosts={"node-1" + HOSTILE: {"failures": 1}}),
     ):
@@ -235,7 +179,8 @@ def test_a_node_can_neither_move_the_cursor_nor_forge_a_line() -> None:
 
 @pytest.mark.parametrize(
     "odd", [{}, {"event": "see"}, {"event": ["x"]}, {"event": "end", "hosts": [1]}, {"event": "ok", "task": "x"},
-            {"event": "task", "time": "soon"}, {"event": "progress", "host": None, "time": float("nan")}],
+            {"event": "task", "time": "soon"}, {"event": "why", "findings": [1]}, {"event": "why", "causes": {}},
+            {"event": "progress", "host": None, "time": float("nan")}],
 )  # fmt: skip
 def test_an_odd_event_is_no_traceback(odd: Mapping[str, Any]) -> None:
     watched = begin(2)
@@ -245,7 +190,7 @@ def test_an_odd_event_is_no_traceback(odd: Mapping[str, Any]) -> None:
 
 
 def test_a_run_of_another_version_is_refused_in_words() -> None:
-    with pytest.raises(FarandoleError, match="recorded in format 7, and this version reads 1"):
+    with pytest.raises(FarandoleError, match="recorded in format 7, and this version reads 2"):
         Watched().see(event("start", format=7))
 
 
@@ -298,33 +243,17 @@ PLAY = """
 - hosts: all
   gather_facts: false
   tasks:
-    - {name: Change something, command: "true"}
-    - {name: Keep a secret, command: "echo %s", no_log: true}
-    - {name: Keep secrets, command: "echo {{ item }}", loop: ["%s"], no_log: true}
-    - {name: Say something, debug: {msg: "the cluster is fine"}}
+    - {name: Change something, command: "true", tags: [brief]}
+    - {name: Keep a secret, command: "echo {{ secret }}", no_log: true}
+    - {name: Keep secrets, command: "echo {{ item }}", loop: ["{{ secret }}"], no_log: true}
+    - {name: Say something, debug: {msg: "the cluster is fine"}, tags: [brief]}
     - {name: Print a lot, command: "echo a-lot-of-output"}
-    - {name: Fail, shell: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: fail is defined}
-    - {name: Fail in secret, command: "false %s", no_log: true, when: fail_in_secret is defined}
-    - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}, when: to is defined}
-    - {name: Write a secret, copy: {content: "%s\\n", dest: "{{ to }}.key"}, no_log: true, when: to is defined}
-    - {name: Take long, command: "sleep 30", when: long is defined}
-""" % ((SECRET,) * 4)
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which runs are recorded, with a playbook for hosts that are this machine."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("collections", "ansible.cfg"):
-        (folder / name).symlink_to(ROOT / name)
-    (folder / "src").mkdir()
-    (folder / "src/farandole").symlink_to(ROOT / "src/farandole")
-    (folder / "site.yml").write_text(PLAY)
-    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"node-1": host, "node-2": host}}}))
-    return folder
-
-
+    - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}}
+    - {name: Write a secret, copy: {content: "{{ secret }}\\n", dest: "{{ to }}.key"}, no_log: true}
+    - {name: Fail in secret, command: "false {{ secret }}", no_log: true, when: inventory_hostname == 'node-2'}
+    - {name: Fail, shell: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: not ansible_check_mode}
+    - {name: Take long, command: "sleep 30", tags: [brief], when: long is defined}
+"""
 MAIN = """
 import os, sys
 from pathlib import Path
@@ -337,17 +266,32 @@ os.environ["FARANDOLE_STATE"] = str(playbook.ROOT / ".farandole")
 sys.argv[1:] = sys.argv[2:]
 app.main()
 """
+LONG = ("--tags", "brief", "-e", "long=true")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in which runs are recorded, with a playbook for hosts that are this machine."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("collections", "ansible.cfg"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "src").mkdir()
+    (folder / "src/farandole").symlink_to(ROOT / "src/farandole")
+    (folder / "site.yml").write_text(PLAY)
+    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts = {"hosts": {"node-1": host, "node-2": host}, "vars": {"secret": SECRET}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": hosts}))
+    return folder
 
 
 def command(clone: Path, verb: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", MAIN, str(clone), verb, "-i", str(clone / "hosts.yml"), *arguments]
 
 
-def run(clone: Path, verb: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(clone: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(clone, verb, *arguments), text=True, capture_output=True, timeout=60, check=False, cwd=clone,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    )  # fmt: skip
+        command(clone, verb, *arguments), text=True, capture_output=True, timeout=60, check=False, cwd=clone
+    )
 
 
 def recorded(clone: Path) -> Path:
@@ -355,99 +299,159 @@ def recorded(clone: Path) -> Path:
     return sorted(clone.glob(".farandole/.plays/hosts.yml-*/2*"))[-1]
 
 
-def test_a_run_in_a_pipe_says_what_changed_and_keeps_the_rest_in_its_log(clone: Path) -> None:
-    done = run(clone, "apply")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "\x1b" not in done.stdout
-    assert "changed: Change something on node-1, node-2\n" in done.stdout
-    assert "the cluster is fine" in done.stdout
-    assert "running" not in done.stdout
-    assert re.search(r"^2 hosts in 0:\d\d: \d+ changes on node-1, node-2, nothing failed$", done.stdout, re.MULTILINE)
-    log = clone / done.stdout.split("log: ")[1].splitlines()[0]
-    assert done.stdout.endswith(f"\nnext: farandole validate -i {clone}/hosts.yml\n")
-    assert "TASK [Change something]" in log.read_text()
-    kept = (log.parent / "events.jsonl").read_text() + done.stdout + log.read_text()
-    assert SECRET not in kept
-    assert "a-lot-of-output" not in kept
-    assert {one.stat().st_mode & 0o777 for one in log.parent.iterdir()} == {0o600}
+@dataclass(frozen=True)
+class Done:
+    """A run that has ended: its status, what it printed, its events and its folder."""
+
+    status: int
+    said: str
+    folder: Path
+
+    @property
+    def events(self) -> list[Mapping[str, Any]]:
+        return [events.parse(raw) for raw in events.Reader(self.folder / "events.jsonl").lines()]
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        return [one for one in self.events if one["event"] == kind]
+
+    def again(self, *, terminal: bool = False, width: int = 100, height: int = 24) -> str:
+        """What a viewer prints of it."""
+        file = io.StringIO()
+        console = Output(
+            file=file, force_terminal=terminal, highlight=False, markup=False, theme=THEME, width=width, height=height
+        )
+        with Viewer(self.folder, console=console) as viewer:
+            viewer.watched.see(self.events[0])
+            viewer.look()
+        viewer.close()
+        return file.getvalue()
 
 
-def test_a_check_says_that_nothing_is_changed_and_shows_differences_but_no_secrets(clone: Path) -> None:
-    written = clone / "written"
-    done = run(clone, "apply", "--check", "--diff", "-e", f"to={written}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not written.exists()
-    assert "would change: Write a file on node-1, node-2\nnode-1, node-2:\n  --- before\n" in done.stdout
-    assert re.search(r"^  \+what is new$", done.stdout, re.MULTILINE)
-    assert not re.search(r"^changed: |: \d+ changes on", done.stdout, re.MULTILINE)
-    assert "(check only): nothing was changed, " in done.stdout
-    assert done.stdout.endswith(f"\nto make these changes: farandole apply -i {clone}/hosts.yml\n")
-    assert SECRET not in done.stdout + (recorded(clone) / "events.jsonl").read_text()
+@pytest.fixture(scope="module")
+def failed(clone: Path) -> Done:
+    """A run that changes something, shows differences, and fails on all hosts, on one of them in secret."""
+    done = run(clone, "apply", "--diff", "-e", f"to={clone}/written-{{{{ inventory_hostname }}}}")
+    return Done(done.returncode, done.stdout, recorded(clone))
 
 
-def test_a_failure_ends_with_its_cause_and_cure_said_once(clone: Path) -> None:
-    done = run(clone, "apply", "-e", "fail=true")
-    assert done.returncode == 2
-    assert "failed: Fail on node-1, node-2\n" in done.stdout
-    assert re.search(r"failed on node-1, node-2\nlog: .*\n\nroot cause \[disk-full\]", done.stdout), done.stdout
-    assert done.stdout.count("root cause") == 1
-    assert "cure:" in done.stdout.splitlines()[-1] + done.stdout.splitlines()[-2]
-    assert "\x1b" not in done.stdout
+@pytest.fixture(scope="module")
+def checked(clone: Path) -> Done:
+    """A run that only checks, and succeeds, for a program."""
+    done = run(clone, "apply", "--check", "--json", "-e", f"to={clone}/predicted")
+    assert done.stderr == ""
+    return Done(done.returncode, done.stdout, recorded(clone))
 
 
-def test_a_secret_failure_stays_secret(clone: Path) -> None:
-    done = run(clone, "apply", "-e", "fail_in_secret=true")
-    assert done.returncode == 2
-    assert "failed: Fail in secret on node-1, node-2\n" in done.stdout
-    assert SECRET not in done.stdout + (recorded(clone) / "events.jsonl").read_text()
+def test_a_run_that_failed_says_what_changed_and_why_and_keeps_the_rest_in_its_log(failed: Done) -> None:
+    assert failed.status == 2, failed.said
+    assert "\x1b" not in failed.said
+    assert "changed: Change something on node-1, node-2\n" in failed.said
+    assert "the cluster is fine" in failed.said
+    assert "failed: Fail in secret on node-2\n" in failed.said
+    assert re.search(r"failed on node-1, node-2\nlog: .*\n\nroot cause \[disk-full\]", failed.said), failed.said
+    assert failed.said.count("root cause") == 1
+    assert "cure:" in failed.said.splitlines()[-1] + failed.said.splitlines()[-2]
+    assert "TASK [Change something]" in (failed.folder / "log").read_text()
+    assert "next: " not in failed.said
 
 
-def test_programs_get_every_event_as_json(clone: Path) -> None:
-    done = run(clone, "apply", "--json")
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[0]["event"] == "start"
-    assert found[0]["format"] == events.FORMAT
-    assert found[-1]["event"] == "end"
-    assert found[-1]["hosts"]["node-1"]["changed"] == 2 + 2
+def test_differences_are_shown(failed: Done) -> None:
+    assert "--- before" in failed.said
+    assert re.search(r"^  \+what is new$", failed.said, re.MULTILINE)
+
+
+def test_no_secret_and_no_output_is_kept_and_only_the_owner_reads_what_is(failed: Done, checked: Done) -> None:
+    for done in (failed, checked):
+        kept = done.said + "".join(path.read_text() for path in done.folder.iterdir())
+        assert SECRET not in kept
+        assert "a-lot-of-output" not in kept
+        assert {one.stat().st_mode & 0o777 for one in done.folder.iterdir()} == {0o600}
+
+
+def test_programs_get_every_event_as_json(checked: Done, failed: Done) -> None:
+    assert checked.status == 0, checked.said
+    assert [json.loads(line) for line in checked.said.splitlines()] == checked.events
+    assert checked.events[0]["format"] == events.FORMAT
+    assert {name: row["failures"] for name, row in checked.of("end")[0]["hosts"].items()} == {"node-1": 0, "node-2": 0}
+    [why] = failed.of("why")
+    assert [(one["role"], one["code"]) for one in why["causes"]] == [("root cause", "disk-full")]
+    assert {one["host"] for one in failed.of("failed")} == {"node-1", "node-2"}
+
+
+def test_a_check_says_that_nothing_is_changed(checked: Done, clone: Path) -> None:
+    assert not [*clone.glob("predicted*")]
+    said = checked.again()
+    assert "would change: Write a file on node-1, node-2\n" in said
+    assert not re.search(r"^changed: |: \d+ changes on", said, re.MULTILINE)
+    assert "(check only): nothing was changed, " in said
+
+
+def test_what_a_run_took_is_known_to_the_next_one(clone: Path) -> None:
+    done = run(clone, "apply", "--tags", "brief")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("nothing failed") == 1
+    assert {*durations.load(recorded(clone).parent / events.DURATIONS)} >= {"all / Change something"}
+
+
+@pytest.mark.parametrize("columns", [1, 10, 60])
+def test_a_terminal_may_be_as_narrow_as_it_likes(columns: int, failed: Done) -> None:
+    said = failed.again(terminal=True, width=columns, height=3)
+    assert "changed: " in plain(said)
+    assert "\x1b" in said
+
+
+def test_a_terminal_without_colours_gets_none(failed: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert re.search(r"\x1b\[[0-9;]*3\dm", failed.again(terminal=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3\dm", failed.again(terminal=True))
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in failed.again(terminal=True)
 
 
 def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> None:
-    done = run(clone, "apply", "--limit", "nobody*")
-    assert done.returncode == 1
-    assert "leaves us with no hosts to target" in " ".join(done.stdout.split())
     # Standard output is for the program.
     done = run(clone, "apply", "--limit", "nobody*", "--json")
+    assert done.returncode == 1
     assert "leaves us with no hosts to target" in " ".join(done.stderr.split())
     assert all(json.loads(line) for line in done.stdout.splitlines())
 
 
-def test_a_pipe_that_closes_does_not_end_the_run(clone: Path) -> None:
-    with subprocess.Popen(
-        command(clone, "apply"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=clone
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        process.stdout.readline()
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 0
-    assert re.fullmatch(r"nobody reads the output any more; the run goes on: \S+\n", said)
-    assert '"event": "end"' in (recorded(clone) / "events.jsonl").read_text()
+OUTPUT = """
+import sys
+from pathlib import Path
+from farandole.plays import playbook
+from farandole.watch.viewer import Viewer
+folder, events = Path(sys.argv[1]), sys.argv[2]
+viewer = Viewer(folder)
+script = f"head -3 {events} > {folder}/events.jsonl; sleep 1; cp {events} {folder}"
+status = playbook._follow(["sh", "-c", script], folder, viewer)
+viewer.close()
+sys.exit(status)
+"""
 
 
-def test_an_output_that_cannot_be_written_does_not_end_the_run(clone: Path) -> None:
-    full, closed = (
-        subprocess.run(
-            ["sh", "-c", f'exec "$@" {where}', "sh", *command(clone, "apply")],
-            text=True, stderr=subprocess.PIPE, timeout=60, check=False, cwd=clone,
-        )
-        for where in (">/dev/full", ">&-")
-    )  # fmt: skip
-    assert (full.returncode, closed.returncode) == (0, 0)
-    words = r"the output cannot be written \(No space left on device\); the run goes on: \S+\n"
-    assert re.fullmatch(words, full.stderr), full.stderr
-    assert closed.stderr == ""
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("| head -1", "nobody reads the output any more"),
+        (">/dev/full", r"the output cannot be written \(No space left on device\)"),
+        (">&-", None),
+    ],
+)
+def test_an_output_that_cannot_be_written_does_not_end_the_run(
+    where: str, words: str | None, failed: Done, tmp_path: Path
+) -> None:
+    program = [sys.executable, "-c", OUTPUT, str(tmp_path), str(failed.folder / "events.jsonl")]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f'"$@" {where}', "bash", *program],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{words}; the run goes on: \S+\n" if words else "", done.stderr), done.stderr
 
 
 def test_without_a_run_there_is_nothing_to_watch(clone: Path, tmp_path: Path) -> None:
@@ -458,13 +462,14 @@ def test_without_a_run_there_is_nothing_to_watch(clone: Path, tmp_path: Path) ->
 
 
 def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None:
-    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+    with subprocess.Popen(command(clone, "apply", *LONG), stdout=subprocess.PIPE, cwd=clone) as process:
         assert process.stdout
         for line in process.stdout:
-            if b"Print a lot" in line:
+            if b"Change something" in line:
                 break
         playbook = children(process.pid)[0]
         with subprocess.Popen(command(clone, "watch"), text=True, stdout=subprocess.PIPE, cwd=clone) as watch:
+            wait_for(clone, '"Take long"')
             time.sleep(1)
             # Its workers, and then what runs in them, find that it is gone.
             os.kill(playbook, signal.SIGKILL)
@@ -474,13 +479,21 @@ def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None
     assert said.splitlines()[-2].startswith("until then ")
     assert process.returncode == 128 + signal.SIGKILL
     assert processes(clone) == []
-    # What comes after it in the file, or instead of it, does no harm.
-    for content in ("[]\n", "\x1b[2J\n", '{"event": "start", "format": 1, "run": 7}\n'):
-        (recorded(clone) / "events.jsonl").write_text(content)
-        for options in ([], ["--json"]):
-            done = run(clone, "watch", *options)
-            assert done.returncode == 0, done.stderr
-            assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("content", ["[]\n", "\x1b[2J\n", '{"event": "start", "format": 2, "run": 7}\n'])
+def test_what_is_no_record_of_a_run_does_no_harm(content: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(content)
+    file = io.StringIO()
+    with Viewer(tmp_path, console=Output(file=file)) as viewer:
+        viewer.skip("over")
+    viewer.close()
+    assert "\x1b" not in file.getvalue()
+
+
+def wait_for(clone: Path, words: str) -> None:
+    while words not in (recorded(clone) / "events.jsonl").read_text():
+        time.sleep(0.1)
 
 
 # Real terminals
@@ -519,30 +532,10 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_terminal_shows_what_runs_and_only_what_stays_remains(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply"), clone, 60)
-    assert terminal.end() == 0
-    assert "\x1b[1A" in terminal.text
-    assert "\x1b[33mchanged: " in terminal.text
-    assert "running" in terminal.text
-
-
-def test_a_terminal_without_colours_gets_none(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply"), clone, 60, NO_COLOR="1")
-    assert terminal.end() == 0
-    assert not re.search(r"\x1b\[[0-9;]*3\dm", terminal.text)
-
-
-def test_a_dumb_terminal_gets_plain_lines(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply"), clone, 60, TERM="dumb")
-    assert terminal.end() == 0
-    assert "\x1b" not in terminal.text
-    assert "changed: Change something on node-1, node-2" in terminal.text
-    assert "running" not in terminal.text
-
-
-def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+def test_another_terminal_sees_the_run_and_two_interrupts_say_what_was_done_and_leave_nothing(clone: Path) -> None:
+    terminal = Terminal(command(clone, "apply", "--ask-become-pass", *LONG), clone, 100)
+    terminal.read("BECOME password: ")
+    os.write(terminal.handle, f"{SECRET}\n".encode())
     terminal.read("Take long")
     other = Terminal(command(clone, "watch"), clone, 100)
     other.read("Take long")
@@ -553,6 +546,9 @@ def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone
     before = len(terminal.text)
     terminal.resize(30)
     time.sleep(1.5)
+    assert len(processes(clone)) > 2
+    os.write(terminal.handle, b"\x03")
+    time.sleep(0.05)
     os.write(terminal.handle, b"\x03")
     terminal.read("interrupted during")
     narrow = plain(terminal.text[before:]).split("interrupted during")[0]
@@ -562,29 +558,22 @@ def test_another_terminal_sees_the_run_and_an_interrupt_says_what_was_done(clone
     assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", said), said
     assert re.search(r"until then \d+ changes on node-1, node-2", said)
     assert "run the same command again: it goes on where this one stopped" in said
+    assert "\x1b[1A" in terminal.text
+    assert "\x1b[33mchanged: " in terminal.text
+    assert "Traceback" not in terminal.text
     assert processes(clone) == []
+    assert SECRET not in terminal.text + "".join(one.read_text() for one in recorded(clone).iterdir())
     ended = run(clone, "watch")
     assert ended.returncode == 0
     assert re.match(r"no run is going on; the last one was started .* UTC:\n", ended.stdout)
     assert "the run broke off during: Take long" in ended.stdout
 
 
-def test_two_interrupts_leave_no_process_and_a_terminal_that_shows_what_is_typed(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
-    terminal.read("Take long")
-    before = processes(clone)
-    assert len(before) > 2
-    os.write(terminal.handle, b"\x03")
-    time.sleep(0.05)
-    os.write(terminal.handle, b"\x03")
-    assert terminal.end() == 130
-    assert "interrupted during: Take long" in plain(terminal.text)
-    assert "Traceback" not in terminal.text
-    assert processes(clone) == []
-
-
 def test_a_terminal_that_is_closed_ends_the_run(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply", "-e", "long=true"), clone, 100)
+    arguments = [
+        word.replace("app.main()", "playbook.GRACE_S = 1; app.main()") for word in command(clone, "apply", *LONG)
+    ]
+    terminal = Terminal(arguments, clone, 100)
     terminal.read("Take long")
     os.close(terminal.handle)
     assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
@@ -592,12 +581,12 @@ def test_a_terminal_that_is_closed_ends_the_run(clone: Path) -> None:
 
 
 def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> None:
-    with subprocess.Popen(command(clone, "apply", "-e", "long=true"), stdout=subprocess.PIPE, cwd=clone) as process:
+    with subprocess.Popen(command(clone, "apply", *LONG), stdout=subprocess.PIPE, cwd=clone) as process:
         assert process.stdout
-        while b"Print a lot" not in process.stdout.readline():
+        while b"Change something" not in process.stdout.readline():
             pass
         process.terminate()
-        assert b"until then 8 changes on node-1, node-2\n" in process.communicate(timeout=15)[0]
+        assert b"until then 2 changes on node-1, node-2\n" in process.communicate(timeout=15)[0]
     assert process.returncode == 130
     # Ansible sometimes trips over a worker that has ended meanwhile.
     ways = "User interrupted execution|process object is closed|worker was found in a dead state"
@@ -608,8 +597,8 @@ def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(clone: Path) -> No
 STUBBORN = """
 import sys
 from pathlib import Path
-from farandole.plays import playbook
 from farandole.core.errors import Interrupted
+from farandole.plays import playbook
 from farandole.watch.viewer import Viewer
 folder = Path(sys.argv[1])
 try:
@@ -647,16 +636,6 @@ def processes(clone: Path) -> list[str]:
     return found.stdout.split()
 
 
-def test_a_password_is_asked_for_and_neither_shown_nor_kept(clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
-    terminal.read("BECOME password: ")
-    os.write(terminal.handle, f"{SECRET}\n".encode())
-    assert terminal.end() == 0
-    kept = "".join(one.read_text() for one in recorded(clone).iterdir())
-    assert "nothing failed" in terminal.text
-    assert SECRET not in terminal.text + kept
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_prompt_that_ends_leaves_a_terminal_that_shows_what_is_typed(clone: Path, *, killed: bool) -> None:
     terminal = Terminal(command(clone, "apply", "--ask-become-pass"), clone, 60)
@@ -669,16 +648,6 @@ def test_a_prompt_that_ends_leaves_a_terminal_that_shows_what_is_typed(clone: Pa
     assert terminal.end() == 128 + (signal.SIGKILL if killed else signal.SIGINT)
     assert termios.tcgetattr(terminal.handle)[3] & termios.ECHO
     assert "nothing was begun" in terminal.text
-
-
-@pytest.mark.parametrize("columns", [0, 1, 10])
-def test_a_terminal_may_be_as_narrow_as_it_likes(columns: int, clone: Path) -> None:
-    terminal = Terminal(command(clone, "apply"), clone, columns, 0 if columns < 2 else 3)
-    assert terminal.end() == 0
-    assert "changed: " in plain(terminal.text)
-    # A picture of one line, in which not everything has room.
-    assert columns != 10 or ("…" in terminal.text and "  node-1" not in plain(terminal.text))
-    assert "Traceback" not in terminal.text
 
 
 def plain(text: str) -> str:

@@ -154,11 +154,20 @@ def test_every_role_that_writes_files_or_installs_packages_can_be_removed() -> N
             )
 
 
+def test_the_report_is_given_every_answer() -> None:
+    modules = {f"farandole.cluster.{name}" for name in ("remove", "former_hosts", "former_accounts", "mount_units")}
+    tasks = [task for path in ROOT.glob("roles/*/tasks/remove.yml") for task in yaml.safe_load(path.read_text())]
+    registered = {task["register"] for task in tasks if modules & {*task}}
+    (report,) = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text())[-1]["tasks"]
+    assert {*report["farandole.cluster.removal_report"]["answers"]} == registered
+
+
 def test_the_report_names_what_stays_and_what_is_not_done() -> None:
     lost = {"_stack_use": {"unreachable": True, "msg": "No route to host"}}
     text, missed = report(
         ["node-1", "node-2", "node-3"],
         {"node-1": ANSWER, "node-2": lost, "node-3": {"ssh_trust_revoked": ["node-3"]}},
+        ["_stack_removed", "_base_removed"],
         cluster=["node-1", "node-2", "node-3", "node-4"], inventory="/inventory/mine", state="/state",
     )  # fmt: skip
     assert "node-1: removed\n  /opt/farandole\n" in text
@@ -172,7 +181,8 @@ def test_the_report_names_what_stays_and_what_is_not_done() -> None:
 
 
 def test_a_removal_of_the_whole_cluster_tells_nobody_to_take_nodes_out() -> None:
-    text, missed = report(["node-1"], {"node-1": ANSWER}, cluster=["node-1"], inventory="i", state="s")
+    answers = {"node-1": ANSWER}
+    text, missed = report(["node-1"], answers, ["_base_removed"], cluster=["node-1"], inventory="i", state="s")
     assert "Take " not in text
     assert missed == ""
 

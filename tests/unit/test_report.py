@@ -1,10 +1,11 @@
-"""The page of a validation: read back from any file, compared, masked, and looked at by a real browser."""
+"""The page of a validation: read back from any file, compared, and looked at by a real browser."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from typer.testing import CliRunner
 
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError, Interrupted
+from farandole.core.findings import finding
 from farandole.report.compare import compare
 from farandole.report.figures import figures
 from farandole.report.markdown import markdown
-from farandole.report.mask import masked_alike
 from farandole.report.matrix import grade, matrix
 from farandole.report.page import page
 from farandole.report.read import checked, read
@@ -128,7 +129,7 @@ def test_one_cause_on_many_nodes_is_one_card() -> None:
     # And one for both checks.
     assert (text.count('<section class="problem'), text.count("<dt>Cure</dt>"), short.count("- cure: ")) == (3, 3, 3)
     for words in (text, short):
-        assert words.count("node-1, node-2, node-3, node-4, node-5 and 3 more") == 2
+        assert words.count("node-1 to node-8") == 2
         assert words.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
         assert words.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
     assert len(read_back["preflight"]["findings"]) == len(found)
@@ -233,7 +234,7 @@ def test_whatever_is_wrong_in_a_result_there_is_a_page_or_a_message(wrong: Any) 
             assert str(error)
         else:
             page(found, compare(found, other)).encode()
-            markdown(masked_alike([found])[0]).encode()
+            markdown(found).encode()
         if wrong is MISSING and isinstance(container, list):
             container.insert(key, right)
         else:
@@ -308,66 +309,6 @@ def test_a_comparison_says_what_is_different_and_nothing_else() -> None:
     assert compare(checked(result(preflight=None)), checked(new)).stack == []
 
 
-HOSTILE = [
-    "alice@NODE-1.corp.example.org: Permission denied (publickey)",
-    "[node-10:12] tcp://192.0.2.7,198.51.100.4:22 fe80::1 mynode-1x NODE_NODE-10_ 2001:DB8::7.",
-    "tcp10.0.0.7x _10.0.0.8 [10.0.0.9]:22 010.0.0.9",
-    f"{'f' * 32} 0A:1b:2c:3d:4e:5f",
-    "uid=2000(carol) gid=2000(staff) -I/home/alice/include file:///data/secret/x ~dave/y",
-    "… lice/x.py in storehous…",
-    "x" * 290 + " storehous",
-    "told by bob@storehouse-7.example.net and alice, of Gpulab in /srv/gpulab/",
-    "greatgrid and boxwood, short for names of the inventory, say no to erinaceus",
-    "mail to zoe@mail.example.info",
-]
-
-
-@pytest.mark.parametrize("what", ["page", "markdown", "comparison"])
-def test_a_masked_report_names_nobody(what: str) -> None:
-    nodes, other = ["node-1", "node-10"], "storehouse"
-    said = {
-        "log": HOSTILE,
-        "words": "; ".join(line for line in HOSTILE if len(line) < 300),
-        "cause": "seen on node-1",
-        "cure": "ansible -i /srv/gpulab/inv x",
-    }
-    pairs = [["node-1", "node-10", 5.0, 800.0], ["node-10", "node-1", 900.0, 800.0]]
-    link = {"delay_us": 5.0, "mb_per_s": 900.0}
-    finding = {
-        "host": "node-1, node-10",
-        "code": "pair-slow-node",
-        "cause": "storehouse",
-        "cure": "",
-        "severity": "stop",
-    }
-    found = result(
-        checks=[check("trust.node-10", "red", **said), check("files./srv/gpulab/alice", "red", **said)],
-        cluster="gpulab",
-        inventory="/srv/gpulab/inv",
-        data=["/home/alice/data"],
-        names={
-            **{one: [f"{one}.corp.example.org", f"10.1.1.{one[5:]}"] for one in nodes},
-            other: ["storehouse-7"], "greatgrid.corp.example.org": [],
-        },
-        accounts=["alice", "bob", "erinaceus", "root"],
-        preflight={
-            "findings": [finding], "hosts": {"node-1": {"hostname": "boxwood"}}, "nodes": dict.fromkeys(nodes, link),
-            "pairs": pairs, "network": "10.1.1.0/24",
-        },
-    )  # fmt: skip
-    found["jobs"][0]["title"] = "a job on rack7"
-    results = masked_alike([checked(found), checked(result(hosts=["node-10", "rack7.corp.example.org"]))])
-    old = compare(*reversed(results)) if what == "comparison" else None
-    text = (markdown(results[0]) if what == "markdown" else page(results[0], old)).lower()
-    secret = [
-        "node-1", "rack7", "storehous", "gpulab", "corp", "example", "alice", "lice/", "bob", "carol", "dave", "zoe",
-        "erinaceus", "greatgrid", "boxwood", "data/", "192.0.2", "198.51", "fe80", "2001:db8", "10.0.0", "10.1.1",
-        "f" * 32, "1b:2c",
-    ]  # fmt: skip
-    assert [word for word in secret if word in text] == []
-    assert "host-1" in text and "host-2" in text and "tcp://address-" in text
-
-
 def test_what_is_cut_says_so() -> None:
     assert load_probe("job").excerpt(f"{'x' * 301}\n{'y' * 300}", []) == ["x" * 299 + "…", "y" * 300]
     job = {"id": "mpi", "group": "mpi", "title": "a job", "nodes": ["node-1"], "seconds": 9}
@@ -382,26 +323,6 @@ def test_what_is_cut_says_so() -> None:
     }
     (found,) = judge({"mpi": ran}, Bars(), "inventory/mine")
     assert "x" * 199 + "…" in found.cause and "x" * 200 not in found.cause
-
-
-def test_masked_results_stay_readable() -> None:
-    log = [
-        "trainer@node-1: x",
-        "node-10.cluster 12:30:45 127.0.0.1 4.1.4 and/or 3/4",
-        "in /usr/lib/x and /opt/farandole/y by root@node-1",
-    ]
-    checks = [check("trust.node-10", "red", log=log, cure="on node-10: ansible -i /a/b/mine x")]
-    (found,) = masked_alike([checked(result(checks=checks, accounts=["root"], inventory="/a/b/mine"))])
-    assert (found["cluster"], found["names"], found["accounts"]) == ("", {}, [])
-    assert "farandole validate -i inventory/NAME" in page(found)
-    (one,) = found["checks"]
-    assert (one["id"], one["cure"], one["hosts"]) == (
-        "trust.host-2",
-        "on host-2: ansible -i inventory/NAME x",
-        ["host-1", "host-2"],
-    )
-    assert one["log"] == ["user-1@host-1: x", log[1].replace("node-10", "host-2"), log[2].replace("node", "host")]
-    assert found["versions"] == {"torch": "2.13.0"}
 
 
 def test_a_figure_has_the_limit_that_is_true_for_it() -> None:
@@ -431,9 +352,9 @@ def test_a_bad_node_and_a_bad_link_are_told_apart() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(result()))
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--against", str(tmp_path), "--mask"])
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--against", str(tmp_path)])
     assert done.exit_code == 0 and "the verdict was red and is red" in done.output
-    assert "node-1" not in (tmp_path / "comparison-masked.html").read_text()
+    assert "node-1" in (tmp_path / "comparison.html").read_text()
     done = CliRunner().invoke(app, ["report", str(tmp_path / "result.json"), "--markdown"])
     assert done.output == markdown(read(tmp_path))
     assert "&lt;script" in markdown(checked(result(hosts=["a"], checks=[check("x", "red", words=EVIL)])))
@@ -485,18 +406,20 @@ def test_the_only_cluster_with_a_report_is_meant(tmp_path: Path, monkeypatch: py
 def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path) -> None:
     names = ("node-1", "node-2", "node-3")
     pairs = [[one, other, 900.0, 800.0] for one in names for other in names if one != other]
-    hosts = {one: {"os_id": "debian", "os_version": "12", "arch": "x86_64", "hostname": f"{one}.lan"} for one in names}
+    hosts = {one: {"os_id": "debian", "os_version": "12", "arch": "x86_64"} for one in names}
     links = {
         "nodes": {one: {"delay_us": 9.0, "mb_per_s": 900.0} for one in names}, "usual_mb_per_s": 900.0,
         "rates_measured": "2026-01-02T03:04:05Z", "pairs": pairs,
     }  # fmt: skip
     path = tmp_path / "preflight.json"
-    path.write_text(json.dumps({"findings": [], "hosts": hosts, "links": links}))
+    findings = [asdict(finding("shm-small", "node-1", seen=1, wanted=2))]
+    path.write_text(json.dumps({"findings": findings, "hosts": hosts, "links": links}))
     found = kept.preflight(path, names[:2])
     assert found is not None
+    assert [one["code"] for one in found["findings"]] == ["shm-small"]
     assert [one[:2] for one in found["pairs"]] == [["node-1", "node-2"], ["node-2", "node-1"]]
     assert {*found["nodes"]} == {*found["hosts"]} == {*names[:2]}
-    assert (found["rates_measured"], found["hosts"]["node-1"]["hostname"]) == ("2026-01-02T03:04:05Z", "node-1.lan")
+    assert found["rates_measured"] == "2026-01-02T03:04:05Z"
     text = page(checked(result(hosts=[*names[:2]], preflight=found)))
     assert "2 of 2 measured by preflight on 2 January 2026, 03:04 UTC" in text
     # Nodes to which nothing was measured are in the matrix, too.

@@ -13,6 +13,7 @@ from rich.markup import escape
 from farandole.cli import (
     apply,
     bundle,
+    explain,
     init,
     lab,
     lock,
@@ -29,7 +30,6 @@ from farandole.cli import (
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.project import version
 from farandole.core.text import on_terminal
-from farandole.explain import diagnosis
 from farandole.lab import prove
 
 app = typer.Typer(
@@ -54,7 +54,7 @@ app.command()(report.report)
 app.command()(apply.watch)
 app.command("predict")(predict.predict_command)
 app.command()(remove.remove)
-app.command("explain")(diagnosis.command)
+app.command("explain")(explain.command)
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
 for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
     app.command()(command)

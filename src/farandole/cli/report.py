@@ -16,7 +16,6 @@ from farandole.inventory.state import states
 from farandole.plays.playbook import OneInventory
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
-from farandole.report.mask import masked_alike
 from farandole.report.page import number, page, signed
 from farandole.report.read import file_of, read
 
@@ -34,25 +33,22 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
     *,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print it for an issue, and write no page.")] = False,
-    mask: Annotated[bool, typer.Option("--mask", help="Replace names of hosts, people, paths and addresses.")] = False,
 ) -> None:
     """Make the page of a validation again, compare it with an older one, or print it for an issue."""
     try:
-        _report(folder or _latest(inventory), against, output, as_markdown=as_markdown, mask=mask)
+        _report(folder or _latest(inventory), against, output, as_markdown=as_markdown)
     except Interrupted:
         raise Interrupted("a page is written as a whole or not at all: run the same command again") from None
 
 
-def _report(folder: Path, against: Path | None, output: Path | None, *, as_markdown: bool, mask: bool) -> None:
+def _report(folder: Path, against: Path | None, output: Path | None, *, as_markdown: bool) -> None:
     source = file_of(folder)
     results = [read(source), *([read(against)] if against else [])]
-    results = masked_alike(results) if mask else results
     comparison = compare(results[1], results[0]) if against else None
     if as_markdown:
         typer.echo(on_terminal(markdown(results[0], comparison)), nl=False)
         return
-    name = f"{'comparison' if against else 'index'}{'-masked' if mask else ''}.html"
-    target = output or source.parent / name
+    target = output or source.parent / ("comparison.html" if against else "index.html")
     try:
         files.write(target, page(results[0], comparison))
     except OSError as error:

@@ -1,22 +1,22 @@
-"""Problems that the user has to fix, and how they are reported."""
+"""Problems that the user has to fix: data until they are shown, and how they are shown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from farandole.core.causes import Severity, causes
 from farandole.core.errors import FarandoleError
 
-SHOWN_HOSTS = 5
-# A group of hosts is named by the first and the last of those that follow each other.
-NUMBERED = re.compile(r"(.*?)(\d+)")
+T = TypeVar("T")
+SHOWN = 5
+HEADING = "preflight found {problems}; nothing was changed."
 WORDS: dict[Severity, str] = {"stop": "problem", "warn": "warning", "note": "note"}
 MARKS: dict[Severity, str] = {"stop": "", "warn": "warning: ", "note": "note: "}
-# Marks a list of findings, which names the host of each: the task may have run on the control machine, for one of them.
-CURE = "\n   cure: "
+# A group of hosts is named by the first and the last of those that follow each other.
+NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Finding:
     cause: str
     cure: str
     severity: Severity = "stop"
+    # What the texts were made of.
+    fields: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def data(self) -> dict[str, object]:
+        """What a finding consists of without its texts."""
+        return {"code": self.code, "host": self.host, "severity": self.severity, "fields": dict(self.fields)}
 
 
 @dataclass(frozen=True)
@@ -37,28 +43,43 @@ class Group:
     severity: Severity
     code: str
     cure: str
-    hosts: str
+    hosts: Sequence[str]
     causes: Mapping[str, Sequence[str]]
 
     @property
     def lines(self) -> list[str]:
         """The causes, each with its hosts if there are several."""
-        several = len(self.causes) > 1
-        return [f"{some(hosts)}: {cause}" if several else cause for cause, hosts in self.causes.items()]
+        many = len(self.causes) > 1
+        return [f"{several(hosts)}: {cause}" if many else cause for cause, hosts in self.causes.items()]
+
+
+class Line(NamedTuple):
+    """A line for the user: its first words, the style in which a terminal shows these, and the rest."""
+
+    head: str
+    style: str = ""
+    rest: str = ""
 
 
 class FindingsError(FarandoleError):
     """A refusal that reports all findings at once, below a heading."""
 
-    def __init__(self, findings: Sequence[Finding], heading: str) -> None:
-        super().__init__(report(findings, heading))
+    def __init__(self, findings: Iterable[Finding], heading: str = HEADING) -> None:
         self.findings = tuple(findings)
+        self.heading = heading
+        super().__init__(report(self.findings, heading))
 
 
 def finding(code: str, host: str, /, **fields: object) -> Finding:
     """Make a finding from its cause in the catalogue; of these fields, the cure contains only those of CURE_FIELDS."""
     cause = causes()[code]
-    return Finding(host, code, cause.description(fields), cause.remedy(fields), cause.severity)
+    told = {name: str(value) for name, value in fields.items()}
+    return Finding(host, code, cause.description(told), cause.remedy(told), cause.severity, told)
+
+
+def restored(data: Mapping[str, Any]) -> Finding:
+    """A finding of its data."""
+    return replace(finding(data["code"], data["host"], **data["fields"]), severity=data["severity"])
 
 
 def refused(findings: Iterable[Finding]) -> bool:
@@ -71,36 +92,56 @@ def stopped(findings: Iterable[Finding]) -> set[str]:
     return {one.host for one in findings if one.severity == "stop"}
 
 
+def together(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Put together what has the same key, in the order in which the keys come."""
+    groups: dict[Hashable, list[T]] = {}
+    for one in items:
+        groups.setdefault(key(one), []).append(one)
+    return [*groups.values()]
+
+
 def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Put together what one cure mends, the worst first."""
-    groups: dict[tuple[Severity, str, str], list[Finding]] = {}
-    for one in sorted(findings, key=lambda one: get_args(Severity).index(one.severity)):
+
+    def key(one: Finding) -> Hashable:
         # How to log in is the only difference between the cures of these.
-        cure = "" if one.code in causes() and causes()[one.code].seen == "login" else one.cure
-        groups.setdefault((one.severity, one.code, cure), []).append(one)
-    return [_group(group) for group in groups.values()]
+        login = one.code in causes() and causes()[one.code].seen == "login"
+        return one.severity, one.code, "" if login else one.cure
+
+    worst = sorted(findings, key=lambda one: get_args(Severity).index(one.severity))
+    return [_group(group) for group in together(worst, key)]
 
 
 def _group(findings: Sequence[Finding]) -> Group:
-    causes: dict[str, list[str]] = {}
-    for one in findings:
-        causes.setdefault(one.cause, []).append(one.host)
-    first, hosts = findings[0], some([*dict.fromkeys(one.host for one in findings)])
+    causes = {group[0].cause: [one.host for one in group] for group in together(findings, lambda one: one.cause)}
+    first, hosts = findings[0], [*dict.fromkeys(one.host for one in findings)]
     others = [one.host for one in findings if one.cure != first.cure]
-    cure = f"{first.cure} (so for {first.host}; likewise for {some(others)})" if others else first.cure
+    cure = f"{first.cure} (so for {first.host}; likewise for {several(others)})" if others else first.cure
     return Group(first.severity, first.code, cure, hosts, causes)
 
 
-def report(findings: Iterable[Finding], heading: str = "preflight found {problems}; nothing was changed.") -> str:
+def report(findings: Iterable[Finding], heading: str = HEADING) -> str:
     """Format findings for the user, with one numbered item for all that have the same cure."""
+    return joined(lines(findings, heading))
+
+
+def joined(lines: Iterable[Line]) -> str:
+    """Lines where there are no colours."""
+    return "\n".join(line.head + line.rest for line in lines)
+
+
+def lines(findings: Iterable[Finding], heading: str) -> list[Line]:
+    """A heading, and a numbered list with an empty line before each item."""
     groups = grouped(findings)
-    items = [f"{number}. {_item(group)}" for number, group in enumerate(groups, 1)]
-    return "\n\n".join([heading.format(problems=totals([one.severity for one in groups])), *items])
-
-
-def _item(group: Group) -> str:
-    causes = [f"{some(hosts)}: {MARKS[group.severity]}{cause} [{group.code}]" for cause, hosts in group.causes.items()]
-    return "\n   ".join(causes) + CURE + group.cure
+    lines = [Line(heading.replace("{problems}", totals([one.severity for one in groups])))]
+    for number, group in enumerate(groups, 1):
+        lines.append(Line(""))
+        for at, (cause, hosts) in enumerate(group.causes.items()):
+            head = f"{number}. " if not at else "   "
+            rest = f" {MARKS[group.severity]}{cause} [{group.code}]"
+            lines.append(Line(f"{head}{several(hosts)}:", group.severity, rest))
+        lines.append(Line("   cure:", "cure", f" {group.cure}"))
+    return lines
 
 
 def totals(severities: Sequence[Severity]) -> str:
@@ -111,24 +152,20 @@ def totals(severities: Sequence[Severity]) -> str:
 
 def some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    rest = len(names) - SHOWN_HOSTS
-    return ", ".join(names[:SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def several(names: Sequence[str]) -> str:
-    """Name hosts in a few words: node-1 to node-64; the number tells whether some are missing in between."""
+def several(hosts: Iterable[str]) -> str:
+    """Name hosts in a few words: node-1 to node-64."""
     parts: list[list[str]] = []
-    for name in sorted(dict.fromkeys(names), key=natural):
-        if parts and follows(parts[-1][-1], name):
-            parts[-1].append(name)
+    for host in sorted(dict.fromkeys(hosts), key=natural):
+        if parts and _follows(parts[-1][-1], host):
+            parts[-1].append(host)
         else:
-            parts.append([name])
-    shown = [", ".join(one) if len(one) < 3 else f"{one[0]} to {one[-1]}" for one in parts[:4]]
-    rest = sum(len(one) for one in parts[4:])
+            parts.append([host])
+    shown = [", ".join(one) if len(one) < 3 else f"{one[0]} to {one[-1]}" for one in parts[:SHOWN]]
+    rest = sum(len(one) for one in parts[SHOWN:])
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
@@ -138,7 +175,10 @@ def natural(name: str) -> tuple[str, int, str]:
     return (found[1], int(found[2][:18]), name) if found else (name, -1, name)
 
 
-def follows(one: str, other: str) -> bool:
-    """Whether a name has the next number."""
+def _follows(one: str, other: str) -> bool:
     (stem, at, _), (stem2, at2, _) = natural(one), natural(other)
     return stem == stem2 and at >= 0 and at2 == at + 1
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

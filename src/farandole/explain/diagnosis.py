@@ -9,13 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from farandole.core.causes import CURE_FIELDS, READ, Cause, Place, causes
+from farandole.core.causes import READ, Cause, Place, causes
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import some
 from farandole.core.text import one_line
 from farandole.explain.logs import lines, parts
 
@@ -51,19 +47,10 @@ HARMLESS = re.compile(
     r"warning|\bW\d{4}\b|retry|default(?:s|ed|ing)? to|perror|strerror",
     re.IGNORECASE,
 )
-# Nothing that a log says becomes part of a command.
-UNKNOWN: Mapping[str, str] = {
-    **dict.fromkeys(CURE_FIELDS, "…"),
-    "host": "that node", "inventory": "inventory/NAME", "user": "USER", "target": "USER@NODE", "port_option": "",
-    "ssh": "ssh USER@NODE", "verbose_ssh": "ssh -v USER@NODE", "forget": "ssh-keygen -R NODE",
-    "fingerprint": "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
-}  # fmt: skip
 # A program's own exception. Its launcher's says nothing of why.
 RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?!: Horovod detected)")
-# A finding of our own, as farandole.findings reports it.
-OWN = re.compile(
-    r"^(?:\d{1,4}\. |   )?(?P<host>[\w., -]{1,200}): (?P<what>.{1,900}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$"
-)
+# A finding of our own ends with its code.
+OWN = re.compile(r"^[\d. ]*(?P<said>.{1,1200}) \[(?P<code>[a-z]+(?:-[a-z0-9]+)*)\]$")
 # Messages of ssh that have another cure if Ansible logs in from the control machine than if one node does to another.
 FROM_ANSIBLE = re.compile(r"UNREACHABLE!|unreachable|over ssh: |via ssh: ")
 
@@ -151,7 +138,7 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
             hit.count += 1
             if len(hit.places) < MOST_PLACES:
                 hit.places += [one for one in where if one not in hit.places]
-        if not found and not raised and RAISED.match(RANK.sub("", text, count=1)):
+        if not found and not raised and is_raised(text):
             raised = text
         if not found and TELLING.search(text) and not HARMLESS.search(text):
             _remember(telling, line)
@@ -176,7 +163,8 @@ def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str
     found: list[tuple[Cause, Mapping[str, str]]] = []
     if (own := OWN.match(text)) and own["code"] in causes():
         cause = causes()[own["code"]]
-        return [(cause, {"seen": one_line(own["what"]), "host": own["host"]})] if cause.severity == "stop" else []
+        said = one_line(own["said"], 1200)
+        return [(cause, {"seen": said, "said": said})] if cause.severity == "stop" else []
     bare = RANK.sub("", text, count=1)
     for cause, needles, pattern in _searches():
         if cause.seen not in read:
@@ -199,6 +187,11 @@ def _searches() -> list[tuple[Cause, tuple[str, ...], re.Pattern[str]]]:
     """The causes that are read, each with words of which a line needs one, because that is quick to see."""
     read = [cause for cause in causes().values() if cause.seen in READ]
     return [(cause, needles(cause.pattern), re.compile(cause.pattern)) for cause in read]
+
+
+def is_raised(line: str) -> bool:
+    """Whether a line is a program's own exception, whatever rank it is from."""
+    return bool(RAISED.match(RANK.sub("", line, count=1)))
 
 
 def needles(pattern: str) -> tuple[str, ...]:
@@ -256,55 +249,6 @@ def _verdict(hits: list[Hit], telling: list[Line], raised: str) -> Verdict:
     return Verdict(special or roots, cascades, telling, raised)
 
 
-def report(verdict: Verdict, *, several: bool = False) -> str:
-    """Say it to a person, the most important last, as logs are read from their end."""
-    roots = [verdict.lead] if verdict.lead else verdict.roots
-    parts = [_told(hit, "consequence", several=several) for hit in verdict.cascades if hit not in roots]
-    parts += [_told(hit, "root cause", several=several) for hit in reversed(roots)]
-    if not roots and verdict.cascades:
-        parts.append(
-            "These are consequences of something that this log does not show: see the logs of the other nodes."
-        )
-    if not verdict.codes and not verdict.telling:
-        parts.append("Nothing in it is known as a failure, and nothing looks like one.")
-    if not roots and verdict.telling:
-        last = verdict.telling[-SHOWN:]
-        shown = "\n".join(f"  {line.place(several=several)}: {one_line(line.text, 200)}" for line in last)
-        parts.append(f"{'The' if verdict.cascades else 'I do not know this failure. The'} most telling lines:\n{shown}")
-    return "\n\n".join(parts)
-
-
-def _told(hit: Hit, role: str, *, several: bool) -> str:
-    """A cause with its line, its cure and the discussion upstream."""
-    cause = hit.cause
-    # Of a finding of our own, the words are already said.
-    what = hit.words["seen"] if OWN.match(hit.line.text) else None
-    # A host that is known for certain is one of the inventory.
-    sure = some(hit.places) if hit.line.host and hit.rank is None else hit.line.host
-    what = what or cause.description({**UNKNOWN, **hit.words, "host": hit.words.get("host") or sure or hit.host})
-    place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
-    if not hit.line.host:
-        place = ", ".join(filter(None, [place, hit.line.place(several=several)]))
-        place += f", and {hit.count - 1} more" if hit.count > 1 else ""
-    told = [f"{role} [{cause.code}]: {what}", f"  {place}: {around(hit)}"]
-    told.append(f"  cure: {cause.remedy({**UNKNOWN, **({'host': sure} if sure else {})})}")
-    return "\n".join([*told, *([f"  see: {thread(cause)}"] if cause.upstream else [])])
-
-
-def around(hit: Hit) -> str:
-    """The part of a line that shows the cause, from the beginning of a word on."""
-    text = hit.line.text
-    at = text.find(hit.words["seen"][:40])
-    at = text.find(" ", at - 100, at) + 1 if at > 100 else 0
-    return one_line(text[at : at + 240], 240)
-
-
-def thread(cause: Cause) -> str:
-    """Where upstream discusses a cause."""
-    project, _, number = cause.upstream.partition("#")
-    return f"github.com/{project}/issues/{number}"
-
-
 def read(logs: Sequence[str]) -> Iterator[Line]:
     """All lines of some logs; `-` is the standard input."""
     for name in logs:
@@ -312,21 +256,5 @@ def read(logs: Sequence[str]) -> Iterator[Line]:
             with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
                 yield from (Line(name, number, text) for number, text in lines(stream, name))
         except OSError as error:
-            raise FarandoleError(f"{name} cannot be read: {error.strerror}") from None
-
-
-def command(
-    logs: Annotated[
-        list[str] | None, typer.Argument(metavar="[LOG]...", help="Files; - is the standard input, the default.")
-    ] = None,
-) -> None:
-    """Say why something failed, from its log: consequences first, the root cause and its cure last.
-
-    Reads the logs of training jobs, compilers, pip, apt, ssh and Ansible, from anywhere. The exit status is 0 if a
-    cause is named, or if nothing looks like a failure; 3 if the failure is not known; 1 if a log cannot be read.
-    """
-    chosen = logs or ["-"]
-    verdict = explain(read(chosen))
-    print(report(verdict, several=len(chosen) > 1))
-    if verdict.telling and not verdict.codes:
-        raise typer.Exit(3)
+            known = "" if Path(name).exists() else "; if it is meant to be a cause: farandole explain --list"
+            raise FarandoleError(f"{name} cannot be read: {error.strerror}{known}") from None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from farandole.core.findings import CURE, some
-from farandole.core.project import ROOT
-from farandole.explain.diagnosis import Line, Verdict, explain, report
+from farandole.core.findings import HEADING, Finding, joined, restored, several, together
+from farandole.core.findings import Line as Shown
+from farandole.core.findings import lines as listed
+from farandole.explain.diagnosis import SHOWN, Line, explain
+from farandole.explain.told import Told, telling, told
+from farandole.explain.told import listed as causes_listed
 
 # The letters and lines that are kept of what a failure says, and of how many failures.
 LENGTH, LINES, MOST = 1 << 14, 200, 100
-# Of failures that are not known, so many are shown.
-SHOWN = 3
-# Where a module says why it failed, with what says most last.
-FIELDS = ("stdout", "module_stdout", "stderr", "module_stderr", "msg")
+# What programs print, with what says most last.
+OUTPUT = ("stdout", "module_stdout", "stderr", "module_stderr")
 # These say in our own words what is wrong.
 SPOKEN = {"assert", "fail"}
 
@@ -29,8 +29,16 @@ class Failure:
     blamed: str
     task: str
     text: str
-    # Whether the message was written by us, so that it needs no other words if it is not in the catalogue.
-    ours: bool = False
+    findings: tuple[Finding, ...] = ()
+    heading: str = HEADING
+    # Whether it is a message for people, which needs no other words, or at most a cause of the catalogue.
+    plain: bool = False
+    final: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the catalogue has a cause of it."""
+        return not self.final and bool(explain(self.lines()).codes)
 
     def lines(self) -> Iterator[Line]:
         """What was said, line by line."""
@@ -38,44 +46,34 @@ class Failure:
 
 
 def failure(
-    host: str, blamed: str, task: str, action: str, result: Mapping[str, Any], *, lost: bool = False
+    host: str, blamed: str, task: str, action: str, result: Mapping[str, Any], *, lost: bool = False, ours: bool = False
 ) -> Failure | None:
-    """Keep what explains a failure; nothing if it explains itself, or is secret."""
-    name = action.rsplit(".", 1)[-1]
-    text = said(result)
-    if name in SPOKEN or "censored" in result or CURE in text:
+    """Keep what explains a failure, of an action of ours also its findings; nothing if it is secret."""
+    if "censored" in result:
         return None
+    text = said(result)
+    findings = tuple(restored(one) for part in parts(result) for one in part.get("findings", ())) if ours else ()
+    heading = next((str(part["heading"]) for part in parts(result) if findings and "heading" in part), HEADING)
+    plain = not any(part.get(name) for part in parts(result) for name in ("rc", *OUTPUT)) and "[Errno " not in text
     # Ansible spreads one message over several lines, and what it is about stands in the first one.
     text = f"unreachable: {' '.join(text.split())}" if lost else text
-    # What a program printed, or Python itself, is not in our words.
-    return Failure(host, blamed, task, text, ours=name in own() and "rc" not in result and "[Errno " not in text)
+    final = bool(findings) or action.rsplit(".", 1)[-1] in SPOKEN
+    return Failure(host, blamed, task, text, findings, heading, plain or final, final)
 
 
-def speaks_for_itself(host: str, action: str, result: Mapping[str, Any], *, lost: bool = False) -> tuple[str, bool]:
-    """What a failure said, unless it is secret, and whether that is all there is to say about it."""
-    if "censored" in result:
-        return "", False
-    kept = failure(host, host, "", action, result, lost=lost)
-    if kept is None:
-        return said(result), True
-    return kept.text, kept.ours and not explain(kept.lines()).codes
-
-
-@cache
-def own() -> frozenset[str]:
-    """The names of our own actions and modules."""
-    paths = [*ROOT.glob("plugins/action/*.py"), *ROOT.glob("plugins/modules/*.py")]
-    return frozenset(path.stem for path in paths)
+def parts(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The results of which a failure consists: of a loop those of each item that failed."""
+    items = result.get("results")
+    if not isinstance(items, list):
+        return [result]
+    failed = [one for one in items if isinstance(one, dict) and (one.get("failed") or one.get("unreachable"))]
+    return [one for one in failed[:MOST] if "censored" not in one] or [{"msg": result.get("msg")}]
 
 
 def said(result: Mapping[str, Any]) -> str:
-    """The words of a failed result, of a loop those of each item that failed."""
-    items = result.get("results")
-    if isinstance(items, list):
-        failed = [one for one in items if isinstance(one, dict) and (one.get("failed") or one.get("unreachable"))]
-        texts = [said({**one, "results": None}) for one in failed[:MOST] if "censored" not in one]
-        return "\n".join(filter(None, texts))[-LENGTH:] or _text(result.get("msg"))
-    return "\n".join(dict.fromkeys(filter(None, (_text(result.get(field)) for field in FIELDS))))
+    """The words of a failed result."""
+    texts = [dict.fromkeys(_text(part.get(field)) for field in (*OUTPUT, "msg")) for part in parts(result)]
+    return "\n".join(filter(None, ("\n".join(filter(None, one)) for one in texts)))[-LENGTH:]
 
 
 def _text(value: object) -> str:
@@ -83,25 +81,61 @@ def _text(value: object) -> str:
     return "\n".join(value[-LENGTH:].strip().splitlines()[-LINES:]) if isinstance(value, str) else ""
 
 
-def explained(failures: Sequence[Failure]) -> str:
-    """Say why a playbook failed: what is not known first, the root cause last; nothing if all was said before."""
-    known: list[Failure] = []
-    unknown: dict[str, list[Failure]] = {}
-    for one in failures:
-        if explain(one.lines()).codes:
-            known.append(one)
-        elif not one.ours and one.text:
-            unknown.setdefault(one.task, []).append(one)
-    parts = [_unknown(group) for group in [*unknown.values()][:SHOWN]]
-    if known:
-        parts.append(report(explain(line for one in known for line in one.lines())))
-    return "\n\n".join(parts)
+@dataclass
+class Why:
+    """Why a playbook failed: findings below their headings, messages and unknown lines by hosts, and known causes."""
+
+    findings: list[tuple[str, list[Finding]]] = field(default_factory=list)
+    messages: list[tuple[str, str]] = field(default_factory=list)
+    unknown: list[tuple[str, str]] = field(default_factory=list)
+    causes: list[Told] = field(default_factory=list)
+
+    def data(self) -> dict[str, Any]:
+        """For an event."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Why:
+        """From an event."""
+        findings = [(str(heading), [Finding(**one) for one in found]) for heading, found in data["findings"]]
+        pairs = {name: [(str(one), str(other)) for one, other in data[name]] for name in ("messages", "unknown")}
+        return cls(findings, **pairs, causes=[Told(**one) for one in data["causes"]])
+
+    def explanation(self) -> list[Shown]:
+        """What was not said in the messages: what is not known first, the root cause last."""
+        return telling(self.unknown, bool(self.causes)) + causes_listed(self.causes)
+
+    def lines(self) -> list[Shown]:
+        """All of it."""
+        lines = [line for heading, found in self.findings for line in (Shown(""), *listed(found, heading))]
+        for hosts, words in self.messages:
+            lines += [Shown(""), *(Shown(line) for line in f"{hosts}: {words}".splitlines())]
+        return lines + self.explanation()
 
 
-def _unknown(failures: Sequence[Failure]) -> str:
+def why(failures: Sequence[Failure]) -> Why:
+    """Sort out why a playbook failed."""
+    refusals = together((one for one in failures if one.findings), lambda one: one.heading)
+    found = [(group[0].heading, [*dict.fromkeys(each for one in group for each in one.findings)]) for group in refusals]
+    others = [one for one in failures if one.text and not one.findings]
+    known = [one for one in others if one.known]
+    messages = together((one for one in others if one.plain and one not in known), lambda one: one.text)
+    unknown = together((one for one in others if not one.plain and one not in known), lambda one: one.task)
+    return Why(
+        found,
+        [(several(one.host for one in group), group[0].text) for group in messages[-SHOWN:]],
+        [line for group in unknown[:SHOWN] for line in _telling(group)],
+        told(explain(line for one in known for line in one.lines())) if known else [],
+    )
+
+
+def _telling(failures: Iterable[Failure]) -> list[tuple[str, str]]:
     """The lines of a task's failures that say most, each with the hosts that say it."""
-    hosts: dict[str, dict[str, None]] = {}
-    for one in failures:
-        for line in explain(one.lines()).telling or one.lines():
-            hosts.setdefault(line.text, {})[one.host] = None
-    return report(Verdict(telling=[Line("", 0, text, some([*names])) for text, names in hosts.items()]))
+    lines = [line for one in failures for line in explain(one.lines()).telling or one.lines()]
+    same = together(lines, lambda line: line.text)
+    return [(several(line.host for line in group), group[0].text) for group in same[-SHOWN:]]
+
+
+def explained(failures: Sequence[Failure]) -> str:
+    """What is left to say why a playbook failed, below its messages; nothing if they say all."""
+    return joined(why(failures).explanation()).strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,11 +98,6 @@ def _called(variables: Mapping[str, Any]) -> list[str]:
     return [str(one) for one in (node_address(variables), variables.get("ansible_host"), *aliases) if one]
 
 
-def host_names(names: Sequence[str], hostvars: HostVars) -> dict[str, list[str]]:
-    """Other names and addresses of each host."""
-    return {name: list(dict.fromkeys(_called(hostvars[name]))) for name in names}
-
-
 def login_name(variables: Mapping[str, Any]) -> str:
     """The account with which Ansible logs in to a node; empty if the inventory does not say."""
     return _last(USER_VARIABLES, variables)
@@ -116,12 +110,6 @@ def login_key(variables: Mapping[str, Any]) -> str:
 
 def _last(names: Sequence[str], variables: Mapping[str, Any]) -> str:
     return next((str(variables[name]) for name in reversed(names) if variables.get(name)), "")
-
-
-def account_names(names: Sequence[str], hostvars: HostVars, people: Sequence[str]) -> list[str]:
-    """Everybody who logs in to these hosts, starts jobs there, or runs Ansible here."""
-    logins = {login_name(hostvars[name]) for name in names}
-    return sorted({getpass.getuser(), *people, *logins} - {""})
 
 
 def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:

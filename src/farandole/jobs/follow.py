@@ -15,7 +15,7 @@ from farandole.core.causes import causes
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.core.text import on_terminal, one_line
-from farandole.explain.diagnosis import Hit, of_job
+from farandole.explain.diagnosis import Hit, is_raised, of_job
 from farandole.jobs.login import Head
 from farandole.jobs.told import State, console, has_ended, known, show
 
@@ -33,7 +33,6 @@ ENDED = re.compile(
 )
 # Ended by the launcher, after another one.
 TERMINATED = {143, -15}
-RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 def follow(head: Head, number: str) -> int:
@@ -109,7 +108,7 @@ def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
     verdict = of_job(lines)
     if verdict.roots:
         return verdict.roots[0], ""
-    own = (line for line in lines if RAISED.match(line) and not of_job([line]).cascades)
+    own = (line for line in lines if line.startswith("[") and is_raised(line) and not of_job([line]).cascades)
     raised = next(own, "")
     return None if raised or not verdict.cascades else verdict.cascades[-1], raised
 

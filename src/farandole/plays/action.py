@@ -11,9 +11,14 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.plugins.loader import action_loader
 
 from farandole.core.errors import FarandoleError
-from farandole.watch.events import tell
+from farandole.core.findings import FindingsError
+from farandole.core.project import COLLECTION
+from farandole.explain.failures import Failure, failure
+from farandole.watch.events import add, tell
+from farandole.watch.events import text as message
 
 Spec = dict[str, dict[str, Any]]
 # Seconds between two looks at how far a transfer is.
@@ -28,6 +33,12 @@ def argument_spec(options: Mapping[str, Mapping[str, Any]]) -> Spec:
     return spec | {name: spec[name] | {"options": argument_spec(inner)} for name, inner in nested.items()}
 
 
+class Refusal(AnsibleActionFail):  # type: ignore[misc]
+    """A failure in our own words, which Ansible prints once because it has no exception to show beside it."""
+
+    omit_exception_key = True
+
+
 class Action(ActionBase):  # type: ignore[misc]
     """An action plugin whose file documents its arguments and whose decisions are made in this package."""
 
@@ -39,9 +50,14 @@ class Action(ActionBase):  # type: ignore[misc]
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, arguments = self.validate_argument_spec(self.spec(), required_if=self.required_if)
         try:
-            return {**result, **self.act(arguments, task_vars or {})}
+            done = self.act(arguments, task_vars or {})
+        except FindingsError as error:
+            found = {"findings": [one.data() for one in error.findings], "heading": error.heading}
+            raise Refusal(str(error), result=found) from None
         except FarandoleError as error:
-            raise AnsibleActionFail(str(error)) from None
+            raise Refusal(str(error)) from None
+        # An action may pass on what a node answered, which finds nothing in our name.
+        return {**result, **{name: value for name, value in done.items() if name not in ("findings", "heading")}}
 
     @classmethod
     def spec(cls) -> Spec:
@@ -84,6 +100,23 @@ class Action(ActionBase):  # type: ignore[misc]
 
         return said
 
+    def shown(self, text: str) -> dict[str, Any]:
+        """Shows a report to those who watch the run; what is returned makes Ansible print it without -v, too."""
+        add("message", text=message(text))
+        return {"changed": False, "msg": text, "_ansible_verbose_always": True}
+
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Does the plugin's work and returns what to add to the result."""
         raise NotImplementedError
+
+
+def failure_of(result: Any, *, lost: bool = False) -> Failure | None:
+    """What a task's result says of its failure; nothing if it is secret."""
+    task, blamed = result.task, result.host.get_name()
+    found = action_loader.get(task.action, class_only=True)
+    # Any other result is in the words of a node, which finds nothing in our name.
+    ours = isinstance(found, type) and issubclass(found, Action)
+    host = str(task.delegate_to or blamed)
+    return failure(
+        host, blamed, task.get_name().removeprefix(COLLECTION), task.action, result.result, lost=lost, ours=ours
+    )

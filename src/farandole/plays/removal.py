@@ -89,17 +89,18 @@ class Node:
 def report(
     nodes: Sequence[str],
     hostvars: HostVars,
+    answers: Sequence[str],
     *,
     cluster: Sequence[str],
     inventory: str,
     state: str,
     check_mode: bool = False,
 ) -> tuple[str, str]:
-    """What was removed and what stays, and which of the nodes are not done."""
-    done = [name for name in nodes if "removed" in _answer(hostvars[name], "_base_removed")]
+    """What was removed and what stays, and which of the nodes are not done: without the last of these answers."""
+    done = [name for name in nodes if "removed" in _answer(hostvars[name], answers[-1])]
     same: dict[Node, list[str]] = {}
     for name in done:
-        same.setdefault(_node(hostvars[name]), []).append(name)
+        same.setdefault(_node([_answer(hostvars[name], answer) for answer in answers]), []).append(name)
     lines = [line for node, names in same.items() for line in node.lines(names, check_mode=check_mode)]
     rest, where = [name for name in cluster if name not in nodes], shlex.quote(inventory)
     if done and rest:
@@ -124,8 +125,7 @@ def _missed(name: str, variables: Mapping[str, Any]) -> str:
     return f"{name} is not done, for the reason above: run this again for it"
 
 
-def _node(variables: Mapping[str, Any]) -> Node:
-    answers = [_answer(variables, name) for name in sorted(variables) if re.fullmatch(r"_\w+_removed", name)]
+def _node(answers: Sequence[Mapping[str, Any]]) -> Node:
     packages = {str(name) for answer in answers for name in answer.get("packages") or ()}
     return Node(
         tuple(_lines(answers, "removed")),

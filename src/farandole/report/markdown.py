@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from farandole.core.findings import several
 from farandole.report.compare import Comparison
 from farandole.report.figures import figures
 from farandole.report.page import ALARMS, ORDER, alarms, command, counts, number, problems, signed, when
@@ -27,7 +28,7 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
     for group in problems(checks, result):
         yield from _problem(group)
     for alarm in alarms(result):
-        yield f"\n### {ALARMS[alarm.severity]} of preflight: {plain(alarm.hosts)}\n"
+        yield f"\n### {ALARMS[alarm.severity]} of preflight: {plain(several(alarm.hosts))}\n"
         yield from (f"- cause: {plain(line)} ({code(alarm.code)})" for line in alarm.lines)
         yield f"- cure: {plain(alarm.cure)}"
         yield f"- repeat: {code(command('preflight', result))}"

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from farandole.core.findings import Finding, Group, grouped
+from farandole.core.findings import Finding, Group, grouped, several, together
 from farandole.report.compare import Comparison
 from farandole.report.figures import bandwidth, figures, losses, pace, scaling
 from farandole.report.matrix import matrix
@@ -48,7 +48,8 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("farandole", "report"),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters.update(number=number, signed=signed, duration=duration, when=when, breakable=breakable)
+    for shown in (number, signed, duration, when, breakable, several):
+        environment.filters[shown.__name__] = shown
     return environment
 
 
@@ -129,12 +130,8 @@ def _missing(result: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
 
 def problems(checks: Iterable[Mapping[str, Any]], result: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     """The checks that are not green, each with the command that repeats it; those with one cause and cure together."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for one in checks:
-        if one["code"] and one["status"] != "green":
-            key = (one["status"], one["code"], one["cause"], one["cure"])
-            groups.setdefault(key, []).append({**one, "again": repeat(one, result)})
-    return [*groups.values()]
+    bad = [{**one, "again": repeat(one, result)} for one in checks if one["code"] and one["status"] != "green"]
+    return together(bad, lambda one: tuple(one[name] for name in ("status", "code", "cause", "cure")))
 
 
 def found(result: Mapping[str, Any]) -> list[Group]:

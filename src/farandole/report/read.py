@@ -87,7 +87,7 @@ JOB = fields(
 HOST = fields(
     {},
     {
-        **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), NAME),
+        **dict.fromkeys(("system", "kernel", "driver", "interface"), NAME),
         **dict.fromkeys(("memory_mb", "mbit", "mtu"), optional(real)),
     },
 )
@@ -118,8 +118,6 @@ RESULT = fields(
         "quick": yes_or_no,
         "versions": named(NAME, NAME),
         "bars": named(NAME, real),
-        "names": named(NAME, many(NAME)),
-        "accounts": many(NAME),
         "seconds": real,
         "phases": many(fields({"name": NAME, "begin": real, "seconds": real}, {})),
         "jobs": many(JOB),
@@ -141,7 +139,7 @@ NO_CHECK: Mapping[str, Any] = {
 }
 NO_JOB: Mapping[str, Any] = {"ranks": [], "loss": [], "rounds": [], "sizes": [], "steps_ms": {}}
 NO_HOST: Mapping[str, Any] = {
-    **dict.fromkeys(("system", "kernel", "driver", "interface", "hostname"), ""),
+    **dict.fromkeys(("system", "kernel", "driver", "interface"), ""),
     **dict.fromkeys(("memory_mb", "mbit", "mtu")),
 }
 NO_PREFLIGHT: Mapping[str, Any] = {
@@ -150,7 +148,7 @@ NO_PREFLIGHT: Mapping[str, Any] = {
 }  # fmt: skip
 NOTHING: Mapping[str, Any] = {
     "cluster": "", "inventory": "", "stack": "", "started": "", "hosts": [], "data": [], "quick": False, "versions": {},
-    "bars": {}, "names": {}, "accounts": [], "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
+    "bars": {}, "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
 }  # fmt: skip
 
 

@@ -17,13 +17,12 @@ from farandole.validation.judge import Result
 ROUNDS = 200
 WORDS, NAME = text(400), text(100)
 FINDING = fields(
-    {"host": NAME, "code": NAME, "cause": text(1000), "cure": text(1000), "severity": words("stop|warn|note")}
+    {"host": NAME, "code": NAME, "cause": text(1000), "cure": text(1000), "severity": words("stop|warn|note")}, {}
 )
 HOST = fields(
     {"os_id": NAME, "os_version": NAME, "arch": NAME},
     {
         "nvidia_driver": optional(NAME),
-        "hostname": NAME,
         "machine": fields(
             {},
             {
@@ -107,7 +106,6 @@ def _host(one: Mapping[str, Any], interface: str) -> dict[str, Any]:
     link = machine.get("links", {}).get(interface, {})
     return {
         "system": f"{one['os_id'].capitalize()} {one['os_version']}, {one['arch']}",
-        "hostname": one.get("hostname", ""),
         "kernel": machine.get("kernel", ""),
         "memory_mb": machine.get("memory_mb"),
         "driver": one.get("nvidia_driver") or "",

@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import together
 from farandole.core.table import table
 from farandole.core.text import in_xml, on_terminal
 from farandole.links.examine import links_in
@@ -115,13 +116,10 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
         numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
-    groups: dict[tuple[str, ...], list[Check]] = {}
-    for check in checks:
-        if check.cause:
-            groups.setdefault((check.status, check.code, check.cause, check.cure), []).append(check)
-    for (status, code, cause, cure), group in groups.items():
-        lines += [f"{check.id} is {status}: {check.words}" for check in group]
-        lines += [f"  cause: {cause} [{code}]", f"  cure: {cure}"]
+    bad = (check for check in checks if check.cause)
+    for group in together(bad, lambda check: (check.status, check.code, check.cause, check.cure)):
+        lines += [f"{check.id} is {check.status}: {check.words}" for check in group]
+        lines += [f"  cause: {group[0].cause} [{group[0].code}]", f"  cure: {group[0].cure}"]
         # Of what fails for one cause, one output is enough here.
         lines += [f"  | {line}" for line in group[0].log[-SHOWN:]]
     counts = {status: sum(check.status == status for check in checks) for status in (GREEN, SLOW, RED, NOT_MEASURED)}

@@ -22,10 +22,10 @@ from farandole.inventory import state
 from farandole.inventory.run_lock import Run, read
 
 # Increased when a field gets another meaning.
-FORMAT = 1
+FORMAT = 2
 # Where a run finds its folder, and where its workers do.
 VARIABLE = "FARANDOLE_PLAY"
-EVENTS, LOG, DURATIONS = "events.jsonl", "log", "durations"
+EVENTS, LOG, DURATIONS = "events.jsonl", "log", "durations.json"
 # What is kept: runs of an inventory, inventories.
 RUNS, INVENTORIES = 10, 20
 # The letters that are kept of a name, of the words of a step, and of a text of several lines.

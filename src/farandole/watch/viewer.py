@@ -106,8 +106,7 @@ class Viewer:
             event = parse(raw)
             stay += self.watched.see(event)
             if event.get("event") == "start":
-                name = Path(str(event.get("durations", ""))).name
-                self.watched.durations = load(self.folder.parent / DURATIONS / name)
+                self.watched.last = load(self.folder.parent / DURATIONS)
         if self.as_json:
             return
         self._show([line for line in stay if not (self.live and line.style == "play")])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import CURE, count, several
+from farandole.core.findings import Line, count, several, together
 from farandole.core.schema import number
 from farandole.core.text import on_terminal, one_line
-from farandole.watch.durations import Durations
+from farandole.explain.failures import Why
 from farandole.watch.events import FORMAT, NAME, TEXT, WORDS, Event
 from farandole.watch.steps import clock
 
@@ -25,10 +25,10 @@ STYLES = {
 SAID = {"unreachable": "does not answer", "ok": "done", "ignored": "done", "skipped": "nothing to do", "": "waits"}
 RESULTS = {"ok", "changed", "skipped", "failed", "unreachable", "ignored"}
 LOST = {"failed", "unreachable"}
-# The bar is shown from this width on, and is so wide itself.
-WIDE, BAR = 60, 20
-# More failures than anybody reads.
-MOST = 100
+# The words of a finding or a cause.
+WORDED = {"stop": "bold red", "warn": "yellow", "note": "cyan", "cure": "bold green", "": ""}
+# A task that took so many seconds the last time is worth waiting for.
+LONG = 5
 
 
 @dataclass
@@ -40,23 +40,15 @@ class Host:
     words: str = ""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What a host said when a task failed there, and whether that is all there is to say about it."""
-
-    host: str
-    task: str
-    text: str
-    alone: bool
-
-
 @dataclass
 class Watched:
     """A run, as its events tell it."""
 
-    durations: Durations = field(default_factory=Durations)
+    # The seconds of each task when it last ran to its end.
+    last: Mapping[str, float] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
+    # Hosts for which a task failed because of what was found elsewhere.
+    blamed: set[str] = field(default_factory=set)
     changes: dict[str, int] = field(default_factory=dict)
     about: Event = field(default_factory=dict)
     play: str = ""
@@ -65,7 +57,7 @@ class Watched:
     number: int = 0
     began: float = 0
     task_began: float = 0
-    why: str = ""
+    why: Why = field(default_factory=Why)
     told: str = ""
     # The end of each host, and when that was.
     end: Mapping[str, Mapping[str, int]] | None = None
@@ -109,7 +101,6 @@ class Watched:
         self.task_began = seconds(event)
         for host in self.hosts.values():
             host.state, host.words = "", ""
-        self.durations.begin(f"{self.play} / {self.task}")
         # A play whose tasks are all left out is not worth a line.
         lines += [] if self.opened else [Text(self.play, "play")]
         self.opened = True
@@ -129,14 +120,11 @@ class Watched:
         # A task that ran in the background may answer when another one runs.
         if whole(event, "task") == self.number:
             self.hosts[name] = Host(state, seconds(event))
-            self.durations.changed |= state == "changed"
         if state in LOST | {"changed"}:
-            self.news.setdefault(state, []).extend([] if CURE in str(event.get("text")) else [name])
+            self.news.setdefault(state, []).extend([] if event.get("findings") else [name])
+        self.blamed |= {name} if event.get("findings") else set()
         if state == "changed":
             self.changes[name] = self.changes.get(name, 0) + 1
-        if state in LOST and len(self.failures) < MOST:
-            said = on_terminal(str(event.get("text", ""))[-TEXT:])
-            self.failures.append(Failure(name, self.task, said, event.get("alone") is True))
         return []
 
     def _diff(self, event: Event) -> list[Text]:
@@ -147,10 +135,11 @@ class Watched:
         text = on_terminal(str(event.get("text", ""))[-TEXT:])
         # All hosts may say the same.
         new, self.told = text != self.told, text
-        return [coloured(line) for line in text.splitlines()] if new else []
+        return [Text(line) for line in text.splitlines()] if new else []
 
     def _why(self, event: Event) -> list[Text]:
-        self.why = on_terminal(str(event.get("text", ""))[-TEXT:])
+        with suppress(LookupError, TypeError, ValueError):
+            self.why = Why.of(event)
         return []
 
     def _end(self, event: Event) -> list[Text]:
@@ -178,20 +167,9 @@ class Watched:
 
     def closing(self) -> list[Text]:
         """What was done, and if it failed, why: the root cause last."""
-        elsewhere = {one.host for one in self.failures if CURE in one.text}
         took = self.ended - self.began
-        lines = [Text(summary(self.end, took, elsewhere, check=self.check), "bold")] if self.end is not None else []
-        bad = {name for name, row in (self.end or {}).items() if row.get("failures") or row.get("dark")}
-        alone: dict[str, list[str]] = {}
-        for one in self.failures:
-            if one.alone and one.text and one.host in bad:
-                alone.setdefault(one.text, []).append(one.host)
-        for said, names in list(alone.items())[-3:]:
-            told = said if CURE in said else f"{several(names)}: {said}"
-            lines += [Text(), *(coloured(line) for line in told.splitlines())]
-        if self.why:
-            lines += [Text(), *(coloured(line) for line in self.why.splitlines())]
-        return lines
+        lines = [Text(summary(self.end, took, self.blamed, check=self.check), "bold")] if self.end is not None else []
+        return lines + [styled(line) for line in self.why.lines()]
 
     def interrupted(self, now: float | None = None) -> list[Text]:
         """What was done until now, or, of a run that is dead, until nobody knows when."""
@@ -225,20 +203,18 @@ class Watched:
         return lines[: max(1, height)]
 
     def _headline(self, now: float, width: int) -> Text:
-        spent = max(0.0, now - self.began)
-        left = self.durations.left(now - self.task_began)
-        times = Text(clock(spent), "bold")
-        # A run that takes longer than the last one says nothing about its end.
-        if left is not None and left >= 1:
-            times.append(f", about {clock(left)} left", "not bold")
-            if width >= WIDE:
-                times = bar(spent / (spent + left)).append("  ").append_text(times)
-        room = width - times.cell_len - 2
+        spent = Text(clock(max(0.0, now - self.began)), "bold")
+        room = width - spent.cell_len - 2
         what = Text(self.task or self.play or "starting", "bold")
         if room < 10:
-            return Text(clock(spent), "bold").append("  ").append_text(what)
-        what.truncate(room, overflow="ellipsis", pad=True)
-        return what.append("  ").append_text(times)
+            return spent.append("  ").append_text(what)
+        what.append(self.before(), "bright_black not bold").truncate(room, overflow="ellipsis", pad=True)
+        return what.append("  ").append_text(spent)
+
+    def before(self) -> str:
+        """How long the present task took the last time, if that is worth knowing."""
+        took = self.last.get(f"{self.play} / {self.task}", 0.0)
+        return f" (last time {clock(took)})" if took >= LONG else ""
 
     def _rows(self, now: float, height: int) -> list[Text]:
         """A line for each host, or for each group of hosts if they would be too many."""
@@ -256,24 +232,24 @@ class Watched:
         running = [host for host in self.hosts.values() if host.state == "running"]
         said = next((f": {host.words}" for host in running if host.words), "")
         done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
-        left = self.durations.left(now - self.task_began)
-        rest = f", about {clock(left)} left in all" if left is not None and left >= 1 else ""
-        return Text(f"… {self.task} {clock(now - self.task_began)}{done}{rest}{said}", "bright_black")
+        return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{said}", "bright_black")
 
 
 KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why", "end"}
 
 
 def grouped(rows: Iterable[tuple[list[str], Host]], *, words: bool) -> list[tuple[list[str], Host]]:
-    """Join the hosts that stand alike; those that say something of themselves only if need be."""
-    groups: dict[tuple[str, str], tuple[list[str], Host]] = {}
-    for names, host in rows:
-        key = (host.state, host.words if words else "")
-        kept = groups.setdefault(key, ([], Host(host.state, host.since, host.words)))
-        kept[0].extend(names)
-        kept[1].since = min(kept[1].since, host.since)
+    """Join the hosts that are in the same state; those that say something of themselves only if need be."""
+    groups = together(rows, lambda row: (row[1].state, row[1].words if words else ""))
+    joined = [
+        (
+            [name for names, _ in group for name in names],
+            Host(group[0][1].state, min(host.since for _, host in group), group[0][1].words),
+        )
+        for group in groups
+    ]
     order = list(STYLES)
-    return sorted(groups.values(), key=lambda one: order.index(one[1].state))
+    return sorted(joined, key=lambda one: order.index(one[1].state))
 
 
 def said_of(state: str, check: bool) -> str:
@@ -290,23 +266,9 @@ def row(name: str, host: Host, now: float, *, check: bool = False) -> Text:
     return line
 
 
-def bar(share: float) -> Text:
-    """How far a run is, if it goes like the last one."""
-    full = min(BAR, int(share * BAR))
-    return Text("━" * full, "green").append("━" * (BAR - full), "bright_black")
-
-
-def coloured(line: str) -> Text:
-    """A line of a report, in the colour of what it says."""
-    styles = {
-        r"\bred\b": "red", r"\bgreen\b": "green", r"\bslow\b": "yellow", r"^root cause \[[^]]*\]": "bold red",
-        r"^\d+\. [^:]+:": "bold red", r"^consequence \[[^]]*\]": "yellow", r"^ +cure:": "bold green",
-    }  # fmt: skip
-    text = Text(line)
-    for pattern, style in styles.items():
-        if found := re.search(pattern, line):
-            text.stylize(style, *found.span())
-    return text
+def styled(line: Line) -> Text:
+    """A line of an explanation."""
+    return Text(on_terminal(line.head), WORDED.get(line.style, "")).append(on_terminal(line.rest), "default not bold")
 
 
 def coloured_diff(line: str) -> Text:
