@@ -14,7 +14,7 @@ from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack import own
 from farandole.stack.cache import default_root
-from farandole.stack.request import request
+from farandole.stack.problem import request
 
 DOCUMENTATION = """
 module: stack_lock

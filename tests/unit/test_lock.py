@@ -14,7 +14,7 @@ from farandole.core.project import ROOT
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
-from farandole.stack.request import request
+from farandole.stack.problem import request
 
 from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
 

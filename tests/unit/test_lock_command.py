@@ -14,7 +14,7 @@ import yaml
 
 from farandole.stack import lock as locks
 from farandole.stack import nodes
-from farandole.stack.request import request
+from farandole.stack.problem import request
 from farandole.stack.settings import REQUEST, defaults
 
 from .loading import ROOT

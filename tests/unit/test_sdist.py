@@ -24,8 +24,7 @@ from farandole.stack.collect import collect_wheels
 from farandole.stack.index import Question, UnsatisfiableError, Wheel
 from farandole.stack.parts import modules_of
 from farandole.stack.plan import plan
-from farandole.stack.problem import Known
-from farandole.stack.request import request
+from farandole.stack.problem import Known, request
 
 from .loading import ROOT
 from .packages import pip_settings, write_wheel

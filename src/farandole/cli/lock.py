@@ -18,7 +18,7 @@ from farandole.plays.playbook import AskBecomePass, AskPass, Login, PrivateKey, 
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
-from farandole.stack.request import request
+from farandole.stack.problem import request
 from farandole.stack.settings import builds_of, cache_of, inventory_variables, own_packages, plain_list, sources_of
 
 console = Console(highlight=False, soft_wrap=True)
