@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from farandole.stack import lock as locks
-from farandole.stack import nodes
+from farandole.stack import making, nodes
 from farandole.stack.problem import request
 from farandole.stack.settings import REQUEST, defaults
 
@@ -228,7 +228,7 @@ def test_a_build_for_cuda_beside_a_torch_for_cpus_is_refused(mine: Inventory, of
 def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mine: Inventory, offered: Offer) -> None:
     """As locks were made before the libraries of wheels were read."""
     offered("2.11.0", *CUDA)
-    made = locks.make(
+    made = making.make(
         nodes.read(mine.probes), request(["tensorflow", "pytorch"], [], "auto", packages=(("torchaudio", "x"),))
     )
     assert made["versions"]["torch"] == "2.13.0+cpu"

@@ -16,7 +16,7 @@ import pytest
 
 from farandole.cli.bundle import cached
 from farandole.core.errors import FarandoleError
-from farandole.stack import index, nodes, sdist
+from farandole.stack import index, making, nodes, sdist
 from farandole.stack import lock as locks
 from farandole.stack.cache import Builds
 from farandole.stack.catalogue import Need, Platform
@@ -134,7 +134,7 @@ def test_a_lock_says_what_to_build_and_its_base_does_not(pages: Path) -> None:
     offer(pages, write_sdist(pages, "old", "1.0", files))
     wishes = (("old", "stack_packages"),)
     wanted = request(["pytorch"], [], "auto", packages=wishes, sources=pages / "sources")
-    lock = locks.make(NODES, wanted, known=Known({}, "2026-01-01T00:00:00Z"))
+    lock = making.make(NODES, wanted, known=Known({}, "2026-01-01T00:00:00Z"))
     (source,) = lock["sources"]
     assert (source["file"], source["requires"]) == ("old-1.0.tar.gz", ["six"])
     assert [tool["file"] for tool in source["tools"]] == [
@@ -149,7 +149,7 @@ def test_a_lock_says_what_to_build_and_its_base_does_not(pages: Path) -> None:
     assert locks.read(pages / "stack.lock.yml") == lock
     base = locks.base_of(lock)
     assert "sources" not in base
-    assert base["id"] == locks.make(NODES, request(["pytorch"], [], "auto"))["id"]
+    assert base["id"] == making.make(NODES, request(["pytorch"], [], "auto"))["id"]
     # Built once by each builder.
     made = plan(lock, Builds(pages), {"node-1": BARE}, "node-1")["layer"]["sources"]
     assert [(one["name"], one["part"]) for one in made] == [("old", None)]
@@ -181,7 +181,7 @@ def test_a_refusal_says_whether_building_would_help(pages: Path, *, allowed: boo
     sources = pages / "sources" if allowed else None
     wanted = request(["pytorch"], [], "auto", packages=((name, "stack_packages"),), sources=sources)
     with pytest.raises(FarandoleError) as refusal:
-        locks.make(NODES, wanted)
+        making.make(NODES, wanted)
     assert words in str(refusal.value)
 
 
