@@ -58,7 +58,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Build OpenMPI
-  build_step:
+  farandole.cluster.build_step:
     name: OpenMPI 4.1.4
     directory: /opt/farandole/build
     script: "{{ lookup('file', 'build.sh') }}"
@@ -96,5 +96,5 @@ class ActionModule(Action):
 
     def _look(self, arguments: dict[str, Any], variables: dict[str, Any], *, start: bool) -> dict[str, Any]:
         call = {**arguments, "start": start}
-        answer: dict[str, Any] = self._execute_module("build_step", module_args=call, task_vars=variables)
+        answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
         return answer

@@ -36,7 +36,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Provide the data
-  dataset:
+  farandole.cluster.dataset:
     nodes: "{{ ansible_play_hosts }}"
   register: _samples_dataset
   run_once: true

@@ -23,7 +23,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Keep the packed stack
-  keep_file:
+  farandole.cluster.keep_file:
     path: /opt/farandole/build/out/stack.tar.zst
     sha256: 3b1f...
     to: /root/.cache/farandole/stacks/stack.tar.zst

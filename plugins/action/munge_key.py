@@ -20,7 +20,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Have a key for the queue
-  munge_key:
+  farandole.cluster.munge_key:
     path: .farandole/mine/slurm/munge.key
   run_once: true
 """

@@ -44,7 +44,7 @@ author: Farandole
 
 EXAMPLES = r"""
 - name: Probe the nodes
-  node_probe:
+  farandole.cluster.node_probe:
     accounts: {trainer: 2000}
   register: _preflight_probe
 """

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +11,22 @@ from ansible.errors import AnsibleError
 from ansible.plugins.loader import become_loader, connection_loader
 
 from farandole.core.errors import FarandoleError
-from farandole.core.files import write_private
-from farandole.core.findings import Finding, count, refused, report, stopped
+from farandole.core.findings import Finding, count, refused, report
 from farandole.inventory import excluded
+from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.state import claim
-from farandole.links.examine import Examined, Wanted, carries, examine, links_in, login_of
 from farandole.links.judge import Bars
 from farandole.plays.action import Action
-from farandole.preflight import fabric, networks
+from farandole.preflight.hosts import Request, check
 from farandole.preflight.inventory import (
-    Node,
     declared_names,
     judge_inventory,
     judge_login,
     judge_passwords,
     judge_settings,
     judge_tags,
-    read_node,
     unreadable,
 )
-from farandole.preflight.machines import former_record, judge_machines, judge_queues
-from farandole.preflight.nodes import about, judge_hosts, judge_machine_ids, probes_of, record
 from farandole.stack import nccl
 
 DOCUMENTATION = r"""
@@ -101,7 +93,7 @@ author: Farandole
 
 EXAMPLES = r"""
 - name: Check the inventory
-  preflight:
+  farandole.cluster.preflight:
     phase: inventory
     roles_dir: "{{ role_path | dirname }}"
     state_dir: "{{ preflight_state_dir }}"
@@ -165,12 +157,11 @@ class ActionModule(Action):
     required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts",)))
     # Those that are left out from now on.
     left_out: Iterable[str] = ()
-    chosen = networks.Networks()
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
-        check = self._inventory if arguments["phase"] == "inventory" else self._hosts
-        findings, checked = check(arguments, variables)
+        checks = self._inventory if arguments["phase"] == "inventory" else self._hosts
+        findings, checked = checks(arguments, variables)
         failed = refused(findings)
         text = report(findings) if failed else report(findings, f"{checked}: {{problems}}")
         # The message is the purpose of this task, so it is shown without -v too.
@@ -195,79 +186,29 @@ class ActionModule(Action):
         return findings, f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        hostvars, state = variables["hostvars"], Path(arguments["state_dir"])
-        checked = self._checked(variables)
-        with excluded.changing(state) as entries:
-            asked = [name for name in checked.tested if name not in entries or not entries[name].person]
-            nodes, broken = readable(asked, hostvars)
-            answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
-            found = [*broken, *judge_hosts(nodes, answers, arguments["accounts"], self._task.check_mode)]
-            probes = probes_of(answers)
-            if arguments["stack"]:
-                found += [one for name in probes for one in self._nccl(hostvars[name], name, probes[name])]
-            # Like role fabric: all nodes, whatever --limit says.
-            members = excluded.members(checked.cluster, entries)
-            record_file, sound = state / "preflight.json", self._sound(nodes, probes, found)
-            last = networks.former_in(record_file)
-            self.chosen = self._choose(arguments, hostvars, excluded.members(members, stopped(found)), sound, last)
-            network = fabric.choose(members, hostvars, self.chosen.wanted)
-            former, user = former_record(record_file, time.time()), next(iter(arguments["accounts"]), "")
-            found += judge_machines(probes, hostvars, network.interfaces, user, arguments["stack"], former)
-            found += judge_queues(probes, arguments["queue"])
-            # What was measured in another network says nothing about this one.
-            links = Examined([], links_in(record_file) if network.network == last["network"] else {})
-            if network.network:
-                wanted = self._wanted(arguments, variables, network)
-                links = examine(
-                    self._sound(nodes, probes, found),
-                    hostvars,
-                    wanted,
-                    links.links,
-                    self.say(variables),
-                )
-                found += links.findings
-            # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
-            compared = {*judge_machine_ids(probes)}
-            decision = excluded.decide(
-                [one for one in found if one not in compared],
-                entries,
-                replace(checked, tested=asked),
-                exclude=arguments.get("on_bad_node") == "exclude",
-            )
-            probes = {name: probe for name, probe in probes.items() if name not in decision.entries}
-            members = excluded.members(checked.cluster, decision.entries)
-            network = fabric.choose(members, hostvars, self.chosen.wanted)
-            found = [*decision.findings, *judge_machine_ids(probes), *network.findings, *self.chosen.findings]
-            findings = [*dict.fromkeys(found)]
-            if not self._task.check_mode and not refused(findings):
-                entries.clear()
-                entries.update(decision.entries)
-            self.left_out = decision.entries
-        write_private(state / "preflight.json", record(findings, probes, network, links.links, self.chosen.known()))
-        return findings, ", ".join(filter(None, [about(probes), links.about]))
-
-    @staticmethod
-    def _sound(nodes: Iterable[Node], probes: Mapping[str, Any], found: Iterable[Finding]) -> list[Node]:
-        bad = stopped(found)
-        return [node for node in nodes if node.name in probes and node.name not in bad]
-
-    @staticmethod
-    def _choose(
-        arguments: Mapping[str, Any], hostvars: Mapping[str, Any], names: Sequence[str], sound: Iterable[Node],
-        last: Mapping[str, Any],
-    ) -> networks.Networks:  # fmt: skip
-        """The network for jobs; what several carry is measured only between all nodes."""
-        able = [node for node in sound if node.name in names and login_of(hostvars, node.name).get("shared")]
-        measurable = len(able) == len(names) and arguments["network"] in ("auto", "all")
-        measure = partial(carries, able, hostvars) if measurable else None
-        pinned, again = arguments["fabric_network"], arguments["network"] == "all"
-        return networks.choose(names, hostvars, pinned, last, measure, again=again)
-
-    @staticmethod
-    def _wanted(arguments: Mapping[str, Any], variables: Mapping[str, Any], network: fabric.Fabric) -> Wanted:
-        bars = Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"])
-        head = variables["groups"]["head"][0] if variables["groups"].get("head") else ""
-        return Wanted(arguments["network"], bars, head, next(iter(arguments["accounts"]), ""), network)
+        hostvars = variables["hostvars"]
+        request = Request(
+            state=Path(arguments["state_dir"]),
+            accounts=arguments["accounts"],
+            head=next(iter(variables["groups"].get("head") or ()), ""),
+            stack=arguments["stack"],
+            queue=arguments["queue"],
+            measure=arguments["network"],
+            network=arguments["fabric_network"],
+            bars=Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"]),
+            exclude=arguments["on_bad_node"] == "exclude",
+            check_mode=self._task.check_mode,
+        )
+        outcome = check(
+            request,
+            self._checked(variables),
+            hostvars,
+            lambda names: readable(names, hostvars),
+            lambda name, probe: self._nccl(hostvars[name], name, probe),
+            self.say(variables),
+        )
+        self.left_out = outcome.left_out
+        return [*outcome.findings], outcome.about
 
     @staticmethod
     def _checked(variables: Mapping[str, Any]) -> excluded.Checked:

@@ -22,7 +22,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Say what was removed
-  removal_report:
+  farandole.cluster.removal_report:
     state_dir: .farandole/mine
   run_once: true
 """

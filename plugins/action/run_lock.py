@@ -31,7 +31,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Refuse if another run is changing the cluster
-  run_lock:
+  farandole.cluster.run_lock:
     state_dir: "{{ base_state_dir }}"
   delegate_to: "{{ groups['head'][0] }}"
   run_once: true
@@ -58,7 +58,7 @@ class ActionModule(Action):
 
     def _ask(self, variables: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._execute_module("run_lock", module_args=call, task_vars=variables)
+            answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
         except AnsibleError as error:
             return {"msg": str(error)}
         return answer

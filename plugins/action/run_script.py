@@ -25,7 +25,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Run a job
-  run_script:
+  farandole.cluster.run_script:
     script: "{{ lookup('file', 'job.py') }}"
     user: trainer
     argument: "{{ job | to_json }}"

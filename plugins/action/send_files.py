@@ -35,7 +35,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Upload the archive to the depot
-  send_files:
+  farandole.cluster.send_files:
     directory: /srv/farandole
     files:
       - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
@@ -82,7 +82,7 @@ class ActionModule(Action):
         return delegate
 
     def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._execute_module("send_files", module_args=arguments, task_vars=variables)
+        answer: dict[str, Any] = self._execute_module(module_args=arguments, task_vars=variables)
         return answer
 
     @contextmanager

@@ -36,7 +36,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Fetch the source
-  source_fetch:
+  farandole.cluster.source_fetch:
     folder: /root/.cache/farandole/sources
     sources:
       - {url: "https://example.org/thing-1.0.tar.gz", file: thing-1.0.tar.gz, sha256: 3b1f...}
@@ -71,7 +71,7 @@ class ActionModule(Action):
     def _apt(self, source: Source, draft: Path) -> str:
         call = {"package": source["apt"], "release": source["release"], "file": source["file"]}
         call["scratch"] = self._scratch
-        answer = self._execute_module("source_fetch", module_args=call, task_vars=self._variables)
+        answer = self._execute_module(module_args=call, task_vars=self._variables)
         if answer.get("failed"):
             raise ConnectionError(f"{source['apt']}: {answer.get('msg')}")
         self._connection.fetch_file(path_of(answer), str(draft))

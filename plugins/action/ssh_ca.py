@@ -64,7 +64,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Sign the keys of the nodes
-  ssh_ca:
+  farandole.cluster.ssh_ca:
     folder: .farandole/mine/ca
     nodes: "{{ ansible_play_hosts | ssh_nodes(hostvars) }}"
     launchers: "{{ groups['head'] }}"

@@ -59,7 +59,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Read or create the lock
-  stack_lock:
+  farandole.cluster.stack_lock:
     inventory_dir: "{{ inventory_dir }}"
     frameworks: [tensorflow, pytorch]
   register: _stack_locked

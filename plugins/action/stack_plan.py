@@ -28,7 +28,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Plan the run
-  stack_plan:
+  farandole.cluster.stack_plan:
     lock: "{{ stack_lock }}"
     builds: .farandole/mine/builds
     nodes: "{{ ansible_play_hosts }}"

@@ -50,7 +50,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Judge the results and write the report
-  validation_report:
+  farandole.cluster.validation_report:
     folder: .farandole/mine/reports
     trust: {node-1: "{{ _validation_trust }}"}
     jobs: "{{ _validation_jobs.results }}"

@@ -44,7 +44,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Write the limits of the job user
-  write_files:
+  farandole.cluster.write_files:
     files:
       - path: /etc/security/limits.d/90-farandole.conf
         content: "trainer - memlock unlimited\\n"
@@ -69,7 +69,7 @@ class ActionModule(AsksAhead, Action):
         """Writes the files."""
         files = [self._rendered(file, variables) for file in arguments["files"]]
         call = {"files": files, "sweep": arguments["sweep"]}
-        answer: dict[str, Any] = self._execute_module("write_files", module_args=call, task_vars=variables)
+        answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
         return answer
 
     def _rendered(self, file: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from ansible import context
 from ansible.plugins.callback import CallbackBase
+from ansible.plugins.loader import action_loader
 
-from farandole.inventory.state import STATES
-from farandole.plays.ahead.action import FOLDER
+from farandole.inventory.state import states
+from farandole.plays.ahead.action import FOLDER, OVERRIDES
 from farandole.plays.ahead.calls import Run
 
 DOCUMENTATION = """
@@ -34,10 +35,11 @@ COMMANDS = {
 
 
 def record() -> Path:
-    """The folder for the calls of this kind of run, in the clone: root on the nodes runs what is kept beside it."""
+    """The folder for the calls of this kind of run, beside the states: root on the nodes runs what is kept there."""
     options = [list(context.CLIARGS.get(key) or ()) for key in ("args", "inventory", "tags", "skip_tags")]
     kind = json.dumps([str(Path.cwd()), *options])
-    return STATES / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+    inventory = next(iter(context.CLIARGS.get("inventory") or ()), "")
+    return states(inventory) / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -45,14 +47,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "ask_ahead"
-    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NAME = "farandole.cluster.ask_ahead"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=farandole.cluster.plain_terminal
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
         """Begins."""
         with suppress(FileExistsError):
             Run.begin(FOLDER, record())
+        # Modules without an action of their own have Ansible's, which no collection can replace.
+        action_loader.add_directory(str(OVERRIDES))
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Discards answers after a change."""

@@ -17,6 +17,7 @@ from ansible.plugins.callback import CallbackBase
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import CURE
+from farandole.core.project import COLLECTION
 from farandole.core.text import one_line
 from farandole.explain.failures import speaks_for_itself
 from farandole.inventory.run_lock import this_run
@@ -56,8 +57,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "events"
-    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NAME = "farandole.cluster.events"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=farandole.cluster.plain_terminal
     CALLBACK_NEEDS_ENABLED = True
 
     recorder: events.Recorder | None = None
@@ -139,7 +140,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._display.display("")
 
     def _task(self, task: Any) -> None:
-        name = one_line(task.get_name(), events.NAME)
+        name = one_line(task.get_name().removeprefix(COLLECTION), events.NAME)
         self.begun.append((f"{self.play} / {name}", time.time()))
         self.numbers[task._uuid] = len(self.begun)
         self._write("task", task=len(self.begun), name=name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
+from farandole.core.project import COLLECTION
 from farandole.explain.failures import MOST, Failure, explained, failure
 from farandole.watch import events
 
@@ -26,8 +27,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "explain_failures"
-    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=plain_terminal
+    CALLBACK_NAME = "farandole.cluster.explain_failures"
+    # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=farandole.cluster.plain_terminal
     CALLBACK_NEEDS_ENABLED = True
 
     def __init__(self, display: Any = None, options: Any = None) -> None:
@@ -55,5 +56,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if len(self.failures) < MOST:
             blamed = result.host.get_name()
             host = str(result.task.delegate_to or blamed)
-            kept = failure(host, blamed, result.task.get_name(), result.task.action, result.result, lost=lost)
+            task = result.task.get_name().removeprefix(COLLECTION)
+            kept = failure(host, blamed, task, result.task.action, result.result, lost=lost)
             self.failures += [kept] if kept else []

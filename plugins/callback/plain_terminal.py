@@ -25,7 +25,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "plain_terminal"
+    CALLBACK_NAME = "farandole.cluster.plain_terminal"
 
     def __init__(self, display: Any = None, options: Any = None) -> None:
         super().__init__(display, options)

@@ -9,12 +9,13 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from farandole.core import programs
 from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
-from farandole.plays import folders as samples
-from farandole.plays import removal
-from farandole.preflight import fabric, networks
+from farandole.links import fabric
+from farandole.plays import folders, removal
+from farandole.preflight import networks
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
 from farandole.trust import rules as trust
@@ -31,7 +32,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "excluded": excluded.names,
     "excluded_words": excluded.reasons,
     "fabric": fabric.choice,
-    "folder_files": samples.folder_files,
+    "folder_files": folders.folder_files,
     "horovod_source": sources.horovod_source,
     "host_names": cluster.host_names,
     "host_table": cluster.host_table,
@@ -43,6 +44,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
+    "program_files": programs.program_files,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
     "shared_networks": networks.shared_in,
@@ -68,6 +70,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "validation_files": files.answers,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,
+    "validation_program": nodes.program,
     "validation_shared": files.shared,
     "validation_stacks": nodes.stack_answers,
     "validation_task": nodes.task,

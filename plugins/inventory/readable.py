@@ -22,7 +22,7 @@ description:
 class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]
     """Takes only what is malformed."""
 
-    NAME = "readable"
+    NAME = "farandole.cluster.readable"
 
     def verify_file(self, path: str) -> bool:
         """Whether there is something to refuse."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.fetching import TooMuchError, download
+from ansible_collections.farandole.cluster.plugins.module_utils.fetching import TooMuchError, download
 
 # The longest pause in a transfer.
 IDLE_S = 60

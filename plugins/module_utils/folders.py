@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ansible.module_utils.contents import sha256
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import sha256
 
 
 def checksum(path: Path) -> str:

@@ -39,7 +39,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Create the accounts of those who start jobs
-  accounts:
+  farandole.cluster.accounts:
     users: {trainer: 2000, alice: 2001}
 """
 
@@ -57,8 +57,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
-from ansible.module_utils.processes import end_all, processes
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all, processes
 
 GROUP = "farandole-jobs"
 LINGER = Path("/var/lib/systemd/linger")

@@ -46,13 +46,13 @@ author: Farandole
 
 EXAMPLES = """
 - name: Add NVIDIA's repository
-  apt_source:
+  farandole.cluster.apt_source:
     name: cuda
     uri: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/
     key_url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
     key_fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
 - name: Add contrib
-  apt_source:
+  farandole.cluster.apt_source:
     name: contrib
     components: [contrib]
 """
@@ -72,9 +72,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.fetching import read, within
-from ansible.module_utils.folders import replacing
 from ansible.module_utils.urls import fetch_url
+from ansible_collections.farandole.cluster.plugins.module_utils.fetching import read, within
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")

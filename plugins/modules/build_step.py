@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import flush
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import flush
 
 # Those of all steps.
 UNITS = "farandole-build*.service"

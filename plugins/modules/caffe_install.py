@@ -34,7 +34,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Install Intel Caffe
-  caffe_install:
+  farandole.cluster.caffe_install:
     url: http://node-1:8480/caffe/0123456789abcdef.tar
     sha256: 0123456789abcdef...
     size: 80000000
@@ -49,9 +49,9 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import LIST, touched, verify, write
-from ansible.module_utils.depot import FILE, fetch
-from ansible.module_utils.folders import alone, aside, flush, remove, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import LIST, touched, verify, write
+from ansible_collections.farandole.cluster.plugins.module_utils.depot import FILE, fetch
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, remove, sweep
 
 RESERVE = 256 << 20
 PROGRAM = "bin/caffe"

@@ -30,7 +30,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Fetch the debs
-  depot_fetch:
+  farandole.cluster.depot_fetch:
     url: http://node-1:8480
     files:
       - {name: debs/libnccl2_2.27.3-1+cuda12.9_amd64.deb, sha256: 3b1f..., size: 200000000}
@@ -44,8 +44,8 @@ import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.depot import fetch
-from ansible.module_utils.folders import alone, checksums, flush
+from ansible_collections.farandole.cluster.plugins.module_utils.depot import fetch
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, checksums, flush
 
 
 def install(module: AnsibleModule, path: Path) -> None:

@@ -32,7 +32,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Keep strangers out
-  firewall:
+  farandole.cluster.firewall:
     members: [192.0.2.11, 192.0.2.12]
 """
 
@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 FILE = Path("/etc/farandole/firewall.nft")
 UNIT = Path("/etc/systemd/system/farandole-firewall.service")

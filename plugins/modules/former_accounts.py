@@ -29,7 +29,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Remove the job user
-  former_accounts:
+  farandole.cluster.former_accounts:
     names: [trainer]
     group: farandole-jobs
 """
@@ -51,7 +51,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.processes import end_all
+from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all
 
 # Below are the accounts of the system.
 FIRST_UID = 1000

@@ -23,7 +23,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Remove the cluster's names
-  former_hosts:
+  farandole.cluster.former_hosts:
     begin: "# BEGIN of the nodes"
     end: "# END of the nodes"
 """
@@ -40,7 +40,7 @@ import socket
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 FILE = Path("/etc/hosts")
 LOOPBACK = re.compile(r"127\.0\.0\.1\s")

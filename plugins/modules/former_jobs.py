@@ -23,7 +23,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Cancel the jobs of people who were taken off the list
-  former_jobs:
+  farandole.cluster.former_jobs:
     uids: [2000, 2001]
 """
 

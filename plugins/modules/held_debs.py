@@ -35,7 +35,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Install NCCL
-  held_debs:
+  farandole.cluster.held_debs:
     names: [libnccl2, libnccl-dev]
     version: 2.27.3-1+cuda12.9
 """

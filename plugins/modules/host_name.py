@@ -19,7 +19,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Set the host name
-  host_name:
+  farandole.cluster.host_name:
     name: node-1
 """
 

@@ -20,7 +20,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Make logind keep the job user's IPC objects after the last logout
-  logind_ipc:
+  farandole.cluster.logind_ipc:
 """
 
 RETURN = ""

@@ -34,7 +34,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Mount the data
-  mount_units:
+  farandole.cluster.mount_units:
     mounts:
       - {what: "nas:/export/data", where: /data, type: nfs4}
 """
@@ -58,7 +58,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 UNITS = Path("/etc/systemd/system")
 MARKER = "# Managed by Farandole, role storage.\n"

@@ -34,7 +34,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Call the installed NCCL
-  nccl_proof:
+  farandole.cluster.nccl_proof:
     version: 2.27.3-1+cuda12.9
     venv: /opt/farandole/current/venv
 """
@@ -61,8 +61,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils import unprivileged
 
 NAME = "libnccl.so.2"
 # Each in a separate process, as one process cannot load two libraries of the same name, and either may crash.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import drift, trees
-from ansible.module_utils.machine import machine
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import drift, trees
+from ansible_collections.farandole.cluster.plugins.module_utils.machine import machine
 
 CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")

@@ -25,7 +25,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Install the base packages
-  packages:
+  farandole.cluster.packages:
     names: [curl, systemd-timesyncd | time-daemon]
 """
 

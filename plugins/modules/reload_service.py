@@ -36,7 +36,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Let sshd read its settings
-  reload_service:
+  farandole.cluster.reload_service:
     name: ssh
     files: [/etc/ssh/sshd_config.d/10-farandole.conf]
     port: 22

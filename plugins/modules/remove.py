@@ -54,7 +54,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Remove the depot
-  remove:
+  farandole.cluster.remove:
     units: [farandole-depot.service]
     paths: [/etc/systemd/system/farandole-depot.service, /srv/farandole/stacks]
     empty: [/srv/farandole]
@@ -83,7 +83,7 @@ import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 UNITS = Path("/etc/systemd/system")
 LINGER = Path("/var/lib/systemd/linger")

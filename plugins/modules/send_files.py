@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import checksum, replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import checksum, replacing
 
 BLOCK = 1 << 20
 

@@ -28,7 +28,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Make the database
-  slurm_accounting:
+  farandole.cluster.slurm_accounting:
     database: slurm_acct_db
     cluster: farandole
 """

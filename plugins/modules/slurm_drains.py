@@ -20,7 +20,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Drain the nodes that are left out
-  slurm_drains:
+  farandole.cluster.slurm_drains:
     excluded: {node-2: "excluded since 2026-01-01T00:00:00Z by ann: fan"}
 """
 

@@ -20,7 +20,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Read the hardware
-  slurm_probe:
+  farandole.cluster.slurm_probe:
   register: _slurm_probe
 """
 

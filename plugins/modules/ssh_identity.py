@@ -29,7 +29,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Read the node's public keys
-  ssh_identity:
+  farandole.cluster.ssh_identity:
     folder: /etc/farandole/ssh
     job_keys: {trainer: /etc/farandole/ssh/id_job}
 """

@@ -61,7 +61,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Install the stack
-  stack_install:
+  farandole.cluster.stack_install:
     id: 0123456789ab
     mpi: ba9876543210
     user: trainer
@@ -87,11 +87,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils import unprivileged
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import LIST, digest, drift, scan, short, text, walk
-from ansible.module_utils.depot import FILE, fetch
-from ansible.module_utils.folders import alone, aside, flush, remove, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils import unprivileged
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import (
+    LIST,
+    digest,
+    drift,
+    scan,
+    short,
+    text,
+    walk,
+)
+from ansible_collections.farandole.cluster.plugins.module_utils.depot import FILE, fetch
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, remove, sweep
 
 # Disk space left for the rest of the machine.
 RESERVE = 256 << 20
@@ -144,8 +152,8 @@ def misfit(folder: Path, stack: str, mpi: str, base: str = "") -> str:
     if missing or manifest.is_symlink() or not manifest.is_file():
         return f"{(missing or ['its manifest.json'])[0]} is not in it"
     for link, target in {"mpi": f"../../mpi/{mpi}", "base": f"../{base}" if base else None}.items():
-        path = manifest.with_name(link)
-        if (str(path.readlink()) if path.is_symlink() else None) != target:
+        place = manifest.with_name(link)
+        if (str(place.readlink()) if place.is_symlink() else None) != target:
             return f"its {link} points elsewhere"
     return ""
 

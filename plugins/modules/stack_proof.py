@@ -27,7 +27,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Compare the stack with what was built
-  stack_proof:
+  farandole.cluster.stack_proof:
     known: {stacks/0123456789ab: [3b1f...]}
 """
 
@@ -49,7 +49,7 @@ wrong:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import short, trees, verify
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import short, trees, verify
 
 
 def main() -> None:

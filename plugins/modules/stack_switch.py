@@ -31,7 +31,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Switch to the stack
-  stack_switch:
+  farandole.cluster.stack_switch:
     id: 0123456789ab
     keep: 3
 """
@@ -54,8 +54,8 @@ pruned:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.contents import short, trees, verify
-from ansible.module_utils.folders import alone, aside, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import short, trees, verify
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, sweep
 
 
 def target_of(link: Path) -> str:

@@ -18,7 +18,7 @@ author: Farandole
 
 EXAMPLES = """
 - name: Look for jobs and builds
-  stack_use:
+  farandole.cluster.stack_use:
 """
 
 RETURN = """

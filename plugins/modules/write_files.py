@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
 
 File = dict[str, Any]
 
@@ -108,6 +108,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    # Others have to find their way to the files.
+    os.umask(0o022)
     diffs = []
     for file in module.params["files"]:
         owner = ids(module, file)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LAB = "bench-site"
 SIZES = (2, 8, 16, 32, 64)
 MITOGEN = "mitogen==0.3.54 --hash=sha256:ed7f209225069cbbe0c2f25ec5e4cd88e43bcb7ae0d55c61850083c96b81591d\n"
-PLAIN = {"ANSIBLE_CALLBACKS_ENABLED": "plain_terminal"}
+PLAIN = {"ANSIBLE_CALLBACKS_ENABLED": "farandole.cluster.plain_terminal"}
 # What ansible.cfg sets for speed, at Ansible's defaults.
 STOCK = {
     **PLAIN,

@@ -40,7 +40,7 @@ def locked(cluster: Cluster) -> str:
 
 def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
     """Run the allreduce probe on these nodes as the job user on the head; returns each rank's result."""
-    probe = program(ROOT / "files/probes", "allreduce.py")
+    probe = program("allreduce")
     count = str(len(nodes))
     done = cluster.ssh(
         "node-1", "runuser", "-u", "trainer", "--", "timeout", "120", "horovodrun", f"--{controller}", "-np", count,
@@ -184,9 +184,8 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(cluster: Clus
 
 
 def ad_hoc(cluster: Cluster, node: str, module: str, arguments: str) -> subprocess.CompletedProcess[str]:
-    folder = ROOT / "plugins/modules"
     return subprocess.run(
-        ["ansible", "-i", str(cluster.inventory), node, "-M", str(folder), "-m", module, "-a", arguments],
+        ["ansible", "-i", str(cluster.inventory), node, "-m", f"farandole.cluster.{module}", "-a", arguments],
         cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
     )  # fmt: skip
 
@@ -272,7 +271,7 @@ def test_a_full_disk_is_reported_before_anything_changes(cluster: Cluster) -> No
 def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_is_packed_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    run = cluster.start()
     # On a busy machine cutting the power takes longer than unpacking the rest; so tar stops where it is.
     unpacking = (
         "for i in $(seq 3000); do test -d /opt/farandole/incoming/tree/stacks && exec kill -STOP $(pidof tar);"
@@ -280,8 +279,7 @@ def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_
     )
     assert cluster.ssh("node-3", "sh", "-c", unpacking).returncode == 0
     cluster.farandole("fault", "kill", "node-3")
-    process.kill()
-    process.wait()
+    run.end(signal.SIGKILL)
     cluster.farandole("fault", "start", "node-3")
     assert stack_of(cluster, "node-3") == ""
     assert cluster.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""
@@ -303,7 +301,7 @@ BUILD = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: a long build
         directory: {directory}
         script: "echo begun >>begun; sleep {seconds}; {end}"
@@ -327,7 +325,7 @@ STEPS = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: "{{{{ item.name }}}}"
         directory: "{directory}/{{{{ item.name }}}}"
         script: "{{{{ item.script }}}}; echo done >>{directory}/{{{{ item.name }}}}.done"
@@ -363,14 +361,14 @@ BESIDE = """
   become: true
   tasks:
     - name: Start the first step
-      build_step:
+      farandole.cluster.build_step:
         <<: &first
           {{name: first, directory: {directory}/first, script: "{first}", build: a, unit: farandole-build-first}}
         wait: false
     - name: Do the second
-      build_step: {{name: second, directory: {directory}/second, script: touch done, build: a}}
+      farandole.cluster.build_step: {{name: second, directory: {directory}/second, script: touch done, build: a}}
     - name: Wait for the first
-      build_step: *first
+      farandole.cluster.build_step: *first
 """
 AWAIT = "for i in $(seq 100); do [ ! -e ../second/done ] || break; sleep 0.1; done; rm ../second/done"
 
@@ -446,7 +444,7 @@ CONFINED = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: false
@@ -480,7 +478,7 @@ REACHING = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: {root}
@@ -517,7 +515,7 @@ TAKING = """
   become: true
   tasks:
     - name: Build
-      build_step:
+      farandole.cluster.build_step:
         name: the code of a package
         directory: {directory}
         root: false
@@ -528,7 +526,7 @@ TAKING = """
           chmod 4755 evil-1.0-py3-none-any.whl || chmod 755 evil-1.0-py3-none-any.whl
           ln -s /etc/shadow evil-3-py3-none-any.whl
     - name: Take
-      build_step:
+      farandole.cluster.build_step:
         name: take the wheel
         directory: {directory}
         script: "{{{{ lookup('file', '{take}') }}}}"

@@ -8,19 +8,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import ansible.module_utils
-
 ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "plugins"
-# Ansible does the same for the folders that ansible.cfg names.
-ansible.module_utils.__path__.append(str(PLUGINS / "module_utils"))
+COLLECTIONS = ROOT / "collections"
+PLUGINS = COLLECTIONS / "ansible_collections/farandole/cluster/plugins"
+# Where Ansible, too, finds what plugins import from their collection.
+sys.path.append(str(COLLECTIONS))
 
 
 def load_probe(name: str) -> ModuleType:
-    folder = str(ROOT / "files/probes")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+    return importlib.import_module(f"farandole.node.probes.{name}")
 
 
 def load(kind: str, name: str) -> ModuleType:

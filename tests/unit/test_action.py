@@ -37,8 +37,7 @@ class ActionModule(Action):
             raise FarandoleError("the cable is unplugged: plug it in again")
         return {"told": f"{sorted(arguments.items())} on {variables['inventory_hostname']}"}
 '''
-# `normal` calls every module that has no action.
-ACTIONS = sorted(path.stem for path in PLUGINS.glob("action/*.py") if path.stem != "normal")
+ACTIONS = sorted(path.stem for path in PLUGINS.glob("action/*.py"))
 
 
 def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_every_action_is_documented(name: str) -> None:
     documentation = yaml.safe_load(action.DOCUMENTATION)
     assert documentation["module"] == name
     assert documentation["short_description"]
-    assert name in yaml.safe_load(action.EXAMPLES)[0]
+    assert f"farandole.cluster.{name}" in yaml.safe_load(action.EXAMPLES)[0]
     assert action.ActionModule.spec() == argument_spec(documentation["options"])
     returned = yaml.safe_load(getattr(action, "RETURN", "{}"))
     assert all({"description", "type", "returned"} <= value.keys() for value in returned.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farandole.preflight import fabric
+from farandole.links import fabric
 
 from .loading import load
 

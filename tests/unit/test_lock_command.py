@@ -29,7 +29,7 @@ PLAY = """
   gather_facts: false
   tasks:
     - name: Resolve the versions
-      stack_lock:
+      farandole.cluster.stack_lock:
         inventory_dir: "{{ inventory_dir }}"
         frameworks: [tensorflow, pytorch]
         pins: "{{ stack_pins | default([]) }}"

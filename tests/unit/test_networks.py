@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from farandole.preflight import fabric, networks
+from farandole.links import fabric
+from farandole.preflight import networks
 from farandole.preflight.networks import Networks
 
 FIRST, SECOND, THIRD = "10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/16"

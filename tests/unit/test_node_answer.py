@@ -15,7 +15,7 @@ from farandole.core.fetching import TooMuchError
 from farandole.core.schema import UnfitError
 from farandole.preflight import answer as probe
 
-from .loading import load
+from .loading import PLUGINS, load
 from .machines import machine
 from .stack import run_action
 
@@ -145,7 +145,10 @@ def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> No
 def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -> None:
     arguments = {"accounts": {"nobody": 65534}}
     assert "probe" in run_action("node_probe", arguments, tmp_path)
-    answer = run_action("node_probe", arguments, tmp_path, modules=[tmp_path])
+    plugins = tmp_path / "collections/ansible_collections/farandole/cluster/plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "action").symlink_to(PLUGINS / "action")
+    answer = run_action("node_probe", arguments, tmp_path, collections=tmp_path / "collections")
     assert "node_probe was not found" in answer.get("msg", "")
     assert "unreachable_reason" not in answer
 

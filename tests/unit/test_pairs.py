@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from farandole.core.bounds import descendants
+from farandole.links import agents
 from farandole.links import measure as measuring
+from farandole.links.agents import Place
 from farandole.links.judge import Bars, judge, record, slow_ways
-from farandole.links.measure import Closed, Measured, Measurement, Misnamed, Narrow, Place, measure
+from farandole.links.measure import Closed, Measured, Measurement, Misnamed, Narrow, measure
 from farandole.links.rounds import chosen_rounds, pairs_of
 from farandole.node.agent import CHECK, EACH, Node, proof, stranger
 
@@ -170,7 +172,7 @@ LIES: dict[str, object] = {
 
 @pytest.mark.parametrize("answer", LIES.values(), ids=LIES)
 def test_a_lie_is_not_used(answer: object, tmp_path: Path) -> None:
-    number = len(measuring.PROGRAM.read_bytes())
+    number = len(agents.PROGRAM.read_bytes())
     script = LYING.replace("NUMBER", str(number)).replace("ANSWER", repr(json.dumps(answer)))
     (tmp_path / "liar.py").write_text(script)
     liar = Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/liar.py #"), sys.executable)
@@ -212,7 +214,7 @@ NO_LIMIT = "dict.fromkeys(peers, threading.BoundedSemaphore(128))"
 
 def evil(tmp_path: Path, *sources: str) -> Place:
     """A node-3 from which connections with these addresses come."""
-    program = f"SOURCES = {sources}\n" + FLOODING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes())))
+    program = f"SOURCES = {sources}\n" + FLOODING.replace("NUMBER", str(len(agents.PROGRAM.read_bytes())))
     (tmp_path / "flood.py").write_text(program)
     return Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/flood.py #"), sys.executable)
 
@@ -221,11 +223,11 @@ def evil(tmp_path: Path, *sources: str) -> Place:
 def test_many_silent_connections_of_one_node_keep_no_other_from_a_third(
     protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = measuring.PROGRAM.read_text()
+    program = agents.PROGRAM.read_text()
     assert all(one in program for one in (LIMIT, TOLD, PROOF))
     if not protected:
-        monkeypatch.setattr(measuring, "PROGRAM", tmp_path / "agent.py")
-        measuring.PROGRAM.write_text(
+        monkeypatch.setattr(agents, "PROGRAM", tmp_path / "agent.py")
+        agents.PROGRAM.write_text(
             program.replace(LIMIT, NO_LIMIT).replace(PROOF, "PROOF_S, EACH = 60,").replace(TOLD, "pass")
         )
     measured = measure([*places(2), evil(tmp_path, "127.0.94.3")])
@@ -240,9 +242,9 @@ def test_a_node_that_turned_others_away_is_not_called_closed(
     protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if they were opened again and again.
-    program = measuring.PROGRAM.read_text().replace(PROOF, "PROOF_S, EACH = 60,")
-    monkeypatch.setattr(measuring, "PROGRAM", tmp_path / "agent.py")
-    measuring.PROGRAM.write_text(program if protected else program.replace(TOLD, "pass"))
+    program = agents.PROGRAM.read_text().replace(PROOF, "PROOF_S, EACH = 60,")
+    monkeypatch.setattr(agents, "PROGRAM", tmp_path / "agent.py")
+    agents.PROGRAM.write_text(program if protected else program.replace(TOLD, "pass"))
     # Programs on both do that, of whoever.
     measured = measure([*places(2), evil(tmp_path, "127.0.94.1", "127.0.94.3")])
     found = [one for one in codes(measured) if one[0] == "node-2"]
@@ -346,7 +348,7 @@ exec(compile(program, "pairs", "exec"))
 
 
 def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path) -> None:
-    (tmp_path / "ending.py").write_text(ENDING.replace("NUMBER", str(len(measuring.PROGRAM.read_bytes()))))
+    (tmp_path / "ending.py").write_text(ENDING.replace("NUMBER", str(len(agents.PROGRAM.read_bytes()))))
     ending = Place("node-3", "127.0.94.3", ("sh", "-c", f"{sys.executable} {tmp_path}/ending.py #"), sys.executable)
     measured = measure([*places(2), ending])
     assert {one.source for one in measured.closed} == {"node-1", "node-2"}

@@ -58,7 +58,7 @@ def test_wheels_are_fetched_into_the_cache_of_the_cluster(tmp_path: Path) -> Non
     wheel["sha256"] = sha256(path)
     (tmp_path / "stack.lock.yml").write_text(yaml.safe_dump({**lock, "id": identity(lock)}))
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": {"node-1": None}}}))
-    fetch = {"ansible.builtin.import_role": {"name": "frameworks", "tasks_from": "fetch"}}
+    fetch = {"ansible.builtin.import_role": {"name": "farandole.cluster.frameworks", "tasks_from": "fetch"}}
     (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "cluster", "gather_facts": False, "tasks": [fetch]}]))
     options: list[str | Path] = [
         "-e",

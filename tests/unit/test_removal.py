@@ -15,6 +15,7 @@ from farandole.plays.removal import HostVars, in_use, report
 from .loading import ROOT, load
 from .stack import run_module
 
+REMOVE = "farandole.cluster.remove"
 module = load("modules", "remove")
 hosts = load("modules", "former_hosts")
 ANSWER = {
@@ -135,18 +136,22 @@ def is_removed(path: str, listed: set[str]) -> bool:
 def test_a_role_removes_every_file_that_it_writes(role: Path) -> None:
     files = {name: yaml.safe_load(name.read_text()) for name in (role / "tasks").glob("*.yml")}
     (removal,) = (tasks for name, tasks in files.items() if name.name == "remove.yml")
-    listed = {str(path) for task in removal for path in task.get("remove", {}).get("paths", [])}
-    listed |= {path for task in removal for path in task.get("remove", {}).get("lines", {})}
+    listed = {str(path) for task in removal for path in task.get(REMOVE, {}).get("paths", [])}
+    listed |= {path for task in removal for path in task.get(REMOVE, {}).get("lines", {})}
     assert {path for path in written(list(files.values())) if not is_removed(path, listed)} == set()
 
 
 def test_every_role_that_writes_files_or_installs_packages_can_be_removed() -> None:
-    verbs = {"write_files", "packages", "ansible.builtin.apt", "apt_source", "held_debs", "stack_install"}
+    ours = {"write_files", "packages", "apt_source", "held_debs", "stack_install"}
+    verbs = {"ansible.builtin.apt"} | {f"farandole.cluster.{name}" for name in ours}
     for role in sorted(ROOT.glob("roles/*")):
         text = "".join(path.read_text() for path in role.glob("tasks/*.yml") if path.name != "remove.yml")
         if any(f"\n  {verb}:" in text for verb in verbs):
             assert (role / "tasks/remove.yml").exists(), role.name
-            assert f"name: {role.name}, tasks_from: remove" in (ROOT / "playbooks/remove.yml").read_text()
+            assert (
+                f"name: farandole.cluster.{role.name}, tasks_from: remove"
+                in (ROOT / "playbooks/remove.yml").read_text()
+            )
 
 
 def test_the_report_names_what_stays_and_what_is_not_done() -> None:
@@ -180,5 +185,5 @@ def test_what_is_running_is_named_for_each_node() -> None:
 
 def test_a_queue_of_somebody_else_is_left_alone() -> None:
     tasks = yaml.safe_load((ROOT / "roles/slurm/tasks/remove.yml").read_text())
-    (removal,) = (task for task in tasks if "remove" in task)
+    (removal,) = (task for task in tasks if REMOVE in task)
     assert removal["when"] == "__slurm_record is file"

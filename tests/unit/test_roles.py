@@ -33,7 +33,7 @@ def test_defaults_match_the_argument_specs(role: Path) -> None:
 def test_every_filter_is_used_and_reports_errors() -> None:
     used = "".join(one.read_text() for folder in ("roles", "playbooks") for one in (ROOT / folder).rglob("*.[yj]*"))
     filters = load("filter", "farandole").FilterModule().filters()
-    assert {name for name in filters if f"| {name}" not in used} == set()
+    assert {name for name in filters if f"| farandole.cluster.{name}" not in used} == set()
     with pytest.raises(AnsibleFilterError, match="Farandole did not write"):
         filters["validation_manifest"]({"content": "x"})
 
@@ -47,4 +47,4 @@ def test_public_variables_start_with_the_roles_name(role: Path) -> None:
 def test_the_readmes_table_matches_the_argument_specs(role: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(role, tmp_path / role.name)
     subprocess.run(["aar-doc", "--output-template", "docs/role-table.md.j2", copy, "markdown"], cwd=ROOT, check=True)
-    assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make docs`"
+    assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make tables`"

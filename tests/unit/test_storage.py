@@ -169,8 +169,8 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
     folder = ROOT / "roles/storage/templates"
     environment = Environment(loader=FileSystemLoader(folder), trim_blocks=True, autoescape=False)  # noqa: S701
     environment.filters |= {
-        "accounts": cluster.accounts,
-        "node_address": cluster.node_address,
+        "farandole.cluster.accounts": cluster.accounts,
+        "farandole.cluster.node_address": cluster.node_address,
         "difference": lambda one, other: [name for name in one if name not in other],
     }
     values = {

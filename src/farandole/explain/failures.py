@@ -65,7 +65,7 @@ def speaks_for_itself(host: str, action: str, result: Mapping[str, Any], *, lost
 def own() -> frozenset[str]:
     """The names of our own actions and modules."""
     paths = [*ROOT.glob("plugins/action/*.py"), *ROOT.glob("plugins/modules/*.py")]
-    return frozenset(path.stem for path in paths) - {"normal"}
+    return frozenset(path.stem for path in paths)
 
 
 def said(result: Mapping[str, Any]) -> str:

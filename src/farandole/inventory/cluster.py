@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import ipaddress
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +14,41 @@ HostVars = Mapping[str, Mapping[str, Any]]
 # All names by which Ansible's ssh plugin knows them; the last one that is set counts.
 USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
 KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the inventory says about one host."""
+
+    name: str
+    ansible_host: str
+    port: str = "22"
+    cluster_ip: str | None = None
+    variables: frozenset[str] = frozenset()
+
+    @property
+    def address(self) -> IPv4Address | IPv6Address | None:
+        """The address by which the other nodes reach it."""
+        return parse_address(self.cluster_ip or self.ansible_host)
+
+
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def read_node(name: str, variables: Mapping[str, Any]) -> Node:
+    """Build a node from a host's variables."""
+    cluster_ip = variables.get("cluster_ip")
+    return Node(
+        name=name,
+        ansible_host=str(variables.get("ansible_host", name)),
+        port=str(variables.get("ansible_port", 22)),
+        cluster_ip=None if cluster_ip is None else str(cluster_ip),
+        variables=frozenset(variables),
+    )
 
 
 def builders(groups: Mapping[str, Sequence[str]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import several
-from farandole.core.project import CONFIG, ROOT
+from farandole.core.project import ROOT, environment
 from farandole.inventory.reading import existing
 
 
@@ -54,12 +54,16 @@ def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
 
 def _opened(inventory: Path) -> tuple[Any, Any]:
     """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
-    os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
+    os.environ["ANSIBLE_CONFIG"] = environment()["ANSIBLE_CONFIG"]
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.utils.collection_loader import AnsibleCollectionConfig
 
+    if not AnsibleCollectionConfig.collection_finder:
+        init_plugin_loader()
     existing(inventory)
     loader = DataLoader()
     # Whose group_vars say how to log in, from wherever this is called.

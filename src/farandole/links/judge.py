@@ -9,7 +9,8 @@ from typing import Any
 
 from farandole.core.findings import Finding, finding, some
 from farandole.core.schema import MANY
-from farandole.links.measure import HIGHEST, LOWEST, Closed, Measured, Narrow
+from farandole.links.agents import HIGHEST, LOWEST
+from farandole.links.measure import Closed, Measured, Narrow
 
 Way = tuple[str, str]
 # The ends of a way.

@@ -45,10 +45,8 @@ MAC = re.compile("([0-9a-f]{2}:){5}[0-9a-f]{2}")
 REASONS = {
     errno.ECONNREFUSED: "refused",
     errno.ECONNRESET: "reset",
-    errno.EHOSTUNREACH: "no route",
-    errno.ENETUNREACH: "no route",
-    errno.EACCES: "forbidden",
-    errno.EPERM: "forbidden",
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH), "no route"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden"),
 }
 
 

@@ -8,15 +8,14 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from farandole.core.findings import Finding, finding, some
 from farandole.inventory import mounts as storage
-from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
+from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES, Node
 from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]
@@ -38,41 +37,6 @@ PASSWORD_VARIABLES = {
 }
 # An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-
-
-@dataclass(frozen=True)
-class Node:
-    """What the inventory says about one host."""
-
-    name: str
-    ansible_host: str
-    port: str = "22"
-    cluster_ip: str | None = None
-    variables: frozenset[str] = frozenset()
-
-    @property
-    def address(self) -> IPv4Address | IPv6Address | None:
-        """The address by which the other nodes reach it."""
-        return parse_address(self.cluster_ip or self.ansible_host)
-
-
-def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None
-
-
-def read_node(name: str, variables: Mapping[str, Any]) -> Node:
-    """Build a node from a host's variables."""
-    cluster_ip = variables.get("cluster_ip")
-    return Node(
-        name=name,
-        ansible_host=str(variables.get("ansible_host", name)),
-        port=str(variables.get("ansible_port", 22)),
-        cluster_ip=None if cluster_ip is None else str(cluster_ip),
-        variables=frozenset(variables),
-    )
 
 
 def unreadable(name: str, error: Exception) -> Finding:

@@ -12,8 +12,8 @@ from typing import Any
 from farandole.core.findings import Finding, finding
 from farandole.core.schema import UnfitError, address, fields, many, named, number, optional, words
 from farandole.inventory.cluster import HostVars
-from farandole.preflight import fabric
-from farandole.preflight.fabric import Fabric
+from farandole.links import fabric
+from farandole.links.fabric import Fabric
 
 # Another network takes over only if it is clearly faster.
 CLEARLY = 1.5

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from farandole.core.findings import Finding, count, finding, some
-from farandole.preflight.fabric import Fabric, address_absent
-from farandole.preflight.inventory import Node
+from farandole.inventory.cluster import Node
+from farandole.links.fabric import Fabric, address_absent
 from farandole.preflight.unreachable import judge_unreachable
 
 Probe = Mapping[str, Any]

@@ -36,6 +36,7 @@ SPECIAL = {"exception", "results", "stderr", "stdout"}
 # Each of a node's tasks reads all that the node has said.
 LONGEST = 1 << 20
 FOLDER = Path(constants.DEFAULT_LOCAL_TMP) / "ask-ahead"
+OVERRIDES = Path(__file__).parent / "plugins"
 
 
 def decode(answer: Answer) -> dict[str, Any]:
