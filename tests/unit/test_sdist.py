@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -76,15 +77,24 @@ def offer(folder: Path, *files: Path, **data: str) -> None:
             lines.write(f'<a href="{file.name}#sha256={digest(page.parent / file.name)}"{more}>{file.name}</a>\n')
 
 
-@pytest.fixture
-def pages(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Path]:
     """The folder of this machine's only package index, beside the small one's wheels."""
-    for name, value in {**pip_settings(wheels), "PIP_NO_INDEX": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with served(tmp_path) as url:
-        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple")
-        yield tmp_path
+    folder = tmp_path_factory.mktemp("root")
+    with served(folder) as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**pip_settings(wheels), "PIP_NO_INDEX": "0", "PIP_INDEX_URL": f"{url}/simple"}.items():
+            patch.setenv(name, value)
+        yield folder
+
+
+@pytest.fixture
+def pages(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same, empty: pip's settings do not change, and are asked for once."""
+    # uv remembers pages there.
+    monkeypatch.setattr(index, "default_root", lambda: tmp_path)
+    yield root
+    for path in root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def chosen(pages: Path, *requirements: str) -> dict[str, Wheel]:
