@@ -269,7 +269,11 @@ class Catalogue:
             raise FarandoleError(f"{name} cannot be pinned: the nodes determine it. Leave {text!r} out")
         known = [row.version for row in self.rows(name)]
         if not self.is_component(name):
-            return name, self._package(text, name, version)
+            try:
+                Requirement(f"{name}=={version}")
+            except InvalidRequirement:
+                raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
+            return name, version
         is_version = order(version) != order("")
         if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):
             raise FarandoleError(
@@ -277,14 +281,6 @@ class Catalogue:
                 "docs/catalogue.md says how to add a version"
             )
         return name, version
-
-    @staticmethod
-    def _package(text: str, name: str, version: str) -> str:
-        try:
-            Requirement(f"{name}=={version}")
-        except InvalidRequirement:
-            raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
-        return version
 
     def named(self, name: str) -> str:
         """The name of a component or package here, given any name that people use for it."""
@@ -314,9 +310,7 @@ class Catalogue:
                     f"stack_frameworks and --frameworks take {' and '.join(self.frameworks)}"
                 )
         if not names:
-            raise FarandoleError(
-                f"no framework is requested: name one of {', '.join(self.frameworks)} in stack_frameworks"
-            )
+            raise FarandoleError(f"no framework is requested: name {' or '.join(self.frameworks)} in stack_frameworks")
         return tuple(name for name in self.frameworks if name in names)
 
 
