@@ -13,6 +13,7 @@ import yaml
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
+from farandole.inventory.state import newer
 from farandole.stack.catalogue import NONE, load
 from farandole.stack.nodes import Nodes
 from farandole.stack.problem import Problem, Request
@@ -28,10 +29,10 @@ HEAD = """\
 # In the order in which they are written.
 KEYS = (
     "format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "own", "sources", "index",
-    "why",
+    "why", "farandole",
 )  # fmt: skip
 # What says nothing about what is installed, and what older locks, and most others, do not have.
-NOT_IDENTITY, NOT_IN_1, SELDOM = ("id", "index", "why"), {"own", "index"}, {"sources"}
+NOT_IDENTITY, NOT_IN_1, SELDOM = ("id", "index", "why", "farandole"), {"own", "index"}, {"sources", "farandole"}
 Lock = Mapping[str, Any]
 
 
@@ -107,6 +108,8 @@ def read(path: Path) -> dict[str, Any]:
         raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
     if not isinstance(lock, dict) or lock.get("format") not in READABLE:
         found = lock.get("format") if isinstance(lock, dict) else "none"
+        if isinstance(found, int) and found > FORMAT:
+            raise FarandoleError(newer(path, str(lock.get("farandole", "of a newer version"))))
         raise FarandoleError(f"{path} has format {found}, and this version reads formats 1 and 2; {cure}")
     if missing := set(KEYS) - lock.keys() - SELDOM - (NOT_IN_1 if lock["format"] == 1 else set()):
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.core.project import ROOT
+from farandole.core.project import ROOT, version
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.collect import built_for_cuda, inspect
@@ -69,6 +69,7 @@ def make(
             "files": {one.file: {"from": one.url, "size": one.size} for one in _all(solution.wheels)},
         },
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
+        "farandole": version(),
     }
     if sources := [_source(one, one.build) for one in solution.wheels if one.build]:
         lock["sources"] = sources
