@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit check audit docs tables explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,9 +80,6 @@ bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one
 bench-predict: setup ## compare farandole predict with jobs on two to four nodes (half an hour)
 	farandole lab setup
 	python tests/bench/predict.py
-
-audit: setup ## list everything that comes from outside, how it is pinned, and its known vulnerabilities
-	python tests/audit.py
 
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py

@@ -14,7 +14,8 @@ from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack import own
 from farandole.stack.cache import default_root
-from farandole.stack.request import request
+from farandole.stack.nodes import read
+from farandole.stack.problem import Known, request
 
 DOCUMENTATION = """
 module: stack_lock
@@ -111,10 +112,18 @@ class ActionModule(Action):
                 f"farandole lock -i {inventory}  or  "
                 f"ansible-playbook -i {inventory} playbooks/preflight.yml playbooks/lock.yml"
             )
-        return locks.settle(
-            path, wanted, configure, found,
-            save=not self._task.check_mode, cache=cache, say=self.say(variables),
-        )  # fmt: skip
+        nodes = read(found)
+        if path.exists():
+            lock = locks.read(path)
+            locks.check(path, lock, nodes, wanted, configure)
+            return lock, False
+        # Slow to import, and most runs have a lock.
+        from farandole.stack.making import new
+
+        lock = new(nodes, wanted, configure, Known(), cache, self.say(variables))
+        if not self._task.check_mode:
+            locks.write(path, lock)
+        return lock, True
 
     @staticmethod
     def _collect(lock: Mapping[str, Any], path: Path, cache: Path, say: Callable[[str], None]) -> bool:

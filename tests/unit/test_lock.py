@@ -12,19 +12,20 @@ import yaml
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
 from farandole.stack import lock as locks
-from farandole.stack import nodes
+from farandole.stack import making, nodes
 from farandole.stack.catalogue import load
-from farandole.stack.request import request
+from farandole.stack.problem import request
 
 from .test_solver import BOOKWORM, BOTH, GPU, TRIXIE, cluster
 
 NODES = nodes.read(cluster(BOOKWORM, BOOKWORM))
+KEPT, PATCHED = ROOT / "tests/unit/locks/pytorch.lock", ("openmpi", "horovod")
 pytestmark = pytest.mark.usefixtures("small_index")
 
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
-    return locks.make(NODES, request(BOTH, [], "auto"))
+    return making.make(NODES, request(BOTH, [], "auto"))
 
 
 def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> N
 
 
 def test_a_lock_for_gpus_names_the_nccl_debs() -> None:
-    found = locks.make(nodes.read(cluster(GPU)), request(["pytorch"], [], "auto"))
+    found = making.make(nodes.read(cluster(GPU)), request(["pytorch"], [], "auto"))
     assert found["nccl"] == {"version": "2.29.7-1+cuda13.2"}
     assert found["wanted"]["accelerator"] == "cuda"
     assert found["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -74,13 +75,13 @@ PANDAS, PANDAS_2 = ((("pandas", "stack_packages"),), (("pandas<3", "stack_packag
 def test_the_id_depends_only_on_the_content(made: dict[str, Any]) -> None:
     # Other host names, another order, pins from the command line: the same stack.
     other = nodes.read({f"gpu{number}": dict(BOOKWORM) for number in (7, 3, 1)})
-    assert locks.make(other, request(["pytorch", "tensorflow"], [], "cpu"))["id"] == made["id"]
-    assert locks.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"] != made["id"]
+    assert making.make(other, request(["pytorch", "tensorflow"], [], "cpu"))["id"] == made["id"]
+    assert making.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"] != made["id"]
     assert (
-        locks.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"]
-        == locks.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))["id"]
+        making.make(other, request(BOTH, ["numpy==2.3.4"], "auto"))["id"]
+        == making.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))["id"]
     )
-    assert locks.make(NODES, request(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
+    assert making.make(NODES, request(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
 
 
 def test_a_written_lock_can_be_read(made: dict[str, Any], tmp_path: Path) -> None:
@@ -135,18 +136,28 @@ def test_a_lock_of_an_earlier_version_can_be_read(made: dict[str, Any], tmp_path
     locks.check(path, locks.read(path), NODES, request(BOTH, [], "auto"))
 
 
+def test_a_lock_of_november_2026_is_taken_as_it_is_and_made_again() -> None:
+    old, wanted = locks.read(KEPT), request(["pytorch"], [], "auto")
+    locks.check(KEPT, old, NODES, wanted)
+    new = making.make(NODES, wanted)
+    del new["farandole"]
+    # Patches may change, and this index is in another place each time.
+    new |= {"index": old["index"], **{name: {**new[name], "patches": old[name]["patches"]} for name in PATCHED}}
+    assert locks.text({**new, "id": locks.identity(new)}) == KEPT.read_text()
+
+
 def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
-    old = locks.make(NODES, request(BOTH, ["numpy==2.3.4"], "auto", packages=PANDAS_2))
-    same = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, None))
+    old = making.make(NODES, request(BOTH, ["numpy==2.3.4"], "auto", packages=PANDAS_2))
+    same = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, None))
     assert [same["versions"][name] for name in ("numpy", "pandas", "torch")] == ["2.3.4", "2.3.3", "2.13.0+cpu"]
     assert same["index"]["until"] == old["index"]["until"]
-    one = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, ["pandas"]))
+    one = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, ["pandas"]))
     assert [one["versions"][name] for name in ("numpy", "pandas")] == ["2.3.4", "3.1.1"]
-    new = locks.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=locks.known_of(old, []))
+    new = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, []))
     assert [new["versions"][name] for name in ("numpy", "pandas")] == ["2.4.6", "3.1.1"]
     assert new["own"] == ["pandas", "six"]
     with pytest.raises(FarandoleError, match=re.escape("--upgrade pandsa: the lock has no package of that name (did")):
-        locks.known_of(old, ["pandsa"])
+        making.known_of(old, ["pandsa"])
 
 
 def test_the_places_of_the_files_are_no_part_of_the_id(made: dict[str, Any]) -> None:
@@ -191,14 +202,14 @@ def test_a_lock_for_other_nodes_or_another_request_is_refused(
 
 
 def test_a_lock_with_command_line_pins_fits_an_inventory_without_pins(tmp_path: Path) -> None:
-    found = locks.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))
+    found = making.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))
     assert found["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "--want numpy==2.3.4" in found["why"]["numpy"]
     locks.check(tmp_path, found, NODES, request(BOTH, [], "auto"))
 
 
 def test_the_changes_of_a_new_lock(made: dict[str, Any]) -> None:
-    new = locks.make(NODES, request(["tensorflow"], ["numpy==2.3.4"], "auto"))
+    new = making.make(NODES, request(["tensorflow"], ["numpy==2.3.4"], "auto"))
     assert "numpy: 2.4.6 -> 2.3.4" in locks.changes(made, new)
     assert "torch: 2.13.0+cpu -> none" in locks.changes(made, new)
     assert locks.changes(made, made) == []

@@ -89,7 +89,7 @@ def test_an_unreachable_or_endless_site_leaves_nothing(tmp_path: Path, monkeypat
         with pytest.raises(FarandoleError, match="more than 1048576 bytes were sent"):
             bring(tmp_path / "cache", {**place, "url": f"{url}/a.tar"})
         with pytest.raises(fetching.TooMuchError):
-            sources._link(url, "horovod", "file")
+            sources._text(url, "horovod")
     assert list((tmp_path / "cache").iterdir()) == []
 
 

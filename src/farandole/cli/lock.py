@@ -18,7 +18,7 @@ from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, P
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
-from farandole.stack.request import request
+from farandole.stack.problem import request
 from farandole.stack.settings import builds_of, cache_of, inventory_variables, own_packages, plain_list, sources_of
 
 console = Console(highlight=False, soft_wrap=True)
@@ -51,6 +51,9 @@ def lock(
     ask_become_pass: AskBecomePass = False,
 ) -> None:
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
+    # Slow to import.
+    from farandole.stack import making
+
     path = locks.path_of(inventory.absolute())
     old, hint = None, ""
     if names and not upgrade:
@@ -71,14 +74,12 @@ def lock(
             sources=sources_of(variables),
         )
         login = Login(user, private_key, ask_pass, ask_become_pass)
-        found, old = probes(inventory, variables, login), former(path)
-        known = locks.known_of(old, names or [] if upgrade else None)
+        platform, old = nodes.read(probes(inventory, variables, login)), former(path)
+        known = making.known_of(old, names or [] if upgrade else None)
         configure = plain_list(variables, "openmpi_configure")
         progress.print("choosing versions, with the package indexes of this machine's pip")
-        new, _ = locks.settle(
-            path, wanted, configure, found, renew=True, save=False, known=known, cache=cache_of(variables), say=_say
-        )
-        hint = _hint(new, nodes.read(found), variables) if frameworks or accelerator else ""
+        new = making.new(platform, wanted, configure, known, cache_of(variables), _say)
+        hint = _hint(new, platform, variables) if frameworks or accelerator else ""
     if explain:
         _explain(new, inventory)
     if collect:

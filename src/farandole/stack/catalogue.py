@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,35 +48,19 @@ def is_range(version: str) -> bool:
 
 @cache
 def allows(constraint: str, version: str) -> bool:
-    """Whether a version, or any version of a range, satisfies a constraint such as "none | ==2.29.7", "11 | 12", ">=9",
-    or "" for any version."""
+    """Whether a version satisfies a constraint such as "none | ==2.29.7", "11 | 12", ">=9", or "" for any version; a
+    range satisfies itself, and "==" one of its versions."""
     if not constraint:
         return version != NONE
     for alternative in constraint.split(" | "):
-        if not is_range(alternative):
-            if alternative == version:
+        if alternative == version:
+            return True
+        if is_range(version):
+            if alternative.startswith("==") and _specifiers(version).contains(order(alternative[2:])):
                 return True
-        elif is_range(version):
-            if overlap(alternative, version):
-                return True
-        elif version != NONE and _specifiers(alternative).contains(order(version)):
+        elif is_range(alternative) and version != NONE and _specifiers(alternative).contains(order(version)):
             return True
     return False
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether any version is in both ranges: one of their ends, or a version directly beside one."""
-    both = _specifiers(f"{one},{other}")
-    ends = {Version(specifier.version.removesuffix(".*")) for specifier in both}
-    return any(both.contains(version) for end in ends for version in _around(end))
-
-
-def _around(end: Version) -> Iterator[Version]:
-    *first, last = end.release
-    above = [*end.release, 1]
-    yield from (end, Version(".".join(map(str, above))))
-    if below := [*first, last - 1] if last else first:
-        yield Version(".".join(map(str, [*below, 9999])))
 
 
 def title(component: str) -> str:
@@ -106,7 +90,6 @@ class Need:
     constraint: str
     by: str
     why: str = ""
-    thread: str = ""
     # The full sentence, if "by needs component" would not read well.
     text: str = ""
 
@@ -115,8 +98,7 @@ class Need:
         return row.component == self.component and allows(self.constraint, row.version)
 
     def __str__(self) -> str:
-        reasons = "; ".join(text for text in (self.why, self.thread) if text)
-        return f"{self.short}{f' ({reasons})' if reasons else ''}"
+        return f"{self.short}{f' ({self.why})' if self.why else ''}"
 
     @property
     def short(self) -> str:
@@ -177,19 +159,21 @@ class Row:
 
     def blocked(self, *, gpus: bool) -> str:
         """Why it cannot be used at all; empty if it can."""
-        refused = self.data.get("refused") or (self.data.get("on_gpus", {}).get("refused") if gpus else None)
-        if isinstance(refused, str):
-            return refused
-        return "; ".join(text for text in (refused["why"], refused.get("thread")) if text) if refused else ""
+        data = self.data if "refused" in self.data or not gpus else self.data.get("on_gpus", {})
+        return _why(data.get("refused", ""))
 
     def needs(self, *, gpus: bool) -> Iterator[Need]:
         """Its requirements."""
         found = {**self.data.get("needs", {}), **(self.data.get("on_gpus", {}) if gpus else {})}
         for component, need in found.items():
             if component != "refused":
-                need = {"want": need} if isinstance(need, str) else need
-                text = f"{self} has {words(component, need['want'])}" if self.component == "os" else ""
-                yield Need(component, need["want"], str(self), need.get("why", ""), need.get("thread", ""), text)
+                want, why = (need, "") if isinstance(need, str) else (need["want"], _why(need))
+                text = f"{self} has {words(component, want)}" if self.component == "os" else ""
+                yield Need(component, want, str(self), why, text)
+
+
+def _why(reason: str | Mapping[str, str]) -> str:
+    return reason if isinstance(reason, str) else "; ".join(filter(None, map(reason.get, ("why", "thread"))))
 
 
 @dataclass(frozen=True)
@@ -219,7 +203,6 @@ class Catalogue:
 
     data: Mapping[str, Any]
     evidence: tuple[Evidence, ...] = ()
-    memory: dict[str, list[Row]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def components(self) -> Mapping[str, Mapping[str, Any]]:
@@ -235,10 +218,14 @@ class Catalogue:
 
     def rows(self, component: str) -> list[Row]:
         """All versions, oldest first."""
-        if component not in self.memory:
-            rows = [Row(component, version, data) for version, data in self.components.get(component, {}).items()]
-            self.memory[component] = sorted(rows, key=lambda row: order(row.version))
-        return self.memory[component]
+        return self._rows.get(component, [])
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Row]]:
+        return {
+            component: sorted((Row(component, *row) for row in rows.items()), key=lambda row: order(row.version))
+            for component, rows in self.components.items()
+        }
 
     def knows(self, name: str) -> bool:
         """Whether it is a component, whose versions are here, and not a package, whose versions the index has."""
@@ -254,10 +241,6 @@ class Catalogue:
         site = url.format(series=series, version=openmpi.version)
         found = [{"url": site, "file": site.rpartition("/")[2], "sha256": openmpi.data["sha256"]}]
         return found + [{"apt": "openmpi", **source} for source in [openmpi.data.get("debian")] if source]
-
-    def row(self, component: str, version: str) -> Row:
-        """One version."""
-        return Row(component, version, self.components[component][version])
 
     def proven(self, name: str, version: str) -> list[str]:
         """The systems on which a set that works contained a version, or one of a range."""
@@ -286,7 +269,11 @@ class Catalogue:
             raise FarandoleError(f"{name} cannot be pinned: the nodes determine it. Leave {text!r} out")
         known = [row.version for row in self.rows(name)]
         if not self.is_component(name):
-            return name, self._package(text, name, version)
+            try:
+                Requirement(f"{name}=={version}")
+            except InvalidRequirement:
+                raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
+            return name, version
         is_version = order(version) != order("")
         if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):
             raise FarandoleError(
@@ -294,14 +281,6 @@ class Catalogue:
                 "docs/catalogue.md says how to add a version"
             )
         return name, version
-
-    @staticmethod
-    def _package(text: str, name: str, version: str) -> str:
-        try:
-            Requirement(f"{name}=={version}")
-        except InvalidRequirement:
-            raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
-        return version
 
     def named(self, name: str) -> str:
         """The name of a component or package here, given any name that people use for it."""
@@ -331,9 +310,7 @@ class Catalogue:
                     f"stack_frameworks and --frameworks take {' and '.join(self.frameworks)}"
                 )
         if not names:
-            raise FarandoleError(
-                f"no framework is requested: name one of {', '.join(self.frameworks)} in stack_frameworks"
-            )
+            raise FarandoleError(f"no framework is requested: name {' or '.join(self.frameworks)} in stack_frameworks")
         return tuple(name for name in self.frameworks if name in names)
 
 

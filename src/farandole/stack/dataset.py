@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256, write
 from farandole.core.text import without_passwords
 from farandole.preflight.answer import probe_of
-from farandole.stack.cache import digest, draft_folder, keep, no_space
+from farandole.stack.cache import digest, draft_folder, keep, no_space, record_path
 from farandole.stack.collect import download_wheels
 from farandole.stack.sources import UNREACHED, cached
 from farandole.stack.web import certificates
@@ -79,13 +80,21 @@ def provide(requested: str, root: Path, say: Say, facts: Facts | None = None) ->
         folder.mkdir(parents=True, exist_ok=True)
         if requested == "digits":
             return _digits(facts, folder, say)
-        reasons = _fetch(facts, folder, say)
-        if not reasons:
+        if not (reasons := _fetch(facts, folder, say)):
             return _mnist(facts, folder)
+        failure, files = f"MNIST cannot be fetched ({'; '.join(reasons)})", ", ".join(facts["mnist"]["files"])
         if requested == "mnist":
-            raise FarandoleError(_refusal(reasons, facts, folder))
-        say(f"{_fetch_failure(reasons)}, so the samples get {_digits_label(facts)}")
-        return _substitute(reasons, facts, folder, say)
+            damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
+            note = f" Wrong sha256 there: {', '.join(damaged)}." if damaged else ""
+            raise FarandoleError(f"{failure}: put {files} into {folder}, or set samples_data: digits.{note}")
+        say(f"{failure}, so the samples get {_digits_label(facts)}")
+        try:
+            return _digits(facts, folder, say)
+        except FarandoleError as error:
+            raise FarandoleError(
+                f"there is no data for the sample scripts. {failure}; {_digits_label(facts)}: {error}. Fix either, put "
+                f"{files} into {folder}, or skip the samples: --skip-tags samples"
+            ) from error
 
 
 def _kept(requested: str, facts: Facts, folder: Path) -> Data | None:
@@ -100,15 +109,11 @@ def _kept(requested: str, facts: Facts, folder: Path) -> Data | None:
 def _recall(folder: Path, key: str) -> Data | None:
     """Data that was made before, unless its sources have changed or a file is damaged."""
     try:
-        about = json.loads(_record(folder).read_text())
+        about = json.loads(record_path(folder).read_text())
         data = Data(folder, about["source"], about["files"])
     except (FileNotFoundError, ValueError, KeyError):
         return None
     return data if about.get("key") == key and not _missing(data.files, folder) else None
-
-
-def _record(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.json")
 
 
 def _key(*made_of: Any) -> str:
@@ -119,27 +124,6 @@ def _missing(files: Mapping[str, str], folder: Path) -> list[str]:
     return [name for name, good in files.items() if not (folder / name).is_file() or sha256(folder / name) != good]
 
 
-def _fetch_failure(reasons: Sequence[str]) -> str:
-    return f"MNIST cannot be fetched ({'; '.join(reasons)})"
-
-
-def _refusal(reasons: Sequence[str], facts: Facts, folder: Path) -> str:
-    files = ", ".join(facts["mnist"]["files"])
-    damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
-    note = f" Wrong sha256 there: {', '.join(damaged)}." if damaged else ""
-    return f"{_fetch_failure(reasons)}: put {files} into {folder}, or set samples_data: digits.{note}"
-
-
-def _substitute(reasons: Sequence[str], facts: Facts, folder: Path, say: Say) -> Data:
-    try:
-        return _digits(facts, folder, say)
-    except FarandoleError as error:
-        raise FarandoleError(
-            f"there is no data for the sample scripts. {_fetch_failure(reasons)}; {_digits_label(facts)}: {error}. Fix "
-            f"either, put {', '.join(facts['mnist']['files'])} into {folder}, or skip the samples: --skip-tags samples"
-        ) from error
-
-
 # MNIST
 
 
@@ -147,22 +131,17 @@ def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
     """Fetch the missing files from the first site that has them; returns why each site failed, or nothing."""
     reasons, trust = [], certificates()
     for site in facts["mnist"]["sites"]:
-        if not (reason := _fetch_from(site, facts, folder, trust, say)):
-            return []
-        reasons.append(f"{site}: {reason}")
-    return reasons
-
-
-def _fetch_from(site: str, facts: Facts, folder: Path, trust: ssl.SSLContext, say: Say) -> str:
-    for name in _missing(facts["mnist"]["files"], folder):
         try:
-            with draft_folder(folder) as drafts:
-                fetching.download(partial(_open, f"{site}{name}", trust), drafts / name, LARGEST)
-                keep(drafts / name, folder / name, facts["mnist"]["files"][name], site)
+            for name in _missing(facts["mnist"]["files"], folder):
+                with draft_folder(folder) as drafts:
+                    fetching.download(partial(_open, f"{site}{name}", trust), drafts / name, LARGEST)
+                    keep(drafts / name, folder / name, facts["mnist"]["files"][name], site)
+                say(f"{name} from {site}")
         except (*UNREACHED, FarandoleError) as error:
-            return without_passwords(str(getattr(error, "reason", error)))
-        say(f"{name} from {site}")
-    return ""
+            reasons.append(f"{site}: {without_passwords(str(getattr(error, 'reason', error)))}")
+        else:
+            return []
+    return reasons
 
 
 def _open(url: str, trust: ssl.SSLContext) -> Any:
@@ -214,21 +193,16 @@ def _parse(csv: bytes) -> list[Digit]:
     return [([line[row * OLD : row * OLD + OLD] for row in range(OLD)], line[-1]) for line in lines]
 
 
-def _steps() -> list[tuple[int, int, int]]:
-    """For each new pixel: its two old neighbours, and the weight of the second in fourteenths."""
-    places = (min(max(4 * new - 5, 0), 14 * (OLD - 1)) for new in range(NEW))
-    return [(place // 14, min(place // 14 + 1, OLD - 1), place % 14) for place in places]
+# What each of the old pixels in a line contributes to each of the new ones, in fourteenths.
+WEIGHTS = [[max(0, 14 - abs(min(max(4 * new - 5, 0), 98) - 14 * old)) for old in range(OLD)] for new in range(NEW)]
 
 
 def scale(image: Image) -> bytes:
     """Scale 8x8 pixels of 0..16 to 28x28 of 0..255, bilinear; in integers, so every machine gets the same result."""
-    steps = _steps()
-    wide = [[(14 - part) * row[low] + part * row[high] for low, high, part in steps] for row in image]
-    full = 14 * 14 * INK
+    wide = [[sum(map(mul, weights, row)) for weights in WEIGHTS] for row in image]
+    columns, full = list(zip(*wide, strict=True)), 14 * 14 * INK
     return bytes(
-        (((14 - part) * one + part * other) * 255 + full // 2) // full
-        for low, high, part in steps
-        for one, other in zip(wide[low], wide[high], strict=True)
+        (sum(map(mul, weights, column)) * 255 + full // 2) // full for weights in WEIGHTS for column in columns
     )
 
 
@@ -257,7 +231,7 @@ def _pack(folder: Path, made: Mapping[str, bytes], source: str, key: str) -> Dat
         write(folder / name, content)
     data = Data(folder, source, {name: hashlib.sha256(content).hexdigest() for name, content in members.items()})
     about = {"source": data.source, "files": data.files, "key": key}
-    write(_record(folder), json.dumps(about, indent=1))
+    write(record_path(folder), json.dumps(about, indent=1))
     return data
 
 

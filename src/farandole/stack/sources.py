@@ -121,7 +121,8 @@ def _of_index(source: Source, draft: Path) -> str:
     tried = []
     for index in indexes():
         try:
-            if url := _link(index, source["index"], source["file"]):
+            links = (url for url, _ in _links(index, source["index"]))
+            if url := next((url for url in links if _file(url) == source["file"]), ""):
                 fetching.download(partial(open_url, url, index, certificates()), draft, LARGEST)
                 return urllib.parse.urldefrag(url)[0]
             tried.append(f"{index} does not have it")
@@ -131,24 +132,19 @@ def _of_index(source: Source, draft: Path) -> str:
     raise ConnectionError("; ".join(map(without_passwords, tried)))
 
 
-def _page(url: str, index: str) -> bytes:
-    with open_url(url, index, certificates()) as answer:
-        return fetching.read(answer, LARGEST)
-
-
-def _link(index: str, name: str, file: str) -> str | None:
-    """The URL of a file on a package index."""
-    for url, _ in _links(index, name):
-        if urllib.parse.unquote(urllib.parse.urlparse(url).path).endswith(f"/{file}"):
-            return url
-    return None
+def _file(url: str) -> str:
+    return urllib.parse.unquote(urllib.parse.urlparse(url).path).rpartition("/")[2]
 
 
 def _text(index: str, name: str) -> str:
     """The page of a project on a package index; empty if there is none."""
-    page = _place(index, name)
+
+    def page() -> bytes:
+        with open_url(_place(index, name), index, certificates()) as answer:
+            return fetching.read(answer, LARGEST)
+
     try:
-        return fetching.within(PAGE_S, partial(_page, page, index)).decode()
+        return fetching.within(PAGE_S, page).decode()
     except urllib.error.HTTPError as error:
         if error.code != 404:
             raise

@@ -110,7 +110,10 @@ def _named_in_help(pip: tuple[str, ...]) -> str:
 
 def pip_settings() -> dict[str, str]:
     """Pip's settings on this machine; environment variables override files."""
-    return _read_settings(frozenset(os.environ.items()))
+    # What pip looks at to find them.
+    return _read_settings(
+        frozenset(one for one in os.environ.items() if one[0].startswith(("PIP_", "XDG_CONFIG_", "HOME")))
+    )
 
 
 @cache
