@@ -27,6 +27,7 @@ from farandole.preflight.inventory import (
     judge_tags,
     unreadable,
 )
+from farandole.preflight.settings import judge_ansible
 from farandole.stack import nccl
 
 DOCUMENTATION = r"""
@@ -183,7 +184,7 @@ class ActionModule(Action):
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)
             findings = excluded.set_aside(excluded.read(Path(arguments["state_dir"])), self._checked(variables))
-        return findings, f"{count(len(nodes), 'node')} in the inventory"
+        return [*findings, *judge_ansible()], f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         hostvars = variables["hostvars"]
