@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit audit docs explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit audit docs tables explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,10 +84,14 @@ audit: setup ## list everything that comes from outside, how it is pinned, and i
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py
 
-docs: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
+docs: setup ## build the site of all pages in .farandole/site, with a search that needs no server
+	sphinx-build -q -W --keep-going -c docs . .farandole/site
+	@echo "open .farandole/site/docs/index.html"
+
+tables: setup ## regenerate the tables of variables and of evidence, and docs/causes.md
 	python -c 'from farandole.lab.prove import document; document()'
 	python tests/explain.py docs
 	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml
-	uv pip compile --quiet --extra dev --generate-hashes --no-header --output-file requirements.txt pyproject.toml
+	uv pip compile --quiet --extra dev --generate-hashes --no-header --no-annotate --output-file requirements.txt pyproject.toml

@@ -102,7 +102,7 @@ def page() -> str:
         f"| made when what was missing had been added | {afterwards} | {second} |\n\n"
         "Expect the figures at first sight of a failure that nobody has met here. To those, the answer is "
         "the lines that look most telling. The wrong answers of the last round were healthy logs with a line that "
-        "looked like a failure. [faults.md](faults.md#three-failures-as-a-user-sees-them) has examples.\n"
+        "looked like a failure. [trouble.md](trouble.md#three-failures-as-a-user-sees-them) has examples.\n"
     )
     return "\n".join([before, *(line for cause in causes().values() for line in section(cause))])
 

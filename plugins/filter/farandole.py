@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from farandole import node
+from farandole.core import programs
 from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
@@ -20,11 +20,8 @@ from farandole.preflight import networks
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
 from farandole.trust import rules as trust
-from farandole.validation import files
-from farandole.validation import nodes as validation
+from farandole.validation import files, nodes
 
-# What runs on a node is part of the package, not of the collection.
-PROGRAMS = Path(node.__file__).parent
 FILTERS: dict[str, Callable[..., Any]] = {
     "account_names": cluster.account_names,
     "accounts": cluster.accounts,
@@ -48,7 +45,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
-    "program": lambda name: str(PROGRAMS / name),
+    "program_folder": programs.program_folder,
+    "program_files": programs.program_files,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,
     "shared_networks": networks.shared_in,
@@ -72,13 +70,14 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "storage_homes": storage.homes,
     "unmeasured_nodes": excluded.unmeasured,
     "validation_files": files.answers,
-    "validation_jobs": validation.jobs,
-    "validation_manifest": validation.read_manifest,
+    "validation_jobs": nodes.jobs,
+    "validation_manifest": nodes.read_manifest,
+    "validation_program": nodes.program,
     "validation_shared": files.shared,
-    "validation_stacks": validation.stack_answers,
-    "validation_task": validation.task,
-    "validation_trust": validation.trust_answers,
-    "validation_unmeasured": validation.unmeasured,
+    "validation_stacks": nodes.stack_answers,
+    "validation_task": nodes.task,
+    "validation_trust": nodes.trust_answers,
+    "validation_unmeasured": nodes.unmeasured,
     "validation_usable": files.usable,
 }
 

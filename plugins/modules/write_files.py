@@ -108,6 +108,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    # Others have to find their way to the files.
+    os.umask(0o022)
     diffs = []
     for file in module.params["files"]:
         owner = ids(module, file)

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from clusters import ROOT, Cluster
+from clusters import Cluster
 
 from farandole.validation.judge import explain, failure
-from farandole.validation.nodes import task
+from farandole.validation.nodes import program, task
 from farandole.validation.plan import SAMPLES, horovodrun
 
 NODES = 2
-PROBES = ROOT / "files/probes"
 BOTH = ("node-1", "node-2")
 TRAIN = f"{SAMPLES}/pytorch_mnist.py"
 HOME = "/home/trainer"
@@ -28,9 +27,8 @@ LONG = (TRAIN, "--epochs", "100000", "--log-interval", "1000000")
 def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, seconds: int = 60) -> dict[str, Any]:
     """Run a job as the validation play does, as the job user on the head."""
     planned = {"argv": argv, "probe": "", "nodes": nodes, "seconds": seconds, "group": "samples"}
-    argument = json.dumps(task(planned, str(PROBES)))
-    runner = (PROBES / "job.py").read_text()
-    done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", runner, argument)
+    argument = json.dumps(task(planned))
+    done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", program("job"), argument)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return {**said, "job": planned}

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import ROOT, Cluster, people, person
+from clusters import Cluster, people, person
 
 from farandole.validation import nodes as validation
 from farandole.validation import plan
 from farandole.validation.judge import Bars
 
 NODES = 2
-PROBES = ROOT / "files/probes"
 JOB = "/opt/farandole/samples/jobs/slurm.sh"
 # What starts a sample on each node without anything by which ranks find each other.
 ALONE = "unset $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p'); exec python /opt/farandole/samples/pytorch_mnist.py"
@@ -215,9 +214,9 @@ def test_a_job_that_uses_too_much_memory_is_ended(cluster: Cluster) -> None:
 def test_the_validation_finds_that_limits_hold_and_that_a_job_over_its_time_leaves_nothing(cluster: Cluster) -> None:
     both = ["node-1", "node-2"]
     jobs = plan.jobs(both, ["pytorch"], 120, Bars(), quick=False, queue=both)
-    task = validation.task(next(job for job in jobs if job["id"] == "queue.limits"), str(PROBES))
+    task = validation.task(next(job for job in jobs if job["id"] == "queue.limits"))
     words = ("runuser", "-u", "trainer", "--", "python3", "-", json.dumps(task))
-    done = cluster.ssh("node-1", "sh", "-c", f"{shlex.join(words)} <<'END'\n{(PROBES / 'job.py').read_text()}\nEND")
+    done = cluster.ssh("node-1", "sh", "-c", f"{shlex.join(words)} <<'END'\n{validation.program('job')}\nEND")
     found = json.loads(done.stdout)
     assert (found["code"], found["wrong"], found["left"]) == (0, [], {"node-1": [], "node-2": []}), found
     assert len({rank["machine"] for rank in found["ranks"]}) == 2

@@ -40,7 +40,7 @@ def locked(cluster: Cluster) -> str:
 
 def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
     """Run the allreduce probe on these nodes as the job user on the head; returns each rank's result."""
-    probe = program(ROOT / "files/probes", "allreduce.py")
+    probe = program("allreduce")
     count = str(len(nodes))
     done = cluster.ssh(
         "node-1", "runuser", "-u", "trainer", "--", "timeout", "120", "horovodrun", f"--{controller}", "-np", count,

@@ -16,10 +16,7 @@ sys.path.append(str(COLLECTIONS))
 
 
 def load_probe(name: str) -> ModuleType:
-    folder = str(ROOT / "files/probes")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+    return importlib.import_module(f"farandole.node.probes.{name}")
 
 
 def load(kind: str, name: str) -> ModuleType:

@@ -18,7 +18,7 @@ from farandole.core.causes import CURE_FIELDS, READ, Cause, causes, parse, recog
 from farandole.explain.diagnosis import of_job
 from farandole.preflight.unreachable import judge_unreachable, login_fields
 from farandole.validation.judge import explain
-from farandole.validation.nodes import task
+from farandole.validation.nodes import program, task
 
 from .loading import ROOT
 
@@ -158,11 +158,7 @@ def test_a_cause_is_found_before_a_long_end(cause: Cause, tmp_path: Path) -> Non
     for log in logs(cause):
         (tmp_path / "log").write_text("\n".join([*log, *(f"harmless line {number}" for number in range(60))]))
         planned = {"argv": ["cat", str(tmp_path / "log")], "probe": "", "nodes": [], "seconds": 10}
-        command = [
-            sys.executable,
-            str(ROOT / "files/probes/job.py"),
-            json.dumps(task(planned, str(ROOT / "files/probes"))),
-        ]
+        command = [sys.executable, "-c", program("job"), json.dumps(task(planned))]
         report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         assert report["said"][-1] == "harmless line 59"
         assert explained(report["said"])[0] == cause.code
@@ -199,7 +195,7 @@ def test_patterns_and_logs_belong_together() -> None:
 
 def test_probes_print_the_codes_in_the_file() -> None:
     """And those of a job nothing but lines of JSON."""
-    sources = {path.name: path.read_text() for path in (ROOT / "files/probes").glob("*.py")}
+    sources = {path.name: path.read_text() for path in (ROOT / "src/farandole/node/probes").glob("*.py")}
     printed = {"trust": set(re.findall(r'"(peer-[a-z-]+)"', sources.pop("trust.py")))}
     printed["files"] = set(re.findall(r'"(files-[a-z-]+)"', sources.pop("shared_files.py")))
     del sources["job.py"]

@@ -1,11 +1,19 @@
 """What can be checked of the documentation without reading it."""
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.core import TyperGroup
+
+from farandole.cli.app import app
 
 ROOT = Path(__file__).parents[2]
+FARANDOLE = typer.main.get_command(app)
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("roles/*/README.md")]
 
 
@@ -23,3 +31,45 @@ def test_blocks_of_code_end_and_links_lead_somewhere(page: Path) -> None:
         path = page.parent / target if target else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each `farandole` command, up to those of the program that it runs."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [
+        *(line for block in blocks for line in block.replace("\\\n", " ").splitlines()),
+        *re.findall(r"`([^`\n]+)`", text),
+    ]
+    for line in lines:
+        if found := re.fullmatch(r"(?:\$ )?(?:\.venv/bin/)?farandole ([a-z]+(?: .*)?)", line):
+            words = shlex.split(found[1].replace("'", ""), comments=True)
+            yield words[: words.index("--")] if "--" in words else words
+
+
+def misspelt(words: list[str]) -> str:
+    """The first word that is no subcommand, or no option, of `farandole`; empty if there is none."""
+    command: Any = FARANDOLE
+    for word in words:
+        if isinstance(command, TyperGroup) and not word.startswith("-"):
+            if word not in command.commands and word != "…":
+                return word
+            command = command.commands.get(word, command)
+        elif re.match(r"--?[a-z]", word) and word.split("=")[0] not in known(command):
+            return word
+    return ""
+
+
+def known(command: Any) -> set[str]:
+    """The options of a command."""
+    return {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+
+
+# On nodes `farandole` is another program, which has these commands and no inventory.
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist_with_their_options(page: Path) -> None:
+    assert [words for words in commands(page.read_text()) if misspelt(words)] == []
+
+
+@pytest.mark.parametrize("words", [["aply"], ["apply", "--chek"], ["node", "exlude"], ["lab", "up", "--node", "2"]])
+def test_a_misspelt_command_is_noticed(words: list[str]) -> None:
+    assert misspelt(words)

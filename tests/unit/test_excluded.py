@@ -17,7 +17,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.findings import Finding
 from farandole.inventory import excluded
 from farandole.inventory.excluded import Checked, Decision, Entry
-from farandole.jobs import run as jobs
+from farandole.jobs import start as jobs
 from farandole.trust.authority import Members
 
 from .loading import load

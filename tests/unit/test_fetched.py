@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.node.head import deepest, is_git, leads_out, place, staging
+from farandole.node.head.folders import deepest, is_git, leads_out, place, staging
 
 
 @pytest.fixture

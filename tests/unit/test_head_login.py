@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from farandole.cli.app import app
-from farandole.jobs.run import head_of, without_keys
+from farandole.jobs.login import head_of, without_keys
 from farandole.plays.playbook import Login
 
 KEYS = "-i a -ib -o IdentityFile=c -oidentityfile=d -o 'IdentityFile e' -o CertificateFile=f"

@@ -19,9 +19,13 @@ from typing import Any
 
 import pytest
 
-from farandole.jobs.run import first_cause, first_end, in_words
-from farandole.node import head
-from farandole.node.head import Job, Output, RefusedError, Run, Slots, StoppedError
+from farandole.core.programs import LIBRARY, program_files
+from farandole.jobs.follow import first_cause, first_end, in_words
+from farandole.node.head import folders, main, runs, slots, status
+from farandole.node.head import job as keeper
+from farandole.node.head.job import OF_RANK, Job, StoppedError
+from farandole.node.head.runs import Output, RefusedError, Run
+from farandole.node.head.status import Slots
 
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
 
@@ -32,30 +36,30 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hostfile").write_text("node-1 slots=1\nnode-2 slots=2\nnode-3\n")
     (tmp_path / "slots").mkdir()
     (tmp_path / "slots/.lock").touch()
-    monkeypatch.setattr(head, "HOSTFILE", tmp_path / "hostfile")
-    monkeypatch.setattr(head, "SLOTS_IN_USE", tmp_path / "slots")
-    monkeypatch.setattr(head, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(status, "HOSTFILE", tmp_path / "hostfile")
+    monkeypatch.setattr(status, "SLOTS_IN_USE", tmp_path / "slots")
+    monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
     return tmp_path
 
 
 @contextmanager
-def taken(here: Path, number: int, **slots: int) -> Iterator[None]:
+def taken(here: Path, number: int, **uses: int) -> Iterator[None]:
     """Another run that uses slots."""
     path = here / "slots" / f"{os.getuid()}-{number}-x"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps({name.replace("_", "-"): count for name, count in slots.items()}))
+        file.write(json.dumps({name.replace("_", "-"): count for name, count in uses.items()}))
         file.flush()
         yield
 
 
 def slots_of(**wish: Any) -> Slots:
-    with head.claimed(Run(9), {**WISH, **wish}) as found:
+    with slots.claimed(Run(9), {**WISH, **wish}) as found:
         return found
 
 
 @pytest.mark.parametrize(
-    ("wish", "slots"),
+    ("wish", "ranks"),
     [
         ({}, {"node-1": 1, "node-2": 2, "node-3": 1}),
         ({"np": 2}, {"node-1": 1, "node-2": 1}),
@@ -64,8 +68,8 @@ def slots_of(**wish: Any) -> Slots:
         ({"without": ["node-2"]}, {"node-1": 1, "node-3": 1}),
     ],
 )
-def test_ranks_fill_the_nodes_in_order(wish: dict[str, Any], slots: Slots) -> None:
-    assert slots_of(**wish) == slots
+def test_ranks_fill_the_nodes_in_order(wish: dict[str, Any], ranks: Slots) -> None:
+    assert slots_of(**wish) == ranks
 
 
 def test_slots_that_others_use_are_left_out(here: Path) -> None:
@@ -93,7 +97,7 @@ def test_nonsense_of_others_is_ignored(here: Path, content: str, capsys: pytest.
         file.write(content)
         file.flush()
         assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
-        assert head.show(argparse.Namespace()) == 0
+        assert main.show(argparse.Namespace()) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -101,14 +105,14 @@ def test_nonsense_of_others_is_ignored(here: Path, content: str, capsys: pytest.
 def test_times_that_others_set_are_not_shown(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
     # As the real one, on a file system that keeps any time.
     with TemporaryDirectory(dir="/dev/shm") as folder:
-        monkeypatch.setattr(head, "SLOTS_IN_USE", Path(folder))
+        monkeypatch.setattr(status, "SLOTS_IN_USE", Path(folder))
         path = Path(folder, "0-3-x")
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write('{"node-1": 1}')
             file.flush()
             os.utime(path, (when, when))
-            assert "since" in head.in_the_way(["node-1"])
+            assert "since" in slots.in_the_way(["node-1"])
 
 
 @contextmanager
@@ -130,11 +134,11 @@ def locked_by(path: Path, how: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("how", ["LOCK_EX", "LOCK_SH"])
 def test_who_keeps_the_lock_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(head, "PATIENCE", 0.3)
+    monkeypatch.setattr(slots, "PATIENCE", 0.3)
     with locked_by(here / "slots/.lock", how) as pid:
         for count in (0, 1):
             begun = time.monotonic()
-            with pytest.raises(RefusedError, match=rf"process {pid} of {head.owner(os.getuid())} keeps .*kill {pid}"):
+            with pytest.raises(RefusedError, match=rf"process {pid} of {status.owner(os.getuid())} keeps .*kill {pid}"):
                 slots_of(np=count)
             assert time.monotonic() - begun < 5
     assert slots_of() == {"node-1": 1, "node-2": 2, "node-3": 1}
@@ -155,19 +159,19 @@ def test_others_cannot_lock_the_file_of_a_run_before_it_does(here: Path, monkeyp
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs files of others")
 def test_files_of_others_that_look_like_own_ones_cost_no_question(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head.Run, "is_alive", lambda _: pytest.fail("systemd was asked"))
+    monkeypatch.setattr(runs.Run, "is_alive", lambda _: pytest.fail("systemd was asked"))
     file = here / f"slots/{os.getuid()}-777-x"
     file.touch()
     os.chown(file, 65534, 65534)
-    head.forget_ended()
+    slots.forget_ended()
     assert file.exists()
 
 
 def test_the_files_of_own_runs_that_were_killed_are_removed(here: Path) -> None:
-    runs = [head.new_run() for _ in range(3)]
-    for run in runs[1:]:
+    three = [runs.new_run() for _ in range(3)]
+    for run in three[1:]:
         run.write("ended", status=1, why="")
-    for run in runs:
+    for run in three:
         (here / f"slots/{os.getuid()}-{run.number}-x").touch()
     (here / "slots/77-2-x").touch()
     # Run 1 may be starting; run 3 ended, but somebody keeps its file.
@@ -196,7 +200,7 @@ def test_what_is_no_file_blocks_nobody(here: Path) -> None:
 
 def test_others_name_only_nodes(here: Path) -> None:
     with taken(here, 3, **{"node_1": 1, "evil\x1b": 1}):
-        assert [uses for *_, uses in head.others()] == [{"node-1": 1}]
+        assert [uses for *_, uses in status.others()] == [{"node-1": 1}]
 
 
 def test_a_run_waits_for_slots_if_asked(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -238,27 +242,29 @@ def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], words: str) ->
 def test_a_program_that_is_not_in_the_folder(tmp_path: Path, program: list[str], *, there: bool) -> None:
     (tmp_path / "train.py").touch()
     if there:
-        head.refuse_early(program, [], tmp_path)
+        folders.refuse_early(program, [], tmp_path)
     else:
         with pytest.raises(RefusedError, match="in this folder"):
-            head.refuse_early(program, [], tmp_path)
+            folders.refuse_early(program, [], tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", ".", "", ".git", "a/.git/hooks"])
 def test_results_are_below_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(RefusedError, match="name something below this folder"):
-        head.refuse_early(["hostname"], ["results", path], tmp_path)
+        folders.refuse_early(["hostname"], ["results", path], tmp_path)
+    with pytest.raises(RefusedError, match="name something below this folder"):
+        folders.refuse_outside([path])
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
 def test_times(text: str, seconds: int) -> None:
-    assert head.duration(text) == seconds
+    assert main.duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0h", "-1", "1.5h", "2 h", "1w", "h", "99999999"])
 def test_no_times(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        head.duration(text)
+        main.duration(text)
 
 
 @pytest.mark.parametrize(
@@ -272,43 +278,43 @@ def test_no_times(text: str) -> None:
     ],
 )
 def test_the_rank_in_front_of_a_line(line: bytes, shown: bytes) -> None:
-    assert head.OF_RANK.sub(rb"\1[\2] ", line) == shown
+    assert OF_RANK.sub(rb"\1[\2] ", line) == shown
 
 
 def test_runs_are_counted_and_found() -> None:
     with pytest.raises(RefusedError, match="no runs yet"):
-        head.chosen("")
-    assert [head.new_run().number for _ in range(3)] == [1, 2, 3]
-    assert head.new_run().number == 4
+        runs.chosen("")
+    assert [runs.new_run().number for _ in range(3)] == [1, 2, 3]
+    assert runs.new_run().number == 4
     # The nodes may still have what the head has no more.
-    (head.RUNS / "4").rmdir()
-    assert head.new_run().number == 5
-    (head.RUNS / "5").rmdir()
-    (head.RUNS / ".sent").mkdir()
-    assert (head.chosen("").number, head.chosen("2").number) == (3, 2)
+    (runs.RUNS / "4").rmdir()
+    assert runs.new_run().number == 5
+    (runs.RUNS / "5").rmdir()
+    (runs.RUNS / ".sent").mkdir()
+    assert (runs.chosen("").number, runs.chosen("2").number) == (3, 2)
     for text in ("4", "02", "x", "../1"):
         with pytest.raises(RefusedError, match=rf"there is no run {text}; the latest are: 1, 2, 3"):
-            head.chosen(text)
+            runs.chosen(text)
 
 
 @pytest.mark.parametrize("content", ["", "x", "-3", "²", "٣", "9999999999", "7" * 5000, "1e9", "\udcff"])
 def test_a_damaged_last_number_ends_nothing(content: str) -> None:
-    assert head.new_run().number == 1
-    (head.RUNS / ".last").write_bytes(content.encode(errors="surrogateescape"))
-    (head.RUNS / "1²").mkdir()
-    assert head.new_run().number == 2
-    assert (head.RUNS / ".last").read_text() == "2"
-    assert head.chosen("").number == 2
+    assert runs.new_run().number == 1
+    (runs.RUNS / ".last").write_bytes(content.encode(errors="surrogateescape"))
+    (runs.RUNS / "1²").mkdir()
+    assert runs.new_run().number == 2
+    assert (runs.RUNS / ".last").read_text() == "2"
+    assert runs.chosen("").number == 2
 
 
 @pytest.fixture
 def small(here: Path) -> Iterator[Path]:
     """Runs on a small file system."""
-    runs = here / "runs"
-    runs.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", runs], check=True)
-    yield runs
-    subprocess.run(["umount", "--lazy", runs], check=True)
+    folder = here / "runs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def use_up(folder: Path) -> Path:
@@ -321,11 +327,11 @@ def use_up(folder: Path) -> Path:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.write("run", **WISH, program=["hostname"])
     run.reserve("ended")
     output = Output(os.open(run.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    monkeypatch.setattr(head, "OUTPUT", output)
+    monkeypatch.setattr(runs, "OUTPUT", output)
     job = Job(run)
     monkeypatch.setattr(job, "send", lambda _: None)
     monkeypatch.setattr(job, "clean", lambda _: None)
@@ -344,7 +350,7 @@ def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: 
     job()
     ended = run.read("ended")
     assert (ended["status"], ended["why"], output.lost > 20_000) == (0, "", True)
-    assert f"; {output.lost} bytes of output could not be kept on the head: No space left on device" in head.told(run)
+    assert f"; {output.lost} bytes of output could not be kept on the head: No space left on device" in runs.told(run)
     text = run.output.read_text()
     assert text.startswith("one\nx")
     assert re.search(r"x\nfarandole: \d+ bytes are missing here: No space left on device\ntwo\n", text)
@@ -356,28 +362,28 @@ def test_a_full_disk_ends_no_job_and_its_end_is_known(small: Path, monkeypatch: 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 def test_a_run_that_finds_no_space_leaves_the_number_of_the_last(small: Path) -> None:
-    assert head.new_run().number == 1
+    assert runs.new_run().number == 1
     use_up(small)
     with pytest.raises(OSError, match="No space left"):
-        head.new_run()
+        runs.new_run()
     assert ([path.name for path in small.glob("[0-9]*")], (small / ".last").read_text()) == (["1"], "1")
 
 
 def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "hostfile").write_text("none.invalid\n")
-    run = head.new_run()
+    run = runs.new_run()
     run.write("run", **WISH, program=["hostname"])
     Job(run)()
     # With a reason, `farandole run` would not look for the cause.
     assert run.read("ended")["why"] == ""
-    assert head.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
+    assert runs.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
     match, _ = first_cause(capfd.readouterr().out.splitlines())
     assert match
     assert (match.cause.code, match.words["host"]) == ("job-name-unknown", "none.invalid")
 
 
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.write("run", **WISH, program=["hostname"])
     job = Job(run)
     with pytest.raises(StoppedError):
@@ -397,39 +403,39 @@ def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.write("started", slots={"node-1": 1})
     run.write("ended", **ended)
-    assert head.told(run) == told
+    assert runs.told(run) == told
 
 
 def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.write("run", **{**WISH, "fetch": ["x"]}, program=["hostname"])
-    monkeypatch.setattr(head, "SHARED", tmp_path / "home")
+    monkeypatch.setattr(keeper, "SHARED", tmp_path / "home")
     # No command is found, so a copy would fail.
     monkeypatch.setenv("PATH", "/none")
-    for users, fails in (("root-not\n", True), (f"alice\n{head.owner(os.getuid())}\n", False)):
+    for users, fails in (("root-not\n", True), (f"alice\n{status.owner(os.getuid())}\n", False)):
         (tmp_path / "home").write_text(users)
         with pytest.raises(FileNotFoundError) if fails else nullcontext():
             Job(run).send({"elsewhere": 1})
         run.write("started", slots={"elsewhere": 1})
         with pytest.raises(FileNotFoundError) if fails else nullcontext():
-            assert list(head.collect(run, ["x"])) == []
+            assert list(keeper.collect(run, ["x"])) == []
 
 
 def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.code.mkdir()
     run.write("run", **WISH, program=["hostname"])
-    monkeypatch.setattr(head, "HERE", "node-1")
+    monkeypatch.setattr(runs, "HERE", "node-1")
     monkeypatch.setenv("PATH", "/none")
     Job(run)()
     assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
 
 
 def test_a_run_that_was_ended_has_failed_even_if_its_launcher_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = head.new_run()
+    run = runs.new_run()
     run.write("run", **WISH, program=["hostname"])
     job = Job(run)
     monkeypatch.setattr(job, "send", lambda _: None)
@@ -455,7 +461,7 @@ def test_a_run_that_was_ended_has_failed_even_if_its_launcher_says_otherwise(mon
 
 
 def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
-    run = head.new_run()
+    run = runs.new_run()
     (run.folder / "run.json").write_text("{")
     assert run.read("run") == {}
 
@@ -468,13 +474,7 @@ def test_a_damaged_record_of_a_run_does_not_hide_the_others() -> None:
     ],
 )  # fmt: skip
 def test_why_a_copy_failed(said: str, why: str) -> None:
-    assert head.reason(said) == why
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", ".git/config", ".", ""])
-def test_results_are_below_the_folder_of_a_run(path: str) -> None:
-    with pytest.raises(RefusedError, match="name something below this folder"):
-        head.refuse_outside([path])
+    assert runs.reason(said) == why
 
 
 SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"
@@ -545,4 +545,17 @@ def test_a_folder_that_is_no_checkout_is_filtered_as_git_would(tmp_path: Path) -
     (tmp_path / "data").mkdir()
     for name in ("a.pt", "keep.pt", "data/x", "b"):
         (tmp_path / name).touch()
-    assert set(head.filters(tmp_path)[1].split()) == {"/a.pt", "/data/"}
+    assert set(folders.filters(tmp_path)[1].split()) == {"/a.pt", "/data/"}
+
+
+def test_what_the_head_gets_is_all_that_the_command_needs(tmp_path: Path) -> None:
+    for file in program_files("farandole.node.head", {"/farandole": "farandole.node.head.main"}):
+        path = Path(f"{tmp_path}{file['path']}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["content"].replace(LIBRARY, f"{tmp_path}{LIBRARY}"))
+        path.chmod(int(file["mode"], 8))
+    done = subprocess.run([tmp_path / "farandole", "logs", "0"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:22]) == (1, "error: there is no run")
+    missing = tmp_path / LIBRARY.removeprefix("/") / "farandole/node/head/slots.py"
+    missing.unlink()
+    assert subprocess.run([tmp_path / "farandole", "runs"], capture_output=True, check=False).returncode == 1

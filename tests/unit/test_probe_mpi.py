@@ -18,7 +18,7 @@ from farandole.core.causes import causes
 
 from .loading import load_probe
 
-mpi = load_probe("mpi")
+mpi, ways = load_probe("mpi"), load_probe("ways")
 HERE = socket.gethostname()
 
 
@@ -84,8 +84,8 @@ def test_inexact_sums_are_reported() -> None:
 
 def test_the_address_in_the_network_of_the_cluster() -> None:
     found = ["127.0.0.1", "172.17.0.1", "10.94.0.11"]
-    assert mpi.own_address("10.94.0.0/24", found) == "10.94.0.11"
-    assert mpi.own_address("10.94.0.11/24", found) == "10.94.0.11"
+    assert ways.own_address("10.94.0.0/24", found) == "10.94.0.11"
+    assert ways.own_address("10.94.0.11/24", found) == "10.94.0.11"
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,12 @@ def test_the_address_in_the_network_of_the_cluster() -> None:
         (None, "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
         ("", "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
         ("eth0", "network-unfit", "HOROVOD_NETWORK is eth0, which is no network"),
-        (
-            "10.95.0.0/24",
-            "network-unfit",
-            "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24",
-        ),
+        ("10.95.0.0/24", "network-unfit", "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24"),
     ],
 )
 def test_a_missing_address_is_reported(network: str | None, code: str, seen: str) -> None:
-    with pytest.raises(mpi.WayError) as reported:
-        mpi.own_address(network, ["127.0.0.1", "10.94.0.11"])
+    with pytest.raises(ways.WayError) as reported:
+        ways.own_address(network, ["127.0.0.1", "10.94.0.11"])
     assert reported.value.args == (code, seen)
     assert causes()[code].seen == "probe"
 
@@ -134,8 +130,8 @@ def both(job: Any) -> list[Any]:
 
 
 def met(monkeypatch: pytest.MonkeyPatch, network: str) -> list[Any]:
-    monkeypatch.setattr(mpi, "addresses", lambda: ["127.0.0.2"])
-    return both(lambda one: mpi.meet(one, network))
+    monkeypatch.setattr(ways, "addresses", lambda: ["127.0.0.2"])
+    return both(lambda one: ways.meet(one, network))
 
 
 def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +139,7 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     connections = [connection for connection, words in met(monkeypatch, "127.0.0.0/8") if words == []]
     assert [one.gettimeout() for one in connections] == [None, None]
     assert [one.getpeername()[0] for one in connections] == ["127.0.0.2", "127.0.0.2"]
-    compare = partial(both, lambda one: mpi.compare(one, [mpi.OverTCP(one.rank == 0, connections[one.rank])]))
+    compare = partial(both, lambda one: mpi.compare(one, [ways.OverTCP(one.rank == 0, connections[one.rank])]))
     # TCP sleeps while it waits, so no round would count as quiet; the limit is lifted for this test.
     monkeypatch.setattr(mpi, "WAITED", 1000)
     first, second = compare()
@@ -171,7 +167,7 @@ def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # Bound, but not listening.
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(mpi, "listen", lambda _: silent)
+        monkeypatch.setattr(ways, "listen", lambda _: silent)
         (none, quiet), (nothing, wrong) = met(monkeypatch, "127.0.0.0/8")
         number = silent.getsockname()[1]
     assert (none, nothing, quiet) == (None, None, [])
@@ -184,7 +180,7 @@ def test_a_connection_that_breaks_ends_the_job() -> None:
     one, other = socket.socketpair()
     other.sendall(b"1234")
     other.close()
-    way = mpi.OverTCP.__new__(mpi.OverTCP)
+    way = ways.OverTCP.__new__(ways.OverTCP)
     way.connection, way.small = one, memoryview(bytearray(8))
     with pytest.raises(ConnectionError):
         way.receive()

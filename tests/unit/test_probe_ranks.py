@@ -15,7 +15,7 @@ import pytest
 from farandole.core.causes import causes
 from farandole.validation.nodes import program
 
-from .loading import ROOT, load_probe
+from .loading import load_probe
 
 ranks = load_probe("ranks")
 HERE = socket.gethostname()
@@ -64,7 +64,7 @@ def test_what_all_ranks_see_is_printed_once(number: int, printed: list[str], cap
 
 def sent(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the MPI probe as a job does, where no stack is."""
-    text = program(ROOT / "files/probes", "mpi.py").replace("/opt/farandole/current", str(tmp_path))
+    text = program("mpi").replace("/opt/farandole/current", str(tmp_path))
     command = [sys.executable, "-c", text, *arguments]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 

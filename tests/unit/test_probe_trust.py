@@ -18,7 +18,7 @@ from farandole.validation.nodes import trust_checks
 
 from .loading import ROOT
 
-PROBE = ROOT / "files" / "probes" / "trust.py"
+PROBE = ROOT / "src/farandole/node/probes/trust.py"
 NODES = {"node-1": "192.0.2.1", "node-2": "192.0.2.2"}
 # The argument after `ssh -o BatchMode=yes` is the target; each target has its own script beside this one.
 SSH = '#!/bin/sh\n[ "$1 $2" = "-o BatchMode=yes" ] && exec sh "${0%/*}/$3"\n'

@@ -62,7 +62,7 @@ def test_the_documentation_has_the_committed_evidence(tmp_path: Path) -> None:
     path = tmp_path / "catalogue.md"
     path.write_text((ROOT / "docs/catalogue.md").read_text())
     prove.document(path)
-    assert path.read_text() == (ROOT / "docs/catalogue.md").read_text(), "run `make docs`"
+    assert path.read_text() == (ROOT / "docs/catalogue.md").read_text(), "run `make tables`"
 
 
 @pytest.mark.parametrize(

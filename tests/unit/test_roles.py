@@ -47,4 +47,4 @@ def test_public_variables_start_with_the_roles_name(role: Path) -> None:
 def test_the_readmes_table_matches_the_argument_specs(role: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(role, tmp_path / role.name)
     subprocess.run(["aar-doc", "--output-template", "docs/role-table.md.j2", copy, "markdown"], cwd=ROOT, check=True)
-    assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make docs`"
+    assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make tables`"

@@ -19,7 +19,7 @@ from farandole.validation.judge import GREEN, RED, Check
 
 from .loading import ROOT
 
-PROBE = ROOT / "files/probes/shared_files.py"
+PROBE = ROOT / "src/farandole/node/probes/shared_files.py"
 HOSTS = ("node-1", "node-2")
 
 

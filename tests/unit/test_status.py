@@ -15,7 +15,7 @@ import pytest
 from farandole.cli.status import LEFT_OUT, NOT_SET_UP, REVOKED, Node, Status, judge, told
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
-from farandole.jobs.run import Head
+from farandole.jobs.login import Head
 
 STACK, OTHER = "0123456789ab", "ba9876543210"
 SAYS: dict[str, Any] = {

@@ -88,7 +88,7 @@ def test_gpus_are_used_if_there_are_any() -> None:
 
 def test_probes_and_samples_exist() -> None:
     for job in PLANNED.values():
-        assert not job["probe"] or (ROOT / "files/probes" / job["probe"]).is_file()
+        assert not job["probe"] or nodes.program(job["probe"])
         for word in job["argv"]:
             if word.startswith("/opt/farandole/samples/"):
                 assert (ROOT / "files/samples" / Path(word).name).is_file()
@@ -197,7 +197,7 @@ def test_speed_is_measured_until_rounds_agree_or_nearly_all_reach_the_bar(
     job = ran("speed", rounds=rounds(*ratios))
     assert judged(job)["speed.efficiency"].status == status
     # The probe imports PyTorch, which is installed on nodes only.
-    source = ast.parse((ROOT / "files/probes/speed.py").read_text())
+    source = ast.parse((ROOT / "src/farandole/node/probes/speed.py").read_text())
     wanted = ("def settled", "(ENOUGH, AGREE", "ENOUGH, AGREE")
     source.body = [one for one in source.body if ast.unparse(one).startswith(wanted)]
     probe: dict[str, Any] = {"statistics": statistics}

@@ -11,11 +11,24 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole.cli import apply, bundle, lab, lock, node, predict, preflight, remove, report, stack, status, validate
+from farandole.cli import (
+    apply,
+    bundle,
+    lab,
+    lock,
+    node,
+    predict,
+    preflight,
+    remove,
+    report,
+    run,
+    stack,
+    status,
+    validate,
+)
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal
 from farandole.explain import diagnosis
-from farandole.jobs import run as jobs
 from farandole.lab import prove
 
 app = typer.Typer(
@@ -40,8 +53,8 @@ app.command()(apply.watch)
 app.command("predict")(predict.predict_command)
 app.command()(remove.remove)
 app.command("explain")(diagnosis.command)
-app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
-for command in (jobs.runs, jobs.logs, jobs.attach, jobs.fetch, jobs.stop):
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
+for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
     app.command()(command)
 
 

@@ -22,7 +22,7 @@ from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import Answer, ask_all
-from farandole.jobs.run import login_to
+from farandole.jobs.login import login_to
 from farandole.plays.playbook import Inventory, Login, PrivateKey, User
 from farandole.stack import lock as locks
 from farandole.watch.events import is_alive, latest

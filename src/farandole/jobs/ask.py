@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from farandole.core.causes import recognize
 from farandole.core.errors import FarandoleError
 from farandole.core.schema import Check, UnfitError, fields, load, many, named, number, shown, text, whole, words
 from farandole.core.text import one_line
-from farandole.jobs.run import Head
-from farandole.node import head
+from farandole.jobs.login import Head
+from farandole.node.head import status as program
 from farandole.preflight.answer import reason
 
 # Seconds that ssh has to connect, and that a node has in all.
@@ -32,8 +31,8 @@ STRICT = (
     "-o", f"ConnectTimeout={CONNECT_S}",
 )  # fmt: skip
 # The program that runs there comes from here, so a node with an older one, or none, answers as well.
-PROGRAM = Path(head.__file__)
-COMMAND = shlex.join(["/usr/bin/python3", "-I", "-", "_status"])
+PROGRAM = Path(program.__file__)
+COMMAND = "/usr/bin/python3 -I -"
 OF_SSH = 255
 NODE, PERSON = words(r"[a-z0-9][a-z0-9-]{0,62}"), words(r"[\w.-]{1,32}\$?")
 SLOTS = named(NODE, whole(1 << 16))
@@ -90,8 +89,8 @@ def ask_all(nodes: Mapping[str, Head]) -> dict[str, Answer]:
 def ask(node: Head) -> Answer:
     """Ask a node, which has limited time and space for its answer."""
     command = ["ssh", *STRICT, *node.ssh[1:], node.target, COMMAND]
-    with PROGRAM.open("rb") as program, subprocess.Popen(
-        command, stdin=program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    with PROGRAM.open("rb") as source, subprocess.Popen(
+        command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:  # fmt: skip
         late = Timer(ANSWER_S, end, (process.pid,))
         late.start()

@@ -40,7 +40,7 @@ HEAD = """\
 """
 # What kept a set from being tried.
 OUTSIDE = re.compile(r"cannot be (?:fetched|reached)|no space left|not enough space")
-BEGIN, END = "<!-- evidence: `make docs` writes this table -->", "<!-- end of the evidence -->"
+BEGIN, END = "<!-- evidence: `make tables` writes this table -->", "<!-- end of the evidence -->"
 Row = dict[str, Any]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from farandole.core.causes import Cause, causes, patterns, recognize
 from farandole.core.errors import FarandoleError
+from farandole.core.programs import bundle, source
 from farandole.core.schema import UnfitError
 from farandole.core.text import one_line
 from farandole.validation import plan
@@ -18,12 +18,6 @@ from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check
 
 Answer = Mapping[str, Any]
 HostVars = Mapping[str, Mapping[str, Any]]
-PROGRAM = """\
-import sys, types
-sys.modules["ranks"] = types.ModuleType("ranks")
-exec({shared!r}, vars(sys.modules["ranks"]))
-exec(compile({source!r}, {name!r}, "exec"))
-"""
 
 
 def read_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,15 +51,16 @@ def jobs(
     return plan.jobs(nodes, wanted["frameworks"], int(seconds), limits, quick=quick, gpu=gpu, queue=queue)
 
 
-def task(job: Mapping[str, Any], probes: str) -> dict[str, Any]:
-    """A job in the form that files/probes/job.py takes."""
-    argv = [program(Path(probes), job["probe"]) if word == "{probe}" else word for word in job["argv"]]
-    return {"argv": argv, "nodes": job["nodes"], "seconds": job["seconds"], "patterns": patterns("job")}
+def task(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job in the form that probe `job` takes."""
+    argv = [program(job["probe"]) if word == "{probe}" else word for word in job["argv"]]
+    reap = source("farandole.node.head.reap")
+    return {"argv": argv, **{key: job[key] for key in ("nodes", "seconds")}, "patterns": patterns("job"), "reap": reap}
 
 
-def program(probes: Path, name: str) -> str:
-    """The text of a probe together with the module that it imports, for `python -c`."""
-    return PROGRAM.format(shared=(probes / "ranks.py").read_text(), source=(probes / name).read_text(), name=name)
+def program(probe: str) -> str:
+    """The text of a probe, with all that it needs."""
+    return bundle(f"farandole.node.probes.{probe}")
 
 
 def unmeasured(hosts: Sequence[str], manifest: Mapping[str, Any], *, quick: bool) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Job:
     nodes: tuple[str, ...]
     argv: tuple[str, ...]
     seconds: int
-    # The file whose source replaces {probe} among the arguments.
+    # The probe whose text replaces {probe} among the arguments.
     probe: str = ""
 
 
@@ -90,7 +90,7 @@ def jobs(
 
 def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
     argv = (*mpirun(nodes), "-c", "{probe}", "--expect", str(len(nodes)))
-    yield Job("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi.py")
+    yield Job("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi")
 
 
 def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool) -> Iterator[Job]:
@@ -104,7 +104,7 @@ def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, q
             probe += ["--pace"] * (way == "nccl" or (way == "gloo" and place == 0))
             argv = (*horovodrun(controller, nodes), *probe)
             title = f"{module} over {way}"
-            yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce.py")
+            yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce")
 
 
 def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
@@ -117,7 +117,7 @@ def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
     launch = ("/usr/local/bin/horovodrun", "--gloo", "python", "-c", "{probe}", module, "--expect", count)
     argv = ("sh", "-c", QUEUE, "queue", count, *where, "--time=10", *launch)
     title = f"{module} through the queue"
-    yield Job("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce.py")
+    yield Job("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce")
 
 
 def _limits(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
@@ -126,9 +126,7 @@ def _limits(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
         argv = ("python3", "-c", "{probe}", ",".join(nodes))
         # Slurm counts a limit in minutes, and looks at it every half minute.
         most = max(seconds, LIMIT_SECONDS)
-        yield Job(
-            "queue.limits", "limits", "the queue's limits of memory and time", tuple(nodes), argv, most, "limits.py"
-        )
+        yield Job("queue.limits", "limits", "the queue's limits of memory and time", tuple(nodes), argv, most, "limits")
 
 
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
@@ -179,4 +177,4 @@ def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: 
     argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
     argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
-    yield Job("speed", "speed", title, tuple(nodes), argv, seconds, "speed.py")
+    yield Job("speed", "speed", title, tuple(nodes), argv, seconds, "speed")

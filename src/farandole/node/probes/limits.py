@@ -6,12 +6,15 @@ The first runs on the last of these nodes, the second on all of them, both at th
 second leaves behind.
 """
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 import time
+from typing import Any
 
-import ranks
+from farandole.node.probes import ranks
 
 ASKED_MIB, TAKEN_MIB = 100, 600
 HOG = f"""
@@ -37,7 +40,7 @@ time.sleep(600)
 BEHIND = 20
 
 
-def start(name, nodes, *options, script, output=None):
+def start(name: str, nodes: list[str], *options: str, script: str, output: Any = None) -> subprocess.Popen[str]:
     """Start a job with a rank on each of these nodes."""
     count = str(len(nodes))
     where = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
@@ -45,7 +48,7 @@ def start(name, nodes, *options, script, output=None):
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True)
 
 
-def state(name):
+def state(name: str) -> str:
     """The state of an ended job in the accounting."""
     words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=state"]
     until = time.monotonic() + BEHIND
@@ -56,7 +59,7 @@ def state(name):
         time.sleep(0.5)
 
 
-def main():
+def main() -> int:
     """Run both jobs, and print what did not hold."""
     nodes, errors = sys.argv[1].split(","), []
     names = {what: f"farandole-validate-{what}-{os.getpid()}" for what in ("memory", "time")}

@@ -6,6 +6,8 @@ three. Rounds in which other programs kept a rank waiting are marked; rounds are
 quiet and agree or are clearly fast enough, or time is up.
 """
 
+from __future__ import annotations
+
 import argparse
 import ctypes
 import json
@@ -18,19 +20,23 @@ import statistics
 import sys
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 sys.path.insert(0, "/opt/farandole/samples")
 
 import horovod.torch as hvd
 import proof
-import ranks
 import torch
 import torch.distributed as dist
 from horovod.common.util import network_interface
 from pytorch_mnist import LeNet5, datasets
+
+from farandole.node.probes import ranks
+from farandole.node.probes.ranks import waiting
 
 WAYS = ("alone", "horovod", "ddp")
 BATCH, IMAGES = 512, 8192
@@ -42,20 +48,22 @@ ENOUGH, AGREE, MISSES = 7, 0.1, 6
 WAITED, OTHERS = 0.03, 0.15
 PATIENCE = timedelta(seconds=60)
 PR_SET_PDEATHSIG = 1
+Options = argparse.Namespace
 
 
 class Worker:
     """A process that trains in one way. It is stopped between its turns, so that it takes no time from the others."""
 
-    def __init__(self, way, options, data):
+    def __init__(self, way: str, options: Options, data: Any) -> None:
         context = multiprocessing.get_context("fork")
         self.way = way
         self.pipe, far_end = context.Pipe()
         self.process = context.Process(target=learn, args=(way, options, data, far_end), daemon=True)
         self.process.start()
+        self.pid = cast(int, self.process.pid)
         far_end.close()
 
-    def answer(self):
+    def answer(self) -> Any:
         """Wait for the worker's next message."""
         try:
             return self.pipe.recv()
@@ -63,35 +71,35 @@ class Worker:
             self.process.join()
             end_like(self.process.exitcode)
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop the worker until its next turn."""
-        os.kill(self.process.pid, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
-    def turn(self, steps):
+    def turn(self, steps: int) -> dict[str, Any]:
         """Let the worker train for some steps and return the result."""
-        os.kill(self.process.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
         self.pipe.send(steps)
-        result = self.answer()
+        result: dict[str, Any] = self.answer()
         self.stop()
         return result
 
-    def end(self):
+    def end(self) -> Any:
         """Let the worker exit and return its final message."""
-        os.kill(self.process.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
         self.pipe.send(None)
         last = self.answer()
         self.process.join()
         return last
 
 
-def end_like(status):
+def end_like(status: int | None) -> NoReturn:
     """Exit as a worker did, which has printed the reason; after a signal, the launcher prints it."""
-    if status < 0:
+    if status and status < 0:
         os.kill(os.getpid(), -status)
     sys.exit(status or 1)
 
 
-def learn(way, options, data, pipe):
+def learn(way: str, options: Options, data: Any, pipe: Any) -> None:
     """Train in a worker process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.manual_seed(options.seed)
@@ -111,7 +119,7 @@ def learn(way, options, data, pipe):
         model = torch.nn.parallel.DistributedDataParallel(model)
     batches = chain.from_iterable(repeat(torch.utils.data.DataLoader(data, BATCH, shuffle=True, drop_last=True)))
 
-    def step():
+    def step() -> None:
         images, labels = next(batches)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -131,24 +139,13 @@ def learn(way, options, data, pipe):
     pipe.send(proof.fingerprint([one.numpy() for one in model.state_dict().values()]))
 
 
-def waiting():
-    """The seconds for which this thread was ready to run but had no processor."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
-
-
-def busy():
-    """The seconds for which this machine's processors were busy, stolen time included, by the kernel's clock."""
-    user, nice, system, _, _, _, _, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def used(process):
+def used(process: int) -> float:
     """The processor seconds that a process has used, with all its threads."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def meet(options, *, is_master):
+def meet(options: Options, *, is_master: bool) -> Any:
     """Open the store through which the ranks coordinate their turns."""
     # The same port for all ranks of a job and another for the next job, below the kernel's ephemeral ports.
     port = 20_000 + zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode()) % 12_000
@@ -162,40 +159,42 @@ def meet(options, *, is_master):
 class Conductor:
     """Coordinates the turns; every rank has one, and that of rank 0 gives the orders and collects the results."""
 
-    def __init__(self, options, store, workers):
+    def __init__(self, options: Options, store: Any, workers: Mapping[str, Worker]) -> None:
         self.rank, self.size, self.store, self.workers = options.rank, options.size, store, workers
         self.number = 0
         self.machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
-    def lead(self, way, steps):
+    def lead(self, way: str, steps: int) -> list[dict[str, Any]]:
         """Rank 0: let all ranks take a turn, and collect their results."""
         self.store.set(f"order {self.number}", json.dumps([way, steps]))
         mine, number = self.follow(), self.number - 1
         return [mine, *(json.loads(self.store.get(f"answer {number} {rank}")) for rank in range(1, self.size))]
 
-    def dismiss(self):
+    def dismiss(self) -> None:
         """Rank 0: there are no more turns."""
         self.store.set(f"order {self.number}", "null")
 
-    def follow(self):
+    def follow(self) -> dict[str, Any] | None:
         """Take the next turn; None if there are no more."""
         if not (order := json.loads(self.store.get(f"order {self.number}"))):
             return None
         way, steps = order
-        before, own = busy(), self.used()
+        before, own = ranks.processors()[0], self.used()
         answer = self.workers[way].turn(steps)
-        answer.update(busy=busy() - before, own=self.used() - own, machine=self.machine, host=socket.gethostname())
+        answer.update(
+            busy=ranks.processors()[0] - before, own=self.used() - own, machine=self.machine, host=socket.gethostname()
+        )
         if self.rank:
             self.store.set(f"answer {self.number} {self.rank}", json.dumps(answer))
         self.number += 1
         return answer
 
-    def used(self):
+    def used(self) -> float:
         """The processor seconds that the workers have used."""
-        return sum(used(worker.process.pid) for worker in self.workers.values())
+        return sum(used(worker.pid) for worker in self.workers.values())
 
 
-def disturbance(answers):
+def disturbance(answers: Sequence[dict[str, Any]]) -> tuple[float, str]:
     """How many cores other programs used while a rank waited for one, and on which host; 0 if none was disturbed."""
     worst, where = 0.0, ""
     for machine in {one["machine"] for one in answers}:
@@ -208,21 +207,21 @@ def disturbance(answers):
     return worst, where
 
 
-def settled(rounds, way, bar):
+def settled(rounds: Sequence[dict[str, Any]], way: str, bar: float) -> bool:
     """Whether the ratios of Horovod to another way agree, or nearly all of them reach the bar."""
     ratios = sorted(one["horovod"] / one[way] for one in rounds)
     # Without the smallest and the largest.
     agree = ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
     # That something is slow is never decided early.
-    return agree or ratios[len(ratios) // MISSES] >= bar
+    return bool(agree or ratios[len(ratios) // MISSES] >= bar)
 
 
-def measure(conductor, seconds, bars):
+def measure(conductor: Conductor, seconds: float, bars: Mapping[str, float]) -> None:
     """Do rounds until enough quiet ones settle it, or time is up; every other round reverses the order of the ways."""
     until = time.monotonic() + seconds
     tried = max(one["seconds"] for one in conductor.lead("alone", WARM_UP))
     steps = max(2, round(TURN_S * WARM_UP / tried))
-    rounds = []
+    rounds: list[dict[str, Any]] = []
     while time.monotonic() < until:
         found, worst, where = {}, 0.0, ""
         for way in WAYS if len(rounds) % 2 else reversed(WAYS):
@@ -237,7 +236,7 @@ def measure(conductor, seconds, bars):
             return
 
 
-def main():
+def main() -> int:
     """Measure, and print the results as lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--master", required=True, help="name of the node of rank 0")

@@ -1,21 +1,26 @@
 """Run one job on the cluster as its job user, within a time limit, and print its result as a line of JSON.
 
-python3 job.py '{"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120, "patterns": ["No space left"]}'
+Its argument is {"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 120, "patterns": ["No space left"], "reap":
+"the program that ends what a job leaves behind"}.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import re
 import select
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
+
+from farandole.node.head.reap import MARK, end, reap
 
 # Lines that jobs print in any case; they show no cause.
 NOISE = re.compile(
@@ -23,34 +28,9 @@ NOISE = re.compile(
 )
 SHOWN = 25
 PATIENCE = 10
-# Seconds that a process may take to exit after its job has ended.
-GRACE = 3
-MARK = "FARANDOLE_JOB"
-# Kills what still runs of a job on a node, found by the mark that its processes inherit, and prints its names.
-REAP = """
-import os, pathlib, signal, time
-
-def found():
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            if MARK in (entry / "environ").read_bytes().split(b"\\0"):
-                yield int(entry.name), (entry / "comm").read_text().strip()
-        except (OSError, ValueError):
-            pass
-
-until = time.monotonic() + GRACE
-while (left := list(found())) and time.monotonic() < until:
-    time.sleep(0.1)
-for number, _ in left:
-    try:
-        os.kill(number, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-print(*(name for _, name in left), sep="\\n")
-"""
 
 
-def run(task, mark):
+def run(task: dict[str, Any], mark: str) -> tuple[int | None, str]:
     """Its exit status, None when it had to be ended, and its output; its process group is gone afterwards."""
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with tempfile.TemporaryFile(mode="w+", errors="replace") as log:
@@ -64,12 +44,14 @@ def run(task, mark):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        code = job.wait() if ends(job, task["seconds"]) else end(job)
+        in_time = ends(job, task["seconds"])
+        if not in_time:
+            end(job)
         log.seek(0)
-        return code, log.read()
+        return job.wait() if in_time else None, log.read()
 
 
-def ends(job, seconds):
+def ends(job: subprocess.Popen[bytes], seconds: int) -> bool:
     """Whether it ends by itself in so many seconds, while somebody waits for it."""
     watch = select.poll()
     watch.register(os.pidfd_open(job.pid), select.POLLIN)
@@ -78,31 +60,7 @@ def ends(job, seconds):
     return any(event == select.POLLIN for _, event in watch.poll(seconds * 1000))
 
 
-def end(job):
-    """End a job that takes too long, or that nobody waits for."""
-    os.killpg(job.pid, signal.SIGTERM)
-    try:
-        job.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-
-
-def reap(node, mark):
-    """Kill the processes that a job left on a node, and return their names; None if the node does not answer."""
-    script = f"MARK = {f'{MARK}={mark}'.encode()!r}; GRACE = {GRACE}{REAP}"
-    command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, "python3", "-"]
-    if node == socket.gethostname():
-        # Here an ssh login would only cost time.
-        command = ["python3", "-"]
-    try:
-        done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return None
-    return done.stdout.split() if done.returncode == 0 else None
-
-
-def records(output):
+def records(output: str) -> Iterator[dict[str, Any]]:
     """Parse the lines of JSON that ranks printed, after any prefix of the launcher."""
     for line in output.splitlines():
         start = line.find('{"')
@@ -113,9 +71,9 @@ def records(output):
                 continue
 
 
-def results(output):
+def results(output: str) -> dict[str, Any]:
     """Collect what ranks printed: their descriptions and results, and the errors they found."""
-    found = {"ranks": [], "wrong": []}
+    found: dict[str, Any] = {"ranks": [], "wrong": []}
     for record in records(output):
         if "rank" in record:
             found["ranks"].append(record)
@@ -132,7 +90,7 @@ def results(output):
     return found
 
 
-def excerpt(output, patterns):
+def excerpt(output: str, patterns: Sequence[str]) -> list[str]:
     """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
     lines = [line if len(line) <= 300 else f"{line[:299]}…" for line in output.splitlines() if not NOISE.search(line)]
     earlier = lines[:-SHOWN]
@@ -140,12 +98,12 @@ def excerpt(output, patterns):
     return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]
 
 
-def matching(pattern, lines):
+def matching(pattern: str, lines: Sequence[str]) -> Iterator[int]:
     """The places of the lines that match a pattern."""
     return (at for at, line in enumerate(lines) if re.search(pattern, line))
 
 
-def main():
+def main() -> int:
     """Run a job and print its result."""
     task = json.loads(sys.argv[1])
     mark = uuid.uuid4().hex
@@ -153,7 +111,8 @@ def main():
     code, output = run(task, mark)
     seconds = round(time.monotonic() - begun, 1)
     with ThreadPoolExecutor(max_workers=32) as pool:
-        left = dict(zip(task["nodes"], pool.map(lambda node: reap(node, mark), task["nodes"]), strict=True))
+        ended = pool.map(lambda node: reap(node, mark, task["reap"], PATIENCE), task["nodes"])
+        left = dict(zip(task["nodes"], ended, strict=True))
     said = excerpt(output, task["patterns"])
     print(json.dumps({**results(output), "code": code, "seconds": seconds, "left": left, "said": said}))
     return 0

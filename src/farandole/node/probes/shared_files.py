@@ -5,6 +5,8 @@ true, "writable": true, "seconds": 20, "peers": ["node-2"]}]}, and prints a line
 systems, and nobody waits for one whose server does not answer.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -17,19 +19,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # Seconds until another node's file has to be visible.
 PATIENCE = 10
+Found = dict[str, Any]
 # What systemd itself says when it cannot mount something; the line before it says why.
 SYSTEMD = re.compile(r"\.mount: |^(Mounting|Mounted|Failed to mount|Unmounting|Unmounted) ")
 
 
-def mine(task, host):
+def mine(task: Found, host: str) -> Path:
     """A file that no earlier validation has left."""
     return Path(f".farandole-{task['mark']}-{host}")
 
 
-def write(task, folder):
+def write(task: Found, folder: Found) -> Found:
     """Write a file, or describe what lies there if nothing may be written."""
     if not folder["writable"]:
         return {"listing": listing()}
@@ -45,7 +49,7 @@ def write(task, folder):
     return {}
 
 
-def listing():
+def listing() -> str:
     """A hash of the names, types, sizes and times of what lies there."""
     found = []
     for entry in os.scandir():
@@ -55,7 +59,7 @@ def listing():
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
-def read(task, folder):
+def read(task: Found, folder: Found) -> Found:
     """Wait for the files of all other nodes, and look whose they are."""
     missing, until = list(folder["peers"]), time.monotonic() + PATIENCE
     while True:
@@ -77,7 +81,7 @@ def read(task, folder):
         time.sleep(0.1)
 
 
-def remove(task, folder):
+def remove(task: Found, folder: Found) -> Found:
     """Remove the files of all nodes."""
     for host in [task["host"], *folder["peers"]]:
         mine(task, host).unlink(missing_ok=True)
@@ -87,11 +91,11 @@ def remove(task, folder):
 STEPS = {"write": write, "read": read, "remove": remove}
 
 
-def problem(code, seen):
+def problem(code: str, seen: str) -> Found:
     return {"code": code, "seen": seen}
 
 
-def attempt(task, folder):
+def attempt(task: Found, folder: Found) -> Found:
     """Do the step in the folder, as its user."""
     user = pwd.getpwnam(folder["user"])
     if user.pw_uid != os.getuid():
@@ -107,10 +111,10 @@ def attempt(task, folder):
         return problem("files-denied", f"{user.pw_name}: {error.strerror}")
     except OSError as error:
         # The kernel's words for a server that is not there depend on the file system.
-        return problem("files-failed", f"{errno.errorcode.get(error.errno, error.errno)}: {error.strerror}")
+        return problem("files-failed", f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}")
 
 
-def begin(task, folder):
+def begin(task: Found, folder: Found) -> tuple[int, int]:
     """Start a child for a folder; returns its process id and where it answers."""
     answers, answer = os.pipe()
     child = os.fork()
@@ -129,7 +133,7 @@ def begin(task, folder):
     os._exit(0)
 
 
-def collect(folder, child, answers, begun):
+def collect(folder: Found, child: int, answers: int, begun: float) -> Found:
     """What a child found, or that it found nothing in time."""
     left = begun + folder["seconds"] - time.monotonic()
     ready, _, _ = select.select([answers], [], [], max(0, left))
@@ -143,13 +147,13 @@ def collect(folder, child, answers, begun):
     return {"code": "", "seen": "", "listing": "", **found, "seconds": seconds}
 
 
-def is_mounted(path):
+def is_mounted(path: str) -> bool:
     """Whether something is mounted, which the kernel says without asking a server."""
     lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return any(line[4] == path and line[line.index("-") + 1] != "autofs" for line in lines)
 
 
-def why(path):
+def why(path: str) -> str:
     """The last words of what tried to mount it."""
     unit = subprocess.run(["systemd-escape", "--path", "--suffix=mount", path], capture_output=True, text=True).stdout
     command = ["journalctl", "--quiet", "--unit", unit.strip(), "--lines", "20", "--output", "cat"]
@@ -158,7 +162,7 @@ def why(path):
     return told[-1][:300] if told else "its units say nothing"
 
 
-def main():
+def main() -> None:
     """Take the step in all folders at once."""
     task = json.loads(sys.argv[1])
     begun = time.monotonic()

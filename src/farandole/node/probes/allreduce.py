@@ -4,14 +4,18 @@ Every rank prints its description and results as a line of JSON; a rank that fin
 and the job exits with a status other than 0.
 """
 
+from __future__ import annotations
+
 import argparse
 import math
 import os
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import ranks
+from farandole.node.probes import ranks
+from farandole.node.probes.ranks import Error, processors
 
 SIZES = (1, 1000, 1_000_000)
 TYPES = ("float32", "float64", "int64")
@@ -22,9 +26,11 @@ SIDE = {"cpu": 512, "gpu": 4096}
 # latter tells them from a quota, which leaves processors idle.
 OTHERS, IDLE = 0.15, 0.1
 MOVED = ("float32", "float64", "int32", "int64", "uint8")
+# Makes a tensor of a size, filled with one value of a type.
+Tensor = Callable[[Any, int, str], Any]
 
 
-def arguments():
+def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("framework", choices=["torch", "tensorflow"])
@@ -33,7 +39,7 @@ def arguments():
     return ranks.expectations(parser)
 
 
-def load(name, gpu):
+def load(name: str, *, gpu: bool) -> tuple[Any, str, Tensor]:
     """Return Horovod for a framework, its version, and a function that makes a tensor filled with one value."""
     if name == "torch":
         import horovod.torch as hvd
@@ -42,7 +48,7 @@ def load(name, gpu):
         hvd.init()
         device = own_gpu(hvd, range(torch.cuda.device_count())) if gpu else "cpu"
 
-        def tensor(size, value, kind):
+        def tensor(size: Any, value: int, kind: str) -> Any:
             return torch.full(shape(size), value, dtype=getattr(torch, kind), device=device)
 
         return hvd, torch.__version__, tensor
@@ -55,12 +61,12 @@ def load(name, gpu):
     return hvd, tf.__version__, lambda size, value, kind: tf.fill(shape(size), tf.constant(value, kind))
 
 
-def shape(size):
+def shape(size: int | tuple[int, ...]) -> tuple[int, ...]:
     """The dimensions of a tensor: a number of elements, or of rows and columns."""
     return size if isinstance(size, tuple) else (size,)
 
 
-def own_gpu(hvd, found):
+def own_gpu(hvd: Any, found: Sequence[Any]) -> Any:
     """This rank's GPU; each rank of a node has its own."""
     if not hvd.nccl_built():
         ranks.fail("nccl-missing", "Horovod is built without NCCL")
@@ -69,7 +75,7 @@ def own_gpu(hvd, found):
     return found[hvd.local_rank()]
 
 
-def reduce(hvd, tensor, wanted):
+def reduce(hvd: Any, tensor: Tensor, wanted: int) -> Iterator[dict[str, Any]]:
     """Sum tensors over all ranks, and compare each sum with the expected one."""
     for kind in TYPES:
         for size in SIZES:
@@ -79,7 +85,7 @@ def reduce(hvd, tensor, wanted):
             yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
 
 
-def pace(hvd, tensor, side):
+def pace(hvd: Any, tensor: Tensor, side: int) -> dict[str, Any]:
     """How long a step takes that this rank computes by itself, and whether other programs were in its way.
 
     The ranks begin each round together.
@@ -100,33 +106,25 @@ def pace(hvd, tensor, side):
     return {"step_ms": round(best / STEPS * 1000, 4), "crowded": crowded}
 
 
-def processors():
-    """The seconds for which this machine's processors were busy (or stolen), were idle, and worked for this program."""
-    line = Path("/proc/stat").read_text().split("\n", 1)[0]
-    user, nice, system, idle, wait, _, _, steal, *_ = map(int, line.split()[1:])
-    tick = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + steal) / tick, (idle + wait) / tick, time.process_time()
-
-
-def number(rank):
+def number(rank: int) -> int:
     """The value that a rank sends: never 0, as in unwritten memory, and small enough for a byte."""
     return rank % 250 + 1
 
 
-def lengths(size, ranks):
+def lengths(size: int, ranks: int) -> list[int]:
     """The lengths that the ranks contribute to an allgather of about `size` elements, all different."""
     return [max(1, size // ranks) + rank for rank in range(ranks)]
 
 
-def extremes(values):
+def extremes(values: Any) -> tuple[Any, ...]:
     """The smallest and the largest value."""
     return (values.min().item(), values.max().item()) if len(values) else ()
 
 
-def gather(hvd, tensor, hosts):
+def gather(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
     """Check allgather for every type; returns the errors by type."""
     own = hvd.rank()
-    wrong = {}
+    wrong: dict[str, list[Error]] = {}
     for kind in MOVED:
         wrong[kind] = []
         for size in SIZES:
@@ -137,7 +135,7 @@ def gather(hvd, tensor, hosts):
     return wrong
 
 
-def misplaced(whole, parts, kind, hosts):
+def misplaced(whole: Any, parts: Sequence[int], kind: str, hosts: Sequence[str]) -> Iterator[Error]:
     """Check a gathered array, rank by rank."""
     if len(whole) != sum(parts):
         yield ranks.error("wrong-values", f"{len(whole)} {kind} were gathered, not {sum(parts)}")
@@ -155,9 +153,9 @@ def misplaced(whole, parts, kind, hosts):
             )
 
 
-def broadcast(hvd, tensor, hosts):
+def broadcast(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
     """Check broadcasts from the first and the last rank; returns the errors by type."""
-    wrong = {}
+    wrong: dict[str, list[Error]] = {}
     for kind in MOVED:
         wrong[kind] = []
         for size in SIZES:
@@ -168,7 +166,7 @@ def broadcast(hvd, tensor, hosts):
     return wrong
 
 
-def mistaken(received, size, kind, root, hosts):
+def mistaken(received: Any, size: int, kind: str, root: int, hosts: Sequence[str]) -> Iterator[Error]:
     """Check a broadcast array."""
     found, wanted = extremes(received), number(root)
     if len(received) != size:
@@ -183,10 +181,10 @@ def mistaken(received, size, kind, root, hosts):
         )
 
 
-def main():
+def main() -> int:
     """Join the job, compute, compare and report."""
     options = arguments()
-    hvd, version, tensor = load(options.framework, options.gpu)
+    hvd, version, tensor = load(options.framework, gpu=options.gpu)
     own = {
         **ranks.describe(hvd.rank(), hvd.size()),
         "controller": "mpi" if hvd.mpi_enabled() else "gloo" if hvd.gloo_enabled() else "",

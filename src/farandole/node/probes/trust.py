@@ -4,11 +4,14 @@ Takes {"name": "address", …} as its argument, prints every connection that it 
 1 unless all succeed. A code says what this program saw; the control machine explains what ssh printed.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 LIMIT = 20
 # Characters of output that are passed on.
@@ -16,7 +19,7 @@ SHOWN = 2000
 ASK = "hostname && cat /etc/machine-id"
 
 
-def call(target):
+def call(target: str) -> tuple[list[str], str, str]:
     """Log in to a target; return its answer, and a code and what was seen if it failed."""
     command = ["ssh", "-o", "BatchMode=yes", target, ASK]
     try:
@@ -31,7 +34,7 @@ def call(target):
     return done.stdout.split(), "", ""
 
 
-def judge(name, target):
+def judge(name: str, target: str) -> dict[str, Any]:
     """Try one connection to one node."""
     begun = time.monotonic()
     answer, code, seen = call(target)
@@ -43,7 +46,7 @@ def judge(name, target):
     return {**tried, "code": code, "seen": seen[-SHOWN:]}
 
 
-def main():
+def main() -> int:
     """Try all connections at once, then count the machines behind them."""
     nodes = json.loads(sys.argv[1])
     ways = [(name, target) for name, address in nodes.items() for target in (name, address)]

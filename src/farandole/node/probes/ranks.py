@@ -1,18 +1,27 @@
 """What the probes of a job have in common: how a rank describes itself, what it expects, and how it reports an error.
 
-They import it when they run as files; the validation sends it along, as no node has it.
+The validation sends it along with them, as no node has it.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
 import socket
 import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 CURRENT = Path("/opt/farandole/current")
+# How a rank describes itself; a code, a host and what was seen.
+Rank = Mapping[str, Any]
+Error = dict[str, str]
 
 
-def expectations(parser):
+def expectations(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line, with the options of every job."""
     parser.add_argument("--expect", type=int, metavar="N", help="fail unless the job has N ranks")
     parser.add_argument("--expect-hosts", type=int, metavar="M", help="fail unless it runs on M machines; default: N")
@@ -22,7 +31,7 @@ def expectations(parser):
     return options
 
 
-def describe(rank, size):
+def describe(rank: int, size: int) -> dict[str, Any]:
     """A description of this rank."""
     return {
         "rank": rank,
@@ -34,7 +43,7 @@ def describe(rank, size):
     }
 
 
-def judge(ranks, options):
+def judge(ranks: Sequence[Rank], options: argparse.Namespace) -> Iterator[Error]:
     """Check the job as a whole; every rank comes to the same result."""
     if options.expect not in (None, len(ranks)):
         alone = ", a job of its own" if len(ranks) == 1 else ""
@@ -49,31 +58,44 @@ def judge(ranks, options):
             yield error("nodes-differ", f"not the same {what} on all ranks: {where}")
 
 
-def by(ranks, what):
+def by(ranks: Sequence[Rank], what: str) -> dict[str, str]:
     """Host names by the value of a field of their ranks."""
-    hosts = {}
+    hosts: dict[str, list[str]] = {}
     for one in ranks:
         hosts.setdefault(one[what], []).append(one["host"])
     return {value: ", ".join(dict.fromkeys(names)) for value, names in hosts.items()}
 
 
-def show(record):
+def show(record: Mapping[str, Any]) -> None:
     """Print a record as a line of JSON, in one piece: pieces of several ranks would be mixed up in the output."""
     os.write(sys.stdout.fileno(), f"{json.dumps(record)}\n".encode())
 
 
-def error(code, seen, host=""):
+def error(code: str, seen: str, host: str = "") -> Error:
     """An error: a code, from which the control machine derives the cure, the host it is about, and what was seen."""
     return {"code": code, "host": host or socket.gethostname(), "seen": seen}
 
 
-def report(rank, common, mine):
+def report(rank: int, common: Sequence[Error], mine: Sequence[Error]) -> int:
     """Print errors as lines of JSON, those that all ranks see on rank 0 alone; returns the exit status."""
     for one in [*common, *mine] if rank == 0 else mine:
         show(one)
     return int(bool(common or mine))
 
 
-def fail(code, seen, host=""):
+def fail(code: str, seen: str, host: str = "") -> NoReturn:
     """Report an error and exit."""
     sys.exit(report(0, [], [error(code, seen, host)]))
+
+
+def processors() -> tuple[float, float, float]:
+    """The seconds for which this machine's processors were busy (or stolen), were idle, and worked for this program."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, idle, wait, _, _, steal, *_ = map(int, line.split()[1:])
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + steal) / tick, (idle + wait) / tick, time.process_time()
+
+
+def waiting() -> float:
+    """The seconds for which this thread was ready to run but had no processor."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

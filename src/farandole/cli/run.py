@@ -1,0 +1,123 @@
+"""`farandole run`, `runs`, `logs`, `attach`, `fetch`, `stop`: send a folder to the head, and run programs there."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.core.errors import FarandoleError, Interrupted
+from farandole.jobs.files import get
+from farandole.jobs.follow import follow, stream
+from farandole.jobs.login import head_of
+from farandole.jobs.start import Wish, finish, left_out, start
+from farandole.jobs.told import console, known, show
+from farandole.node.head.folders import refuse_outside
+from farandole.node.head.runs import RefusedError
+from farandole.plays.playbook import Login, PrivateKey, User
+
+Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
+Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
+
+
+def run(
+    inventory: Inventory,
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- PROGRAM...", help="For example python train.py --epochs 3.")
+    ],
+    ranks: Annotated[
+        int | None,
+        typer.Option("-np", min=1, metavar="N", help="Number of ranks; all slots of the nodes, if not given."),
+    ] = None,
+    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="End it after 90s, 30m, 2h or 1d.")] = "",
+    fetch: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
+    ] = None,
+    *,
+    mpi: Annotated[bool, typer.Option("--mpi/--gloo", help="Start the ranks with MPI, or with Gloo.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for slots that other runs use.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it is started.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Send even a large folder without asking.")] = False,
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """Send this folder to the nodes and start a program there, with one rank per slot.
+
+    Git's ignored files stay here, and what a file .farandoleignore names. Ctrl-C ends the run on every node; a lost
+    connection does not.
+    """
+    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], mpi, wait, detach)
+    wish.refuse_early(folder)
+    again, without = options(inventory, user, private_key), left_out(inventory, hosts)
+    head = head_of(inventory, Login(user, private_key))
+    number = start(head, wish, folder, without, yes=yes)
+    if not detach:
+        raise typer.Exit(finish(head, number, wish.fetch, folder, again))
+    console.print(f"run {number} is started; next: farandole attach {again} {number}")
+
+
+def options(inventory: Path, user: str, private_key: Path | None) -> str:
+    """The options with which a hint means the same cluster and the same person."""
+    words = ["-i", str(inventory), *(["--user", user] if user else [])]
+    return shlex.join([*words, *(["--private-key", str(private_key)] if private_key else [])])
+
+
+def attach(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+    """Show what a run prints until it ends; Ctrl-C leaves it running."""
+    head, again = head_of(inventory, Login(user, private_key)), options(inventory, user, private_key)
+    number = number or known(head, "").number
+    try:
+        status = follow(head, number)
+    except Interrupted:
+        raise Interrupted(f"the run goes on; to end it: farandole stop {again} {number}") from None
+    raise typer.Exit(status)
+
+
+def logs(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+    """Print what a run has printed so far."""
+    head = head_of(inventory, Login(user, private_key))
+    status, said, _ = stream(head, "logs", number)
+    if status:
+        raise FarandoleError(head.reason(status, said))
+
+
+def runs(inventory: Inventory, user: User = "", private_key: PrivateKey = None) -> None:
+    """List the runs: when, with which stack, where, how long, and how they ended."""
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "runs"))
+
+
+def stop(
+    inventory: Inventory,
+    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """End a run on all of its nodes."""
+    show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", number))
+
+
+def fetch(
+    inventory: Inventory,
+    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="What to get, paths in the run's folder.")],
+    user: User = "",
+    private_key: PrivateKey = None,
+) -> None:
+    """Get results of a run, from its first node, into this folder; also while it runs."""
+    head, complete = head_of(inventory, Login(user, private_key)), True
+    try:
+        refuse_outside(paths)
+    except RefusedError as refused:
+        raise FarandoleError(str(refused)) from None
+    try:
+        head.ask("farandole", "fetch", number, "--", *paths)
+    except FarandoleError as error:
+        # What the head has can be had.
+        console.print(str(error), markup=False)
+        complete = False
+    fetched = [get(head, number, path, Path.cwd()) for path in paths]
+    if not (complete and all(fetched)):
+        raise typer.Exit(1)

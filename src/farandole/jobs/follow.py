@@ -1,0 +1,156 @@
+"""Show what a run prints until it ends, and if it failed, which rank was the first, and the cause in its output."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+
+from farandole.core.causes import causes
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
+from farandole.core.text import on_terminal, one_line
+from farandole.explain.diagnosis import Hit, of_job
+from farandole.jobs.login import Head
+from farandole.jobs.told import State, console, has_ended, known, show
+
+# Lines in which a cause is searched.
+REMEMBERED, LONGEST = 2000, 1 << 16
+# The exit status of ssh itself.
+OF_SSH = 255
+OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
+# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one, by itself or by a signal.
+ENDED = re.compile(
+    r"^Process (\d{1,6}) exit with status code (-?\d{1,3})\.$|"
+    r"^  Process name: \[\[\d+,\d+\],(\d{1,6})\]\n  Exit code:\s+(\d{1,3})$|"
+    r"^mpirun noticed that process rank (\d{1,6}) with PID \d+ on node \S+ exited on signal (\d{1,2}) ",
+    re.MULTILINE,
+)
+# Ended by the launcher, after another one.
+TERMINATED = {143, -15}
+RAISED = re.compile(r"\[\d+\] (?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b")
+
+
+def follow(head: Head, number: str) -> int:
+    """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
+    status, said, lines = stream(head, "attach", number)
+    if status == OF_SSH and not has_ended(head, number):
+        raise FarandoleError(
+            f"the connection to {head.name} was lost; if that node is up, the run goes on there, and "
+            "`farandole attach` shows it again"
+        )
+    sys.stderr.write(on_terminal(said))
+    if status and not said.startswith("error: "):
+        explain(known(head, number), lines)
+    return status
+
+
+def stream(head: Head, what: str, number: str) -> tuple[int, str, Sequence[str]]:
+    """Show what a command on the head prints; returns its exit status, its errors, and its last lines."""
+    lines: deque[str] = deque(maxlen=REMEMBERED)
+    # An interrupt is for this process: the run is then ended in order, or goes on.
+    with tempfile.TemporaryFile("w+", errors="replace") as said, subprocess.Popen(
+        head.command("farandole", what, *([number] if number else [])), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            while line := process.stdout.readline(LONGEST) if process.stdout else "":
+                lines.append(line.rstrip("\n"))
+                show(line)
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        said.seek(0)
+        return status, said.read(1 << 16), lines
+
+
+def explain(state: State, lines: Sequence[str]) -> None:
+    """Say why a run failed."""
+    hit, raised = first_cause(lines)
+    first, status = first_end(lines)
+    if state.lost and not state.why:
+        # The ranks only tell that a connection broke.
+        tell("node-silent", state, state.lost[0], seen=some(state.lost))
+        return
+    if first >= 0 and not state.why and not raised and (hit is None or hit.cause.cascade):
+        host = host_of(first, state.slots)
+        # Of a worker that a signal has ended on another node, ssh only says 255.
+        code = "worker-killed" if killed(status) or status == OF_SSH else "worker-failed"
+        tell(code, state, host, f"rank {first} on {host} failed: {in_words(status)}")
+        return
+    if state.why or not (hit or raised):
+        return
+    own = OF_RANK.match(raised)
+    rank = hit.rank if hit else int(own[1]) if own else None
+    host = host_of(rank, state.slots) if rank is not None else "a node"
+    # A consequence says nothing of where its cause is.
+    where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
+    cause = hit.cause.description({"host": host, **hit.words}) if hit else one_line(own[2] if own else raised)
+    code, words = (hit.cause.code, hit.words) if hit else ("worker-failed", {})
+    tell(code, state, words.get("host", host), f"{where}{on_terminal(cause)}")
+
+
+def tell(code: str, state: State, host: str, words: str = "", **fields: str) -> None:
+    """Print a cause and its cure, in which only nodes of the run are named."""
+    cause = causes()[code]
+    there = shlex.quote(host) if host in dict(state.slots) else "that node"
+    console.print(f"cause: {words or cause.description(fields)} [{code}]", markup=False)
+    console.print(f"cure: {cause.remedy({'host': there})}", markup=False)
+
+
+def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:
+    """A cause of the catalogue, or the line of a rank's own exception, of which the others' are often a consequence."""
+    verdict = of_job(lines)
+    if verdict.roots:
+        return verdict.roots[0], ""
+    own = (line for line in lines if RAISED.match(line) and not of_job([line]).cascades)
+    raised = next(own, "")
+    return None if raised or not verdict.cascades else verdict.cascades[-1], raised
+
+
+def first_end(lines: Sequence[str]) -> tuple[int, int]:
+    """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
+    others = [line for line in lines if any(not hit.cause.leads for hit in of_job([line]).cascades)]
+    innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
+    for found in ENDED.finditer("\n".join(lines)):
+        number, status = (int(text) for text in found.groups() if text)
+        status = -status if found[6] else status
+        if status and number not in innocent and status not in TERMINATED:
+            return number, status
+    return -1, 0
+
+
+def killed(status: int) -> str:
+    """The signal that ended a program, if its exit status says so; else empty."""
+    number = status - 128 if status > 128 else -status
+    return signal.Signals(number).name if number in {*signal.Signals} else ""
+
+
+def in_words(status: int) -> str:
+    """What an exit status means."""
+    known = {
+        126: "it could not be executed; start a Python program with python",
+        127: "it was not found on this node",
+        255: "its exit status is not known; see what it printed, or journalctl -k there if the memory was full",
+    }
+    if status in known:
+        return known[status]
+    if name := killed(status):
+        memory = "; journalctl -k there shows if that was because memory was full" if name == "SIGKILL" else ""
+        return f"it was ended by {name}{memory}"
+    return f"it ended with exit status {status}"
+
+
+def host_of(rank: int, slots: Sequence[tuple[str, int]]) -> str:
+    """The node of a rank; the launcher fills them in order."""
+    for node, ranks in slots:
+        if rank < ranks:
+            return on_terminal(node)
+        rank -= ranks
+    return "a node"

@@ -1,0 +1,103 @@
+"""Start a run: what is wanted of it, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import socket
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farandole.core.errors import FarandoleError, Interrupted
+from farandole.core.text import on_terminal, one_line
+from farandole.inventory import excluded
+from farandole.inventory.variables import host_variables
+from farandole.jobs.files import get, send
+from farandole.jobs.follow import follow
+from farandole.jobs.login import Head
+from farandole.jobs.told import console, known, show
+from farandole.node.head.folders import refuse_early
+from farandole.node.head.main import duration
+from farandole.node.head.runs import RefusedError
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is wanted of a run."""
+
+    program: list[str]
+    ranks: int | None = None
+    hosts: str = ""
+    time: str = ""
+    fetch: list[str] = field(default_factory=list)
+    mpi: bool = False
+    wait: bool = False
+    detach: bool = False
+
+    def refuse_early(self, folder: Path) -> None:
+        """Refuse what cannot work."""
+        if self.detach and self.fetch:
+            raise FarandoleError("--fetch brings results back when the run ends, so it does not go with --detach")
+        if not shutil.which("rsync"):
+            raise FarandoleError("rsync is not installed on this machine: apt install rsync")
+        try:
+            refuse_early(self.program, self.fetch, folder)
+            if self.time:
+                duration(self.time)
+        except (RefusedError, ArgumentTypeError) as refused:
+            raise FarandoleError(str(refused)) from None
+
+    def options(self) -> list[str]:
+        """The options with which the head's command is asked for it."""
+        given = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time}
+        words = [word for name, value in given.items() if value for word in (name, str(value))]
+        words += [f"--{name}" for name in ("mpi", "wait") if getattr(self, name)]
+        return [*words, *(f"--fetch={path}" for path in self.fetch)]
+
+
+def left_out(inventory: Path, hosts: str) -> list[str]:
+    """The nodes that a run does not use; refuses to be told to use them."""
+    known = host_variables(inventory.absolute())
+    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values())))) if known else {}
+    wanted = [name.strip() for name in hosts.split(",")] if hosts else list(known)
+    out = {name: one for name, one in entries.items() if name in wanted}
+    for name, one in out.items():
+        words = on_terminal(f"{name} is left out: {one.words}")
+        if hosts:
+            raise FarandoleError(f"--hosts: {words}; to use it again: farandole node include {name} -i {inventory}")
+        console.print(words, markup=False)
+    return [*out]
+
+
+def start(head: Head, wish: Wish, folder: Path, without: list[str], *, yes: bool) -> str:
+    """Send a folder to the head and start a run there; returns its number."""
+    machine = Path("/etc/machine-id")
+    here = machine.read_text() if machine.exists() else socket.gethostname()
+    source = hashlib.sha256(f"{here} {os.getuid()} {folder}".encode()).hexdigest()[:16]
+    send(head, folder, source, yes=yes)
+    words = ["--detach", *wish.options(), *([f"--without={','.join(without)}"] if without else [])]
+    number = head.ask("farandole", "run", *words, f"--source={source}", "--", *wish.program).strip()
+    if not number.isdigit():
+        raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
+    return number
+
+
+def finish(head: Head, number: str, fetch: list[str], folder: Path, again: str) -> int:
+    """Show a run until it ends, stop it if interrupted, and get its results; returns the exit status."""
+    try:
+        status = follow(head, number)
+    except Interrupted:
+        console.print(f"stopping run {number}")
+        try:
+            show(head.ask("farandole", "stop", number))
+        except Interrupted:
+            raise Interrupted(f"run {number} may still be ending; farandole runs {again} shows it") from None
+        words = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
+        raise Interrupted(f"run {number} is ended on every node{words}") from None
+    if fetch and (state := known(head, number)).fetched:
+        got = [get(head, number, path, folder) for path in fetch]
+        status = status or int(not (state.complete and all(got)))
+    return status

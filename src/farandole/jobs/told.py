@@ -1,0 +1,57 @@
+"""What the head says of a run, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from farandole.core.errors import FarandoleError
+from farandole.core.text import on_terminal
+from farandole.jobs.login import Head
+
+console = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def show(text: str) -> None:
+    """Print what a node says; a progress bar, which overwrites its line, becomes several lines."""
+    sys.stdout.write(on_terminal(text.replace("\r\n", "\n").replace("\r", "\n")))
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class State:
+    """What the head says of a run: how it ended, which nodes were lost, and the ranks of each node."""
+
+    number: str
+    ended: bool
+    why: str
+    fetched: bool
+    complete: bool
+    lost: tuple[str, ...]
+    slots: tuple[tuple[str, int], ...]
+
+
+def known(head: Head, number: str) -> State:
+    """What the head knows of a run."""
+    try:
+        said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+        ended, slots = said["ended"], said["started"].get("slots", {}).items()
+        return State(
+            number=str(int(said["number"])), ended=bool(ended), why=str(ended.get("why", "")),
+            fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
+            lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),
+            slots=tuple((str(node), int(ranks)) for node, ranks in slots),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FarandoleError(f"{head.name} gives no valid description of run {number}") from None
+
+
+def has_ended(head: Head, number: str) -> bool:
+    """Whether the run has ended, as far as is known."""
+    try:
+        return known(head, number).ended
+    except FarandoleError:
+        return False

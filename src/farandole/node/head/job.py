@@ -1,0 +1,208 @@
+"""Everything of a run from the claim of slots until no process is left, in a unit of the user's systemd."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from farandole.node.head import reap as reaping
+from farandole.node.head import runs, status
+from farandole.node.head.folders import place, staging
+from farandole.node.head.reap import MARK, end, reap
+from farandole.node.head.runs import RefusedError, Run, all_runs, ran, reason, say
+from farandole.node.head.slots import claimed
+from farandole.node.head.slurm import queued
+from farandole.node.head.status import Slots, owner
+
+# What ranks print, behind what horovodrun puts in front of it.
+OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
+TIME_IS_UP = "ended at its limit"
+AT_ONCE = 32
+# Whose homes all nodes see, so that nothing has to be copied to them.
+SHARED = Path("/etc/farandole/storage/home")
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+# Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
+REAP, REAP_S = Path(reaping.__file__).read_text(), 20
+
+
+class StoppedError(Exception):
+    """The run was stopped before its job began."""
+
+
+class Job:
+    """A run that is kept by this program."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.wish = run, run.read("run")
+        self.process: subprocess.Popen[bytes] | None = None
+        # Why it was ended or refused; why it failed, if its output says that, too.
+        self.why, self.reason = "", ""
+        # Nodes that do not answer when it has ended.
+        self.lost: list[str] = []
+        # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
+        self.fetched, self.complete = False, True
+        self.mark = str(uuid.uuid4())
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
+
+    def stop(self, why: str) -> None:
+        """End it; what still has to be done then goes on."""
+        self.why = self.why or why
+        if self.process is None:
+            raise StoppedError
+        threading.Thread(target=end, args=(self.process,), daemon=True).start()
+
+    def __call__(self) -> None:
+        self.begun, code = time.time(), 1
+        try:
+            with self.slots() as (slots, finish):
+                code = self.use(slots)
+                finish(code)
+                self.fetch()
+        except RefusedError as error:
+            self.why = str(error)
+            # It has written nothing there.
+            shutil.rmtree(self.run.code, ignore_errors=True)
+        except StoppedError:
+            pass
+        except OSError as error:
+            self.why = f"broke off on the head: {error}"
+        # A launcher that is told to end may do so with 0.
+        code = code or int(bool(self.why))
+        self.run.write(
+            "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
+            complete=self.complete, dropped=runs.OUTPUT.dropped(), seconds=round(time.time() - self.begun, 1),
+        )  # fmt: skip
+
+    @contextmanager
+    def slots(self) -> Iterator[tuple[Slots, Callable[[int], None]]]:
+        """The ranks of each node, from the queue if there is one, and what takes the exit status."""
+        if status.QUEUE.exists():
+            with queued(self.run, self.wish, self.stop) as found:
+                yield found
+        else:
+            with claimed(self.run, self.wish) as slots:
+                yield slots, lambda _: None
+
+    def use(self, slots: Slots) -> int:
+        """Start the job on its nodes and wait for its end; returns its exit status."""
+        self.begun = time.time()
+        stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
+        self.run.write("started", slots=slots, begun=self.begun, stack=stack)
+        self.send(slots)
+        try:
+            return self.execute(slots)
+        finally:
+            self.clean(slots)
+
+    def fetch(self) -> None:
+        """Get the results that are wanted, if it ended in such a way that there may be some."""
+        self.fetched = not self.why or self.why.startswith(TIME_IS_UP)
+        if self.fetched:
+            for failure in collect(self.run, self.wish["fetch"]):
+                say(failure)
+                self.complete = False
+
+    def send(self, slots: Slots) -> None:
+        """Copy the code to the other nodes."""
+        if has_shared_home():
+            return
+        same = former(self.run, self.wish["source"])
+        others = [node for node in slots if node != runs.HERE]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            failed = [why for why in pool.map(lambda node: send(self.run, node, same), others) if why]
+        if failed:
+            self.reason = f"the folder could not be copied: {'; '.join(failed)}"
+            # As output, in which the control machine looks for the cause.
+            say(self.reason)
+            raise RefusedError
+
+    def execute(self, slots: Slots) -> int:
+        """Start the ranks, and pass on what they print until they have ended."""
+        where = ",".join(f"{node}:{ranks}" for node, ranks in slots.items())
+        launcher = "--mpi" if self.wish["mpi"] else "--gloo"
+        command = ["horovodrun", launcher, "-np", str(sum(slots.values())), "-H", where, *self.wish["program"]]
+        # OpenMPI gives ranks a terminal, so that Python prints line by line; with Gloo it would print at the end.
+        unbuffered = {} if self.wish["mpi"] else {"PYTHONUNBUFFERED": "1"}
+        path = f"/usr/local/lib/farandole:{os.environ['PATH']}"
+        self.process = subprocess.Popen(
+            command, cwd=self.run.code, env={**os.environ, MARK: self.mark, "PATH": path, **unbuffered},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        limit = self.wish["seconds"]
+        timer = threading.Timer(limit, self.stop, [f"{TIME_IS_UP} of {limit} s (--time)"])
+        if limit:
+            timer.daemon = True
+            timer.start()
+        line = b"\n"
+        for line in self.process.stdout or ():
+            runs.OUTPUT.write(OF_RANK.sub(rb"\1[\2] ", line))
+        if not line.endswith(b"\n"):
+            runs.OUTPUT.write(b"\n")
+        code = self.process.wait()
+        timer.cancel()
+        return 128 - code if code < 0 else code
+
+    def clean(self, slots: Slots) -> None:
+        """Leave no process on any node."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            ended = pool.map(lambda node: reap(node, self.mark, REAP, REAP_S), slots)
+        left = dict(zip(slots, ended, strict=True))
+        for node, names in left.items():
+            if names is None:
+                self.lost.append(node)
+                say(f"{node} does not answer; what still runs there of this run is not ended")
+            elif names:
+                say(f"{node}: ended {', '.join(names)}, which the job had left")
+
+
+def why_stopped() -> str:
+    """Whether somebody stops the run, or the machine."""
+    state = ran("systemctl", "is-system-running").stdout.strip()
+    return "ended by the shutdown of the head" if state == "stopping" else "stopped"
+
+
+def has_shared_home() -> bool:
+    """Whether all nodes see this home."""
+    return SHARED.exists() and owner(os.getuid()) in SHARED.read_text().split()
+
+
+def rsync(*words: str) -> subprocess.CompletedProcess[str]:
+    return ran("rsync", "--archive", *words, env={**os.environ, "RSYNC_RSH": SSH})
+
+
+def former(run: Run, source: str) -> list[Run]:
+    """The latest earlier runs of the same folder."""
+    return [one for one in all_runs() if one.number < run.number and one.read("run").get("source") == source][-3:]
+
+
+def send(run: Run, node: str, before: list[Run]) -> str:
+    """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
+    same = [f"--copy-dest=../../{one.number}/code" for one in before]
+    there = ["--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *same]
+    done = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
+    return f"{node}: {reason(done.stderr)}" if done.returncode else ""
+
+
+def collect(run: Run, paths: list[str]) -> Iterator[str]:
+    """Get results from the node of rank 0, which usually writes them; yields why one cannot be had."""
+    first = next(iter(run.read("started").get("slots", {})), runs.HERE)
+    for path in paths if first != runs.HERE and not has_shared_home() else ():
+        failed = f"{path} could not be fetched from {first}"
+        try:
+            with staging(run.folder, run.code) as (staged, options):
+                done = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
+                if done.returncode:
+                    yield f"{failed}: {reason(done.stderr)}"
+                yield from place(staged, run.code, Path(path))
+        except RefusedError as error:
+            yield f"{failed}: {error}"

@@ -1,0 +1,263 @@
+"""The head's command: farandole run, runs, logs, attach, fetch, stop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from farandole.node.head import runs
+from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
+from farandole.node.head.job import Job, collect
+from farandole.node.head.reap import GRACE
+from farandole.node.head.runs import RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
+from farandole.node.head.status import others, owner
+
+# Seconds between two questions to systemd whether a run is alive.
+ASK_EVERY = 5
+COMMAND = "/usr/local/bin/farandole"
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def start(given: argparse.Namespace) -> int:
+    """Start a run, and show it unless it is detached."""
+    run = started(given)
+    if given.detach:
+        print(run.number)
+        return 0
+    print(f"run {run.number}", file=sys.stderr)
+    try:
+        return attach(run)
+    except KeyboardInterrupt:
+        stop(run)
+        return 130
+
+
+def started(given: argparse.Namespace) -> Run:
+    """Start a run in a unit of the user's systemd."""
+    if os.getuid() == 0:
+        raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
+    folder = sent(given.source) if given.source else Path.cwd()
+    refuse_early(given.program, given.fetch, folder)
+    me = owner(os.getuid())
+    if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
+        raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
+    run = new_run()
+    try:
+        prepare(run, given, folder)
+    except (RefusedError, OSError) as error:
+        shutil.rmtree(run.folder)
+        why = f"{runs.RUNS}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise RefusedError(why) from None
+    done = ran("systemd-run", "--user", "--quiet", "--collect", *unit(run), env=bus())
+    if done.returncode:
+        raise RefusedError(f"systemd could not start the run: {done.stderr.strip()}")
+    return run
+
+
+def prepare(run: Run, given: argparse.Namespace, folder: Path) -> None:
+    """Copy the folder to a new run, and write down what is wanted of it."""
+    # What a control machine sent has been filtered there.
+    options, patterns = ([], "") if given.source else filters(folder)
+    lock = locked(folder) if given.source else -1
+    copy(folder, run.code, options, patterns)
+    if lock >= 0:
+        os.close(lock)
+    run.write(
+        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
+        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
+        without=given.without, created=time.time(),
+    )  # fmt: skip
+    run.output.touch(0o600)
+    run.reserve("ended")
+
+
+def unit(run: Run) -> list[str]:
+    """The unit that keeps a run, and its command."""
+    properties = {
+        "WorkingDirectory": run.code,
+        "StandardOutput": f"append:{run.output}",
+        "StandardError": f"append:{run.output}",
+        # The job's processes are ended in order, by this program.
+        "KillMode": "mixed",
+        # A rank that runs out of memory is the job's failure, and no reason to stop this program.
+        "OOMPolicy": "continue",
+        "TasksMax": "infinity",
+        "TimeoutStopSec": 6 * GRACE,
+    }
+    words = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
+    words += [f"--property={name}={value}" for name, value in properties.items()]
+    return [*words, sys.executable, "-I", COMMAND, "_job", str(run.number)]
+
+
+def attach(run: Run) -> int:
+    """Print the output of a run until it ends; returns its exit status."""
+    asked = 0.0
+    with run.printed() as file:
+        while True:
+            ended = run.read("ended")
+            if not ended and time.monotonic() - asked > ASK_EVERY:
+                asked, ended = time.monotonic(), run.end()
+            while chunk := file.read(1 << 16):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            if ended:
+                break
+            time.sleep(0.1)
+    print(f"run {run.number}: {told(run)}", file=sys.stderr)
+    return int(ended["status"])
+
+
+def logs(run: Run) -> int:
+    """Print what a run has printed so far."""
+    with run.printed() as file:
+        shutil.copyfileobj(file, sys.stdout.buffer)
+    return 0
+
+
+def stop(run: Run) -> int:
+    """End a run on all of its nodes."""
+    if run.end():
+        raise RefusedError(f"run {run.number} has already ended: {told(run)}")
+    systemctl("stop", "--no-block", run.unit)
+    while not run.end():
+        time.sleep(0.2)
+    print(f"run {run.number}: {told(run)}")
+    return 0
+
+
+def job(run: Run) -> int:
+    """Do everything of a run, in its unit."""
+    Job(run)()
+    return 0
+
+
+def state(run: Run) -> int:
+    """Print what is known of a run."""
+    print(json.dumps({"number": run.number, "started": run.read("started"), "ended": run.end()}))
+    return 0
+
+
+def fetch(given: argparse.Namespace) -> int:
+    """Get results of a run from its first node, even while it runs."""
+    run = chosen(given.run)
+    refuse_outside(given.paths)
+    failures = list(collect(run, given.paths))
+    failures += [f"run {run.number} has no {path}" for path in given.paths if not (run.code / path).exists()]
+    if failures:
+        raise RefusedError("\n".join(failures))
+    print("\n".join(str(run.code / path) for path in given.paths))
+    return 0
+
+
+def show(_: argparse.Namespace) -> int:
+    """List the runs, and those of other people that use slots."""
+    for run in all_runs():
+        if wish := run.read("run"):
+            stack = run.read("started").get("stack", "-")
+            begun, program = clock(wish["created"]), shlex.join(wish["program"])
+            print(f"{run.number:>4}  {begun:12}  {stack:12}  {told(run)}: {program}")
+    for number, who, since, uses in others():
+        if who != owner(os.getuid()):
+            print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
+    return 0
+
+
+# What is done with a run; those without words are called by the control machine and by systemd.
+ON_RUN: dict[str, tuple[Callable[[Run], int], str]] = {
+    "logs": (logs, "print what a run has printed"),
+    "attach": (attach, "print what a run prints until it ends"),
+    "stop": (stop, "end a run on all of its nodes"),
+    "_job": (job, ""),
+    "_state": (state, ""),
+}
+OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": start,
+    "runs": show,
+    "fetch": fetch,
+    "_receive": lambda given: receive(given.name, given.arguments),
+    "_give": lambda given: give(given.name, given.arguments),
+}
+
+
+def duration(text: str) -> int:
+    """Seconds, of a text such as 2h."""
+    found = re.fullmatch(r"(\d{1,7})([smhd]?)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 30m, 2h or 1d")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def positive(text: str) -> int:
+    """A number of ranks."""
+    if not re.fullmatch(r"0*[1-9]\d{0,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
+    return int(text)
+
+
+def parsed() -> argparse.Namespace:
+    """The arguments of this call."""
+    top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    add_run(
+        commands.add_parser("run", help="send this folder to the nodes and start a program there", allow_abbrev=False)
+    )
+    commands.add_parser("runs", help="list your runs")
+    for name, (_, words) in ON_RUN.items():
+        command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
+        # Everybody is the job user, so the latest may be somebody else's.
+        latest: dict[str, Any] = {} if name == "stop" else {"nargs": "?", "default": ""}
+        command.add_argument(
+            "run", help="its number" if name == "stop" else "its number; the latest, if not given", **latest
+        )
+    command = commands.add_parser("fetch", help="get results of a run from its first node")
+    command.add_argument("run", help="its number")
+    command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
+    for name in ("_receive", "_give"):
+        command = commands.add_parser(name)
+        command.add_argument("name")
+        command.add_argument("arguments", nargs=argparse.REMAINDER)
+    return top.parse_args()
+
+
+def add_run(run: argparse.ArgumentParser) -> None:
+    """The options of a run."""
+    run.add_argument("-np", type=positive, default=0, metavar="N", help="number of ranks; all slots, if not given")
+    run.add_argument("--hosts", default="", help="only these nodes, separated by commas")
+    run.add_argument("--mpi", action="store_true", help="start the ranks with MPI")
+    run.add_argument("--gloo", dest="mpi", action="store_false", help="start the ranks with Gloo, which is the default")
+    run.add_argument("--time", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d")
+    run.add_argument("--wait", action="store_true", help="wait for slots that other runs use")
+    run.add_argument("--detach", action="store_true", help="print its number and return")
+    fetch = "get this from the first node when the run ends"
+    run.add_argument("--fetch", action="append", default=[], metavar="PATH", help=fetch)
+    run.add_argument("--source", help=argparse.SUPPRESS)
+    run.add_argument("--without", type=lambda text: text.split(","), default=[], help=argparse.SUPPRESS)
+    run.add_argument("program", nargs="+", metavar="-- PROGRAM", help="for example python train.py --epochs 3")
+
+
+def main() -> int:
+    """Run the command, and return its exit status."""
+    given = parsed()
+    try:
+        if given.command in ON_RUN:
+            return ON_RUN[given.command][0](chosen(given.run))
+        return OTHER[given.command](given)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os._exit(141)
+    except (RefusedError, OSError) as refused:
+        sys.exit(f"error: {refused}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

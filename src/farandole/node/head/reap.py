@@ -1,0 +1,74 @@
+"""Kill what still runs of a job on a node, found by the mark that its processes inherit.
+
+The node gets this file over ssh, kills what is there, and prints its names: python3 -I - MARK
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+# The variable that holds the mark, in the environment of every process of a job.
+MARK = "FARANDOLE_JOB"
+# Seconds that a job has to end by itself.
+GRACE = 10
+# Seconds that a process may take to end by itself after its job, and that killed ones may take to be gone.
+LEFT, GONE = 3, 5
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a job's process group, gently at first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+            return
+
+
+def reap(node: str, mark: str, program: str, seconds: int) -> list[str] | None:
+    """Run this program on a node, and return what it prints; None if the node does not answer."""
+    login = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={seconds // 2}", node]
+    # Here a login would only cost time.
+    command = [*([] if node == socket.gethostname() else login), "python3", "-I", "-", mark]
+    try:
+        done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.split() if done.returncode == 0 else None
+
+
+def left(mark: bytes) -> Iterator[tuple[int, str]]:
+    """The number and the name of each process of a job."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name), (entry / "comm").read_text().strip()
+        except (OSError, ValueError):
+            continue
+
+
+def kill(mark: str) -> list[str]:
+    """Give a job's processes time to end, then kill them until none is left."""
+    until, killed, own = time.monotonic() + LEFT, {}, f"{MARK}={mark}".encode()
+    while any(left(own)) and time.monotonic() < until:
+        time.sleep(0.1)
+    while (now := list(left(own))) and time.monotonic() < until + GONE:
+        for number, name in now:
+            killed[number] = name
+            try:
+                os.kill(number, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    return list(killed.values())
+
+
+if __name__ == "__main__":
+    print(*kill(sys.argv[1]), sep="\n")

@@ -1,0 +1,137 @@
+"""Which slots a run gets, and how it claims them where there is no queue."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from farandole.node.head import status
+from farandole.node.head.runs import RefusedError, Run, clock, say
+from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner
+
+# Seconds that others may lock what all need.
+PATIENCE = 10
+
+
+def wanted_hosts(text: str, known: Slots) -> list[str]:
+    """The nodes that the user named, or all."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise RefusedError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
+    return names
+
+
+def fill(count: int, free: Slots) -> Slots:
+    """So many ranks on the nodes, in their order; empty if they have too few slots."""
+    found = {}
+    for node, slots in free.items():
+        if slots > 0 and count > 0:
+            found[node] = min(slots, count)
+            count -= found[node]
+    return {} if count else found
+
+
+def asked(wish: Any) -> tuple[int, Slots]:
+    """The number of ranks that a run asks for, and the slots of the nodes that it may use."""
+    # The control machine may know better than the hostfile.
+    known = {node: slots for node, slots in hostfile().items() if node not in wish.get("without", ())}
+    slots = {node: known[node] for node in wanted_hosts(wish["hosts"], known)}
+    count = wish["np"] or sum(slots.values())
+    if not fill(count, slots):
+        have = f"{', '.join(slots)} have {sum(slots.values())} slots"
+        raise RefusedError(f"-np {count}: {have}; a node's are fabric_slots in the inventory")
+    return count, slots
+
+
+@contextmanager
+def claimed(run: Run, wish: Any) -> Iterator[Slots]:
+    """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
+    count, slots = asked(wish)
+    told = False
+    forget_ended()
+    handle, path = tempfile.mkstemp(prefix=f"{os.getuid()}-{run.number}-", dir=status.SLOTS_IN_USE)
+    try:
+        with os.fdopen(handle, "w") as file:
+            # Before others can open and lock it.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.fchmod(handle, 0o644)
+            while not (found := claim(file, count, slots))[0]:
+                if not wish["wait"]:
+                    raise RefusedError(f"too few free slots for -np {count}: {found[1]}. To wait for them, add --wait")
+                if not told:
+                    say(f"waiting for {count} slots: {found[1]}")
+                    told = True
+                time.sleep(1)
+            yield found[0]
+    finally:
+        Path(path).unlink()
+
+
+def claim(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
+    """The ranks of each node; if there are too few free slots, what is in the way."""
+    with (status.SLOTS_IN_USE / ".lock").open() as lock:
+        if not is_locked(lock):
+            return {}, holder(lock)
+        free = dict(slots)
+        for _, _, _, uses in others():
+            for node in uses.keys() & free.keys():
+                free[node] -= uses[node]
+        if not (found := fill(count, free)):
+            return {}, in_the_way(slots)
+        file.write(json.dumps(found))
+        file.flush()
+        return found, ""
+
+
+def in_the_way(hosts: Iterable[str]) -> str:
+    """The runs that use slots of these nodes."""
+    uses = [one for one in others() if one[3].keys() & set(hosts)]
+    runs = [f"run {number} of {who}, since {clock(since)}, on {', '.join(nodes)}" for number, who, since, nodes in uses]
+    return "; ".join(runs) or "another run is just starting or ending"
+
+
+def is_locked(lock: TextIO) -> bool:
+    """Lock a file that anybody can lock, and keep locked."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+
+
+def holder(lock: TextIO) -> str:
+    """Who keeps a file locked, and what to do."""
+    opened = os.fstat(lock.fileno())
+    file = f"{os.major(opened.st_dev):02x}:{os.minor(opened.st_dev):02x}:{opened.st_ino}"
+    found = re.search(rf"^\d+: FLOCK +ADVISORY +\w+ (\d+) {file} ", Path("/proc/locks").read_text(), re.MULTILINE)
+    who, end = "somebody", ""
+    with suppress(OSError):
+        # The folder belongs to root if the process cannot be dumped.
+        if found and (uid := re.search(r"^Uid:\t(\d+)", Path(f"/proc/{found[1]}/status").read_text(), re.MULTILINE)):
+            who, end = f"process {found[1]} of {owner(int(uid[1]))}", f"kill {found[1]}, or "
+    return (
+        f"{who} keeps {lock.name} locked, so that nobody gets slots; on the head: {end}as root, rm {lock.name}; "
+        "systemd-tmpfiles --create /etc/tmpfiles.d/farandole.conf"
+    )
+
+
+def forget_ended() -> None:
+    """Remove the files of own runs that were killed."""
+    for path in status.SLOTS_IN_USE.glob(f"{os.getuid()}-*"):
+        name = OF_SLOTS.fullmatch(path.name)
+        # Others can give theirs such a name. A run that is just starting has not locked its file yet.
+        if name and path.lstat().st_uid == os.getuid() and Run(int(name[1])).end():
+            with suppress(OSError), only_a_file(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()

@@ -1,0 +1,107 @@
+"""Which stack a node has; on the head also who uses which slots, and the queue.
+
+The control machine sends this file to nodes that may have none of the others, so it imports none of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+HOSTFILE = Path("/etc/farandole/hostfile")
+STACK = Path("/opt/farandole/current")
+# Who uses which slots: a file for each run, locked while it runs.
+SLOTS_IN_USE = Path("/run/farandole/slots")
+OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
+# More slots than a node can have, and more runs than a person looks at.
+MOST_SLOTS, SHOWN = 1 << 16, 100
+# Exists where Slurm decides who gets which slots.
+QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
+# Seconds in which the queue has to say what it does.
+QUEUE_S = 3
+# The number of slots, or of ranks, of each node.
+Slots = dict[str, int]
+
+
+def hostfile() -> Slots:
+    """The number of slots of each node."""
+    lines = [line.split() for line in HOSTFILE.read_text().splitlines() if line.strip()]
+    return {line[0]: int(line[1].partition("=")[2]) if line[1:] else 1 for line in lines}
+
+
+def others() -> Iterator[tuple[str, str, float, Slots]]:
+    """The runs that use slots: whose, since when, and how many of which node."""
+    nodes = hostfile()
+    for path in sorted(SLOTS_IN_USE.iterdir()):
+        # Others could have put anything there.
+        if not (name := OF_SLOTS.fullmatch(path.name)):
+            continue
+        with suppress(OSError, ValueError, RecursionError), only_a_file(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                status, found = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
+                uses = {node: slots for node, slots in found.items() if node in nodes}
+                if any(uses.values()):
+                    # Its owner can set its other times.
+                    yield name[1], owner(status.st_uid), status.st_ctime, uses
+
+
+def slots_in(text: str) -> Slots:
+    """What a file says that a run uses; empty if it says nothing that can be."""
+    found = json.loads(text)
+    valid = isinstance(found, dict) and all(type(one) is int and 0 <= one <= MOST_SLOTS for one in found.values())
+    return found if valid else {}
+
+
+def only_a_file(path: Path) -> TextIO:
+    """Open a regular file, and nothing that would block or lead elsewhere."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no file")
+    return os.fdopen(handle)
+
+
+def owner(uid: int) -> str:
+    """The name of an account."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def in_queue() -> list[list[str]] | str:
+    """The jobs of the queue, without what their owners call them; why it does not say."""
+    words = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
+    except OSError as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"squeue said nothing within {QUEUE_S} s"
+    return done.stderr if done.returncode else [line.split("|") for line in done.stdout.splitlines()]
+
+
+def status() -> dict[str, Any]:
+    """What the control machine asks any node."""
+    found: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
+    if SLOTS_IN_USE.is_dir() and HOSTFILE.exists():
+        found["slots"] = hostfile()
+        found["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
+        found["queue"] = in_queue() if QUEUE.exists() else None
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(status()))

@@ -1,0 +1,242 @@
+"""Test MPI without Horovod, and compare it with plain TCP.
+
+mpirun -np 2 -H node-1:1,node-2:1 --bind-to none python mpi.py --expect 2
+
+Every rank prints its description and results as a line of JSON, rank 0 also how fast MPI and plain TCP are between it
+and rank 1. A rank that finds an error reports it as another line, and the job exits with a status other than 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from farandole.node.probes import ranks
+from farandole.node.probes.ranks import Error, waiting
+from farandole.node.probes.ways import LARGE, MPI, OverMPI, OverTCP, Way, meet
+
+LIBRARY = ranks.CURRENT / "mpi" / "lib" / "libmpi.so"
+SIZES = (1, 1000, 1_000_000)
+# Python's letter and Open MPI's name for each.
+TYPES = {"float32": ("f", "float"), "float64": ("d", "double"), "int64": ("q", "int64_t")}
+# Seconds for each job in a round, and for all rounds at most.
+ENOUGH_SECONDS = 0.02
+ALL_SECONDS = 12
+# This many undisturbed rounds are enough; FEWEST rounds are made in any case.
+QUIET = 20
+FEWEST = 7
+# A rank that exchanges small messages over MPI never sleeps. Beside a single busy program it waits for a processor at
+# least a quarter of the time, on an idle machine less than a tenth.
+WAITED = 0.1
+# Messages whose time is measured besides, for how long at most, and for how long each.
+SWEPT = (8, 512, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20)
+SWEEP_SECONDS, SWEEP_STEP = 0.8, 0.003
+# Sends so many messages.
+Job = Callable[[int], None]
+# Whether it was quiet, and how many seconds a message took in each way.
+Round = tuple[bool, list[float]]
+
+
+def ring(mpi: MPI) -> int:
+    """Pass a token round the ranks, each adding its number, and return its value when this rank last has it."""
+    token = array("q", [0])
+    if mpi.rank:
+        mpi.receive(token, mpi.rank - 1)
+    token[0] += mpi.rank + 1
+    if mpi.size > 1:
+        mpi.send(token, (mpi.rank + 1) % mpi.size)
+        if not mpi.rank:
+            mpi.receive(token, mpi.size - 1)
+    return token[0]
+
+
+def misled(worth: int, rank: int, size: int) -> Iterator[Error]:
+    """Yield what is wrong with the token."""
+    # Rank 0 has it again at the end, the others pass it on.
+    added = rank + 1 if rank else size
+    if worth != (wanted := added * (added + 1) // 2):
+        yield ranks.error(
+            "wrong-values", f"the token that goes round the ranks is {worth} after {added} of {size}, not {wanted}"
+        )
+
+
+def sums(mpi: MPI) -> Iterator[dict[str, Any]]:
+    """Sum arrays over all ranks, and yield each sum and whether it is exact."""
+    wanted = mpi.size * (mpi.size + 1) // 2
+    for name, (letter, kind) in TYPES.items():
+        for size in SIZES:
+            # Ranks count from 1 here, so that none adds nothing.
+            total = mpi.reduce(array(letter, [mpi.rank + 1]) * size, kind, "sum")
+            found = sorted({min(total), max(total)})
+            yield {"type": name, "elements": size, "sum": found[-1], "exact": found == [wanted]}
+
+
+def missed(results: Iterable[dict[str, Any]], size: int) -> Iterator[Error]:
+    """Yield what is wrong with the sums."""
+    wanted = size * (size + 1) // 2
+    for one in results:
+        if not one["exact"]:
+            seen = f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}"
+            yield ranks.error("wrong-values", seen)
+
+
+def prove(mpi: MPI, options: argparse.Namespace) -> int:
+    """Compute, compare, measure and print the results."""
+    own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
+    every = mpi.gather(own)
+    worth, results = ring(mpi), list(sums(mpi))
+    measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
+    mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
+    speed = measured if mpi.rank == 0 and measured else {}
+    ranks.show({**own, "ring": worth, "sums": results, **speed})
+    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), mine)
+    # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
+    mpi.call("Barrier", mpi.world)
+    return status
+
+
+def main() -> int:
+    """Join the job, test it, leave it."""
+    options = ranks.expectations(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
+    try:
+        mpi = MPI(LIBRARY)
+    except OSError as error:
+        ranks.fail("mpi-missing", str(error))
+    try:
+        code = prove(mpi, options)
+    except Exception:
+        traceback.print_exc()
+        # MPI_Finalize would wait for ranks that wait for this one.
+        mpi.call("Abort", mpi.world, 1)
+    mpi.call("Finalize")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+def often(seconds: float, count: int) -> int:
+    """How often to do a job so that it takes long enough, given how long a number of times took."""
+    return max(1, min(10_000, round(count * ENOUGH_SECONDS / max(seconds, 1e-9))))
+
+
+def plan(mpi: MPI, way: Way, job: Job, tried: int) -> int:
+    """How often to do a job in each round; both ranks try it, and rank 0 decides."""
+    fastest = min(way.timed(job, tried) for _ in range(3))
+    return decide(mpi, often(fastest, tried))
+
+
+def decide(mpi: MPI, number: int) -> int:
+    """Give rank 0's number to both ranks."""
+    shared = array("q", [number])
+    (mpi.receive if mpi.rank else mpi.send)(shared, 1 - mpi.rank)
+    return shared[0]
+
+
+def tell(mpi: MPI, number: int) -> int:
+    """Give rank 1's number to both ranks."""
+    shared = array("q", [number])
+    (mpi.send if mpi.rank else mpi.receive)(shared, 1 - mpi.rank)
+    return shared[0]
+
+
+def compare(mpi: MPI, ways: Sequence[Way]) -> list[Round]:
+    """Do rounds of every job in every way until enough were quiet or time is up; say of each whether it was quiet."""
+    jobs = []
+    for way in ways:
+        jobs.append((way, way.exchange, plan(mpi, way, way.exchange, 50)))
+        jobs.append((way, way.push, plan(mpi, way, way.push, 1)))
+
+    def average(way: Way, job: Job, count: int) -> float:
+        return way.timed(job, count) / count
+
+    # The small messages over MPI show whether other programs want the processors, before and after the rest of a round.
+    # In the other jobs a rank waits on idle machines as well: for the kernel's own work, or because it sleeps.
+    gauge, *others = jobs
+    calm: list[bool] = []
+    rounds: list[list[float]] = []
+    until = time.perf_counter() + ALL_SECONDS
+    while True:
+        begun, waited = time.perf_counter(), waiting()
+        took = average(*gauge)
+        was_calm = waiting() - waited < WAITED * (time.perf_counter() - begun)
+        calm.append(bool(decide(mpi, was_calm) and tell(mpi, was_calm)))
+        quiet = [before and after for before, after in pairwise(calm)]
+        enough = sum(quiet) >= QUIET or time.perf_counter() > until
+        if not decide(mpi, len(rounds) < FEWEST or not enough):
+            return list(zip(quiet, rounds, strict=True))
+        # In turns, so that what disturbs one way disturbs the other.
+        rounds.append([took, *(average(*job) for job in others)])
+
+
+def sweep(mpi: MPI, ways: Sequence[Way]) -> list[list[float]]:
+    """How many microseconds a message of each size takes one way, in each way; fewer sizes on a slow network.
+
+    Rank 0 decides, so that both ranks do the same.
+    """
+    found, until = [], time.perf_counter() + SWEEP_SECONDS
+    for size in SWEPT:
+        row: list[float] = [size]
+        for way in ways:
+            bounce = partial(way.bounce, way.message(size))
+            once = max(way.timed(bounce, 1), 1e-6)
+            count = decide(mpi, max(1, min(100, round(SWEEP_STEP / once))))
+            tries = decide(mpi, max(2, min(10, round(10 * SWEEP_STEP / (count * once)))))
+            # The best of several, as other programs disturb some.
+            took = min(way.timed(bounce, count) for _ in range(tries))
+            row.append(round(took / count / 2 * 1e6, 2))
+        found.append(row)
+        if not decide(mpi, time.perf_counter() < until):
+            break
+    return found
+
+
+def speeds(rounds: Sequence[Round]) -> dict[str, Any]:
+    """The best latency (half a round trip) and bandwidth of each way in the quiet rounds."""
+    quiet = [took for was_quiet, took in rounds if was_quiet]
+    best = [min(times) for times in zip(*(quiet or [took for _, took in rounds]), strict=True)]
+    found = []
+    for round_trip, message in zip(best[::2], best[1::2], strict=True):
+        found += [round(round_trip / 2 * 1e6, 2), round(LARGE / message / 1e6, 1)]
+    names = ("latency_us", "bandwidth_mbs", "tcp_latency_us", "tcp_mbs")
+    return {
+        **dict(zip(names, [*found, None, None, None, None], strict=False)),
+        "quiet": len(quiet),
+        "rounds": len(rounds),
+    }
+
+
+def measure(mpi: MPI, network: str | None) -> tuple[dict[str, Any] | None, list[Error]]:
+    """Measure MPI and plain TCP between rank 0 and rank 1; return the figures and what is wrong on this rank."""
+    if mpi.size == 1:
+        return speeds([]), []
+    connection, wrong = meet(mpi, network)
+    if mpi.rank > 1:
+        sleep_until_told(mpi)
+        return None, wrong
+
+    ways: list[Way] = [OverMPI(mpi)]
+    if connection:
+        ways.append(OverTCP(mpi.rank == 0, connection))
+    rounds = compare(mpi, ways)
+    sizes = sweep(mpi, ways)
+    if mpi.rank == 0:
+        for rank in range(2, mpi.size):
+            mpi.send(array("b", bytes(1)), rank)
+    return {**speeds(rounds), "sizes": sizes}, wrong
+
+
+def sleep_until_told(mpi: MPI) -> None:
+    """Keep out of the way: a rank that waits in MPI takes a whole core."""
+    while not mpi.waits(0):
+        time.sleep(0.02)
+    mpi.receive(array("b", bytes(1)), 0)
