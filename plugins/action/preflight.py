@@ -177,7 +177,8 @@ class ActionModule(Action):
         specs = self._specs(Path(arguments["roles_dir"]))
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
-        findings = [*broken, *judge_tags(given), *judge_inventory(groups, nodes, declared, connection_variables())]
+        findings = [*broken, *judge_tags(given, specs)]
+        findings += judge_inventory(groups, nodes, declared, connection_variables())
         own = {node.name: hostvars[node.name] for node in nodes}
         findings += [*judge_login(own, typed_options()), *judge_passwords(own, asked_passwords())]
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
