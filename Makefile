@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit audit docs tables explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit check audit docs tables explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +53,10 @@ lint: setup ## run ansible-lint, yamllint, ruff and mypy
 	mypy
 
 unit: setup ## run the unit tests only
-	pytest --quiet tests/unit
+	pytest --quiet --numprocesses auto tests/unit
+
+check: setup ## lint, test and twice apply one role on a lab that is kept: make check ROLE=base [WITH='slurm_enabled=true']
+	python tests/check.py "$(ROLE)" "$(WITH)"
 
 test-kill: setup ## kill site.yml at each of its tasks (half an hour)
 	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py

@@ -80,7 +80,7 @@ def stages() -> Iterator[Stage]:
     yield Stage("ruff", ["ruff", "check", "--quiet", "."])
     yield Stage("format", ["ruff", "format", "--quiet", "--check", "."])
     yield Stage("docs", ["sphinx-build", "-q", "-W", "--keep-going", "-c", "docs", ".", str(LOGS.with_name("site"))])
-    yield Stage("unit", ["pytest", "tests/unit"])
+    yield Stage("unit", ["pytest", "--numprocesses", "2", "tests/unit"])
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
         name = scenario.parent.name
         yield Stage(f"molecule {name}", ["molecule", "test", "--scenario-name", name])

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import re
-import subprocess
 from pathlib import Path
 
+import plays
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +21,9 @@ def result(inventory_path):
     """The full result of the validation play, without limits on speed, which benchmarks measure."""
     fast = dict.fromkeys(("mpi_bandwidth", "mpi_latency", "efficiency", "yardstick"), 0)
     bars = json.dumps({"validation_bars": fast})
-    done = subprocess.run(
-        ["ansible-playbook", "-i", inventory_path, "-e", bars, "playbooks/validate.yml"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    folder = re.search(r"report: ([\w/.-]+)", done.stdout)
+    done = plays.play(inventory_path, "--extra-vars", bars, playbook="playbooks/validate.yml")
+    assert done.rc == 0, done.output
+    folder = re.search(r"report: ([\w/.-]+)", done.output)
     return json.loads((Path(folder[1]) / "result.json").read_text())
 
 

@@ -5,13 +5,13 @@ the firewall.
 """
 
 import json
-import os
 import re
 import socket
 import subprocess
 from contextlib import closing
 from pathlib import Path
 
+import plays
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -115,14 +115,10 @@ def play(inventory_path):
     """Set the firewall up with these variables, and return the hosts that changed, and the warnings."""
 
     def run(**variables):
-        playbook = Path(__file__).parent / "firewall.yml"
-        done = subprocess.run(
-            ["ansible-playbook", "-i", inventory_path, "-e", json.dumps(variables), playbook],
-            cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        changed = set(re.findall(r"^(\S+) .*\bchanged=[1-9]", done.stdout, re.MULTILINE))
-        return changed, " ".join((done.stdout + done.stderr).split())
+        playbook = str(Path(__file__).parent / "firewall.yml")
+        done = plays.play(inventory_path, "--extra-vars", json.dumps(variables), playbook=playbook)
+        assert done.rc == 0, done.output
+        return done.changed_hosts, done.flat
 
     return run
 

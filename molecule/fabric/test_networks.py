@@ -1,10 +1,9 @@
 """Jobs use, of two networks that all nodes share, the one that carries more, and leave the other one alone."""
 
-import os
-import re
 import subprocess
 from pathlib import Path
 
+import plays
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +45,10 @@ def play(inventory_path):
     """Configure jobs, measuring rates; returns the hosts that changed, and what was said."""
 
     def run():
-        done = subprocess.run(
-            ["ansible-playbook", "-i", inventory_path, "-e", "preflight_network=all", "jobs.yml"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-            env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return set(re.findall(r"^(\S+) .*\bchanged=[1-9]", done.stdout, re.MULTILINE)), " ".join(done.stdout.split())
+        jobs = str(Path(__file__).parent / "jobs.yml")
+        done = plays.play(inventory_path, "--extra-vars", "preflight_network=all", playbook=jobs)
+        assert done.rc == 0, done.output
+        return done.changed_hosts, done.flat
 
     return run
 

@@ -12,7 +12,7 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import action_loader
 
-from farandole.inventory.state import STATES
+from farandole.inventory.state import states
 from farandole.plays.ahead.action import FOLDER, OVERRIDES
 from farandole.plays.ahead.calls import Run
 
@@ -35,10 +35,11 @@ COMMANDS = {
 
 
 def record() -> Path:
-    """The folder for the calls of this kind of run, in the clone: root on the nodes runs what is kept beside it."""
+    """The folder for the calls of this kind of run, beside the states: root on the nodes runs what is kept there."""
     options = [list(context.CLIARGS.get(key) or ()) for key in ("args", "inventory", "tags", "skip_tags")]
     kind = json.dumps([str(Path.cwd()), *options])
-    return STATES / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+    inventory = next(iter(context.CLIARGS.get("inventory") or ()), "")
+    return states(inventory) / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]

@@ -14,8 +14,7 @@ from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, state
 from farandole.inventory import mounts as storage
 from farandole.links import fabric
-from farandole.plays import folders as samples
-from farandole.plays import removal
+from farandole.plays import folders, removal
 from farandole.preflight import networks
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
@@ -33,7 +32,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "excluded": excluded.names,
     "excluded_words": excluded.reasons,
     "fabric": fabric.choice,
-    "folder_files": samples.folder_files,
+    "folder_files": folders.folder_files,
     "horovod_source": sources.horovod_source,
     "host_names": cluster.host_names,
     "host_table": cluster.host_table,

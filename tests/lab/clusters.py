@@ -1,46 +1,23 @@
 """Real clusters for tests, driven by the commands that users run."""
 
 import json
-import os
-import re
 import shlex
 import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-COLLECTION = "farandole.cluster."
-ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+from plays import ENVIRONMENT, ROOT, Play, Run
 
+from farandole.lab import lab
 
-@dataclass
-class Run:
-    """The result of a playbook."""
-
-    rc: int
-    output: str
-
-    @property
-    def changes(self) -> set[tuple[str, str]]:
-        """(task, host) of everything that changed."""
-        found, task = set(), ""
-        for line in self.output.splitlines():
-            if line.startswith("TASK ["):
-                task = line.split("[", 1)[1].rsplit("]", 1)[0].removeprefix(COLLECTION)
-            elif changed := re.match(r"changed: \[([^\]]+)\]", line):
-                found.add((task, changed[1]))
-        return found
-
-    def count(self, what: str) -> dict[str, int]:
-        """A column of the play recap, by host."""
-        rows = re.findall(rf"^(\S+) +: .*\b{what}=(\d+)", self.output, re.MULTILINE)
-        return {host: int(number) for host, number in rows}
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks that at least one node has answered, in order."""
-        return re.findall(rf"^TASK \[(?:{COLLECTION})?(.*)\]", self.output, re.MULTILINE)
+__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person"]
+# Everything but the stack.
+QUICK = ("--skip-tags", "stack")
+# Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
+PARTLY = {"--check", "--tags"}
+# Those that only show more.
+SHOWN = {"-vvv", "--diff"}
 
 
 def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:
@@ -61,6 +38,9 @@ class Cluster:
     """A lab and the playbooks on it."""
 
     name: str
+    # Whether nothing has been done to its nodes, and the arguments of the last site.yml that succeeded.
+    bare: bool = False
+    applied: tuple[str, ...] | None = None
 
     @property
     def inventory(self) -> Path:
@@ -70,44 +50,46 @@ class Cluster:
     def state(self) -> Path:
         return ROOT / ".farandole" / self.name
 
-    def command(self, *arguments: str, playbook: str = "site.yml") -> list[str]:
-        return ["ansible-playbook", "-i", str(self.inventory), playbook, *arguments]
+    def start(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Play:
+        """Start a playbook. It is known from then on that the nodes are not bare, and what was done to them."""
+        self.bare = False
+        if playbook == "site.yml" and not PARTLY & {*arguments}:
+            self.applied = None
+        return Play(self.inventory, playbook, *arguments, before=before)
 
-    def play(self, *arguments: str, playbook: str = "site.yml") -> Run:
-        done = subprocess.run(
-            self.command(*arguments, playbook=playbook),
-            cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        return Run(done.returncode, done.stdout)
+    def play(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Run:
+        """Run a playbook to its end."""
+        before_it, bare = self.applied, self.bare
+        done = self.start(*arguments, playbook=playbook, before=before).end()
+        if playbook == "site.yml" and not PARTLY & {*arguments}:
+            same = tuple(one for one in arguments if one not in SHOWN)
+            # A run that was refused leaves everything as it was.
+            self.applied = same if done.rc == 0 else None if done.changes else before_it
+        self.bare = bare and not done.changes
+        return done
+
+    def ensure(self, *arguments: str) -> None:
+        """Run site.yml with these arguments, unless that was the last thing that was done with it."""
+        if self.applied != arguments:
+            done = self.play(*arguments)
+            assert done.rc == 0, done.output
 
     def play_until(self, task: int | str, playbook: str = "site.yml") -> Run:
-        """Start a run and kill it, with all its processes, once the first node has answered that task (a number or a
-        name)."""
-        process = self._start(playbook, subprocess.PIPE)
-        output, begun = "", 0
-        assert process.stdout
-        for line in process.stdout:
-            output += line
-            if line.startswith("TASK ["):
-                begun += 1
-                if task == begun or str(task) in line:
-                    os.killpg(process.pid, signal.SIGKILL)
-        return Run(process.wait(), output)
+        """Start a run and kill it, with all its processes, once a node has answered that task (a number or a name)."""
+        run = self.start(playbook=playbook)
+        if isinstance(task, int):
+            run.until(lambda seen: len(seen.tasks) >= task)
+        else:
+            run.until(lambda seen: any(task in name for name in seen.tasks))
+        return run.end(signal.SIGKILL)
 
-    def play_while(self, node: str, condition: str, playbook: str = "site.yml") -> None:
+    def play_while(self, node: str, condition: str, playbook: str = "site.yml") -> Run:
         """Start a run and kill it, with all its processes, as soon as a shell condition holds on a node."""
-        process = self._start(playbook, subprocess.DEVNULL)
-        script = f"for i in $(seq 6000); do {condition} && exit 0; sleep 0.05; done; exit 1"
-        held = self.ssh(node, "sh", "-c", script)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        run = self.start(playbook=playbook)
+        held = self.ssh(node, "sh", "-c", f"for i in $(seq 6000); do {condition} && exit 0; sleep 0.05; done; exit 1")
+        done = run.end(signal.SIGKILL)
         assert held.returncode == 0, f"never on {node}: {condition}"
-
-    def _start(self, playbook: str, output: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(playbook=playbook),
-            cwd=ROOT, env=ENVIRONMENT, text=True, stdout=output, start_new_session=True,
-        )  # fmt: skip
+        return done
 
     def farandole(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -118,9 +100,11 @@ class Cluster:
 
     def ssh(self, node: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command as `farandole lab ssh` does, without the third of a second that it takes to start."""
-        config = self.inventory / ".ssh" / "config"
+        return self._ssh(node, shlex.join(command))
+
+    def _ssh(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["ssh", "-F", config, node, shlex.join(command)],
+            ["ssh", "-F", self.inventory / ".ssh/config", *words],
             text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
 
@@ -130,14 +114,27 @@ class Cluster:
 
     def person_ssh(self, name: str, key: Path, node: str, script: str) -> subprocess.CompletedProcess[str]:
         """Log in as a person does, with a key of their own."""
-        config = self.inventory / ".ssh" / "config"
-        options = ["-o", "ControlPath=none", "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"]
-        return subprocess.run(
-            ["ssh", "-F", config, *options, "-i", key, "-l", name, node, script],
-            text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        options = ("-o", "ControlPath=none", "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes")
+        return self._ssh(*options, "-i", key, "-l", name, node, script)
+
+    def console(self, node: str, script: str) -> subprocess.CompletedProcess[str]:
+        """Run a script as root without checking the node's host key, as at its console."""
+        options = ("-o", "GlobalKnownHostsFile=/dev/null", "-o", "StrictHostKeyChecking=no")
+        return self._ssh(*options, node, script)
+
+    def readmit(self, node: str) -> None:
+        """Give a revoked node a new host key; its other keys it replaces by itself."""
+        renew = "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh"
+        assert self.console(node, renew).returncode == 0
+        self.farandole("inventory")
 
     def reset(self, nodes: int) -> None:
         """Replace all nodes with bare ones."""
         self.farandole("down")
         self.farandole("up", "--nodes", str(nodes))
+        self.bare, self.applied = True, None
+
+    def running(self) -> int:
+        """How many nodes it has."""
+        up = [node for node in lab.nodes(self.name) if node.state == "running"]
+        return len(up) if (self.inventory / "hosts.yml").exists() else 0

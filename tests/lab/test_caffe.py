@@ -263,7 +263,9 @@ def test_what_a_node_lacks_is_refused(job: Job) -> None:
             "there"
         ]
     job.shell("echo '# other' >>solver.prototxt", "node-2")
-    assert job.refused() == ["node-2: the solver solver.prototxt differs from that of node-1. Copy it again"]
+    assert job.refused() == [
+        "node-2: the solver solver.prototxt differs from that of node-1. Copy it again, or run site.yml"
+    ]
     job.shell("sed -i '/# other/d' solver.prototxt", "node-2")
     assert job.left() == []
 

@@ -312,19 +312,18 @@ SHORT = {
 @pytest.mark.parametrize(("fault", "cure"), [("kill", "start"), ("cut", "heal"), ("pause", "resume"), ("reboot", "")])
 def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: str, record_property: Record) -> None:
     cluster.reset(NODES)
-    with subprocess.Popen(
-        cluster.command(*BARE), cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as run:
-        unpacking = "until grep -qs half-installed /var/lib/dpkg/updates/*; do sleep 0.02; done"
-        assert cluster.ssh("node-2", "timeout", "300", "sh", "-c", unpacking).returncode == 0
-        begun = time.monotonic()
-        cluster.farandole("fault", fault, "node-2")
-        output, _ = run.communicate()
+    run = cluster.start(*BARE)
+    unpacking = "until grep -qs half-installed /var/lib/dpkg/updates/*; do sleep 0.02; done"
+    assert cluster.ssh("node-2", "timeout", "300", "sh", "-c", unpacking).returncode == 0
+    begun = time.monotonic()
+    cluster.farandole("fault", fault, "node-2")
+    lost = run.end()
     seconds = time.monotonic() - begun
-    lost = Run(run.returncode, output)
     assert lost.rc != 0
-    assert {name for name, number in lost.count("unreachable").items() if number} == {"node-2"}, output
-    why = subprocess.run(["farandole", "explain"], input=output, text=True, capture_output=True, check=False).stdout
+    assert {name for name, number in lost.count("unreachable").items() if number} == {"node-2"}, lost.output
+    why = subprocess.run(
+        ["farandole", "explain"], input=lost.output, text=True, capture_output=True, check=False
+    ).stdout
     (code,) = set(re.findall(r"root cause .*\[(login-[\w-]+)\]", why)) or {why}
     assert seconds < SECONDS
     record_property("named", f"{LOST[fault]} while it is set up | `{code}` | {seconds:.0f}")

@@ -271,7 +271,7 @@ def test_a_full_disk_is_reported_before_anything_changes(cluster: Cluster) -> No
 def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_is_packed_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(cluster.command(), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    run = cluster.start()
     # On a busy machine cutting the power takes longer than unpacking the rest; so tar stops where it is.
     unpacking = (
         "for i in $(seq 3000); do test -d /opt/farandole/incoming/tree/stacks && exec kill -STOP $(pidof tar);"
@@ -279,8 +279,7 @@ def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_
     )
     assert cluster.ssh("node-3", "sh", "-c", unpacking).returncode == 0
     cluster.farandole("fault", "kill", "node-3")
-    process.kill()
-    process.wait()
+    run.end(signal.SIGKILL)
     cluster.farandole("fault", "start", "node-3")
     assert stack_of(cluster, "node-3") == ""
     assert cluster.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""

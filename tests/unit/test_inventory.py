@@ -54,10 +54,14 @@ def test_a_malformed_inventory_is_told_with_file_and_line(content: str, place: s
     with pytest.raises(FarandoleError) as told:
         host_variables(folder(tmp_path, content))
     assert str(told.value).startswith(f"{tmp_path}/{place}")
+
+
+def test_plain_ansible_tells_the_same(tmp_path: Path) -> None:
+    folder(tmp_path, GOOD.replace("node-2", "node-1"))
     command = ["ansible-playbook", "-i", str(tmp_path), "playbooks/preflight.yml"]
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert plain.returncode != 0
-    assert " ".join(f"{tmp_path}/{place}".split()) in " ".join(plain.stderr.split())
+    assert f"{tmp_path}/hosts.yml, line 4, column 5: node-1 is already in line 3" in " ".join(plain.stderr.split())
 
 
 def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(state, "STATES", tmp_path / "state")
+    monkeypatch.setenv(state.SETTING, str(tmp_path / "state"))
     monkeypatch.delenv(events.VARIABLE, raising=False)
     return tmp_path
 
@@ -326,13 +326,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MAIN = """
-import sys
+import os, sys
 from pathlib import Path
 from farandole.cli import app
-from farandole.inventory import state
+from farandole.core import project
 from farandole.plays import playbook
-playbook.ROOT, playbook.CONFIG = Path(sys.argv[1]), Path(sys.argv[1]) / "ansible.cfg"
-state.STATES = Path(sys.argv[1]) / ".farandole"
+playbook.ROOT = Path(sys.argv[1])
+project.CONFIG = playbook.ROOT / "ansible.cfg"
+os.environ["FARANDOLE_STATE"] = str(playbook.ROOT / ".farandole")
 sys.argv[1:] = sys.argv[2:]
 app.main()
 """

@@ -1,9 +1,7 @@
 """Every option of PBS is translated, refused with a sentence, or named in a note."""
 
-import datetime
 import json
 import os
-import pwd
 import re
 import stat
 import subprocess
@@ -12,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from farandole.node import pbs_job, qdel, qsub
-from farandole.node.qsub import Given, Job, RefusedError, prepare
+from farandole.core.programs import LIBRARY, program_files
+from farandole.node.qsub import pbs_job, qdel, script, submit, translate
+from farandole.node.qsub.main import HELP, prepare
+from farandole.node.qsub.script import Job, RefusedError
 
 ROOT = Path(__file__).parents[2]
+QSUB = "from farandole.node.qsub.main import main; raise SystemExit(main())"
 ENVIRONMENT = {"HOME": "/home/ana", "PATH": "/opt/bin:/usr/bin", "SET": "here", "LANG": "C.UTF-8"}
-ME = pwd.getpwuid(os.getuid())
+NOT = "cannot be translated to Slurm"
 GUIDE = b"""#!/bin/sh
 #PBS -N test
 #PBS -V
@@ -42,18 +43,18 @@ def refusal(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n") -> str:
 
 def test_the_guides_script_is_translated_as_it_stands() -> None:
     job = job_of(script=GUIDE)
-    assert qsub.command_of(job, "/dev/fd/3") == [
+    assert submit.command_of(job, "/dev/fd/3") == [
         "/usr/bin/sbatch", "--parsable", "--ignore-pbs", "--job-name=test", "--nodes=4", "--ntasks=4",
-        "--ntasks-per-node=1", "--cpus-per-task=68", "--time=0-04:00:00", "--output=/work dir/test.o%j",
+        "--ntasks-per-node=1", "--cpus-per-task=68", "--time=04:00:00", "--output=/work dir/test.o%j",
         "--error=/work dir/test.e%j", "--partition=normal", "--account=caffe", "/dev/fd/3",
     ]  # fmt: skip
-    environment = qsub.environment_of(job)
+    environment = submit.environment_of(job)
     assert environment["SET"] == "here"
     assert environment["PBS_O_WORKDIR"] == "/work dir"
     assert (environment["OMP_NUM_THREADS"], environment["NCPUS"]) == ("68", "68")
     assert json.loads(environment["FARANDOLE_PBS"])["interpreter"] == ["/bin/bash", "--posix"]
     # Only the first line differs.
-    assert qsub.submitted(job).splitlines()[1:] == GUIDE.splitlines()[1:]
+    assert submit.submitted(job.script).splitlines()[1:] == GUIDE.splitlines()[1:]
     assert [note for note in job.notes if "POSIX" in note]
 
 
@@ -70,23 +71,15 @@ def shape(nodes: int, per_node: int, cpus: int) -> list[str]:
         ("select=2:ncpus=1:mpiprocs=1:ompthreads=1", shape(2, 1, 1)),
         ("select=2:ncpus=8:mpiprocs=4", shape(2, 4, 2)),
         ("select=3", shape(3, 1, 1)),
-        ("select=ncpus=4", shape(1, 1, 4)),
-        ("select=1:ncpus=2+2:ncpus=2", shape(3, 1, 2)),
         ("select=1:ncpus=2:mem=1gb:ngpus=2", [*shape(1, 1, 2), "--mem=1024M", "--gpus-per-node=2"]),
-        ("select=1:host=node-1+1:host=node-2", [*shape(2, 1, 1), "--nodelist=node-1,node-2"]),
-        ("select=2:ncpus=4:mpiprocs=2:mem=1gb,place=pack", [*shape(1, 4, 2), "--mem=2048M"]),
-        ("select=2:ncpus=1,place=scatter:excl", ["--exclusive", *shape(2, 1, 1)]),
+        ("select=2:ncpus=1,place=scatter:excl", [*shape(2, 1, 1), "--exclusive"]),
         ("nodes=2:ppn=4", shape(2, 4, 1)),
         ("nodes=2:ppn=4:gpus=1", [*shape(2, 4, 1), "--gpus-per-node=1"]),
-        ("nodes=node-1:ppn=2+node-2:ppn=2", [*shape(2, 2, 1), "--nodelist=node-1,node-2"]),
-        ("nodes=2:ppn=1,pmem=500mb", [*shape(2, 1, 1), "--mem-per-cpu=500M"]),
         ("nodes=2,mem=3gb", [*shape(2, 1, 1), "--mem=1536M"]),
         ("ncpus=4", shape(1, 1, 4)),
         ("ncpus=4,mem=512kb", [*shape(1, 1, 4), "--mem=1M"]),
-        ("procs=5", ["--ntasks=5", "--cpus-per-task=1"]),
-        ("walltime=90", [*shape(1, 1, 1), "--time=0-00:01:30"]),
-        ("walltime=100:00:00", [*shape(1, 1, 1), "--time=4-04:00:00"]),
-        ("file=2gb", [*shape(1, 1, 1), "--tmp=2048M"]),
+        ("walltime=90", [*shape(1, 1, 1), "--time=0:01:30"]),
+        ("walltime=100:00:00", [*shape(1, 1, 1), "--time=100:00:00"]),
     ],
 )
 def test_resources(resources: str, wanted: list[str]) -> None:
@@ -99,10 +92,7 @@ def test_resources(resources: str, wanted: list[str]) -> None:
     [
         (["-A", "caffe"], "--account=caffe"),
         (["-q", "normal"], "--partition=normal"),
-        (["-q", "normal@head"], "--partition=normal"),
-        (["-p", "-10"], "--nice=10"),
         (["-h"], "--hold"),
-        (["-n"], "--exclusive"),
         (["-r", "n"], "--no-requeue"),
         (["-ry"], "--requeue"),
         (["-m", "abe"], "--mail-type=FAIL,BEGIN,END"),
@@ -111,15 +101,12 @@ def test_resources(resources: str, wanted: list[str]) -> None:
         (["-J", "0-9:2%4"], "--array=0-9:2%4"),
         (["-t", "1,3-5"], "--array=1,3-5"),
         (["-W", "block=true"], "--wait"),
-        (["-W", "depend=afterok:41.node-1:42[3],umask=027"], "--dependency=afterok:41:42_3"),
-        (["-W", "depend=afteranyarray:41[]"], "--dependency=afterany:41"),
+        (["-W", "depend=afterok:41.node-1:42[3],block=true"], "--dependency=afterok:41:42_3"),
         (["-W", "depend=afterok:41"], "--kill-on-invalid-dep=yes"),
         (["-W", "depend=after:1,afternotok:2"], "--dependency=after:1,afternotok:2"),
         (["-o", "out"], "--output=/work dir/out"),
         (["-o", "/logs/100%"], "--output=/logs/100%%"),
         (["-o", "logs/"], "--output=/work dir/logs/job.sh.o%j"),
-        (["-e", "head:/logs/e"], "--error=/logs/e"),
-        (["-o", "o.$PBS_JOBID.${PBS_JOBNAME}"], "--output=/work dir/o.%j.job.sh"),
         (["-J", "1-2"], "--output=/work dir/job.sh.o%A.%a"),
         (["-J", "1-2", "-o", "out"], "--output=/work dir/out.%a"),
         (["-J", "1-2", "-o", "out.^array_index^"], "--output=/work dir/out.%a"),
@@ -141,64 +128,68 @@ def test_joined_output_is_one_file() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-l", "select=1:ncpus=2+1:ncpus=4"], "the chunks differ"),
-        (["-l", "select=2:ncpus=1:bigmem=true"], "'bigmem' cannot be translated"),
+        (["-l", "select=1:ncpus=2+1:ncpus=4"], "write one chunk of the larger size, or submit two jobs"),
+        (["-l", "select=2:ncpus=1:bigmem=true"], "'bigmem' cannot be translated to Slurm: add  #SBATCH"),
+        (["-l", "select=1:host=node-1"], "#SBATCH --nodelist=NODE"),
         (["-l", "select=0"], "no number from 1 on"),
         (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
-        (["-l", "select=1", "-l", "mem=1gb"], "it stands in the chunk: -l select=1:mem=1gb"),
-        (["-l", "select=1,nodes=1"], "write one of them"),
-        (["-l", "select=2:host=node-1"], "only 1|1 are named"),
+        (["-l", "select=1:ncpus=7:mpiprocs=2"], "write ncpus=8"),
+        (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: command line: -l select=1 stands beside it"),
+        (["-l", "select=1,nodes=1"], "-l nodes=1: command line: -l select=1 stands beside it"),
+        (["-l", "nodes=1,ncpus=4"], "write -l select=N:ncpus=C"),
         (["-l", "nodes=2:ppn=1:fast"], "'fast' cannot be translated"),
-        (["-l", "nodes=1:ppn=1+1:ppn=2"], "the chunks differ"),
-        (["-l", "nodes=$(reboot)"], "no name of a node"),
+        (["-l", "nodes=$(reboot)"], "no number from 1 on"),
         (["-l", "walltime=4h"], "write HH:MM:SS"),
-        (["-l", "walltime=0"], "a time of 0"),
-        (["-l", "mem=lots"], "no size"),
-        (["-l", "mem=1gb,pmem=1gb"], "mem says this too"),
+        (["-l", "walltime=0"], "leave it out for the queue's own limit"),
+        (["-l", "mem=lots"], "write 512mb or 8gb"),
+        (["-l", "pmem=1gb"], "write mem="),
         (["-l", "cput=1:00"], "write walltime="),
         (["-l", "vmem=1gb"], "write mem="),
+        (["-l", "procs=5"], "write nodes=N:ppn=P"),
         (["-l", "fluent=2"], "'fluent' cannot be translated"),
-        (["-l", "place=group=rack"], "cannot be translated"),
-        (["-l", "place=pack,nodes=node-1+node-2"], "nodes are named"),
+        (["-l", "N=x"], "'N' cannot be translated"),
+        (["-l", "place=group=rack"], "each chunk gets a node of its own"),
+        (["-l", "place=pack"], "each chunk gets a node of its own"),
         (["-A", "a b"], "no name of an account"),
         (["-q", "--help"], "no name of a queue"),
-        (["-p", "2000"], "from -1024 to 1023"),
+        (["-q", "normal@head"], "without @SERVER"),
         (["-m", "x"], "abort, begin, end"),
         (["-M", "a@b,c@d"], "one address"),
         (["-r", "maybe"], "y or n"),
         (["-J", "0-"], "write 0-9"),
         (["-J", "1-2", "-t", "1-2"], "write one of them"),
-        (["-a", "9999"], "no such time"),
-        (["-a", "noon"], "for example 1830"),
         (["-S", "/bin/sh@host"], "one absolute path"),
-        (["-u", "somebody"], "log in as that user"),
         (["-v", "2x=1"], "no name of a variable"),
         (["-v", "A='x"], "a quote is not closed"),
         (["-W", "depend=before:3"], "wait for earlier ones"),
-        (["-W", "depend=on:2"], "wait for earlier ones"),
         (["-W", "depend=afterok"], ":NUMBER"),
         (["-W", "depend=afterok:$(id)"], "no number of a job"),
-        (["-W", "umask=099"], "0 in front"),
-        (["-W", "group_list=nobody-at-all"], "newgrp nobody-at-all"),
-        (["-W", "stagein=a@b:c"], "files are not copied"),
-        (["-W", "sandbox=PRIVATE"], "make one in the script"),
-        (["-W", "colour=red"], "known are depend"),
         (["-W", "block=perhaps"], "write block=true"),
-        (["-X"], "cannot be shown"),
-        (["-x"], "without -I"),
-        (["-D", "/"], "-d says"),
-        (["-T", "x"], "call it in the script"),
+        (["-W", "colour=red"], "-W colour=red: cannot be translated to Slurm: add  #SBATCH OPTION"),
+        (["-W", "walltime=1:00"], "cannot be translated"),
+        (["-W", "v=A"], "cannot be translated"),
         (["-j", "both"], "write oe, eo or n"),
         (["-o", "a\nb"], "no new line"),
-        (["-o", "$HOME/x"], "only PBS_JOBID"),
-        (["-o", "~/x"], "in full"),
-        (["-d", "~/x"], "in full"),
+        (["-o", "$HOME/x"], "without ~, variables and HOST:"),
+        (["-o", "~/x"], "without ~, variables and HOST:"),
+        (["-e", "host:/e"], "without ~, variables and HOST:"),
         (["-Z"], "does not know -Z"),
-        (["-I", "-J", "1-2"], "is no array"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:
-    assert re.search(words if "|" in words else re.escape(words), refusal(*arguments))
+    assert words in refusal(*arguments)
+
+
+@pytest.mark.parametrize("letter", "acCdDFInpTuwxXz")
+def test_options_that_few_scripts_have_are_refused_by_name_with_what_to_use_instead(letter: str) -> None:
+    value = ["1"] if letter in script.WITH_VALUE else []
+    cure = translate.REFUSED[letter]
+    assert refusal(f"-{letter}", *value) == f"command line: -{' '.join([letter, *value])}: {NOT}: {cure}"
+
+
+@pytest.mark.parametrize("name", ["umask", "group_list", "stagein", "stageout", "sandbox"])
+def test_attributes_that_few_scripts_have_are_refused_by_name(name: str) -> None:
+    assert refusal("-W", f"{name}=x") == f"command line: -W {name}=x: {NOT}: {translate.REFUSED[name]}"
 
 
 @pytest.mark.parametrize(
@@ -212,36 +203,36 @@ def test_a_scripts_hostile_file_name_becomes_a_safe_one() -> None:
     job = prepare(["/tmp/--x; $(id)\n.sh"], ENVIRONMENT, "/w", lambda _: b"true\n")  # noqa: S108
     assert job.name == "x____id__.sh"
     assert "the job is named x____id__.sh" in job.notes[0]
-    assert qsub.command_of(job, "P")[-1] == "P"
+    assert submit.command_of(job, "P")[-1] == "P"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-c", "n"], "no meaning here"),
         (["-k", "oe"], "no meaning here"),
         (["-P", "project"], "-A names it"),
-        (["-p", "-5"], "a higher number means later"),
-        (["-q", "normal@head"], "@head is left out"),
         (["-v", "MISSING"], "not set here"),
         (["-v", "PBS_NODEFILE=/etc/passwd"], "left out"),
-        (["-e", "host:/e"], "host: is left out"),
         (["-S", "/bin/zsh"], "own first line counts"),
-        (["-W", "umask=22"], "decimal number: umask 0026; write 022"),
-        (["-l", "select=2:ncpus=1,place=free"], "place=pack"),
         (["-l", "nodes=2,mem=2gb"], "1024mb on each of 2"),
-        (["-l", "select=1:ncpus=7:mpiprocs=2"], "1 are left out"),
         (["-J", "1-2", "-o", "x"], "end with .INDEX"),
+        (["-m", "abe"], "no program mail"),
     ],
 )
-def test_notes(arguments: list[str], words: str) -> None:
+def test_notes(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "MAIL", Path("/gone"))
     assert [note for note in job_of(*arguments).notes if words in note]
 
 
 def test_no_option_is_forgotten() -> None:
-    assert set(qsub.OPTIONS) == {*qsub.WITH_VALUE, *qsub.FLAGS} - {"l", "W"}
-    for letter in qsub.OPTIONS:
-        assert re.search(rf"(^|[ ,])-{letter}\b", qsub.HELP, re.MULTILINE), letter
+    known = {*translate.READ, *translate.OPTIONS, *translate.PASSED, *translate.NOTED} - {"depend", "block"}
+    assert known.isdisjoint(translate.REFUSED)
+    assert {one for one in (*known, *translate.REFUSED) if len(one) == 1} == {*script.WITH_VALUE, *script.FLAGS} - {
+        "l",
+        "W",
+    }
+    for letter in known:
+        assert re.search(rf"(^|[ ,])-{letter}\b", HELP, re.MULTILINE), letter
 
 
 def test_options_are_found_however_long_the_script_is() -> None:
@@ -253,11 +244,11 @@ def test_options_are_found_however_long_the_script_is() -> None:
 
 
 def test_the_command_line_beats_the_script() -> None:
-    script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l ncpus=2 -W umask=027\n"
-    job = job_of("-N", "two", "-l", "walltime=30", "-W", "umask=077", script=script)
+    script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l ncpus=2 -A one\n"
+    job = job_of("-N", "two", "-l", "walltime=30", "-A", "two", script=script)
     assert job.name == "two"
-    assert {"--time=0-00:00:30", "--cpus-per-task=2"} <= set(job.arguments)
-    assert (job.umask, job.notes) == (0o077, [])
+    assert {"--time=0:00:30", "--cpus-per-task=2", "--account=two"} <= set(job.arguments)
+    assert job.notes == []
 
 
 def test_of_two_in_a_script_the_last_one_counts() -> None:
@@ -272,19 +263,23 @@ def test_lines_that_only_look_like_options_are_named() -> None:
     )
     assert job.name == "d"
     assert [note.partition(":")[0] for note in job.notes] == ["line 2", "line 3", "line 4"]
-    assert job_of("-C", "#XX", script=b"#XX -N f\n#PBS -N g\n").name == "f"
 
 
 def test_everything_that_is_refused_is_said_at_once_with_its_line() -> None:
     text = refusal("-p", "5000", script=b"#!/bin/bash\n#PBS -N a b\n#PBS -l walltime=x\n#PBS -N 'a b'\n#PBS -I\n")
-    for words in ("line 2: qsub cannot read 'b'", "line 3: -l walltime=x", "line 4: -N 'a b'", "command line: -p 5000"):
+    for words in (
+        "line 2: qsub cannot read 'b'",
+        "line 3: -l walltime=x",
+        "line 4: -N 'a b'",
+        "line 5: -I",
+        "line: -p",
+    ):
         assert words in text
-    assert "-I belongs on the command line" in text
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    [(b"a\0b", "NUL"), (b"#!/bin/sh\r\ntrue\r\n", "Windows"), (b" \n", "empty"), (b"#PBS -N 'x\n", "quote")],
+    [(b" \n", "empty"), (b"#PBS -N 'x\n", "quote")],
 )
 def test_bad_scripts_are_refused(script: bytes, words: str) -> None:
     assert words in refusal(script=script)
@@ -292,7 +287,7 @@ def test_bad_scripts_are_refused(script: bytes, words: str) -> None:
 
 def test_variables_are_those_that_were_asked_for() -> None:
     job = job_of("-v", r"SET,A='x,y',B=p\,q,C=,D=a b" + "\nc", BASH_ENV="/x")
-    environment = qsub.environment_of(job)
+    environment = submit.environment_of(job)
     assert {name: environment[name] for name in ("SET", "A", "B", "C", "D")} == {
         "SET": "here", "A": "x,y", "B": "p,q", "C": "", "D": "a b\nc",
     }  # fmt: skip
@@ -300,12 +295,12 @@ def test_variables_are_those_that_were_asked_for() -> None:
     assert environment["PBS_O_PATH"] == "/opt/bin:/usr/bin"
     assert "BASH_ENV" not in environment
     # Nothing of these passes through the command line.
-    assert not [one for one in qsub.command_of(job, "P") if "export" in one or "x,y" in one]
+    assert not [one for one in submit.command_of(job, "P") if "export" in one or "x,y" in one]
 
 
 def test_variables_of_slurm_and_of_another_job_do_not_pass() -> None:
     more = {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "PBS_JOBID": "7", "SLURM_CONF": "/c"}
-    environment = qsub.environment_of(
+    environment = submit.environment_of(
         prepare(["-V", "-v", "A=b", "x"], {**ENVIRONMENT, **more}, "/w", lambda _: b"true\n")
     )
     assert not environment.keys() & (more.keys() - {"SLURM_CONF"})
@@ -314,71 +309,10 @@ def test_variables_of_slurm_and_of_another_job_do_not_pass() -> None:
 
 
 def test_threads_of_the_shell_count_unless_the_job_says_otherwise() -> None:
-    assert qsub.environment_of(job_of("-V", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "3"
-    assert qsub.environment_of(job_of("-l", "select=1:ncpus=4", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "4"
+    assert submit.environment_of(job_of("-V", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "3"
+    assert submit.environment_of(job_of("-l", "select=1:ncpus=4", OMP_NUM_THREADS="3"))["OMP_NUM_THREADS"] == "4"
     chosen = job_of("-V", "-l", "select=1:ncpus=4:ompthreads=2", OMP_NUM_THREADS="3")
-    assert qsub.environment_of(chosen)["OMP_NUM_THREADS"] == "2"
-
-
-def test_an_interactive_job_is_a_shell_in_an_allocation() -> None:
-    job = prepare(["-I", "-l", "select=2:ncpus=1"], ENVIRONMENT, "/w", lambda _: b"")
-    command = qsub.command_of(job, "")
-    assert command[0] == "/usr/bin/salloc"
-    assert command[-6:] == ["/usr/bin/srun", "--interactive", "--pty", "--mpi=none", "--preserve-env", qsub.PBS_JOB]
-    assert not [one for one in command if one.startswith("--output")]
-    with_script = job_of("-I", script=b"#PBS -N x\ntrue\n")
-    assert with_script.name == "x"
-    assert "its commands are not run" in with_script.notes[-1]
-
-
-def test_a_program_and_its_arguments_never_meet_a_shell() -> None:
-    job = prepare(["-N", "x", "--", "echo", "$(id)", "a b"], ENVIRONMENT, "/w", lambda _: b"")
-    assert qsub.command_of(job, "P")[-4:] == ["P", "echo", "$(id)", "a b"]
-    assert qsub.submitted(job) == f"#!{qsub.PBS_JOB}\n".encode()
-    assert job_of("-F", "'a b' c").words == ["a b", "c"]
-
-
-NOW = datetime.datetime(2027, 1, 31, 12, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("1830", "2027-01-31T18:30:00"),
-        ("0900", "2027-02-01T09:00:00"),
-        ("310900", "2027-03-31T09:00:00"),
-        ("12241830.15", "2027-12-24T18:30:15"),
-        ("01010000", "2028-01-01T00:00:00"),
-        ("02290000", "2028-02-29T00:00:00"),
-        ("2902290000", None),
-        ("2802290000", "2028-02-29T00:00:00"),
-        ("202802290000", "2028-02-29T00:00:00"),
-    ],
-)
-def test_begin(text: str, wanted: str | None) -> None:
-    given = Given("a", text, "line 1")
-    if wanted is None:
-        with pytest.raises(RefusedError, match="no such time"):
-            qsub.begin(given, NOW)
-    else:
-        assert qsub.begin(given, NOW) == wanted
-
-
-def test_what_sbatch_refuses_gets_the_line_and_the_cure() -> None:
-    job = job_of("-p", "5", script=GUIDE)
-
-    def hint(text: str) -> str:
-        (found,) = qsub.hints(job, f"sbatch: error: {text}")
-        return found
-
-    assert hint("Batch job submission failed: Invalid account or account/partition combination specified").startswith(
-        "line 7: -A caffe: sacctmgr show associations"
-    )
-    assert hint("Requested node configuration is not available").startswith("line 4: -l select=4")
-    assert hint("Requested time limit is invalid").startswith("line 6: -l walltime=04:00:00: ")
-    assert hint("Invalid --nice value").startswith("command line: -p 5: only administrators")
-    assert list(qsub.hints(job_of(), "sbatch: error: invalid partition specified: x"))
-    assert list(qsub.hints(job, "sbatch: error: something else")) == []
+    assert submit.environment_of(chosen)["OMP_NUM_THREADS"] == "2"
 
 
 def test_it_submits_once_and_prints_the_number(
@@ -386,57 +320,58 @@ def test_it_submits_once_and_prints_the_number(
 ) -> None:
     program = tmp_path / "sbatch"
     program.write_text(
-        '#!/bin/sh\numask\necho "$PBS_O_WORKDIR $#"\ncat "$6"\n'
-        '[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
+        '#!/bin/sh\necho "$PBS_O_WORKDIR $#"\ncat "$6"\n[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
     )
     program.chmod(stat.S_IRWXU)
-    monkeypatch.setattr(qsub, "SBATCH", str(program))
-    monkeypatch.setattr(qsub, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.words])
-    before = os.umask(0o022)
-    try:
-        assert qsub.submit(job_of("-W", "umask=077", script=b"#!/bin/bash\necho word\n")) == 0
-        out = capfd.readouterr().out
-        assert out == f"0077\n/work dir 6\n#!{qsub.PBS_JOB}\necho word\n"
-        assert qsub.submit(job_of("-z", "-v", "FAIL=1", "-q", "x")) == 3
-        captured = capfd.readouterr()
-        assert captured.out == ""
-        assert "qsub: command line: -q x: sinfo -s lists the queues" in captured.err
-    finally:
-        os.umask(before)
-
-
-def test_it_knows_which_folders_are_on_this_machine_alone() -> None:
-    mounts = (
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 0:40 / /home rw shared:5 - nfs4 head:/home rw\n"
-        "24 23 8:2 / /home/my\\040disk rw - xfs /dev/sdb rw\n25 22 0:41 / /srv/a rw - fuse.sshfs head:/a rw\n"
+    monkeypatch.setattr(
+        submit, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.words]
     )
-    local = {"/": True, "/homes": True, "/home": False, "/home/ana": False, "/home/my disk/x": True, "/srv/a/b": False}
-    assert {path: qsub.only_here(path, mounts) for path in local} == local
+    assert submit.submit(job_of(script=b"#!/bin/bash\necho word\n")) == 0
+    assert capfd.readouterr().out == f"/work dir 6\n#!{submit.PBS_JOB}\necho word\n"
+    assert submit.submit(job_of("-v", "FAIL=1", "-q", "x")) == 3
+    assert capfd.readouterr().err == "invalid partition\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "here"), [("ext4", True), ("nfs4", False), ("autofs\\nnfs4", False), ("fuse.sshfs", False), ("", True)]
+)
+def test_it_knows_which_folders_are_on_this_machine_alone(
+    kinds: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "findmnt"
+    program.write_text(f"#!/bin/sh\nprintf '{kinds}\\n'\n")
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert submit.only_here("/srv/x") is here
+
+
+def test_findmnt_is_asked_as_it_is() -> None:
+    assert submit.only_here("/usr/bin/gone/x")
+    assert not submit.only_here("/dev/null")
 
 
 @pytest.mark.parametrize(("shared", "noted"), [("", True), ("bob\nana\n", False), ("bob\n", True)])
 def test_a_home_that_all_nodes_mount_from_the_head_is_not_on_its_own_disk_alone(
     shared: str, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qsub, "SHARED", tmp_path / "home")
+    monkeypatch.setattr(submit, "SHARED", tmp_path / "home")
     if shared:
         (tmp_path / "home").write_text(shared)
     job = job_of("-o", "/home/ana/x", "-j", "oe", script=b"true\n")
-    qsub.warn_of_own_disk(job)
+    submit.warn_of_own_disk(job)
     assert any("is on this machine's own disk" in note for note in job.notes) is noted
 
 
 def test_the_program_shows_a_refusal_without_control_characters(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_bytes(b"#PBS -N \x1b[2J -l \x1b[2J=1\ntrue\n")
-    program = ROOT / "src/farandole/node/qsub.py"
-    done = subprocess.run([sys.executable, "-I", program, script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", QSUB, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "\x1b" not in done.stderr
     assert done.stderr.startswith("qsub: line 1: -N ")
     script.write_bytes(GUIDE)
     done = subprocess.run(
-        [sys.executable, program, "--show", script], capture_output=True, text=True, check=True, cwd=tmp_path
+        [sys.executable, "-c", QSUB, "--show", script], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert "/usr/bin/sbatch --parsable --ignore-pbs --job-name=test --nodes=4" in done.stdout
     assert "# OMP_NUM_THREADS=68\n" in done.stdout
@@ -480,12 +415,14 @@ def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
     scontrol.chmod(stat.S_IRWXU)
     (tmp_path / "nodes").mkdir()
-    text = (ROOT / "src/farandole/node/pbs_job.py").read_text()
-    text = text.replace("/usr/bin/scontrol", str(scontrol)).replace("/run/farandole/pbs", str(tmp_path / "nodes"))
+    for file in program_files("farandole.node.qsub", {f"{LIBRARY}/pbs-job": "farandole.node.qsub.pbs_job"}):
+        path = tmp_path / Path(file["path"]).relative_to(LIBRARY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = file["content"].replace("/usr/bin/scontrol", str(scontrol)).replace(LIBRARY, str(tmp_path))
+        path.write_text(text.replace("/run/farandole/pbs", str(tmp_path / "nodes")))
+        path.chmod(int(file["mode"], 8))
     program = tmp_path / "pbs-job"
-    program.write_text(text)
-    program.chmod(stat.S_IRWXU)
-    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A"], "start": str(tmp_path), "interactive": False}
+    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A"], "start": str(tmp_path)}
     return program, {
         "SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "a\nexport EVIL=1", "SLURM_JOB_PARTITION": "normal",
         "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)",

@@ -13,7 +13,6 @@ import pytest
 from browser import Browser, browser, missing
 from typer.testing import CliRunner
 
-from farandole.cli import report as commands
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.report.compare import compare
@@ -469,7 +468,7 @@ def test_a_report_that_is_not_there_is_a_message(
 ) -> None:
     for name in clusters:
         (tmp_path / name / "reports" / "latest").mkdir(parents=True)
-    monkeypatch.setattr(commands, "STATES", tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
     error = CliRunner().invoke(app, ["report", *arguments]).exception
     assert isinstance(error, FarandoleError) and words in str(error)
 
@@ -478,7 +477,7 @@ def test_the_only_cluster_with_a_report_is_meant(tmp_path: Path, monkeypatch: py
     folder = tmp_path / "mine" / "reports" / "latest"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(result()))
-    monkeypatch.setattr(commands, "STATES", tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
     assert CliRunner().invoke(app, ["report"]).exit_code == 0
     assert (folder / "index.html").exists()
 

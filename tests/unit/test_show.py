@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # So that output is not truncated.
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(state, "STATES", tmp_path / ".farandole")
+    monkeypatch.setenv(state.SETTING, str(tmp_path / ".farandole"))
     return Builds(lab_builds())
 
 

@@ -27,8 +27,9 @@ from farandole.trust.rules import Signed
 DAY = 86400
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a test
-CA = Ed25519PrivateKey.generate()
-HOST_KEY, JOB_KEY, OTHER_KEY = (certificates.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
+# Always the same, because they are in the names of tests.
+CA, *KEYS = (Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)) for number in range(7))
+HOST_KEY, JOB_KEY, OTHER_KEY, A, B, C = (certificates.public_text(key.public_key()) for key in KEYS)
 HOST = Request("host", "node-1", HOST_KEY, ("node-1", "192.0.2.1"), (), 3650)
 USER = Request("user", "node-1", JOB_KEY, ("trainer",), ("192.0.2.1", "127.0.0.1", "::1"), 300)
 
@@ -261,7 +262,11 @@ def test_a_certificate_of_another_ca_is_not_good() -> None:
     assert not certificates.is_good(text, USER, Ed25519PrivateKey.generate().public_key(), NOW)
 
 
-@pytest.mark.parametrize("text", ["", "not a key", JOB_KEY, certificates.sign(USER, CA, NOW)[:200]])
+@pytest.mark.parametrize(
+    "text",
+    ["", "not a key", JOB_KEY, certificates.sign(USER, CA, NOW)[:200]],
+    ids=["nothing", "a word", "a key", "a part of one"],
+)
 def test_anything_but_a_certificate_is_not_good(text: str) -> None:
     assert not certificates.is_good(text, USER, CA.public_key(), NOW)
 
@@ -359,7 +364,6 @@ CLUSTER = ["node-1", "node-2"]
 HEAD = node("node-1", HOST_KEY, JOB_KEY)
 WORKER = node("node-2", OTHER_KEY)
 WORKERS_KEY = Signed(OTHER_KEY, "node-2", "host")
-A, B, C = (certificates.public_text(Ed25519PrivateKey.generate().public_key()) for _ in range(3))
 
 
 def serve(tmp_path: Path, *nodes: Any, ca: Any = None, cluster: Sequence[str] = CLUSTER, **changes: Any) -> Any:

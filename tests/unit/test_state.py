@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.core import project
 from farandole.core.errors import FarandoleError
 from farandole.inventory import state
 from farandole.lab import inventory
@@ -31,7 +32,7 @@ def test_state_belongs_to_the_first_inventory(folders: tuple[Path, Path, Path]) 
     state.claim(mine, one)
     assert state.owner(mine) == one
     assert [(mine / name).stat().st_mode & 0o777 for name in (".", "inventory")] == [0o700, 0o600]
-    assert [path.name for path in mine.iterdir()] == ["inventory"]
+    assert sorted(path.name for path in mine.iterdir()) == ["inventory", "version"]
     with pytest.raises(FarandoleError, match=r"belongs to the inventory .*/a/prod, .*/b/prod: .*base_state_dir"):
         state.claim(mine, other)
     assert state.owner(mine) == one
@@ -206,3 +207,67 @@ def test_a_symlink_made_by_a_node_is_not_followed(checkout: Path, tmp_path: Path
 def test_the_default_state_is_in_the_checkout_under_the_inventorys_name() -> None:
     assert state.state_folder("/inventories/mine") == ROOT / ".farandole/mine"
     assert state.state_folder("") == ROOT / ".farandole/inventory"
+
+
+def test_the_state_of_an_installed_package_is_beside_the_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "INSTALLED", True)
+    for place in ("inventory/mine", "mine", "inventory/../inventory/mine"):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        assert state.state_folder(tmp_path / place) == tmp_path / ".farandole/mine"
+    (tmp_path / "mine/hosts.yml").touch()
+    assert state.states(tmp_path / "mine/hosts.yml") == tmp_path / ".farandole"
+    monkeypatch.chdir(tmp_path)
+    assert state.state_folder("") == tmp_path / ".farandole/inventory"
+
+
+def test_a_setting_says_where_the_states_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(state.SETTING, str(tmp_path / "states"))
+    assert state.state_folder("/inventories/mine") == tmp_path / "states/mine"
+
+
+def test_the_state_of_an_older_version_is_taken_and_signed(folders: tuple[Path, Path, Path]) -> None:
+    mine, one, _ = folders
+    mine.mkdir(parents=True)
+    (mine / "inventory").write_text(f"{one}\n")
+    (mine / "ca").mkdir()
+    state.claim(mine, one, write=False)
+    assert not (mine / "version").exists()
+    state.claim(mine, one)
+    assert (mine / "version").read_text() == f"1 {project.version()}\n"
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_the_state_of_a_newer_version_is_refused_with_its_name(folders: tuple[Path, Path, Path], write: bool) -> None:
+    mine, one, _ = folders
+    state.claim(mine, one)
+    (mine / "version").write_text("2 7.1.0\n")
+    with pytest.raises(FarandoleError, match=r"was written by farandole 7\.1\.0, a newer version"):
+        state.claim(mine, one, write=write)
+    assert (mine / "version").read_text() == "2 7.1.0\n"
+
+
+def test_a_checkout_makes_no_second_authority_for_the_inventory_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "inventory/mine"
+    mine.mkdir(parents=True)
+    monkeypatch.setattr(state, "INSTALLED", True)
+    state.claim(kept := state.state_folder(mine), mine)
+    monkeypatch.setattr(state, "INSTALLED", False)
+    monkeypatch.setattr(state, "ROOT", tmp_path / "checkout")
+    with pytest.raises(FarandoleError, match=f"set FARANDOLE_STATE={kept.parent}"):
+        state.claim(state.state_folder(mine), mine)
+    monkeypatch.setenv(state.SETTING, str(kept.parent))
+    state.claim(state.state_folder(mine), mine)
+
+
+def test_the_settings_of_another_checkout_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "roles/ssh_trust").mkdir(parents=True)
+    (tmp_path / "ansible.cfg").touch()
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    with pytest.raises(FarandoleError, match="unset ANSIBLE_CONFIG"):
+        project.environment()
+    (tmp_path / "roles/ssh_trust").rmdir()
+    assert project.environment()["ANSIBLE_CONFIG"] == str(tmp_path / "ansible.cfg")

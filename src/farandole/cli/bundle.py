@@ -43,7 +43,7 @@ def bundle(
     from farandole.stack import dataset, sources
     from farandole.stack.collect import collect
 
-    path = locks.path_of(inventory.absolute())
+    members, path = project(), locks.path_of(inventory.absolute())
     if not path.exists():
         raise FarandoleError(f"there is no {path}: run  {locks.command(path)}")
     lock, cache = locks.read(path), cache_of(inventory_variables(inventory))
@@ -53,7 +53,7 @@ def bundle(
     data = dataset.provide("auto", cache, _say)
     with tempfile.TemporaryDirectory() as folder:
         download(Path(folder))
-        members = {**project(), **_below(Path(folder), PYTHON), **cached(lock, cache, openmpi, horovod)}
+        members |= {**_below(Path(folder), PYTHON), **cached(lock, cache, openmpi, horovod)}
         members |= _below(data.folder, f"{CACHE}/data/{data.folder.name}")
         members[f"{CACHE}/data/{data.folder.name}.json"] = data.folder.with_name(f"{data.folder.name}.json")
         pack(output, members)

@@ -12,7 +12,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.table import table
 from farandole.core.text import on_terminal
-from farandole.inventory.state import STATES
+from farandole.inventory.state import states
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
 from farandole.report.mask import masked_alike
@@ -71,7 +71,7 @@ def _latest(inventory: Path | None) -> Path:
         if not inventory.exists():
             raise FarandoleError(f"there is no inventory {inventory}. {GONE}")
         return cluster_of(inventory, write=False).state / "reports"
-    known = sorted(STATES.glob("*/reports/latest"))
+    known = sorted(states().glob("*/reports/latest"))
     if len(known) != 1:
         names = ", ".join(one.parents[1].name for one in known)
         if not names:

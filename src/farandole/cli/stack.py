@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from farandole.core.errors import FarandoleError
-from farandole.core.project import ROOT
+from farandole.core.project import ROOT, environment
 from farandole.core.table import table
 from farandole.core.text import one_line
 from farandole.stack.cache import Builds, Built, Lock, record_path
@@ -152,7 +152,7 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
         # Preflight checks the job user's account; here any account will do.
         probe = ["-m", "farandole.cluster.node_probe", "-a", '{"accounts": {}}']
         command += ["--tree", answers, *probe]
-        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, check=False)
         found = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
     if not found:
         raise FarandoleError(f"the nodes of {inventory} cannot be probed:\n{(done.stdout + done.stderr).strip()}")

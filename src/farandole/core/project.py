@@ -1,8 +1,36 @@
-"""Where the files of Farandole itself are: playbooks, roles, plugins, patches."""
+"""Where the files of Farandole itself are (playbooks, roles, plugins, patches), and which version they are."""
 
+import importlib.metadata
+import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from farandole.core.errors import FarandoleError
+
 # Tasks of its roles have names that begin so.
 COLLECTION = "farandole.cluster."
+PACKAGE = Path(__file__).resolve().parents[1]
+# Where setup.py puts the files in a wheel.
+IN_WHEEL = PACKAGE / "ansible_collections/farandole/cluster"
+INSTALLED = IN_WHEEL.is_dir()
+ROOT = IN_WHEEL if INSTALLED else PACKAGE.parents[1]
 CONFIG = ROOT / "ansible.cfg"
+
+
+def version() -> str:
+    """The version of this program."""
+    return importlib.metadata.version("farandole")
+
+
+def environment() -> dict[str, str]:
+    """The environment for Ansible's programs, which use these files and not those of another Farandole."""
+    refuse_other(Path(os.environ.get("ANSIBLE_CONFIG") or CONFIG).absolute().parent, "unset ANSIBLE_CONFIG")
+    return {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
+
+
+def refuse_other(folder: Path, cure: str) -> None:
+    """Refuse the playbooks of another checkout or of another installed package."""
+    if (folder / "roles/ssh_trust").is_dir() and folder.resolve() != ROOT:
+        raise FarandoleError(
+            f"nothing was done: the playbooks and settings of {folder} would run with the package farandole of {ROOT}, "
+            f"which is another version: {cure}"
+        )

@@ -9,16 +9,33 @@ from contextlib import suppress
 from pathlib import Path
 
 from farandole.core.errors import FarandoleError
-from farandole.core.files import sync_folder
-from farandole.core.project import ROOT
+from farandole.core.files import sync_folder, write_private
+from farandole.core.project import INSTALLED, ROOT, version
+from farandole.core.text import one_line
 
 OWNER = "inventory"
-STATES = ROOT / ".farandole"
+# Which version of Farandole wrote a state folder; increased when an older one cannot use it any more.
+WRITER, FORMAT = "version", 1
+SETTING = "FARANDOLE_STATE"
 
 
 def state_folder(inventory: str | Path) -> Path:
     """The state folder of an inventory that does not set another; a list of hosts has no folder and no name."""
-    return STATES / Path(inventory or "inventory").name
+    return states(inventory) / Path(inventory or "inventory").name
+
+
+def states(inventory: str | Path = "") -> Path:
+    """The folder of all state folders: the setting's, or a checkout's own, or one beside the inventory."""
+    if setting := os.environ.get(SETTING):
+        return Path(setting).expanduser().absolute()
+    return beside(inventory) if INSTALLED else ROOT / ".farandole"
+
+
+def beside(inventory: str | Path = "") -> Path:
+    """The folder of state folders beside an inventory: .farandole, both for ./inventory/mine and for ./mine."""
+    given = Path(os.path.realpath(inventory))
+    place = (given.parent if given.is_file() else given).parent if inventory else Path.cwd()
+    return (place.parent if place.name == "inventory" else place) / ".farandole"
 
 
 def owner(state: Path) -> Path | None:
@@ -33,9 +50,13 @@ def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
     """Refuse the state of another inventory; claim an unclaimed one for this inventory."""
     mine = Path(os.path.realpath(inventory))
     try:
+        writer = _writer(state)
         if write and owner(state) is None:
+            _refuse_second(state, mine)
             _sign(state, mine)
         theirs = owner(state)
+        if write and theirs == mine and writer != (FORMAT, version()):
+            write_private(state / WRITER, f"{FORMAT} {version()}\n")
     except OSError as error:
         raise FarandoleError(
             f"the state folder {state} cannot be used: {error.strerror} ({error.filename}); "
@@ -43,6 +64,33 @@ def claim(state: Path, inventory: Path, *, write: bool = True) -> None:
         ) from None
     if theirs not in (None, mine):
         raise FarandoleError(_refusal(state, str(theirs), mine))
+
+
+def _writer(state: Path) -> tuple[int, str]:
+    """The format and the version that wrote a state folder, none before 1.0.0; refuses a format that is not known."""
+    with suppress(FileNotFoundError, ValueError):
+        number, writer = (state / WRITER).read_text().split()
+        if int(number) > FORMAT:
+            raise FarandoleError(newer(state, writer))
+        return int(number), writer
+    return 0, ""
+
+
+def newer(path: Path, writer: str) -> str:
+    """What to say about a file or folder of a newer version."""
+    return (
+        f"{path} was written by farandole {one_line(writer, 40)}, a newer version than this one, {version()}, which "
+        "does not know its format; nothing was done: use that version or a newer one"
+    )
+
+
+def _refuse_second(state: Path, mine: Path) -> None:
+    """Refuse to make a second certificate authority in a checkout, for an inventory of an installed Farandole."""
+    other = beside(mine) / mine.name
+    if not INSTALLED and state == state_folder(mine) != other and owner(other) == mine:
+        raise FarandoleError(
+            f"{mine} has its state in {other}: to go on with it here, set {SETTING}={shlex.quote(str(other.parent))}"
+        )
 
 
 def _refusal(state: Path, theirs: str, mine: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import several
-from farandole.core.project import CONFIG, ROOT
+from farandole.core.project import ROOT, environment
 from farandole.inventory.reading import existing
 
 
@@ -54,7 +54,7 @@ def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
 
 def _opened(inventory: Path) -> tuple[Any, Any]:
     """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
-    os.environ.setdefault("ANSIBLE_CONFIG", str(CONFIG))
+    os.environ["ANSIBLE_CONFIG"] = environment()["ANSIBLE_CONFIG"]
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager

@@ -14,7 +14,8 @@ from typing import TextIO
 import yaml
 
 from farandole.core.errors import FarandoleError
-from farandole.inventory.state import owner
+from farandole.core.project import INSTALLED, ROOT
+from farandole.inventory.state import beside, owner
 from farandole.lab.shell import run
 from farandole.stack.cache import lab_builds
 
@@ -26,13 +27,18 @@ Hosts = dict[str, tuple[str, Path]]
 
 
 def project() -> Path:
-    """The checkout around the working directory, else the one that this package was installed from."""
+    """The folder for inventories and states: the checkout around the working directory, else that of this package.
+
+    An installed package has none; it takes the working directory.
+    """
+    if INSTALLED:
+        return Path.cwd()
     # In /tmp another user could plant a checkout whose ssh settings run that user's programs.
     mine = {0, os.geteuid(), int(os.environ.get("SUDO_UID", 0))}
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "site.yml").is_file() and (folder / "roles").is_dir() and folder.stat().st_uid in mine:
             return folder
-    return Path(__file__).resolve().parents[3]
+    return ROOT
 
 
 def folder(lab: str) -> Path:
@@ -122,7 +128,7 @@ def _key(lab: str) -> Path:
 
 
 def _state(lab: str) -> Path:
-    return project() / ".farandole" / lab
+    return beside(folder(lab)) / lab
 
 
 def _known_hosts(lab: str) -> dict[str, Path]:

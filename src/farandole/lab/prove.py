@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
-from farandole.core.project import CONFIG, ROOT
+from farandole.core.project import INSTALLED, ROOT, environment
 from farandole.core.text import one_line, visible
 from farandole.lab.image import Suite
 from farandole.stack import lock as locks
@@ -62,6 +61,8 @@ def prove(
 
     A failure becomes a row too, with its cause. Takes five minutes, or fifteen if OpenMPI has to be compiled.
     """
+    if INSTALLED:
+        raise FarandoleError("the evidence is kept in the catalogue of a checkout: clone Farandole, and run it there")
     if INVENTORY.exists():
         raise FarandoleError(f"{INVENTORY} exists: remove it with `farandole lab down --name {LAB}`")
     try:
@@ -103,10 +104,9 @@ def run(*arguments: str, program: str = "farandole") -> int:
     """Run a command, show its output and return the seconds it took; StepError if it fails."""
     console.print(f"== {program} {' '.join(arguments)}", markup=False)
     begun, output = time.monotonic(), list[str]()
-    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ, "ANSIBLE_NOCOLOR": "1", "NO_COLOR": "1"}
     command = [str(Path(sys.executable).with_name(program)), *arguments]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, errors="replace",
+        command, cwd=ROOT, env=environment() | {"ANSIBLE_NOCOLOR": "1", "NO_COLOR": "1"}, text=True, errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         for line in process.stdout or ():

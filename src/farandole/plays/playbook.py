@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from farandole.core.errors import Interrupted
-from farandole.core.project import CONFIG, ROOT
+from farandole.core.project import CONFIG, ROOT, environment
 from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.inventory.reading import existing
 from farandole.watch.events import LOG, VARIABLE, new_folder
@@ -99,7 +99,7 @@ def play(
     What Ansible prints goes to a log. It asks for passwords on the terminal itself.
     """
     program = Path(sys.executable).with_name("ansible-playbook")
-    command = [str(program), "-i", str(inventory.absolute()), playbook, *login.arguments(), *arguments]
+    command = [str(program), "-i", str(inventory.absolute()), str(ROOT / playbook), *login.arguments(), *arguments]
     folder = new_folder(inventory)
     viewer = Viewer(folder, as_json=as_json)
     try:
@@ -115,13 +115,13 @@ def play(
 def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
     """Run a command with its output in a log, and look at its events until it ends."""
     # Otherwise the log would lag behind.
-    environment = {"ANSIBLE_CONFIG": str(CONFIG), **os.environ, VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
+    own = {VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
     # Its workers have their own sessions, so an interrupt can leave them behind; they then become our children.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     handle = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with (
         os.fdopen(handle, "ab") as log,
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(command, env=environment() | own, stdout=log, stderr=subprocess.STDOUT) as process,
         _interrupted_once(process),
     ):
         try:

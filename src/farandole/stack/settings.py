@@ -50,7 +50,7 @@ def builds_of(inventory: Path | None) -> list[Builds]:
     """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
     if inventory:
         return [Builds(inventory_variables(inventory)["builds"])]
-    return [*map(Builds, sorted(states.STATES.glob("*/builds"))), Builds(lab_builds())]
+    return [*map(Builds, sorted(states.states().glob("*/builds"))), Builds(lab_builds())]
 
 
 def defaults() -> dict[str, Any]:

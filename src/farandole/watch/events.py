@@ -34,15 +34,15 @@ NAME, WORDS, TEXT = 200, 300, 1 << 16
 Event = Mapping[str, Any]
 
 
-def plays() -> Path:
+def plays(inventory: str | Path = "") -> Path:
     """The folder for all runs. It is not in the state of a cluster, which may belong to another inventory."""
-    return state.STATES / ".plays"
+    return state.states(inventory) / ".plays"
 
 
 def place_of(inventory: str | Path) -> Path:
     """The folder for the runs of an inventory, a path or a list of hosts."""
     real = os.path.realpath(inventory)
-    return plays() / f"{Path(real).name[:60] or 'root'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
+    return plays(inventory) / f"{Path(real).name[:60] or 'root'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
 
 
 def new_folder(inventory: str | Path) -> Path:
@@ -50,7 +50,7 @@ def new_folder(inventory: str | Path) -> Path:
     place = place_of(inventory)
     folder = place / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%fZ}"
     try:
-        for one in (plays(), place):
+        for one in (place.parent, place):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(place)
         # Before there is a folder of this run, which would look like the oldest one if the clock is slow.
@@ -59,7 +59,7 @@ def new_folder(inventory: str | Path) -> Path:
     except OSError as error:
         raise FarandoleError(
             f"the log of this run cannot be kept in {folder}: {error.strerror}; make this account the owner of "
-            f"{plays()}, and make sure that the disk is not full"
+            f"{place.parent}, and make sure that the disk is not full"
         ) from None
     return folder
 
@@ -67,7 +67,7 @@ def new_folder(inventory: str | Path) -> Path:
 def prune(place: Path) -> None:
     """Make room for a run: remove the oldest ones of its inventory, and the inventories not used for longest."""
     old = runs_in(place)[RUNS - 1 :]
-    others = sorted(plays().iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
+    others = sorted(place.parent.iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
     for one in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
         if not any(is_alive(folder) for folder in (one, *runs_in(one))):
             shutil.rmtree(one, ignore_errors=True)
@@ -82,10 +82,11 @@ def runs_in(place: Path) -> list[Path]:
 
 def latest(inventory: Path | None) -> Path | None:
     """The run that is going on, or else the last one, of an inventory or of any."""
-    for folder in (plays().parent, plays()):
+    kept = plays(inventory or "")
+    for folder in (kept.parent, kept):
         if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
             raise FarandoleError(f"{folder} belongs to another account, which alone can watch its runs")
-    places = [place_of(inventory)] if inventory else [*plays().glob("*-*")]
+    places = [place_of(inventory)] if inventory else [*kept.glob("*-*")]
     found = [one for place in places for one in runs_in(place) if (one / EVENTS).exists()]
     found.sort(key=lambda one: one.name, reverse=True)
     return next((one for one in found if is_alive(one)), found[0] if found else None)

@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -I
 """Cancel jobs by the numbers that PBS and Slurm use.
 
 Debian's qdel takes 42[3] for 42, and so cancels the whole array.
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import NoReturn
 
 SCANCEL, SCONTROL = "/usr/bin/scancel", "/usr/bin/scontrol"
 JOB = re.compile(r"(\d{1,10})(?:\[(\d{1,9}(?:-\d{1,9}(?::\d{1,9})?)?)?\]|_(\d{1,9}))?(?:\.[A-Za-z][\w.-]*)?")
@@ -37,26 +35,18 @@ def is_known(number: str) -> bool:
     return "Invalid job id" not in asked.stderr
 
 
-def main() -> NoReturn:
+def main() -> int:
     """Run the command."""
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-?"]) or not arguments:
         print(HELP, end="")
-        sys.exit(0 if arguments else 2)
-    if arguments[0].startswith("-"):
-        sys.exit(f"qdel: {arguments[0]} is unknown here, and nothing was cancelled; scancel --help lists its options")
+        return 0 if arguments else 2
     jobs = [job_of(text) for text in arguments]
     # scancel says nothing of a job that is not there.
     missing = [job for job in jobs if not is_known(job.partition("_")[0])]
     for job in missing:
-        print(
-            f"qdel: the queue does not know job {job}; squeue lists the jobs, sacct those that have ended",
-            file=sys.stderr,
-        )
+        lists = "squeue lists the jobs, sacct those that have ended"
+        print(f"qdel: the queue does not know job {job}; {lists}", file=sys.stderr)
     known = [job for job in jobs if job not in missing]
     status = subprocess.run([SCANCEL, *known], check=False).returncode if known else 0
-    sys.exit(status or bool(missing))
-
-
-if __name__ == "__main__":
-    main()
+    return status or bool(missing)

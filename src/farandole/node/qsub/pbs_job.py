@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -I
 """Run a job's script in the environment that PBS would give it.
 
 qsub makes this the interpreter of the script that Slurm gets. It writes the node file, sets the variables of PBS,
@@ -59,7 +58,7 @@ def node_file(hosts: list[str], text: str) -> str:
     return "".join(f"{host}\n" * count for host, count in zip(hosts, tasks(text), strict=True))
 
 
-def variables(environment: Mapping[str, str], nodes: str, path: str, interactive: bool) -> dict[str, str]:
+def variables(environment: Mapping[str, str], nodes: str, path: str) -> dict[str, str]:
     """The variables of PBS."""
     found = {name: environment[slurm] for name, slurm in SAME.items() if slurm in environment}
     lines = nodes.split()
@@ -68,7 +67,7 @@ def variables(environment: Mapping[str, str], nodes: str, path: str, interactive
         "PBS_NODEFILE": path,
         "PBS_NP": str(len(lines)),
         "PBS_NUM_PPN": str(lines.count(lines[0])),
-        "PBS_ENVIRONMENT": "PBS_INTERACTIVE" if interactive else "PBS_BATCH",
+        "PBS_ENVIRONMENT": "PBS_BATCH",
         "PBS_NODENUM": "0",
         "PBS_TASKNUM": "1",
         "PBS_JOBDIR": environment.get("HOME", "/"),
@@ -118,26 +117,21 @@ def main() -> NoReturn:
         become(sys.argv[2], sys.argv[3:])
     try:
         knowledge = json.loads(os.environ[VARIABLE])
-        interpreter, interactive = list(knowledge["interpreter"]), bool(knowledge["interactive"])
         shown = subprocess.run(
             [SCONTROL, "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
         nodes = node_file(shown.stdout.split(), os.environ["SLURM_TASKS_PER_NODE"])
         path = written(nodes.encode())
-        os.environ.update(variables(os.environ, nodes, path, interactive))
+        os.environ.update(variables(os.environ, nodes, path))
         values = [os.fsencode(f"{name}={value}") for name, value in kept(os.environ, knowledge["keep"]).items()]
         # Not as arguments, which everybody on this node could read.
         values_file = written(b"\0".join(values))
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: the job was not started, for its node file could not be written: {error!r}")
-    # The first argument is the script, or nothing but the program's first line if a program is to run.
-    program = [*interpreter, *sys.argv[1 if interpreter else 2 :]]
+    # The first argument is the script.
+    program = [*knowledge["interpreter"], *sys.argv[1:]]
     del os.environ[VARIABLE]
-    again = ["/usr/bin/python3", "-I", str(Path(__file__).resolve()), AGAIN, values_file]
+    again = [sys.argv[0], AGAIN, values_file]
     as_before()
     os.execv("/bin/bash", ["bash", "-l", "-c", LOGIN, "pbs-job", knowledge["start"], *again, *program])  # noqa: S606
-
-
-if __name__ == "__main__":
-    main()
