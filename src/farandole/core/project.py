@@ -24,7 +24,10 @@ def version() -> str:
 def environment() -> dict[str, str]:
     """The environment for Ansible's programs, which use these files and not those of another Farandole."""
     refuse_other(Path(os.environ.get("ANSIBLE_CONFIG") or CONFIG).absolute().parent, "unset ANSIBLE_CONFIG")
-    return {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
+    # Of a wheel, which cannot hold the link by which ansible.cfg finds the collection in a clone.
+    paths = f"{PACKAGE}:~/.ansible/collections:/usr/share/ansible/collections"
+    own = {"ANSIBLE_COLLECTIONS_PATH": paths} if INSTALLED else {}
+    return {"ANSIBLE_CONFIG": str(CONFIG), **own, **os.environ}
 
 
 def refuse_other(folder: Path, cure: str) -> None:
