@@ -30,7 +30,14 @@ sys.meta_path = [finder for finder in sys.meta_path if "farandole" not in repr(f
 
 def run(folder: Path, program: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment = {**known, "HOME": str(folder), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "500", **variables}
+    environment = {
+        **known,
+        "HOME": str(folder),
+        "ANSIBLE_NOCOLOR": "1",
+        "COLUMNS": "500",
+        "PYTHONHASHSEED": "0",
+        **variables,
+    }
     command = [BIN / program, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
