@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from elsewhere import SAFE, install, run
 
 from farandole.preflight.settings import lacking
 
 from .loading import ROOT
 
-BIN = Path(sys.executable).parent
-SAFE = "[defaults]\ninject_facts_as_vars = false\ncallbacks_enabled = farandole.cluster.plain_terminal\n"
 HIDE = """
 import sys
 
@@ -28,30 +25,11 @@ sys.meta_path = [finder for finder in sys.meta_path if "farandole" not in repr(f
 """
 
 
-def run(folder: Path, program: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    known = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
-    environment = {
-        **known,
-        "HOME": str(folder),
-        "ANSIBLE_NOCOLOR": "1",
-        "COLUMNS": "500",
-        "PYTHONHASHSEED": "0",
-        **variables,
-    }
-    command = [BIN / program, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed collection, and with the settings that it needs."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    built = run(folder, "ansible-galaxy", "collection", "build", "--output-path", folder, ROOT)
-    assert built.returncode == 0, built.stderr
-    (archive,) = folder.glob("farandole-cluster-*.tar.gz")
-    done = run(folder, "ansible-galaxy", "collection", "install", "--offline", "-p", folder / "collections", archive)
-    assert done.returncode == 0, done.stderr
-    (folder / "ansible.cfg").write_text(f"{SAFE}collections_path = collections\n")
+    install(folder)
     return folder
 
 
