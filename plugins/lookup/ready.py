@@ -48,7 +48,7 @@ def package(collection: Path) -> Iterator[str]:
     """Why the package cannot be used."""
     manifest, spec = collection / "MANIFEST.json", find_spec("farandole")
     wanted = json.loads(manifest.read_text())["collection_info"]["version"] if manifest.is_file() else ""
-    install = f"{sys.executable} -m pip install {f'farandole=={wanted}' if wanted else f'--editable {collection}'}"
+    install = f"install farandole {wanted} for {sys.executable}" if wanted else f"run  make -C {collection} setup"
     if spec is None or not spec.origin:
         yield f"this Ansible has no Python package farandole, which {collection} needs: {install}"
         return

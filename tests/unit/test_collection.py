@@ -83,7 +83,7 @@ def test_a_package_that_is_missing_or_of_another_version_is_refused(installed: P
         manifest.write_text(right)
     assert other.returncode != 0
     assert f"has version {version('farandole')}, and its collection 9.8.7: " in other.stderr
-    assert "pip install farandole==9.8.7" in other.stderr
+    assert "install farandole 9.8.7 for " in other.stderr
     # Run as if nothing but Ansible were installed.
     (installed / "sitecustomize.py").write_text(HIDE)
     missing = site(installed, "--syntax-check", PYTHONPATH=str(installed))
