@@ -17,15 +17,20 @@ class BuildWithPlaybooks(build_py):
     """Copies what a run needs; an editable install uses the checkout itself."""
 
     def run(self) -> None:
-        super().run()
         if self.editable_mode:
+            super().run()
             return
+        # What an earlier build has left there would get into the wheel.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
         target = Path(self.build_lib) / TARGET
-        shutil.rmtree(target, ignore_errors=True)
         for name in FOLDERS:
             shutil.copytree(name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for name in FILES:
             shutil.copy(name, target / name)
+        # A wheel has no symlinks, by which a clone is a collection itself; here it lies where collections do.
+        settings = (target / "ansible.cfg").read_text()
+        (target / "ansible.cfg").write_text(settings.replace(" = collections:", " = ../../..:"))
 
 
 setup(cmdclass={"build_py": BuildWithPlaybooks})

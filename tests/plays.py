@@ -64,16 +64,18 @@ class Run:
 
 
 class Play:
-    """A playbook that is running, in a process group of its own."""
+    """A playbook that is running: in a session of its own, or ended with the tests by Ctrl-C or `tests/run.py`."""
 
-    def __init__(self, inventory: Path, playbook: str, *arguments: str, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, inventory: Path, playbook: str, *arguments: str, before: Sequence[str] = (), own_session: bool = True
+    ) -> None:
         self.folder = events.new_folder(inventory)
         self.log = self.folder / events.LOG
         self.reader, self.recorded = events.Reader(self.folder / events.EVENTS), list[events.Event]()
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 [*before, "ansible-playbook", "-i", str(inventory), playbook, *arguments],
-                cwd=ROOT, env={**ENVIRONMENT, events.VARIABLE: str(self.folder)}, start_new_session=True,
+                cwd=ROOT, env={**ENVIRONMENT, events.VARIABLE: str(self.folder)}, start_new_session=own_session,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
@@ -96,4 +98,4 @@ class Play:
 
 def play(inventory: Path, *arguments: str, playbook: str = "site.yml", before: Sequence[str] = ()) -> Run:
     """Run a playbook to its end."""
-    return Play(inventory, playbook, *arguments, before=before).end()
+    return Play(inventory, playbook, *arguments, before=before, own_session=False).end()

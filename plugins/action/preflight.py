@@ -12,6 +12,7 @@ from ansible.plugins.loader import become_loader, connection_loader
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import Finding, count, refused, report
+from farandole.core.project import refuse_other
 from farandole.inventory import excluded
 from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.state import claim
@@ -174,7 +175,9 @@ class ActionModule(Action):
         groups, hostvars = variables["groups"], variables["hostvars"]
         nodes, broken = readable(groups.get("cluster", ()), hostvars)
         revoked = variables.get("ssh_trust_revoked") or ()
-        specs = self._specs(Path(arguments["roles_dir"]))
+        folder = Path(arguments["roles_dir"]).parent
+        refuse_other(folder, f"use the environment of {folder.resolve()}")
+        specs = self._specs(folder / "roles")
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
         findings = [*broken, *judge_tags(given, specs)]

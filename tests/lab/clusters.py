@@ -50,17 +50,19 @@ class Cluster:
     def state(self) -> Path:
         return ROOT / ".farandole" / self.name
 
-    def start(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Play:
+    def start(
+        self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = (), own_session: bool = True
+    ) -> Play:
         """Start a playbook. It is known from then on that the nodes are not bare, and what was done to them."""
         self.bare = False
         if playbook == "site.yml" and not PARTLY & {*arguments}:
             self.applied = None
-        return Play(self.inventory, playbook, *arguments, before=before)
+        return Play(self.inventory, playbook, *arguments, before=before, own_session=own_session)
 
     def play(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Run:
         """Run a playbook to its end."""
         before_it, bare = self.applied, self.bare
-        done = self.start(*arguments, playbook=playbook, before=before).end()
+        done = self.start(*arguments, playbook=playbook, before=before, own_session=False).end()
         if playbook == "site.yml" and not PARTLY & {*arguments}:
             same = tuple(one for one in arguments if one not in SHOWN)
             # A run that was refused leaves everything as it was.

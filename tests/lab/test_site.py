@@ -653,19 +653,6 @@ def test_the_installed_collection_does_the_same_from_another_folder(site: Cluste
     assert "pipelining = true" not in done.stdout
 
 
-def test_ansible_doc_reads_every_plugin() -> None:
-    # The node's half of an action is documented in the action.
-    modules = [*ROOT.glob("plugins/modules/*.py")]
-    documented = [path for path in modules if "DOCUMENTATION = " in path.read_text()]
-    assert documented
-    for plugin in documented:
-        shown = subprocess.run(
-            ["ansible-doc", "--type", "module", f"farandole.cluster.{plugin.stem}"],
-            cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False,
-        )  # fmt: skip
-        assert shown.returncode == 0, shown.stderr
-
-
 DEPOT = """
 - hosts: head
   gather_facts: false

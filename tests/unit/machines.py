@@ -1,8 +1,13 @@
-"""What a sound node says about its hardware, for tests."""
+"""What a sound node says of itself, and what preflight makes of such answers, for tests."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from .loading import load
 
 
 def place(**changes: Any) -> dict[str, Any]:
@@ -42,3 +47,26 @@ def machine(**changes: Any) -> dict[str, Any]:
         "rdma": {},
         "shells": {},
     } | changes
+
+
+def probe(name: str = "node-1", address: str = "192.0.2.1", **changes: Any) -> dict[str, Any]:
+    return {
+        "os_id": "debian", "os_version": "12", "codename": "bookworm", "arch": "x86_64", "init": "systemd",
+        "container": False, "hostname": name, "machine_id": name, "addresses": ["127.0.0.1", address, "fe80::1"],
+        "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
+        "sshd_drop_ins": True, "python_apt": True, "disk_free_mb": 100_000, "time": 1.0, "firewall": None, "gpus": 0,
+        "stacks": {"current": "", "former": "", "installed": []}, "nvidia_driver": "", "machine": machine(), **changes,
+    }  # fmt: skip
+
+
+def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = False, **changes: Any) -> dict[str, Any]:
+    """What preflight says of nodes that have answered, with what it has recorded."""
+    action = object.__new__(load("action", "preflight").ActionModule)
+    action._task, action._display = SimpleNamespace(check_mode=check_mode), SimpleNamespace(display=print)
+    given = {
+        "phase": "hosts", "accounts": {}, "state_dir": str(state), "fabric_network": "", "stack": True, "queue": [],
+        "network": "nothing", "on_bad_node": "stop", "bandwidth_share": 0.85, "bandwidth_floor": 0.0,
+    }  # fmt: skip
+    recorded = state / "preflight.json"
+    found = action.act({**given, **changes}, variables)
+    return {**found, **(json.loads(recorded.read_text()) if recorded.exists() else {})}

@@ -20,6 +20,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import ansible.module_utils.basic  # noqa: F401, loaded before a fork and not after each
+
 from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Built, Lock, record
 from farandole.stack.lock import identity

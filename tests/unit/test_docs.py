@@ -1,7 +1,9 @@
 """What can be checked of the documentation without reading it."""
 
+import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,3 +75,13 @@ def test_commands_exist_with_their_options(page: Path) -> None:
 @pytest.mark.parametrize("words", [["aply"], ["apply", "--chek"], ["node", "exlude"], ["lab", "up", "--node", "2"]])
 def test_a_misspelt_command_is_noticed(words: list[str]) -> None:
     assert misspelt(words)
+
+
+def test_ansible_doc_reads_every_documented_module() -> None:
+    # The node's half of an action is documented in the action.
+    documented = [path for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
+    names = {f"farandole.cluster.{path.stem}" for path in documented}
+    command = ["ansible-doc", "--type", "module", "--json", *names]
+    shown = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    assert names and shown.keys() == names
+    assert all(about["doc"]["short_description"] for about in shown.values())

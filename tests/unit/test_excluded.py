@@ -6,7 +6,6 @@ import json
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +19,7 @@ from farandole.inventory.excluded import Checked, Decision, Entry
 from farandole.jobs import start as jobs
 from farandole.trust.authority import Members
 
-from .loading import load
-from .machines import machine
+from .machines import hosts_phase, probe
 
 NODES = [f"node-{number}" for number in range(1, 7)]
 SINCE = "2026-01-02T03:04:05Z"
@@ -307,36 +305,17 @@ def test_a_new_authority_does_not_wait_for_them() -> None:
 # Preflight
 
 
-def hosts_phase(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """What preflight says of nodes; an empty probe is a node that does not answer."""
-    action = object.__new__(load("action", "preflight").ActionModule)
-    action._task = SimpleNamespace(check_mode=changes.pop("check_mode", False))
+def preflight(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """What preflight says of nodes, of which some do not answer."""
     hostvars = {}
     for number, (name, own) in enumerate(probes.items(), 1):
         address = f"192.0.2.{number}"
         login = {"host": address, "port": None, "user": None, "command": f"ssh {address}"}
-        probe = {
-            "os_id": "debian", "os_version": "12", "arch": "x86_64", "init": "systemd", "addresses": [address],
-            "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
-            "sshd_drop_ins": True, "python_apt": True, "machine_id": name, "gpus": 0, "machine": machine(),
-            "nvidia_driver": "", "stacks": {"installed": [], "current": ""}, "hostname": name, **own,
-        }  # fmt: skip
-        answer = {"probe": probe, "skew": 0.0} if own is not DOWN else {"unreachable_reason": "Connection refused"}
-        hostvars[name] = {"ansible_host": address, "_preflight_probe": {**answer, "login": login}}
+        said = {"unreachable_reason": "Connection refused"} if own is DOWN else {"probe": probe(name, address, **own)}
+        hostvars[name] = {"ansible_host": address, "_preflight_probe": {"skew": 0.0, **said, "login": login}}
     groups = {"cluster": [*hostvars], "head": [*hostvars][:1]}
     variables = {"hostvars": hostvars, "groups": groups, "ansible_play_hosts_all": [*hostvars], "inventory_dir": "i"}
-    given = {
-        "phase": "hosts",
-        "network": "nothing",
-        "bandwidth_share": 0.85,
-        "queue": [],
-        "bandwidth_floor": 0.0,
-        "accounts": {},
-        "state_dir": str(state),
-        "fabric_network": "",
-        "stack": False,
-    }
-    return dict(action.act({**given, "on_bad_node": "exclude", **changes}, variables))
+    return hosts_phase(variables, state, **{"stack": False, "on_bad_node": "exclude", **changes})
 
 
 DOWN: dict[str, Any] = {"down": True}
@@ -344,15 +323,15 @@ FINE: dict[str, dict[str, Any]] = {name: {} for name in NODES[:4]}
 
 
 def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
-    found = hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
+    found = preflight(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
     assert (found["failed"], found["excluded"], excluded.read(tmp_path)) == (False, ["node-3"], {})
-    assert hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
-    assert not hosts_phase(tmp_path, {**FINE, "node-3": DOWN})["failed"]
+    assert preflight(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
+    assert not preflight(tmp_path, {**FINE, "node-3": DOWN})["failed"]
     assert [*excluded.read(tmp_path)] == ["node-3"]
     assert [*json.loads((tmp_path / "preflight.json").read_text())["hosts"]] == ["node-1", "node-2", "node-4"]
     # Known to be bad, it stops no run.
-    assert not hosts_phase(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
-    assert "excluded" not in hosts_phase(tmp_path, FINE, on_bad_node="stop")
+    assert not preflight(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
+    assert "excluded" not in preflight(tmp_path, FINE, on_bad_node="stop")
     assert excluded.read(tmp_path) == {}
 
 
@@ -367,12 +346,12 @@ def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
     ],
 )
 def test_what_one_node_says_excludes_no_other(tmp_path: Path, lie: dict[str, Any]) -> None:
-    hosts_phase(tmp_path, {**FINE, "node-2": lie})
+    preflight(tmp_path, {**FINE, "node-2": lie})
     assert "node-4" not in excluded.read(tmp_path)
 
 
 def test_the_words_of_an_excluded_node_count_no_more(tmp_path: Path) -> None:
     lie = {"machine_id": "node-4", "os_version": "7"}
-    assert hosts_phase(tmp_path, {**FINE, "node-2": lie}, on_bad_node="stop")["failed"]
-    found = hosts_phase(tmp_path, {**FINE, "node-2": lie})
+    assert preflight(tmp_path, {**FINE, "node-2": lie}, on_bad_node="stop")["failed"]
+    found = preflight(tmp_path, {**FINE, "node-2": lie})
     assert (found["failed"], found["excluded"]) == (False, ["node-2"])

@@ -85,7 +85,7 @@ def test_an_inventory_that_is_missing_or_empty_is_one_message_in_every_command(v
         done = CliRunner().invoke(app, [*verb.split(), "-i", str(inventory)])
         assert isinstance(done.exception, FarandoleError), done.output
         assert str(inventory) in str(done.exception)
-        assert "inventory/example" in str(done.exception)
+        assert any(one in str(done.exception) for one in ("farandole init", "inventory/example/hosts.yml"))
 
 
 @pytest.mark.parametrize("verb", ["validate", "remove", "lock", "status", "runs", "node list"])
@@ -123,3 +123,38 @@ def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
 def test_the_version_is_told() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"farandole {importlib.metadata.version('farandole')}\n")
+
+
+def folders(*names: str) -> None:
+    for name in names:
+        Path("inventory", name).mkdir(parents=True)
+        Path("inventory", name, "hosts.yml").write_text("cluster: {hosts: {node-1: }}\nhead: {hosts: {node-1: }}\n")
+
+
+def asked(*arguments: str, **environment: str) -> str:
+    """What a command that contacts nobody says of its inventory."""
+    done = CliRunner().invoke(app, ["node", "exclude", "nobody", "--why", "x", *arguments], env=environment)
+    return f"{done.output}{done.exception}"
+
+
+def test_the_only_inventory_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path / "state"))
+    assert "there is none in ./inventory; farandole init makes one" in asked()
+    folders("example", "mine")
+    assert "there is no node nobody; the nodes are node-1" in asked()
+    assert "there is no node nobody" in asked("-i", "mine")
+    assert "there is no inventory other" in asked("-i", "other")
+    folders("other")
+    assert "which inventory? there are inventory/mine, inventory/other. Name it" in asked()
+    assert "there is no node nobody" in asked(FARANDOLE_INVENTORY="other")
+    # A path counts before a short name.
+    (tmp_path / "mine").mkdir()
+    assert "mine has no inventory" in asked("-i", "mine")
+
+
+@pytest.mark.parametrize("group", ["cluster", "head"])
+def test_a_cluster_needs_a_node_and_a_head(tmp_path: Path, group: str) -> None:
+    (tmp_path / "hosts.yml").write_text(f"{'head' if group == 'cluster' else 'cluster'}: {{hosts: {{node-1: }}}}\n")
+    with pytest.raises(FarandoleError, match=f"group {group} is missing or empty"):
+        host_variables(tmp_path, group)

@@ -98,7 +98,7 @@ def test_a_written_lock_can_be_read(made: dict[str, Any], tmp_path: Path) -> Non
     [
         ("numpy: 2.4.6", "numpy: 2.4.7", "was edited or damaged"),
         ("version: 2.13.0+cpu", "version: 2.13.1+cpu", "was edited or damaged"),
-        ("format: 2", "format: 3", "has format 3, and this version reads formats 1 and 2"),
+        ("format: 2", "format: 0", "has format 0, and this version reads formats 1 and 2"),
         ("nccl: null", "", "lacks nccl"),
         ("wanted:", "wanted", "is not YAML (line"),
     ],
@@ -111,6 +111,19 @@ def test_a_changed_lock_is_refused(made: dict[str, Any], tmp_path: Path, old: st
     with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
         locks.read(path)
     assert f"make a new one: farandole lock -i {tmp_path}" in str(refusal.value)
+
+
+def test_a_lock_of_a_newer_version_is_refused_with_its_name(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, {**made, "format": 3, "farandole": "7.1.0"})
+    with pytest.raises(FarandoleError, match=r"was written by farandole 7\.1\.0, a newer version than this one"):
+        locks.read(path)
+
+
+def test_a_lock_of_a_version_without_a_number_is_taken_as_it_is(made: dict[str, Any], tmp_path: Path) -> None:
+    path = locks.path_of(tmp_path)
+    locks.write(path, {key: value for key, value in made.items() if key != "farandole"})
+    assert locks.read(path)["id"] == made["id"]
 
 
 def test_a_lock_of_an_earlier_version_can_be_read(made: dict[str, Any], tmp_path: Path) -> None:

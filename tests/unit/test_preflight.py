@@ -9,6 +9,7 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,8 @@ from farandole.preflight import inventory, nodes, unreachable
 from farandole.preflight.people import judge_people
 
 from .loading import ROOT, load
-from .machines import machine
+from .machines import hosts_phase
+from .machines import probe as sound
 
 DECLARED = {
     "base": frozenset({"base_user", "base_user_id"}),
@@ -57,28 +59,7 @@ ACCOUNTS = {"trainer": 2000, "alice": 2001}
 
 
 def probe(**changes: Any) -> dict[str, Any]:
-    return {
-        "os_id": "debian",
-        "os_version": "12",
-        "codename": "bookworm",
-        "arch": "x86_64",
-        "hostname": "node-1",
-        "machine_id": "0123",
-        "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"],
-        "init": "systemd",
-        "container": False,
-        "accounts": dict.fromkeys(ACCOUNTS, FREE),
-        "python_apt": True,
-        "sshd_drop_ins": True,
-        "disk_free_mb": 100000,
-        "time": 1.0,
-        "root": True,
-        "firewall": None,
-        "stacks": {"current": "", "former": "", "installed": []},
-        "nvidia_driver": "",
-        "machine": machine(),
-        **changes,
-    }
+    return sound(**{"machine_id": "0123", "accounts": dict.fromkeys(ACCOUNTS, FREE), **changes})
 
 
 def account(name: str = "trainer", **changes: Any) -> dict[str, Any]:
@@ -630,19 +611,7 @@ def cluster(**changes: Any) -> dict[str, Any]:
     return {"hostvars": hostvars, "groups": {"cluster": [*hostvars]}, "ansible_play_hosts_all": [*hostvars]}
 
 
-def hosts_phase(variables: dict[str, Any], state: Path, *, stack: bool = True) -> dict[str, Any]:
-    """Run the action for the nodes."""
-    action = object.__new__(preflight.ActionModule)
-    action._task, action._display = SimpleNamespace(check_mode=False), SimpleNamespace(display=print)
-    arguments = {"phase": "hosts", "accounts": ACCOUNTS, "state_dir": str(state), "fabric_network": "", "stack": stack}
-    arguments |= {
-        "queue": [],
-        "network": "nothing",
-        "on_bad_node": "stop",
-        "bandwidth_share": 0.85,
-        "bandwidth_floor": 0.0,
-    }
-    return {**action.act(arguments, variables), **json.loads((state / "preflight.json").read_text())}
+checked = partial(hosts_phase, accounts=ACCOUNTS)
 
 
 def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:
@@ -650,7 +619,7 @@ def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None:
-    verdict = hosts_phase(cluster(), tmp_path)
+    verdict = checked(cluster(), tmp_path)
     assert (verdict["failed"], verdict["msg"]) == (False, "2 nodes, Debian 12: no finding")
     assert verdict["fabric"] == {"network": "192.0.2.0/24", "interfaces": {"node-1": "eth0", "node-2": "eth0"}}
 
@@ -659,33 +628,33 @@ def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None
 def test_nodes_that_agree_are_not_set_by_a_wrong_clock_here(tmp_path: Path, skew: float) -> None:
     variables = cluster(skew=skew + 100)
     variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = skew
-    assert recorded(hosts_phase(variables, tmp_path)) == [("all", "clock-wrong-here")]
+    assert recorded(checked(variables, tmp_path)) == [("all", "clock-wrong-here")]
     # Nodes that do not agree, or one alone, are wrong themselves.
     variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = -skew
-    assert recorded(hosts_phase(variables, tmp_path)) == [("node-1", "clock-wrong"), ("node-2", "clock-wrong")]
+    assert recorded(checked(variables, tmp_path)) == [("node-1", "clock-wrong"), ("node-2", "clock-wrong")]
     variables["hostvars"]["node-1"]["_preflight_probe"]["skew"] = 0.0
-    assert recorded(hosts_phase(variables, tmp_path)) == [("node-2", "clock-wrong")]
+    assert recorded(checked(variables, tmp_path)) == [("node-2", "clock-wrong")]
 
 
 def test_a_network_that_is_not_shared_is_in_the_first_list(tmp_path: Path) -> None:
     other = {"addresses": ["10.0.0.2"], "interfaces": [link("10.0.0.2")], "skew": 400.0}
     variables = cluster(**other)
     variables["hostvars"]["node-2"]["cluster_ip"] = "10.0.0.2"
-    verdict = hosts_phase(variables, tmp_path)
+    verdict = checked(variables, tmp_path)
     assert verdict["failed"]
     assert recorded(verdict) == [("node-2", "clock-wrong"), ("all", "network-not-shared")]
     assert verdict["fabric"] == {}
     # Limited to the first node, it is still the same network of all nodes.
     del variables["hostvars"]["node-2"]["_preflight_probe"]
     variables["ansible_play_hosts_all"] = ["node-1"]
-    assert recorded(hosts_phase(variables, tmp_path)) == [("all", "network-not-shared")]
+    assert recorded(checked(variables, tmp_path)) == [("all", "network-not-shared")]
     # A revoked node has no part in jobs.
-    assert recorded(hosts_phase({**variables, "ssh_trust_revoked": ["node-2"]}, tmp_path)) == []
+    assert recorded(checked({**variables, "ssh_trust_revoked": ["node-2"]}, tmp_path)) == []
 
 
 def test_an_absent_address_is_one_finding(tmp_path: Path) -> None:
     other = cluster(addresses=["10.0.0.2"], interfaces=[link("10.0.0.2")])
-    assert recorded(hosts_phase(other, tmp_path)) == [("node-2", "address-absent")]
+    assert recorded(checked(other, tmp_path)) == [("node-2", "address-absent")]
 
 
 def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
@@ -695,25 +664,25 @@ def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
             "unreachable_reason": "ssh: connect to host a port 22: Connection refused",
             "login": login(),
         }
-    assert recorded(hosts_phase(silent, tmp_path)) == [("node-1", "login-refused"), ("node-2", "login-refused")]
+    assert recorded(checked(silent, tmp_path)) == [("node-1", "login-refused"), ("node-2", "login-refused")]
 
 
 def test_an_nccl_that_does_not_fit_is_in_the_first_list(tmp_path: Path) -> None:
     variables = cluster(nvidia_driver="470.57.02", arch="riscv64")
     variables["hostvars"]["node-2"]["nccl_version"] = "2.27.3-1+cuda12.9"
-    verdict = hosts_phase(variables, tmp_path)
+    verdict = checked(variables, tmp_path)
     assert recorded(verdict) == [("node-2", "architecture-unsupported"), ("node-2", "nccl-driver-old")]
-    assert recorded(hosts_phase(variables, tmp_path, stack=False)) == [("node-2", "architecture-unsupported")]
+    assert recorded(checked(variables, tmp_path, stack=False)) == [("node-2", "architecture-unsupported")]
     # The version is that of the lock, which is not known yet.
     del variables["hostvars"]["node-2"]["nccl_version"]
     variables["hostvars"]["node-2"]["nccl_install"] = True
-    assert recorded(hosts_phase(variables, tmp_path)) == [("node-2", "architecture-unsupported")]
+    assert recorded(checked(variables, tmp_path)) == [("node-2", "architecture-unsupported")]
 
 
 def test_a_warning_is_shown_and_does_not_fail(tmp_path: Path) -> None:
     variables = cluster()
     variables["hostvars"]["node-2"] |= {"nccl_version": "2.27.3-1+cuda12.9", "nccl_install": True}
-    verdict = hosts_phase(variables, tmp_path)
+    verdict = checked(variables, tmp_path)
     assert recorded(verdict) == [("node-2", "nccl-driver-missing")]
     assert not verdict["failed"]
     assert verdict["msg"].startswith("2 nodes, Debian 12: 1 warning\n\n1. node-2: warning: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from farandole.core.causes import causes
 from farandole.validation.nodes import program
 
-from .loading import load_probe
+from .loading import ROOT, load_probe
 
 ranks = load_probe("ranks")
 HERE = socket.gethostname()
@@ -76,3 +77,9 @@ def test_a_probe_that_is_sent_has_all_it_needs(tmp_path: Path) -> None:
     assert str(tmp_path) in found["seen"]
     assert causes()["mpi-missing"].seen == "probe"
     assert "--expect-hosts" in sent(tmp_path, "--help").stdout
+
+
+def test_a_program_runs_after_all_of_its_functions_are_known() -> None:
+    for path in (ROOT / "src/farandole/node").rglob("*.py"):
+        *before, _ = ast.parse(path.read_text()).body
+        assert not any(isinstance(statement, ast.If) for statement in before), path

@@ -331,7 +331,7 @@ from pathlib import Path
 from farandole.cli import app
 from farandole.core import project
 from farandole.plays import playbook
-playbook.ROOT = Path(sys.argv[1])
+project.ROOT = playbook.ROOT = Path(sys.argv[1])
 project.CONFIG = playbook.ROOT / "ansible.cfg"
 os.environ["FARANDOLE_STATE"] = str(playbook.ROOT / ".farandole")
 sys.argv[1:] = sys.argv[2:]

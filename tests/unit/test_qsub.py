@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.core.programs import LIBRARY, program_files
-from farandole.node.qsub import pbs_job, qdel, script, submit, translate
+from farandole.node.qsub import qdel, script, submit, translate
 from farandole.node.qsub.main import HELP, prepare
 from farandole.node.qsub.script import Job, RefusedError
 
@@ -397,108 +396,3 @@ def test_a_job_of_an_array_is_not_the_array(text: str, wanted: str) -> None:
 def test_what_is_no_job_cancels_nothing(text: str) -> None:
     with pytest.raises(SystemExit, match="is no number of a job"):
         qdel.job_of(text)
-
-
-# In the job
-
-
-def test_the_node_file_has_a_host_for_each_task() -> None:
-    assert pbs_job.node_file(["a", "b", "c", "d"], "2(x3),1") == "a\na\nb\nb\nc\nc\nd\n"
-    with pytest.raises(ValueError, match="zip"):
-        pbs_job.node_file(["a", "b"], "1")
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """The program with a scontrol of our own, and the environment that Slurm gives it."""
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
-    scontrol.chmod(stat.S_IRWXU)
-    (tmp_path / "nodes").mkdir()
-    for file in program_files("farandole.node.qsub", {f"{LIBRARY}/pbs-job": "farandole.node.qsub.pbs_job"}):
-        path = tmp_path / Path(file["path"]).relative_to(LIBRARY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = file["content"].replace("/usr/bin/scontrol", str(scontrol)).replace(LIBRARY, str(tmp_path))
-        path.write_text(text.replace("/run/farandole/pbs", str(tmp_path / "nodes")))
-        path.chmod(int(file["mode"], 8))
-    program = tmp_path / "pbs-job"
-    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A"], "start": str(tmp_path)}
-    return program, {
-        "SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "a\nexport EVIL=1", "SLURM_JOB_PARTITION": "normal",
-        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)",
-        "A": "kept", "PATH": "/nowhere", "HOME": str(tmp_path), "FARANDOLE_PBS": json.dumps(knowledge),
-    }  # fmt: skip
-
-
-def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
-    (tmp_path / ".bash_profile").write_text("export A=profile B=profile\numask 027\n")
-    script = tmp_path / "script"
-    script.write_text(
-        f"#!{program}\n"
-        'cat "$PBS_NODEFILE"; echo "$PBS_JOBID $PBS_NP $PBS_NUM_PPN $PBS_QUEUE $PBS_ENVIRONMENT $A $B ${EVIL-}"\n'
-        'umask; pwd; echo "$#:$1 ${FARANDOLE_PBS-unset}"\nstat -c %a "$PBS_NODEFILE"; exit 7\n'
-    )
-    script.chmod(stat.S_IRWXU)
-    done = subprocess.run([script, "a b"], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [
-        "node-1", "node-1", "node-2", "node-2", "42 4 2 normal PBS_BATCH kept profile ", "0027", str(tmp_path),
-        "1:a b unset", "600",
-    ], done.stderr  # fmt: skip
-    assert done.returncode == 7
-    assert [one.name.partition(".")[0] for one in (tmp_path / "nodes").iterdir()] == ["42"]
-
-
-def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
-    # The arguments of a process can be read by everybody on the node, its environment by its owner alone.
-    (tmp_path / ".bash_profile").write_text("tr '\\0' '\\n' </proc/$$/cmdline >arguments\n")
-    script = tmp_path / "script"
-    script.write_text(f'#!{program}\necho "$A"; ls nodes | wc -l; grep SigIgn /proc/self/status\n')
-    script.chmod(stat.S_IRWXU)
-    secret = {**environment, "A": "a\nsecret of mine"}
-    done = subprocess.run([script], env=secret, cwd=tmp_path, capture_output=True, text=True, check=False)
-    arguments = (tmp_path / "arguments").read_text()
-    assert "pbs-job" in arguments and "secret" not in arguments
-    # Only the node file is left, and no signal is ignored that was not before.
-    ignored = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn"))
-    before = int(ignored.split()[1], 16) & ~(1 << 12 | 1 << 24)
-    assert done.stdout.splitlines() == ["a", "secret of mine", "1", f"SigIgn:\t{before:016x}"], done.stderr
-
-
-def test_what_the_shell_itself_sets_and_what_is_ours_is_not_kept() -> None:
-    environment = {"A": "1", "SLURM_X": "2", "PWD": "/", "FARANDOLE_PBS": "{}"}
-    assert pbs_job.kept(environment, "all") == {"A": "1", "SLURM_X": "2"}
-    assert pbs_job.kept(environment, []) == {"SLURM_X": "2"}
-
-
-def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
-    (tmp_path / "nodes").rmdir()
-    done = subprocess.run([program, "x"], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "the job was not started" in done.stderr
-
-
-def test_the_epilog_removes_only_this_jobs_files(tmp_path: Path) -> None:
-    text = (ROOT / "src/farandole/node/epilog").read_text().replace("/run/farandole/pbs", str(tmp_path / "pbs"))
-    job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "42"}
-    # It must not fail, even without the folder: Slurm would drain the node.
-    subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": "0"}, check=True)
-    (tmp_path / "pbs").mkdir()
-    for name in ("42.abc", "42.d e", "421.abc", "4.abc"):
-        (tmp_path / "pbs" / name).touch()
-    (tmp_path / "pbs/42.folder").mkdir()
-    for uid, left in ((os.getuid() + 1, 5), (os.getuid(), 3)):
-        subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": str(uid)}, check=True)
-        assert len([*(tmp_path / "pbs").iterdir()]) == left
-    assert {one.name for one in (tmp_path / "pbs").iterdir()} == {"42.folder", "421.abc", "4.abc"}
-
-
-def test_modules_need_a_function() -> None:
-    """A shell without it is told what to write."""
-    done = subprocess.run(
-        ["sh", ROOT / "roles/modules/files/module", "purge"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 127
-    assert ". /etc/farandole/modules.sh" in done.stderr

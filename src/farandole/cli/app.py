@@ -1,6 +1,5 @@
 """The `farandole` command."""
 
-import importlib.metadata
 import signal
 import sys
 from contextlib import suppress
@@ -14,6 +13,7 @@ from rich.markup import escape
 from farandole.cli import (
     apply,
     bundle,
+    init,
     lab,
     lock,
     node,
@@ -27,6 +27,7 @@ from farandole.cli import (
     validate,
 )
 from farandole.core.errors import FarandoleError, Interrupted
+from farandole.core.project import version
 from farandole.core.text import on_terminal
 from farandole.explain import diagnosis
 from farandole.lab import prove
@@ -38,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
+app.command()(init.init)
 app.add_typer(lab.app, name="lab")
 app.add_typer(node.app, name="node")
 app.command()(lock.lock)
@@ -60,7 +62,7 @@ for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"farandole {importlib.metadata.version('farandole')}")
+        typer.echo(f"farandole {version()}")
         raise typer.Exit
 
 

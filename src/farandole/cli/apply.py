@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from farandole.plays.playbook import (
     AskVaultPass,
     Inventory,
     Login,
+    OneInventory,
     PrivateKey,
     User,
     VaultPasswordFile,
@@ -70,9 +70,7 @@ def apply(
 
 
 def watch(
-    inventory: Annotated[
-        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory; the latest run, if not given.")
-    ] = None,
+    inventory: OneInventory = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at a run that somebody else started on this machine, or at the end of the last one."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
 from farandole.core.text import one_line, without_passwords
+from farandole.plays.playbook import Inventory
 from farandole.stack import lock as locks
 from farandole.stack.settings import cache_of, inventory_variables
 from farandole.stack.web import PIP
@@ -28,7 +29,7 @@ ENV = "# Read by a shell: . bundle/env\nexport XDG_CACHE_HOME=$PWD/bundle/cache 
 
 
 def bundle(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    inventory: Inventory,
     output: Annotated[Path, typer.Option("--output", "-o", help="The archive to write.")] = Path(
         "farandole-bundle.tar"
     ),

@@ -14,7 +14,7 @@ from rich.console import Console
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.inventory import state as states
-from farandole.plays.playbook import AskBecomePass, AskPass, Login, PrivateKey, User, play
+from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
@@ -27,7 +27,7 @@ FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
 def lock(
-    inventory: Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")],
+    inventory: Inventory,
     want: Annotated[
         list[str] | None, typer.Option(metavar="NAME==VERSION", help="Require a version; may be repeated.")
     ] = None,

@@ -35,8 +35,6 @@ class Cluster:
 def cluster_of(inventory: Path, *, write: bool) -> Cluster:
     groups = {group: host_variables(inventory.absolute(), group) for group in ("cluster", "head", "builders")}
     nodes = groups["cluster"]
-    if not nodes or not groups["head"]:
-        raise FarandoleError(f"{inventory}: group cluster or head is empty; see inventory/example/hosts.yml")
     state = excluded.folder_of(inventory, next(iter(nodes.values())))
     claim(state, inventory.absolute() if inventory.is_dir() else inventory.absolute().parent, write=write)
     named = {group: list(hosts) for group, hosts in groups.items()}

@@ -6,7 +6,6 @@ import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from farandole.core.table import table
 from farandole.inventory import excluded
 from farandole.links.examine import links_in
 from farandole.links.predict import PAYLOAD, Job, Measured, Network, Prediction, measured, predict
+from farandole.plays.playbook import OneInventory
 
 MOST_NODES = 100_000
 # A node below this share of what is usual slows the others down.
@@ -104,9 +104,7 @@ def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str
 def predict_command(
     model_mb: Annotated[float, typer.Option(help="Size of the gradients: 4 bytes times the parameters.")],
     step_ms: Annotated[float, typer.Option(help="Time of a step on one worker, without Horovod.")],
-    inventory: Annotated[
-        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")
-    ] = None,
+    inventory: OneInventory = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes, separated by commas.")] = "2,4,8,16",
     *,
     mpi: Annotated[

@@ -33,8 +33,6 @@ def remove(
 ) -> None:
     """Take everything that Farandole made off the nodes, and say what stays."""
     known = host_variables(inventory.absolute())
-    if not known:
-        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
     names = [name.strip() for name in hosts.split(",")] if hosts else list(known)
     if unknown := [name for name in names if name not in known]:
         raise FarandoleError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")

@@ -13,6 +13,7 @@ from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory.state import states
+from farandole.plays.playbook import OneInventory
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
 from farandole.report.mask import masked_alike
@@ -26,9 +27,7 @@ def report(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="A report's folder, or its result.json; else the latest.")
     ] = None,
-    inventory: Annotated[
-        Path | None, typer.Option("--inventory", "-i", help="The cluster's inventory, whose latest report is meant.")
-    ] = None,
+    inventory: OneInventory = None,
     against: Annotated[
         Path | None, typer.Option(metavar="OLDER", help="An older report: show what has changed since then.")
     ] = None,

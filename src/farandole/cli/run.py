@@ -16,9 +16,8 @@ from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
 from farandole.node.head.runs import RefusedError
-from farandole.plays.playbook import Login, PrivateKey, User
+from farandole.plays.playbook import Inventory, Login, PrivateKey, User
 
-Inventory = Annotated[Path, typer.Option("--inventory", "-i", help="The cluster's inventory, a folder or a file.")]
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
 
 

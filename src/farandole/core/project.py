@@ -1,6 +1,7 @@
 """Where the files of Farandole itself are (playbooks, roles, plugins, patches), and which version they are."""
 
 import importlib.metadata
+import json
 import os
 from pathlib import Path
 
@@ -24,16 +25,26 @@ def version() -> str:
 def environment() -> dict[str, str]:
     """The environment for Ansible's programs, which use these files and not those of another Farandole."""
     refuse_other(Path(os.environ.get("ANSIBLE_CONFIG") or CONFIG).absolute().parent, "unset ANSIBLE_CONFIG")
-    # Of a wheel, which cannot hold the link by which ansible.cfg finds the collection in a clone.
-    paths = f"{PACKAGE}:~/.ansible/collections:/usr/share/ansible/collections"
-    own = {"ANSIBLE_COLLECTIONS_PATH": paths} if INSTALLED else {}
-    return {"ANSIBLE_CONFIG": str(CONFIG), **own, **os.environ}
+    return {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
 
 
 def refuse_other(folder: Path, cure: str) -> None:
-    """Refuse the playbooks of another checkout or of another installed package."""
-    if (folder / "roles/ssh_trust").is_dir() and folder.resolve() != ROOT:
-        raise FarandoleError(
-            f"nothing was done: the playbooks and settings of {folder} would run with the package farandole of {ROOT}, "
-            f"which is another version: {cure}"
-        )
+    """Refuse the playbooks of another checkout or package; those of an installed collection need the same version."""
+    if (
+        folder.resolve() == ROOT
+        or not (folder / "roles/ssh_trust").is_dir()
+        or _collection_version(folder) == version()
+    ):
+        return
+    raise FarandoleError(
+        f"nothing was done: the playbooks and settings of {folder} would run with the package farandole {version()} of "
+        f"{ROOT}, which is another one: {cure}"
+    )
+
+
+def _collection_version(folder: Path) -> str:
+    """The version of a collection that ansible-galaxy installed; empty if it did not."""
+    try:
+        return str(json.loads((folder / "MANIFEST.json").read_text())["collection_info"]["version"])
+    except FileNotFoundError:
+        return ""

@@ -10,8 +10,12 @@ from pathlib import Path
 import yaml
 
 from farandole.core.errors import FarandoleError
+from farandole.core.project import INSTALLED, ROOT
 
-EXAMPLE = "inventory/example/hosts.yml"
+# Where `farandole init` makes inventories.
+FOLDER = Path("inventory")
+# In a clone people know it by its short path.
+EXAMPLE = str(ROOT / "inventory/example/hosts.yml") if INSTALLED else "inventory/example/hosts.yml"
 SUFFIXES = (".yml", ".yaml", ".json", "")
 # It lies in the same folder; stack/lock.py reads it.
 LOCK = "stack.lock.yml"
@@ -20,10 +24,28 @@ NO_HOSTS = (LOCK, "group_vars", "host_vars")
 ENCRYPTED = "$ANSIBLE_VAULT"
 
 
+def only() -> Path:
+    """The inventory of the working directory, if there is exactly one."""
+    found = [one for one in sorted(FOLDER.glob("*")) if one.is_dir() and one.name != Path(EXAMPLE).parent.name]
+    if len(found) == 1:
+        return found[0]
+    seen = (
+        f"there are {', '.join(map(str, found))}" if found else "there is none in ./inventory; farandole init makes one"
+    )
+    raise FarandoleError(f"which inventory? {seen}. Name it with -i, or set FARANDOLE_INVENTORY")
+
+
+def named(inventory: Path | None) -> Path | None:
+    """The path of an inventory; that of ./inventory/mine may be said as mine."""
+    short = FOLDER / (inventory or "")
+    return short if inventory and not inventory.exists() and short.exists() else inventory
+
+
 def existing(inventory: Path) -> Path:
     """Refuse an inventory that does not exist, has no file, or has one that is not YAML."""
+    inventory = named(inventory) or inventory
     if not inventory.exists():
-        raise FarandoleError(f"there is no inventory {inventory}; inventory/example is an example")
+        raise FarandoleError(f"there is no inventory {inventory}; farandole init makes one")
     if inventory.is_dir() and not any(one.name[0] != "." and one.name not in NO_HOSTS for one in inventory.iterdir()):
         raise FarandoleError(f"{inventory} has no inventory: put a hosts.yml into it, as {EXAMPLE}")
     own, variables = files(inventory)

@@ -10,7 +10,10 @@ from typing import Any
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import several
 from farandole.core.project import ROOT, environment
-from farandole.inventory.reading import existing
+from farandole.inventory.reading import EXAMPLE, existing
+
+# Without a host in each of them there is no cluster.
+NEEDED = ("cluster", "head")
 
 
 def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
@@ -24,6 +27,8 @@ def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[st
         manager = VariableManager(loader, read)
         found = read.groups.get(group)
         hosts = found.get_hosts() if found else ()
+        if not hosts and group in NEEDED:
+            raise FarandoleError(f"{inventory}: group {group} is missing or empty; {EXAMPLE} is an example")
         found = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
         return {name: _with_login(variables, Templar(loader, variables)) for name, variables in found.items()}
     except AnsibleError as error:

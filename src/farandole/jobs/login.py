@@ -82,8 +82,6 @@ class Head:
 def head_of(inventory: Path, login: Login) -> Head:
     """The head of an inventory's cluster."""
     hosts = host_variables(inventory.absolute(), "head")
-    if not hosts:
-        raise FarandoleError(f"{inventory}: group head is missing or empty; see inventory/example/hosts.yml")
     return login_to(*next(iter(hosts.items())), login)
 
 

@@ -61,7 +61,7 @@ class Wish:
 def left_out(inventory: Path, hosts: str) -> list[str]:
     """The nodes that a run does not use; refuses to be told to use them."""
     known = host_variables(inventory.absolute())
-    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values())))) if known else {}
+    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values()))))
     wanted = [name.strip() for name in hosts.split(",")] if hosts else list(known)
     out = {name: one for name, one in entries.items() if name in wanted}
     for name, one in out.items():

@@ -22,7 +22,7 @@ import typer
 from farandole.core.errors import Interrupted
 from farandole.core.project import CONFIG, ROOT, environment
 from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
-from farandole.inventory.reading import existing
+from farandole.inventory.reading import existing, named, only
 from farandole.watch.events import LOG, VARIABLE, new_folder
 from farandole.watch.viewer import LOOK, Viewer
 
@@ -34,7 +34,20 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 Inventory = Annotated[
-    Path, typer.Option("--inventory", "-i", callback=existing, help="The cluster's inventory, a folder or a file.")
+    Path,
+    typer.Option(
+        "--inventory",
+        "-i",
+        callback=existing,
+        default_factory=only,
+        show_default="the only one in ./inventory",
+        envvar="FARANDOLE_INVENTORY",
+        help="The cluster's inventory, a folder or a file.",
+    ),
+]
+# For commands that mean something else without one.
+OneInventory = Annotated[
+    Path | None, typer.Option("--inventory", "-i", callback=named, help="Only this cluster, by its inventory.")
 ]
 # The options have the same names as in ansible-playbook.
 User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]

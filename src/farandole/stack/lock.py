@@ -15,7 +15,8 @@ import yaml
 
 from farandole.core import files
 from farandole.core.errors import FarandoleError
-from farandole.core.project import ROOT
+from farandole.core.project import ROOT, version
+from farandole.inventory.state import newer
 from farandole.stack import solver
 from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.index import Build, Wheel
@@ -35,10 +36,10 @@ HEAD = """\
 # In the order in which they are written.
 KEYS = (
     "format", "id", "platform", "wanted", "versions", "openmpi", "horovod", "nccl", "wheels", "own", "sources", "index",
-    "why",
+    "why", "farandole",
 )  # fmt: skip
 # What says nothing about what is installed, and what older locks, and most others, do not have.
-NOT_IDENTITY, NOT_IN_1, SELDOM = ("id", "index", "why"), {"own", "index"}, {"sources"}
+NOT_IDENTITY, NOT_IN_1, SELDOM = ("id", "index", "why", "farandole"), {"own", "index"}, {"sources", "farandole"}
 Lock = Mapping[str, Any]
 
 
@@ -82,6 +83,7 @@ def make(
             "files": {one.file: {"from": one.url, "size": one.size} for one in _all(solution.wheels)},
         },
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
+        "farandole": version(),
     }
     if sources := [_source(one, one.build) for one in solution.wheels if one.build]:
         lock["sources"] = sources
@@ -220,6 +222,8 @@ def read(path: Path) -> dict[str, Any]:
         raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
     if not isinstance(lock, dict) or lock.get("format") not in READABLE:
         found = lock.get("format") if isinstance(lock, dict) else "none"
+        if isinstance(found, int) and found > FORMAT:
+            raise FarandoleError(newer(path, str(lock.get("farandole", "of a newer version"))))
         raise FarandoleError(f"{path} has format {found}, and this version reads formats 1 and 2; {cure}")
     if missing := set(KEYS) - lock.keys() - SELDOM - (NOT_IN_1 if lock["format"] == 1 else set()):
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")

@@ -26,8 +26,6 @@ REQUEST = (
 def inventory_variables(inventory: Path) -> dict[str, Any]:
     """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
     values = host_variables(inventory.absolute())
-    if not values:
-        raise FarandoleError(f"{inventory}: group cluster is missing or empty; see inventory/example/hosts.yml")
     found: dict[str, Any] = {"hosts": list(values)}
     for name, default in defaults().items():
         kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}

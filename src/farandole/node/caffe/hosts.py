@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+from farandole.node.allocation import counts
 from farandole.node.caffe.options import HOSTFILE, RefusedError, plain
 
 LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*)((?:\s+(?:max_)?slots=\d+)*)")
@@ -28,17 +29,12 @@ def read_hosts(text: str) -> Hosts:
     return dict(hosts)
 
 
-def expand(text: str) -> list[int]:
-    """Parse Slurm's 4(x2),2 into 4, 4, 2."""
-    return [int(one) for one, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
-
-
 def allocation() -> Hosts:
     """The nodes of the Slurm job in which this runs, each with its number of tasks; empty outside a job."""
     if not (names := os.environ.get("SLURM_JOB_NODELIST")):
         return {}
     shown = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=False)
-    hosts, tasks = shown.stdout.split(), expand(os.environ.get("SLURM_TASKS_PER_NODE", ""))
+    hosts, tasks = shown.stdout.split(), counts(os.environ.get("SLURM_TASKS_PER_NODE", ""))
     return dict(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
 
 

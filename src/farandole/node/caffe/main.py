@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farandole.node.caffe.hosts import allocation, expand, find_hosts, per_node
+from farandole.node.allocation import counts
+from farandole.node.caffe.hosts import allocation, find_hosts, per_node
 from farandole.node.caffe.job import AFTER_DONE, NOT_ENDED, EndedError, catch_signals, run
 from farandole.node.caffe.log import judge
 from farandole.node.caffe.mpi import KINDS, NAMES, choose_launcher, folders_of, which_mpi
@@ -54,7 +55,7 @@ def network_of(chosen: argparse.Namespace, answers: Mapping[str, Answer]) -> str
 
 def cores_of(answers: Mapping[str, Mapping[str, Any]], in_job: bool) -> tuple[int, str]:
     """The cores of the smallest node, or of the Slurm job on it, and where that was read."""
-    if in_job and (given := expand(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))):
+    if in_job and (given := counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))):
         return min(given), f"Slurm job {os.environ.get('SLURM_JOB_ID')}"
     least = min(answers, key=lambda node: int(answers[node]["cores"]))
     return int(answers[least]["cores"]), least

@@ -42,9 +42,8 @@ def read_solver(path: str) -> Solver:
     found = pairs(path, "the solver")
     last = dict(found)
     nets = list(dict.fromkeys(value for name, value in found if name in NETS))
-    if lacking := [
-        name for name in ("net", "max_iter", "snapshot_prefix") if not (nets if name == "net" else last.get(name))
-    ]:
+    needed = {"net": nets, **{name: last.get(name) for name in ("max_iter", "snapshot_prefix")}}
+    if lacking := [name for name, value in needed.items() if value in (None, [], "", "0")]:
         raise RefusedError(f"the solver {path} has no {' and no '.join(lacking)}: Caffe would not train, or not save")
     for name in ("max_iter", "test_interval"):
         if not re.fullmatch(r"\d{1,12}", last.get(name, "0")):

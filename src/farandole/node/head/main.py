@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from farandole.node.head import runs
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
@@ -207,17 +206,16 @@ def parsed() -> argparse.Namespace:
     """The arguments of this call."""
     top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    add_run(
-        commands.add_parser("run", help="send this folder to the nodes and start a program there", allow_abbrev=False)
-    )
+    words = "send this folder to the nodes and start a program there"
+    add_run(commands.add_parser("run", help=words, allow_abbrev=False))
     commands.add_parser("runs", help="list your runs")
     for name, (_, words) in ON_RUN.items():
         command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
         # Everybody is the job user, so the latest may be somebody else's.
-        latest: dict[str, Any] = {} if name == "stop" else {"nargs": "?", "default": ""}
-        command.add_argument(
-            "run", help="its number" if name == "stop" else "its number; the latest, if not given", **latest
-        )
+        if name == "stop":
+            command.add_argument("run", help="its number")
+        else:
+            command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
     command = commands.add_parser("fetch", help="get results of a run from its first node")
     command.add_argument("run", help="its number")
     command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
@@ -257,7 +255,3 @@ def main() -> int:
         os._exit(141)
     except (RefusedError, OSError) as refused:
         sys.exit(f"error: {refused}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

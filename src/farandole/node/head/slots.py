@@ -21,14 +21,6 @@ from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, o
 PATIENCE = 10
 
 
-def wanted_hosts(text: str, known: Slots) -> list[str]:
-    """The nodes that the user named, or all."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise RefusedError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
-    return names
-
-
 def fill(count: int, free: Slots) -> Slots:
     """So many ranks on the nodes, in their order; empty if they have too few slots."""
     found = {}
@@ -43,7 +35,10 @@ def asked(wish: Any) -> tuple[int, Slots]:
     """The number of ranks that a run asks for, and the slots of the nodes that it may use."""
     # The control machine may know better than the hostfile.
     known = {node: slots for node, slots in hostfile().items() if node not in wish.get("without", ())}
-    slots = {node: known[node] for node in wanted_hosts(wish["hosts"], known)}
+    names = [name.strip() for name in wish["hosts"].split(",")] if wish["hosts"] else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise RefusedError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
+    slots = {name: known[name] for name in names}
     count = wish["np"] or sum(slots.values())
     if not fill(count, slots):
         have = f"{', '.join(slots)} have {sum(slots.values())} slots"

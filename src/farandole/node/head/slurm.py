@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from farandole.node.allocation import counts
 from farandole.node.head.reap import GRACE, end
 from farandole.node.head.runs import RefusedError, Run, ran, say
 from farandole.node.head.slots import asked, fill
@@ -98,8 +99,7 @@ def watch(holder: subprocess.Popen[bytes], job: str, lost: Callable[[str], None]
 
 
 def ranks_of(given: dict[str, str]) -> Slots:
-    """The ranks of each node, from what Slurm says of an allocation, such as 2(x3),1."""
+    """The ranks of each node, from what Slurm says of an allocation."""
     command = ["scontrol", "show", "hostnames", given["SLURM_JOB_NODELIST"]]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", given["SLURM_TASKS_PER_NODE"])
-    return dict(zip(shown, (int(count) for count, times in found for _ in range(int(times or 1))), strict=True))
+    return dict(zip(shown, counts(given["SLURM_TASKS_PER_NODE"]), strict=True))

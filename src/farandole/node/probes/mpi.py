@@ -88,42 +88,6 @@ def missed(results: Iterable[dict[str, Any]], size: int) -> Iterator[Error]:
             yield ranks.error("wrong-values", seen)
 
 
-def prove(mpi: MPI, options: argparse.Namespace) -> int:
-    """Compute, compare, measure and print the results."""
-    own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
-    every = mpi.gather(own)
-    worth, results = ring(mpi), list(sums(mpi))
-    measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
-    mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
-    speed = measured if mpi.rank == 0 and measured else {}
-    ranks.show({**own, "ring": worth, "sums": results, **speed})
-    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), mine)
-    # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
-    mpi.call("Barrier", mpi.world)
-    return status
-
-
-def main() -> int:
-    """Join the job, test it, leave it."""
-    options = ranks.expectations(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
-    try:
-        mpi = MPI(LIBRARY)
-    except OSError as error:
-        ranks.fail("mpi-missing", str(error))
-    try:
-        code = prove(mpi, options)
-    except Exception:
-        traceback.print_exc()
-        # MPI_Finalize would wait for ranks that wait for this one.
-        mpi.call("Abort", mpi.world, 1)
-    mpi.call("Finalize")
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def often(seconds: float, count: int) -> int:
     """How often to do a job so that it takes long enough, given how long a number of times took."""
     return max(1, min(10_000, round(count * ENOUGH_SECONDS / max(seconds, 1e-9))))
@@ -240,3 +204,39 @@ def sleep_until_told(mpi: MPI) -> None:
     while not mpi.waits(0):
         time.sleep(0.02)
     mpi.receive(array("b", bytes(1)), 0)
+
+
+def prove(mpi: MPI, options: argparse.Namespace) -> int:
+    """Compute, compare, measure and print the results."""
+    own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
+    every = mpi.gather(own)
+    worth, results = ring(mpi), list(sums(mpi))
+    measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
+    mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
+    speed = measured if mpi.rank == 0 and measured else {}
+    ranks.show({**own, "ring": worth, "sums": results, **speed})
+    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), mine)
+    # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
+    mpi.call("Barrier", mpi.world)
+    return status
+
+
+def main() -> int:
+    """Join the job, test it, leave it."""
+    options = ranks.expectations(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
+    try:
+        mpi = MPI(LIBRARY)
+    except OSError as error:
+        ranks.fail("mpi-missing", str(error))
+    try:
+        code = prove(mpi, options)
+    except Exception:
+        traceback.print_exc()
+        # MPI_Finalize would wait for ranks that wait for this one.
+        mpi.call("Abort", mpi.world, 1)
+    mpi.call("Finalize")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from farandole.node.allocation import counts
+
 VARIABLE = "FARANDOLE_PBS"
 # Everybody may write their own files there; the epilog removes them.
 NODE_FILES = Path("/run/farandole/pbs")
@@ -44,18 +46,9 @@ SAME = {
 }
 
 
-def tasks(text: str) -> list[int]:
-    """Tasks of each node, as Slurm writes them: 2(x3),1."""
-    found = []
-    for part in text.split(","):
-        count, _, times = part.partition("(x")
-        found += [int(count)] * int(times.rstrip(")") or 1)
-    return found
-
-
 def node_file(hosts: list[str], text: str) -> str:
     """Each host once for each of its tasks."""
-    return "".join(f"{host}\n" * count for host, count in zip(hosts, tasks(text), strict=True))
+    return "".join(f"{host}\n" * count for host, count in zip(hosts, counts(text), strict=True))
 
 
 def variables(environment: Mapping[str, str], nodes: str, path: str) -> dict[str, str]:

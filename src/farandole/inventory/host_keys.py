@@ -1,0 +1,81 @@
+"""The keys by which hosts prove who they are: asked for, compared with what is known, shown as fingerprints."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from farandole.core.text import one_line
+
+# The best one first: only keys of the first type are signed by the cluster's authority.
+TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
+SCANNED = "ed25519,ecdsa,rsa"
+# What ssh reads where nothing else is set.
+KNOWN = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+ANSWER_S, SCANS = 5, 16
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A key of a host."""
+
+    kind: str
+    blob: str
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint as ssh-keygen -l shows it."""
+        digest = hashlib.sha256(base64.b64decode(self.blob)).digest()
+        return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def place(address: str, port: int) -> str:
+    """How known_hosts calls a host."""
+    return address if port == 22 else f"[{address}]:{port}"
+
+
+def scan(addresses: Sequence[str], port: int) -> list[HostKey | str]:
+    """The best key of each host, or why there is none."""
+    with ThreadPoolExecutor(SCANS) as pool:
+        return [*pool.map(lambda address: _scan(address, port), addresses)]
+
+
+def _scan(address: str, port: int) -> HostKey | str:
+    command = ["ssh-keyscan", "-T", str(ANSWER_S), "-p", str(port), "-t", SCANNED, address]
+    try:
+        done = subprocess.run(
+            command, text=True, errors="replace", capture_output=True, timeout=6 * ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {6 * ANSWER_S} s"
+    keys = sorted(read(done.stdout), key=lambda key: TYPES.index(key.kind))
+    said = [line for line in done.stderr.splitlines() if not line.startswith("#")]
+    return keys[0] if keys else one_line(said[-1] if said else f"no answer to ssh in {ANSWER_S} s")
+
+
+def read(text: str) -> list[HostKey]:
+    """The keys in lines of known_hosts; other lines, and keys that are none, are left out."""
+    found = []
+    for line in text.splitlines():
+        match = re.fullmatch(r"\S+ (\S+) ([A-Za-z0-9+/]{40,2000}={0,2})(?: .*)?", line)
+        if match and match[1] in TYPES and len(match[2]) % 4 == 0:
+            found.append(HostKey(match[1], match[2]))
+    return found
+
+
+def known(names: Sequence[str], files: Sequence[str] = KNOWN) -> list[HostKey]:
+    """The keys that this machine knows of a host."""
+    found = []
+    for file in (str(Path(one).expanduser()) for one in files):
+        for name in names:
+            done = subprocess.run(
+                ["ssh-keygen", "-F", name, "-f", file], text=True, errors="replace", capture_output=True, check=False
+            )
+            found += read(done.stdout)
+    return found
