@@ -7,7 +7,9 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 TARGET = "farandole/ansible_collections/farandole/cluster"
-FOLDERS = ("playbooks", "roles", "plugins", "files", "group_vars", "inventory/example", "src/farandole/node")
+FOLDERS = ("playbooks", "roles", "plugins", "files", "group_vars", "inventory/example")
+# The last one leads back to the clone.
+LEFT_OUT = ("__pycache__", "*.pyc", "collections")
 FILES = ("ansible.cfg", "site.yml", "LICENSE", "SECURITY.md")
 
 
@@ -23,7 +25,7 @@ class BuildWithPlaybooks(build_py):
         super().run()
         target = Path(self.build_lib) / TARGET
         for name in FOLDERS:
-            shutil.copytree(name, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            shutil.copytree(name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for name in FILES:
             shutil.copy(name, target / name)
         # A wheel has no symlinks, by which a clone is a collection itself; here it lies where collections do.

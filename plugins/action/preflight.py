@@ -28,6 +28,7 @@ from farandole.preflight.inventory import (
     judge_tags,
     unreadable,
 )
+from farandole.preflight.settings import judge_ansible
 from farandole.stack import nccl
 
 DOCUMENTATION = r"""
@@ -178,14 +179,15 @@ class ActionModule(Action):
         specs = self._specs(folder / "roles")
         declared = {role: declared_names(spec) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
-        findings = [*broken, *judge_tags(given), *judge_inventory(groups, nodes, declared, connection_variables())]
+        findings = [*broken, *judge_tags(given, specs)]
+        findings += judge_inventory(groups, nodes, declared, connection_variables())
         own = {node.name: hostvars[node.name] for node in nodes}
         findings += [*judge_login(own, typed_options()), *judge_passwords(own, asked_passwords())]
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)
             findings = excluded.set_aside(excluded.read(Path(arguments["state_dir"])), self._checked(variables))
-        return findings, f"{count(len(nodes), 'node')} in the inventory"
+        return [*findings, *judge_ansible()], f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         hostvars = variables["hostvars"]

@@ -42,6 +42,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "login_files": trust.login_files,
     "node_address": cluster.node_address,
     "node_addresses": cluster.node_addresses,
+    "program_folder": programs.program_folder,
     "program_files": programs.program_files,
     "principal_files": trust.principal_files,
     "shared_homes": storage.shared_homes,

@@ -8,7 +8,14 @@ from typing import Any
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
-from farandole.inventory.reading import fault
+try:
+    from farandole.inventory.reading import fault
+except ModuleNotFoundError:
+
+    def fault(path: Path, *, groups: bool) -> str:  # noqa: ARG001
+        """Nothing: the first play says that the package is missing."""
+        return ""
+
 
 DOCUMENTATION = """
 name: readable

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from clusters import ENVIRONMENT, QUICK, ROOT, Cluster, people, person
+from elsewhere import SAFE, install, run
 from plays import play
 
 from farandole.jobs.ask import COMMAND
@@ -26,7 +27,7 @@ SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a l
 
 # Like another control machine, which cannot see this one's processes.
 ELSEWHERE = ("unshare", "--pid", "--fork", "--mount-proc")
-# Runs only the lock of site.yml, which is tagged `always`.
+# Runs only what is tagged `always`: preflight, and the lock of site.yml.
 LOCK = ("--tags", "no-such-tag", *QUICK)
 
 
@@ -637,6 +638,19 @@ def test_a_user_with_sudo_works_like_root(site: Cluster) -> None:
     assert done.rc == 0, done.output
     assert done.changed_hosts == set()
     assert "[1] node-2" in farandole(site, "run", "-u", "admin", "--", "hostname").stdout
+
+
+def test_the_installed_collection_does_the_same_from_another_folder(site: Cluster, tmp_path: Path) -> None:
+    install(tmp_path)
+    (tmp_path / "ansible.cfg").write_text(
+        f"{SAFE}collections_path = collections\n[ssh_connection]\npipelining = true\n"
+    )
+    done = run(tmp_path, "ansible-playbook", "-i", site.inventory, "farandole.cluster.site", *QUICK)
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"^node-\S+ .* changed=(\d+) .* failed=0 ", done.stdout, re.MULTILINE) == ["0"] * 3
+    # It notes what the clone's ansible.cfg has besides.
+    assert "forks = 32" in done.stdout
+    assert "pipelining = true" not in done.stdout
 
 
 DEPOT = """

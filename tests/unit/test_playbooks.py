@@ -15,6 +15,8 @@ from farandole.stack.lock import identity
 from .loading import ROOT
 from .stack import LOCK, changed
 
+VERBS = ("preflight", "remove", "rollback", "validate")
+
 
 def ansible_playbook(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
@@ -28,11 +30,22 @@ def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedP
     return ansible_playbook(folder, *arguments, HOME=str(folder), **variables)
 
 
-@pytest.mark.parametrize("playbook", ["site.yml", "playbooks/preflight.yml", "playbooks/rollback.yml"])
-def test_a_run_without_ansible_cfg_is_refused_with_the_folder_to_go_to(playbook: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("playbook", ["site.yml", *(f"playbooks/{name}.yml" for name in VERBS)])
+def test_a_run_with_unsafe_settings_is_refused_with_the_lines_to_add(playbook: str, tmp_path: Path) -> None:
     done = play(playbook, tmp_path)
     assert done.returncode != 0
-    assert f"nothing was changed, because ansible.cfg is not in use: run it again after  cd {ROOT}\n" in done.stderr
+    assert f"export ANSIBLE_CONFIG={ROOT}/ansible.cfg" in done.stderr
+    assert "inject_facts_as_vars = false\ncallbacks_enabled = farandole.cluster.plain_terminal\n" in done.stderr
+    assert "host_key_checking" not in done.stderr
+    done = play(playbook, tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_HOST_KEY_CHECKING="no")
+    assert "\nhost_key_checking = true\n" in done.stderr
+
+
+def test_a_clone_and_the_package_of_another_do_not_mix(tmp_path: Path) -> None:
+    (tmp_path / "farandole").mkdir()
+    (tmp_path / "farandole/__init__.py").touch()
+    done = play("site.yml", tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), PYTHONPATH=str(tmp_path))
+    assert f"the Python package farandole in {tmp_path}/farandole is not that of {ROOT}: " in done.stderr
 
 
 def test_a_run_from_any_folder_may_name_ansible_cfg(tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ def program_files(program: str, commands: Mapping[str, str]) -> list[dict[str, s
     return [{"path": path, "content": text, "mode": mode} for path, (text, mode) in files.items()]
 
 
+def program_folder(package: str) -> str:
+    """The folder of a package of programs."""
+    return str(SOURCE / package.replace(".", "/"))
+
+
 def bundle(module: str) -> str:
     """The text of a program together with the modules that it imports, for `python -c`."""
     text = source(module)

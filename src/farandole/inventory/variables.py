@@ -59,7 +59,7 @@ def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
 
 def _opened(inventory: Path) -> tuple[Any, Any]:
     """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
-    os.environ["ANSIBLE_CONFIG"] = environment()["ANSIBLE_CONFIG"]
+    os.environ.update(environment())
     # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager

@@ -24,8 +24,8 @@ Options = Mapping[str, Mapping[str, Any]]
 
 # Variables that several roles read; they have no default.
 OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
-# The tags of the playbooks.
-TAGS = frozenset({"stack", "samples", "quick"})
+# The tags of the playbooks besides the names of the roles.
+TAGS = frozenset({"quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
 # What overrides an option of ansible-playbook.
@@ -235,10 +235,11 @@ def judge_passwords(hostvars: Mapping[str, Mapping[str, Any]], asked: Iterable[s
     ]
 
 
-def judge_tags(given: Iterable[str]) -> list[Finding]:
+def judge_tags(given: Iterable[str], roles: Iterable[str]) -> list[Finding]:
     """Report tags that no playbook knows: a run would do nothing, or everything, without a word."""
-    unknown = sorted({*given} - TAGS - COMMON_TAGS)
-    return [finding("tag-unknown", "all", seen=tag, known=", ".join(sorted(TAGS))) for tag in unknown]
+    known = TAGS.union(roles)
+    unknown = sorted({*given} - known - COMMON_TAGS)
+    return [finding("tag-unknown", "all", seen=tag, known=", ".join(sorted(known))) for tag in unknown]
 
 
 def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:

@@ -1,0 +1,86 @@
+"""Refuse an environment in which the playbooks would not do what they promise."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleError
+from ansible.plugins.lookup import LookupBase
+
+DOCUMENTATION = """
+name: ready
+short_description: Refuse an environment in which the playbooks would not do what they promise
+description:
+  - Returns its terms, unless the Python package farandole, which the other plugins import, is missing or not the one of
+    this collection, or settings of Ansible would let a node deceive the control machine.
+  - Imports nothing of the package.
+options:
+  _terms:
+    description: What to return.
+    required: true
+author: Farandole
+"""
+
+EXAMPLES = """
+- name: Check the nodes
+  hosts: "{{ lookup('farandole.cluster.ready', 'cluster') }}"
+"""
+
+RETURN = """
+_raw:
+  description: The terms.
+  type: list
+  elements: str
+"""
+
+COLLECTION = Path(__file__).resolve().parents[2]
+CALLBACK = "farandole.cluster.plain_terminal"
+
+
+def package(collection: Path) -> Iterator[str]:
+    """Why the package cannot be used."""
+    manifest, spec = collection / "MANIFEST.json", find_spec("farandole")
+    wanted = json.loads(manifest.read_text())["collection_info"]["version"] if manifest.is_file() else ""
+    install = f"install farandole {wanted} for {sys.executable}" if wanted else f"run  make -C {collection} setup"
+    if spec is None or not spec.origin:
+        yield f"this Ansible has no Python package farandole, which {collection} needs: {install}"
+        return
+    folder, version = Path(spec.origin).resolve().parent, metadata.version("farandole")
+    if wanted and version != wanted:
+        yield f"the Python package farandole has version {version}, and its collection {wanted}: {install}"
+    # Without a version, one contains the other: a clone its package, an installed package its playbooks.
+    if not wanted and collection not in folder.parents and folder not in collection.parents:
+        yield f"the Python package farandole in {folder} is not that of {collection}: {install}"
+
+
+def settings() -> Iterator[str]:
+    """Lines of ansible.cfg without which a node could pose as another, set variables, or write on the terminal."""
+    if not constants.HOST_KEY_CHECKING:
+        yield "host_key_checking = true"
+    if constants.INJECT_FACTS_AS_VARS:
+        yield "inject_facts_as_vars = false"
+    if CALLBACK not in constants.CALLBACKS_ENABLED:
+        yield f"callbacks_enabled = {CALLBACK}"
+
+
+class LookupModule(LookupBase):  # type: ignore[misc]
+    """The class that Ansible looks for."""
+
+    def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:  # noqa: ARG002
+        """Refuses, or returns the terms."""
+        for why in package(COLLECTION):
+            raise AnsibleError(f"nothing was changed: {why}")
+        if lines := [*settings()]:
+            raise AnsibleError(
+                f"nothing was changed: {constants.CONFIG_FILE or 'ansible.cfg'} would let a node deceive this machine. "
+                f"Use Farandole's:  export ANSIBLE_CONFIG={COLLECTION}/ansible.cfg  or add to [defaults] of yours:\n"
+                + "\n".join(lines)
+            )
+        return terms
