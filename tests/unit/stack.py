@@ -122,6 +122,9 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
             os.dup2(file.fileno(), number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        # What Ansible has loaded takes this for a control machine, which shows warnings itself.
+        for loaded in [one for one in sys.modules if one.split(".")[0] in ("ansible", "ansible_collections")]:
+            del sys.modules[loaded]
         sys.argv = [str(path)]
         os.environ.update(environ)
         runpy.run_path(str(path), run_name="__main__")

@@ -60,6 +60,7 @@ def test_no_other_key_than_the_one_that_is_typed_is_tried(
 
 
 def test_a_typed_key_that_does_not_exist_is_no_reason_to_try_others(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("cluster: {hosts: {node-1: }}\n")
     done = CliRunner().invoke(app, ["runs", "-i", str(tmp_path), "--private-key", "/none"])
     assert done.exit_code == 2
     assert "/none" in done.output

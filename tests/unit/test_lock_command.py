@@ -241,7 +241,8 @@ def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mi
     )
     assert made["versions"]["torch"] == "2.13.0+cpu"
     locks.write(mine.path, made)
-    assert "make a new lock, in which they fit together" in mine.play("-e", "collect=true", fails=True)
+    output = mine.play("-e", "collect=true", fails=True)
+    assert "make a new lock, in which they fit together" in " ".join(output.split())
     mine.lock()
     assert builds(mine) == ["2.13.0", "2.11.0"]
 
