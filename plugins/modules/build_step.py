@@ -196,21 +196,22 @@ def failure(name: str, unit: dict[str, str], log: Path) -> str:
     return f"{name} failed ({how}) after {seconds(unit):.0f} s; its log is {log}:\n{shown}"
 
 
+SPEC = {
+    "name": {"type": "str", "required": True},
+    "script": {"type": "str", "required": True},
+    "directory": {"type": "path", "required": True},
+    "environment": {"type": "dict", "default": {}},
+    "build": {"type": "str", "default": ""},
+    "creates": {"type": "path"},
+    "root": {"type": "bool", "default": True},
+    "unit": {"type": "str", "required": True},
+    "start": {"type": "bool", "default": True},
+}
+
+
 def main() -> None:
     """Start the step unless it is running, and report its state."""
-    module = AnsibleModule(
-        argument_spec={
-            "name": {"type": "str", "required": True},
-            "script": {"type": "str", "required": True},
-            "directory": {"type": "path", "required": True},
-            "environment": {"type": "dict", "default": {}},
-            "build": {"type": "str", "default": ""},
-            "creates": {"type": "path"},
-            "root": {"type": "bool", "default": True},
-            "unit": {"type": "str", "required": True},
-            "start": {"type": "bool", "default": True},
-        },
-    )
+    module = AnsibleModule(argument_spec=SPEC)
     os.umask(0o022)
     name, directory = module.params["name"], Path(module.params["directory"])
     if found := open_to_others(directory):

@@ -90,20 +90,27 @@ def remove(path: Path, folder: Path) -> None:
         parent.rmdir()
 
 
+OPTIONS = {
+    "path": {"type": "path", "required": True},
+    "content": {"type": "str", "required": True},
+    "mode": {"type": "str", "default": "0644"},
+    "owner": {"type": "str", "default": "root"},
+    "group": {"type": "str"},
+    "validate": {"type": "str"},
+    "own": {"type": "str"},
+}
+
+
+def difference(path: str, before: str, after: str) -> dict[str, str]:
+    """What Ansible shows with --diff."""
+    return {"before_header": path, "after_header": path, "before": before, "after": after}
+
+
 def main() -> None:
     """Compare, write, report."""
-    options = {
-        "path": {"type": "path", "required": True},
-        "content": {"type": "str", "required": True},
-        "mode": {"type": "str", "default": "0644"},
-        "owner": {"type": "str", "default": "root"},
-        "group": {"type": "str"},
-        "validate": {"type": "str"},
-        "own": {"type": "str"},
-    }
     module = AnsibleModule(
         argument_spec={
-            "files": {"type": "list", "elements": "dict", "required": True, "options": options},
+            "files": {"type": "list", "elements": "dict", "required": True, "options": OPTIONS},
             "sweep": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
@@ -115,22 +122,15 @@ def main() -> None:
         owner = ids(module, file)
         if not differs(file, owner):
             continue
-        before = current(Path(file["path"]))
-        diffs.append(
-            {
-                "before_header": file["path"],
-                "after_header": file["path"],
-                "before": before.decode(errors="replace"),
-                "after": wanted(file).decode(errors="replace"),
-            }
-        )
+        before, after = (text.decode(errors="replace") for text in (current(Path(file["path"])), wanted(file)))
+        diffs.append(difference(file["path"], before, after))
         if not module.check_mode:
             write(module, file, owner)
     written, swept = [diff["after_header"] for diff in diffs], []
     for folder in map(Path, module.params["sweep"]):
         for path in unlisted(folder, module.params["files"]):
             swept.append(str(path))
-            diffs.append({"before_header": str(path), "after_header": str(path), "before": "there\n", "after": ""})
+            diffs.append(difference(str(path), "there\n", ""))
             if not module.check_mode:
                 remove(path, folder)
     module.exit_json(changed=bool(diffs), written=written, swept=swept, diff=diffs)

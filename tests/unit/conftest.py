@@ -12,10 +12,10 @@ from farandole.core.project import CONFIG
 
 from .packages import pip_settings, write_all
 
-# Ansible reads its settings when it is imported, which some tests do before the command that names them.
+# As Ansible's own programs do before anything else: what some tests import first would find other settings.
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("ANSIBLE_CONFIG", str(CONFIG))
-    importlib.import_module("ansible.constants")
+    importlib.import_module("ansible.plugins.loader").init_plugin_loader()
 
 
 @pytest.fixture(scope="session")

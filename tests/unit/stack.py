@@ -125,6 +125,9 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
         # What Ansible has loaded takes this for a control machine, which shows warnings itself.
         for loaded in [one for one in sys.modules if one.split(".")[0] in ("ansible", "ansible_collections")]:
             del sys.modules[loaded]
+        sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("ansible.")]
+        own = [one for one in sys.path_hooks if getattr(one, "__module__", "").startswith("ansible.")]
+        sys.path_hooks[:] = [one for one in sys.path_hooks if one not in own]
         sys.argv = [str(path)]
         os.environ.update(environ)
         runpy.run_path(str(path), run_name="__main__")

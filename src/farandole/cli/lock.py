@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,35 +52,19 @@ def lock(
     ask_become_pass: AskBecomePass = False,
 ) -> None:
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
-    # Slow to import.
-    from farandole.stack import making
-
     path = locks.path_of(inventory.absolute())
-    old, hint = None, ""
     if names and not upgrade:
         raise FarandoleError(f"{' '.join(names)}: names are for --upgrade; --want NAME==VERSION requires a version")
+    wishes = Wishes(
+        frameworks.split(",") if frameworks else [], accelerator, want or [], names or [] if upgrade else None
+    )
+    new: locks.Lock
+    old: locks.Lock | None
     if explain and path.exists() and not (want or frameworks or accelerator):
-        new = locks.read(path)
+        new, old, hint = locks.read(path), None, ""
     else:
-        variables = inventory_variables(inventory)
-        states.claim(variables["state"], variables["folder"], write=not explain)
-        chosen = frameworks.split(",") if frameworks else plain_list(variables, "stack_frameworks")
-        wanted = request(
-            [name.strip() for name in chosen],
-            plain_list(variables, "stack_pins"),
-            accelerator or variables["stack_accelerator"],
-            want or (),
-            inventory=str(inventory),
-            packages=own_packages(variables),
-            sources=sources_of(variables),
-        )
         login = Login(user, private_key, ask_pass, ask_become_pass)
-        platform, old = nodes.read(probes(inventory, variables, login)), former(path)
-        known = making.known_of(old, names or [] if upgrade else None)
-        configure = plain_list(variables, "openmpi_configure")
-        progress.print("choosing versions, with the package indexes of this machine's pip")
-        new = making.new(platform, wanted, configure, known, cache_of(variables), _say)
-        hint = _hint(new, platform, variables) if frameworks or accelerator else ""
+        new, old, hint = _choose(inventory, path, wishes, login, write=not explain)
     if explain:
         _explain(new, inventory)
     if collect:
@@ -92,6 +77,41 @@ def lock(
             locks.write(path, new)
         _report(path, old, new, inventory)
         console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was typed beside what the inventory says. Without `upgrade`, the former lock's versions stay."""
+
+    frameworks: Sequence[str]
+    accelerator: str
+    pins: Sequence[str]
+    upgrade: Sequence[str] | None
+
+
+def _choose(
+    inventory: Path, path: Path, wishes: Wishes, login: Login, *, write: bool
+) -> tuple[locks.Lock, locks.Lock | None, str]:
+    """A new lock, the former one, and why site.yml would refuse the new one."""
+    # Slow to import.
+    from farandole.stack import making
+
+    variables = inventory_variables(inventory)
+    states.claim(variables["state"], variables["folder"], write=write)
+    wanted = request(
+        [name.strip() for name in wishes.frameworks or plain_list(variables, "stack_frameworks")],
+        plain_list(variables, "stack_pins"),
+        wishes.accelerator or variables["stack_accelerator"],
+        wishes.pins,
+        inventory=str(inventory),
+        packages=own_packages(variables),
+        sources=sources_of(variables),
+    )
+    platform, old = nodes.read(probes(inventory, variables, login)), former(path)
+    known, configure = making.known_of(old, wishes.upgrade), plain_list(variables, "openmpi_configure")
+    progress.print("choosing versions, with the package indexes of this machine's pip")
+    new = making.new(platform, wanted, configure, known, cache_of(variables), _say)
+    return new, old, _hint(new, platform, variables) if wishes.frameworks or wishes.accelerator else ""
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -101,6 +102,13 @@ def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str
     return " ".join(parts)
 
 
+def _measured(inventory: Path) -> Measured | None:
+    """What preflight measured between the nodes that take part."""
+    known = cluster_of(inventory, write=False)
+    names = excluded.members(known.nodes, excluded.names(known.state))
+    return measured(links_in(known.state / "preflight.json"), names)
+
+
 def predict_command(
     model_mb: Annotated[float, typer.Option(help="Size of the gradients: 4 bytes times the parameters.")],
     step_ms: Annotated[float, typer.Option(help="Time of a step on one worker, without Horovod.")],
@@ -125,12 +133,7 @@ def predict_command(
     chosen = numbers(nodes)
     given = {"--mbit": mbit, "--delay-us": delay_us}
     assumed = [f"{name} {positive(name, value):g}" for name, value in given.items() if value is not None]
-    found = None
-    if inventory:
-        known = cluster_of(inventory, write=False)
-        left_out = excluded.read(known.state)
-        links = links_in(known.state / "preflight.json")
-        found = measured(links, [name for name in known.nodes if name not in left_out])
+    found = _measured(inventory) if inventory else None
     if not found and len(assumed) < 2:
         measure = f"farandole preflight -i {shlex.quote(str(inventory or 'INVENTORY'))}"
         why = "no connections between its nodes have been measured" if inventory else "there is no -i INVENTORY"
