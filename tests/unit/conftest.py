@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from .packages import pip_settings, write_all
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("ANSIBLE_CONFIG", str(CONFIG))
     importlib.import_module("ansible.plugins.loader").init_plugin_loader()
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Leave the environment as it was: a command sets there what Ansible reads, for a process that ends with it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
