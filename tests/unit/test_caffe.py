@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.core.programs import LIBRARY, program_files
+from farandole.node import allocation
 from farandole.node.caffe import hosts, mpi, options, plan, solver
 from farandole.node.caffe.options import RefusedError
 
@@ -198,7 +199,7 @@ def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.allocation() == {}
     program(tmp_path / "bin/scontrol", 'test "$*" = "show hostnames node-[1-2]" && echo node-1 && echo node-2')
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(allocation, "SCONTROL", str(tmp_path / "bin/scontrol"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[1-2]")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
     assert hosts.allocation() == {"node-1": 2, "node-2": 2}

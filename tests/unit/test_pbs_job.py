@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from farandole.core.programs import LIBRARY, program_files
+from farandole.node import allocation
 from farandole.node.qsub import pbs_job
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_node_file_has_a_host_for_each_task() -> None:
-    assert pbs_job.node_file(["a", "b", "c", "d"], "2(x3),1") == "a\na\nb\nb\nc\nc\nd\n"
-    with pytest.raises(ValueError, match="zip"):
-        pbs_job.node_file(["a", "b"], "1")
+def test_slurm_says_in_short_how_many_tasks_each_node_has() -> None:
+    assert allocation.counts("2(x3),1") == [2, 2, 2, 1]
 
 
 @pytest.fixture
@@ -79,9 +78,16 @@ def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str,
 
 
 def test_what_the_shell_itself_sets_and_what_is_ours_is_not_kept() -> None:
-    environment = {"A": "1", "SLURM_X": "2", "PWD": "/", "FARANDOLE_PBS": "{}"}
-    assert pbs_job.kept(environment, "all") == {"A": "1", "SLURM_X": "2"}
-    assert pbs_job.kept(environment, []) == {"SLURM_X": "2"}
+    environment = {
+        "A": "1 2",
+        "SLURM_X": "2",
+        "PWD": "/",
+        "FARANDOLE_PBS": "{}",
+        "UID": "0",
+        "BASH_FUNC_f%%": "() { :; }",
+    }
+    assert pbs_job.kept(environment, "all") == "export A='1 2'\nexport SLURM_X=2\n"
+    assert pbs_job.kept(environment, []) == "export SLURM_X=2\n"
 
 
 def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:

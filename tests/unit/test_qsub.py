@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.node.qsub import qdel, script, submit, translate
+from farandole.node.qsub import options, qdel, submit, translate
 from farandole.node.qsub.main import HELP, prepare
-from farandole.node.qsub.script import Job, RefusedError
+from farandole.node.qsub.options import RefusedError, Submission
 
 ROOT = Path(__file__).parents[2]
 QSUB = "from farandole.node.qsub.main import main; raise SystemExit(main())"
@@ -30,7 +30,7 @@ cd $PBS_O_WORKDIR
 """
 
 
-def job_of(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n", **more: str) -> Job:
+def job_of(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n", **more: str) -> Submission:
     return prepare([*arguments, "job.sh"], {**ENVIRONMENT, **more}, "/work dir", lambda _: script)
 
 
@@ -71,18 +71,14 @@ def shape(nodes: int, per_node: int, cpus: int) -> list[str]:
         ("select=2:ncpus=8:mpiprocs=4", shape(2, 4, 2)),
         ("select=3", shape(3, 1, 1)),
         ("select=1:ncpus=2:mem=1gb:ngpus=2", [*shape(1, 1, 2), "--mem=1024M", "--gpus-per-node=2"]),
-        ("select=2:ncpus=1,place=scatter:excl", [*shape(2, 1, 1), "--exclusive"]),
         ("nodes=2:ppn=4", shape(2, 4, 1)),
-        ("nodes=2:ppn=4:gpus=1", [*shape(2, 4, 1), "--gpus-per-node=1"]),
-        ("nodes=2,mem=3gb", [*shape(2, 1, 1), "--mem=1536M"]),
-        ("ncpus=4", shape(1, 1, 4)),
-        ("ncpus=4,mem=512kb", [*shape(1, 1, 4), "--mem=1M"]),
+        ("select=1:ncpus=4:mem=512kb", [*shape(1, 1, 4), "--mem=1M"]),
         ("walltime=90", [*shape(1, 1, 1), "--time=0:01:30"]),
         ("walltime=100:00:00", [*shape(1, 1, 1), "--time=100:00:00"]),
     ],
 )
 def test_resources(resources: str, wanted: list[str]) -> None:
-    found = [one for one in job_of("-l", resources).arguments if not one.startswith(("--output", "--error"))]
+    found = [one for one in job_of("-l", resources).options if not one.startswith(("--output", "--error"))]
     assert found == wanted
 
 
@@ -91,37 +87,22 @@ def test_resources(resources: str, wanted: list[str]) -> None:
     [
         (["-A", "caffe"], "--account=caffe"),
         (["-q", "normal"], "--partition=normal"),
-        (["-h"], "--hold"),
-        (["-r", "n"], "--no-requeue"),
-        (["-ry"], "--requeue"),
-        (["-m", "abe"], "--mail-type=FAIL,BEGIN,END"),
-        (["-m", "n"], "--mail-type=NONE"),
-        (["-M", "ana@example.org"], "--mail-user=ana@example.org"),
-        (["-J", "0-9:2%4"], "--array=0-9:2%4"),
-        (["-t", "1,3-5"], "--array=1,3-5"),
-        (["-W", "block=true"], "--wait"),
-        (["-W", "depend=afterok:41.node-1:42[3],block=true"], "--dependency=afterok:41:42_3"),
-        (["-W", "depend=afterok:41"], "--kill-on-invalid-dep=yes"),
-        (["-W", "depend=after:1,afternotok:2"], "--dependency=after:1,afternotok:2"),
         (["-o", "out"], "--output=/work dir/out"),
         (["-o", "/logs/100%"], "--output=/logs/100%%"),
         (["-o", "logs/"], "--output=/work dir/logs/job.sh.o%j"),
-        (["-J", "1-2"], "--output=/work dir/job.sh.o%A.%a"),
-        (["-J", "1-2", "-o", "out"], "--output=/work dir/out.%a"),
-        (["-J", "1-2", "-o", "out.^array_index^"], "--output=/work dir/out.%a"),
         (["-N", "a.b-c_d+1"], "--output=/work dir/a.b-c_d+1.o%j"),
         (["-N", "9lives"], "--output=/work dir/9lives.o%j"),
     ],
 )  # fmt: skip
 def test_options(arguments: list[str], wanted: str) -> None:
-    assert wanted in job_of(*arguments).arguments
+    assert wanted in job_of(*arguments).options
 
 
 def test_joined_output_is_one_file() -> None:
     for how, wanted in (("oe", "job.sh.o%j"), ("eo", "job.sh.e%j")):
-        outputs = [one for one in job_of("-j", how).arguments if one.startswith(("--output", "--error"))]
+        outputs = [one for one in job_of("-j", how).options if one.startswith(("--output", "--error"))]
         assert outputs == [f"--output=/work dir/{wanted}"]
-    assert "has no effect with -j oe" in job_of("-j", "oe", "-e", "x").notes[0]
+    assert "has no effect with command line: -j oe" in job_of("-j", "oe", "-e", "x").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -133,62 +114,37 @@ def test_joined_output_is_one_file() -> None:
         (["-l", "select=0"], "no number from 1 on"),
         (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
         (["-l", "select=1:ncpus=7:mpiprocs=2"], "write ncpus=8"),
-        (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: command line: -l select=1 stands beside it"),
-        (["-l", "select=1,nodes=1"], "-l nodes=1: command line: -l select=1 stands beside it"),
-        (["-l", "nodes=1,ncpus=4"], "write -l select=N:ncpus=C"),
+        (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: cannot be translated to Slurm: write it as part of select="),
+        (["-l", "select=1,nodes=1"], "-l nodes=1: command line: -l select=1 says this too; write one of them"),
+        (["-l", "nodes=1,ncpus=4"], "write it as part of select=N:ncpus=C"),
         (["-l", "nodes=2:ppn=1:fast"], "'fast' cannot be translated"),
         (["-l", "nodes=$(reboot)"], "no number from 1 on"),
         (["-l", "walltime=4h"], "write HH:MM:SS"),
         (["-l", "walltime=0"], "leave it out for the queue's own limit"),
-        (["-l", "mem=lots"], "write 512mb or 8gb"),
-        (["-l", "pmem=1gb"], "write mem="),
-        (["-l", "cput=1:00"], "write walltime="),
-        (["-l", "vmem=1gb"], "write mem="),
-        (["-l", "procs=5"], "write nodes=N:ppn=P"),
-        (["-l", "fluent=2"], "'fluent' cannot be translated"),
-        (["-l", "N=x"], "'N' cannot be translated"),
-        (["-l", "place=group=rack"], "each chunk gets a node of its own"),
+        (["-l", "select=1:mem=lots"], "write 512mb or 8gb"),
+        (["-l", "fluent=2"], "add  #SBATCH OPTION"),
+        (["-l", "N=x"], "add  #SBATCH OPTION"),
         (["-l", "place=pack"], "each chunk gets a node of its own"),
         (["-A", "a b"], "no name of an account"),
         (["-q", "--help"], "no name of a queue"),
         (["-q", "normal@head"], "without @SERVER"),
-        (["-m", "x"], "abort, begin, end"),
-        (["-M", "a@b,c@d"], "one address"),
-        (["-r", "maybe"], "y or n"),
-        (["-J", "0-"], "write 0-9"),
-        (["-J", "1-2", "-t", "1-2"], "write one of them"),
-        (["-S", "/bin/sh@host"], "one absolute path"),
-        (["-v", "2x=1"], "no name of a variable"),
-        (["-v", "A='x"], "a quote is not closed"),
-        (["-W", "depend=before:3"], "wait for earlier ones"),
-        (["-W", "depend=afterok"], ":NUMBER"),
-        (["-W", "depend=afterok:$(id)"], "no number of a job"),
-        (["-W", "block=perhaps"], "write block=true"),
-        (["-W", "colour=red"], "-W colour=red: cannot be translated to Slurm: add  #SBATCH OPTION"),
-        (["-W", "walltime=1:00"], "cannot be translated"),
-        (["-W", "v=A"], "cannot be translated"),
-        (["-j", "both"], "write oe, eo or n"),
+        (["-j", "both"], "write oe or eo"),
         (["-o", "a\nb"], "no new line"),
         (["-o", "$HOME/x"], "without ~, variables and HOST:"),
         (["-o", "~/x"], "without ~, variables and HOST:"),
         (["-e", "host:/e"], "without ~, variables and HOST:"),
-        (["-Z"], "does not know -Z"),
+        (["-Z"], "-Z not recognized; qsub --help"),
     ],
 )
 def test_refusals(arguments: list[str], words: str) -> None:
     assert words in refusal(*arguments)
 
 
-@pytest.mark.parametrize("letter", "acCdDFInpTuwxXz")
-def test_options_that_few_scripts_have_are_refused_by_name_with_what_to_use_instead(letter: str) -> None:
-    value = ["1"] if letter in script.WITH_VALUE else []
-    cure = translate.REFUSED[letter]
+@pytest.mark.parametrize("letter", [name for name in translate.INSTEAD if len(name) == 1])
+def test_options_that_the_guides_do_not_use_are_refused_by_name_with_what_to_use_instead(letter: str) -> None:
+    value = ["1"] if f"{letter}:" in options.LETTERS else []
+    cure = translate.INSTEAD[letter]
     assert refusal(f"-{letter}", *value) == f"command line: -{' '.join([letter, *value])}: {NOT}: {cure}"
-
-
-@pytest.mark.parametrize("name", ["umask", "group_list", "stagein", "stageout", "sandbox"])
-def test_attributes_that_few_scripts_have_are_refused_by_name(name: str) -> None:
-    assert refusal("-W", f"{name}=x") == f"command line: -W {name}=x: {NOT}: {translate.REFUSED[name]}"
 
 
 @pytest.mark.parametrize(
@@ -205,31 +161,11 @@ def test_a_scripts_hostile_file_name_becomes_a_safe_one() -> None:
     assert submit.command_of(job, "P")[-1] == "P"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["-k", "oe"], "no meaning here"),
-        (["-P", "project"], "-A names it"),
-        (["-v", "MISSING"], "not set here"),
-        (["-v", "PBS_NODEFILE=/etc/passwd"], "left out"),
-        (["-S", "/bin/zsh"], "own first line counts"),
-        (["-l", "nodes=2,mem=2gb"], "1024mb on each of 2"),
-        (["-J", "1-2", "-o", "x"], "end with .INDEX"),
-        (["-m", "abe"], "no program mail"),
-    ],
-)
-def test_notes(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "MAIL", Path("/gone"))
-    assert [note for note in job_of(*arguments).notes if words in note]
-
-
 def test_no_option_is_forgotten() -> None:
-    known = {*translate.READ, *translate.OPTIONS, *translate.PASSED, *translate.NOTED} - {"depend", "block"}
-    assert known.isdisjoint(translate.REFUSED)
-    assert {one for one in (*known, *translate.REFUSED) if len(one) == 1} == {*script.WITH_VALUE, *script.FLAGS} - {
-        "l",
-        "W",
-    }
+    known = {one for one in (*translate.READ, *translate.PASSED) if len(one) == 1} | {"l"}
+    refused = {one for one in translate.INSTEAD if len(one) == 1}
+    assert known.isdisjoint(refused)
+    assert known | refused == {*options.LETTERS} - {":"}
     for letter in known:
         assert re.search(rf"(^|[ ,])-{letter}\b", HELP, re.MULTILINE), letter
 
@@ -243,10 +179,10 @@ def test_options_are_found_however_long_the_script_is() -> None:
 
 
 def test_the_command_line_beats_the_script() -> None:
-    script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l ncpus=2 -A one\n"
+    script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l select=1:ncpus=2 -A one\n"
     job = job_of("-N", "two", "-l", "walltime=30", "-A", "two", script=script)
     assert job.name == "two"
-    assert {"--time=0:00:30", "--cpus-per-task=2", "--account=two"} <= set(job.arguments)
+    assert {"--time=0:00:30", "--cpus-per-task=2", "--account=two"} <= set(job.options)
     assert job.notes == []
 
 
@@ -284,26 +220,20 @@ def test_bad_scripts_are_refused(script: bytes, words: str) -> None:
     assert words in refusal(script=script)
 
 
-def test_variables_are_those_that_were_asked_for() -> None:
-    job = job_of("-v", r"SET,A='x,y',B=p\,q,C=,D=a b" + "\nc", BASH_ENV="/x")
-    environment = submit.environment_of(job)
-    assert {name: environment[name] for name in ("SET", "A", "B", "C", "D")} == {
-        "SET": "here", "A": "x,y", "B": "p,q", "C": "", "D": "a b\nc",
-    }  # fmt: skip
+def test_variables_are_those_of_a_login_unless_all_are_asked_for() -> None:
+    environment = submit.environment_of(job_of(BASH_ENV="/x"))
     assert environment["PATH"] == "/usr/local/bin:/usr/bin:/bin"
     assert environment["PBS_O_PATH"] == "/opt/bin:/usr/bin"
-    assert "BASH_ENV" not in environment
+    assert not {"BASH_ENV", "SET"} & environment.keys()
     # Nothing of these passes through the command line.
-    assert not [one for one in submit.command_of(job, "P") if "export" in one or "x,y" in one]
+    assert not [one for one in submit.command_of(job_of("-V"), "P") if "export" in one or "here" in one]
 
 
 def test_variables_of_slurm_and_of_another_job_do_not_pass() -> None:
     more = {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "PBS_JOBID": "7", "SLURM_CONF": "/c"}
-    environment = submit.environment_of(
-        prepare(["-V", "-v", "A=b", "x"], {**ENVIRONMENT, **more}, "/w", lambda _: b"true\n")
-    )
+    environment = submit.environment_of(prepare(["-V", "x"], {**ENVIRONMENT, **more}, "/w", lambda _: b"true\n"))
     assert not environment.keys() & (more.keys() - {"SLURM_CONF"})
-    assert (environment["SLURM_CONF"], environment["SET"], environment["A"]) == ("/c", "here", "b")
+    assert (environment["SLURM_CONF"], environment["SET"]) == ("/c", "here")
     assert json.loads(environment["FARANDOLE_PBS"])["keep"] == "all"
 
 
@@ -323,11 +253,11 @@ def test_it_submits_once_and_prints_the_number(
     )
     program.chmod(stat.S_IRWXU)
     monkeypatch.setattr(
-        submit, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.words]
+        submit, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.arguments]
     )
     assert submit.submit(job_of(script=b"#!/bin/bash\necho word\n")) == 0
     assert capfd.readouterr().out == f"/work dir 6\n#!{submit.PBS_JOB}\necho word\n"
-    assert submit.submit(job_of("-v", "FAIL=1", "-q", "x")) == 3
+    assert submit.submit(job_of("-V", "-q", "x", FAIL="1")) == 3
     assert capfd.readouterr().err == "invalid partition\n"
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from farandole.node.allocation import counts
+from farandole.node.allocation import tasks
 from farandole.node.caffe.options import HOSTFILE, RefusedError, plain
 
 LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*)((?:\s+(?:max_)?slots=\d+)*)")
@@ -31,11 +31,12 @@ def read_hosts(text: str) -> Hosts:
 
 def allocation() -> Hosts:
     """The nodes of the Slurm job in which this runs, each with its number of tasks; empty outside a job."""
-    if not (names := os.environ.get("SLURM_JOB_NODELIST")):
-        return {}
-    shown = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=False)
-    hosts, tasks = shown.stdout.split(), counts(os.environ.get("SLURM_TASKS_PER_NODE", ""))
-    return dict(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
+    try:
+        return tasks(os.environ) if "SLURM_JOB_NODELIST" in os.environ else {}
+    except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
+        raise RefusedError(
+            f"the nodes of this Slurm job are not known: {error!r}. Look at  scontrol show job"
+        ) from None
 
 
 def find_hosts(named: str | None, allocated: Hosts) -> tuple[Hosts, str]:

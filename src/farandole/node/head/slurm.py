@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from farandole.node.allocation import counts
+from farandole.node.allocation import tasks
 from farandole.node.head.reap import GRACE, end
 from farandole.node.head.runs import RefusedError, Run, ran, say
 from farandole.node.head.slots import asked, fill
@@ -45,7 +45,7 @@ def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[tuple[S
         if not wish["seconds"]:
             say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
         threading.Thread(target=watch, args=(holder, job, lost), daemon=True).start()
-        yield ranks_of(given), finish
+        yield tasks(given), finish
     finally:
         finish(1)
         try:
@@ -96,10 +96,3 @@ def watch(holder: subprocess.Popen[bytes], job: str, lost: Callable[[str], None]
     if any(b"revoked" in line for line in holder.stdout or ()):
         state = ran("sacct", "--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}").stdout
         lost(f"ended by the queue ({state.strip() or 'unknown'}; scontrol show job {job})")
-
-
-def ranks_of(given: dict[str, str]) -> Slots:
-    """The ranks of each node, from what Slurm says of an allocation."""
-    command = ["scontrol", "show", "hostnames", given["SLURM_JOB_NODELIST"]]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return dict(zip(shown, counts(given["SLURM_TASKS_PER_NODE"]), strict=True))

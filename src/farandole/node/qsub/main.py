@@ -8,57 +8,52 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from farandole.node.qsub.script import COMMAND_LINE, Job, RefusedError, collect, options_in, options_of
+from farandole.node.qsub.options import COMMAND_LINE, RefusedError, Submission, collect, options_in, options_of
 from farandole.node.qsub.submit import say, show, submit, warn_of_own_disk
 from farandole.node.qsub.translate import translate
 
 HELP = """\
-usage: qsub [OPTION ...] [SCRIPT [ARGUMENT ...]]
+usage: qsub [--show] [OPTION ...] [SCRIPT [ARGUMENT ...]]
 
 Submit a PBS job script to Slurm, and print the job's number. Without SCRIPT, it is read from standard input.
 Options are also read from lines "#PBS OPTION ..." before the script's first command; the command line wins.
 
-  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T:mem=8gb:ngpus=G, -l nodes=N:ppn=P:gpus=G
-  -l walltime=HH:MM:SS, mem=, ncpus=, ngpus=, place=scatter|free|excl|shared
-  -N NAME, -q QUEUE, -A ACCOUNT, -h, -r y|n, -m abe, -M ADDRESS
+  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T:mem=8gb:ngpus=G, -l nodes=N:ppn=P
+  -l walltime=HH:MM:SS
+  -N NAME, -q QUEUE, -A ACCOUNT
   -o PATH, -e PATH, -j oe|eo    output and errors, both in one file; by default NAME.oNUMBER and NAME.eNUMBER
-  -v NAME=VALUE,NAME, -V        variables for the job, all of this shell
-  -W depend=afterok:NUMBER, -W block=true
-  -J 0-9:2%4, -t 0-9            array of jobs, at most 4 at a time
-  -S SHELL                      of a script without #!
-  -k, -P                        have no meaning here, which is said
+  -V                            all variables of this shell for the job
   --show                        print what would be submitted, and submit nothing
 
 Any other option is refused with what to use instead. qstat, qdel, qhold and qrls take the number that qsub prints.
 """
 
 
-def prepare(arguments: list[str], environment: dict[str, str], folder: str, read: Callable[[str], bytes]) -> Job:
+def prepare(arguments: list[str], environment: dict[str, str], folder: str, read: Callable[[str], bytes]) -> Submission:
     """Translate the command line and the script that it names."""
     given, rest = options_of(arguments, COMMAND_LINE)
     path = rest[0] if rest else "-"
-    job = Job(read(path), Path(path).name if rest else "STDIN", folder, environment, rest[1:])
+    job = Submission(read(path), Path(path).name if rest else "STDIN", folder, environment, rest[1:])
     if not job.script.strip():
         raise RefusedError("the script is empty")
     job.interpreter = interpreter(job)
-    given = [*options_in(job), *given]
-    collect(job, given)
+    collect(job, [*options_in(job), *given])
     translate(job)
     if job.refusals:
         raise RefusedError("\n".join([*job.refusals, *job.notes]))
     return job
 
 
-def interpreter(job: Job) -> list[str]:
+def interpreter(job: Submission) -> list[str]:
     """What the script's first line says runs it, split as the kernel does."""
     if not job.script.startswith(b"#!"):
         return []
-    found = job.script.split(b"\n", 1)[0][2:].decode(errors="surrogateescape").strip().split(None, 1)
-    if found[:1] in (["/bin/sh"], ["/usr/bin/sh"]):
+    program = job.script.split(b"\n", 1)[0][2:].decode(errors="surrogateescape").strip().split(None, 1)
+    if program[:1] in (["/bin/sh"], ["/usr/bin/sh"]):
         # Such scripts use source and module, which dash lacks.
         job.note("line 1", "#!/bin/sh is run by bash in its POSIX mode")
-        found[:1] = ["/bin/bash", "--posix"]
-    return found
+        program[:1] = ["/bin/bash", "--posix"]
+    return program
 
 
 def read_script(path: str) -> bytes:
@@ -71,10 +66,10 @@ def read_script(path: str) -> bytes:
 def working_directory() -> str:
     """The present folder, by the name that the user knows."""
     here, known = str(Path.cwd()), os.environ.get("PWD", "")
-    found = known if known.startswith("/") and os.path.realpath(known) == here else here
-    if re.search(r"[\\\n]", found):
+    folder = known if known.startswith("/") and os.path.realpath(known) == here else here
+    if re.search(r"[\\\n]", folder):
         raise RefusedError("this folder's name has a backslash or a new line, which output files cannot have")
-    return found
+    return folder
 
 
 def main() -> int:

@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 
-SCANCEL, SCONTROL = "/usr/bin/scancel", "/usr/bin/scontrol"
+from farandole.node.allocation import SCONTROL
+
+SCANCEL = "/usr/bin/scancel"
 JOB = re.compile(r"(\d{1,10})(?:\[(\d{1,9}(?:-\d{1,9}(?::\d{1,9})?)?)?\]|_(\d{1,9}))?(?:\.[A-Za-z][\w.-]*)?")
 HELP = """\
 usage: qdel NUMBER ...
@@ -20,19 +22,22 @@ Cancel jobs. NUMBER is what qsub prints; of an array 42[] is the whole, 42[3] an
 
 def job_of(text: str) -> str:
     """The number, as Slurm writes it."""
-    found = JOB.fullmatch(text)
-    if not found:
-        cure = "qstat lists the jobs; scancel --me cancels all of yours" if text != "all" else "scancel --me does that"
-        sys.exit(f"qdel: {text!r} is no number of a job: {cure}")
-    index = found[2] or found[3]
-    if not index:
-        return found[1]
-    return f"{found[1]}_{index}" if index.isdigit() else f"{found[1]}_[{index}]"
+    job = JOB.fullmatch(text)
+    if not job:
+        sys.exit(f"qdel: {text!r} is no number of a job: qstat lists the jobs; scancel --me cancels all of yours")
+    index = job[2] or job[3] or ""
+    return f"{job[1]}_{index}" if index.isdigit() else f"{job[1]}_[{index}]" if index else job[1]
 
 
-def is_known(number: str) -> bool:
-    asked = subprocess.run([SCONTROL, "show", "job", number], capture_output=True, text=True, check=False)
-    return "Invalid job id" not in asked.stderr
+def is_known(job: str) -> bool:
+    """Whether the queue knows a job, which is said if not."""
+    asked = subprocess.run(
+        [SCONTROL, "show", "job", job.partition("_")[0]], capture_output=True, text=True, check=False
+    )
+    if "Invalid job id" in asked.stderr:
+        print(f"qdel: the queue does not know job {job}; squeue and sacct list the jobs", file=sys.stderr)
+        return False
+    return True
 
 
 def main() -> int:
@@ -41,12 +46,7 @@ def main() -> int:
     if arguments in (["--help"], ["-?"]) or not arguments:
         print(HELP, end="")
         return 0 if arguments else 2
-    jobs = [job_of(text) for text in arguments]
     # scancel says nothing of a job that is not there.
-    missing = [job for job in jobs if not is_known(job.partition("_")[0])]
-    for job in missing:
-        lists = "squeue lists the jobs, sacct those that have ended"
-        print(f"qdel: the queue does not know job {job}; {lists}", file=sys.stderr)
-    known = [job for job in jobs if job not in missing]
+    known = [job for job in map(job_of, arguments) if is_known(job)]
     status = subprocess.run([SCANCEL, *known], check=False).returncode if known else 0
-    return status or bool(missing)
+    return status or int(len(known) < len(arguments))

@@ -1,130 +1,70 @@
-"""Translate a PBS job to the arguments of sbatch: every option is translated, refused, or named in a note."""
+"""Translate a PBS job to the arguments of sbatch: every option is translated, or refused with what to use instead."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from farandole.node.qsub.resources import OTHER, resources
-from farandole.node.qsub.script import Given, Job, RefusedError
+from farandole.node.qsub.options import Option, RefusedError, Submission
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,229}")
 UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]")
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-JOB = re.compile(r"(\d{1,10})(?:(?:\[(\d{0,9})\]|_(\d{1,9})))?(?:\.[\w.-]+)?")
-# Slurm's program by which the head sends mail.
-MAIL = Path("/bin/mail")
-ARRAY = r"\d{1,7}(-\d{1,7}(:\d{1,7})?)?(,\d{1,7}(-\d{1,7}(:\d{1,7})?)?)*(%\d{1,5})?"
+MEMORY = re.compile(r"(\d{1,15})([kmgt]?)b?", re.IGNORECASE)
 # What becomes one argument: the form of its value, the argument, and what to write instead.
 PASSED = {
     "A": (r"[\w.@+][\w.@+-]*", "--account={}", "this is no name of an account"),
-    "J": (ARRAY, "--array={}", "write 0-9, 0-9:2 or 0-9%4"),
-    "t": (ARRAY, "--array={}", "write 0-9, 0-9:2 or 0-9%4"),
-    "M": (r"[\w.+][\w.+-]*(@[\w.-]+)?", "--mail-user={}", "Slurm writes to one address, without spaces or commas"),
-    "h": ("", "--hold", ""),
     "q": (r"[\w.+][\w.+-]*", "--partition={}", "this is no name of a queue; sinfo -s lists them, without @SERVER"),
-    "block": ("block=(true|True|TRUE)", "--wait", "write block=true, or leave it out"),
 }
-MAILS = {"a": "FAIL", "b": "BEGIN", "e": "END", "n": "NONE"}
-NOTED = {
-    "k": "has no meaning here: output is written to its place while the job runs; -o and -e name it",
-    "P": "has no meaning here: jobs are counted by account; -A names it",
-}
+# What is read by name.
+READ = {"e", "j", "N", "o", "V", "l select", "l nodes", "l walltime"}
+# What the pieces of a job may say of themselves.
+PARTS = {"select": ("ncpus", "mpiprocs", "ompthreads", "ngpus", "mem"), "nodes": ("ppn",)}
 IN_SCRIPT = "write  cd FOLDER  in the script"
-STAGED = "files are not copied for a job; copy them in the script, or keep them in a folder that all nodes see"
-REFUSED = {
+IN_CHUNK = "write it as part of select=N:ncpus=C:mpiprocs=P:mem=M:ngpus=G"
+ARRAY = "add  #SBATCH --array=0-9%4  to the script, which finds $SLURM_ARRAY_TASK_ID"
+OTHER = "add  #SBATCH OPTION  to the script; man sbatch lists them"
+INSTEAD = {
     "a": "add  #SBATCH --begin=TIME  to the script",
     "c": "jobs have no checkpoints; let the program write its own",
     "C": "options are read from lines with #PBS only",
     "d": IN_SCRIPT,
     "D": IN_SCRIPT,
     "F": "write the arguments after the script: qsub SCRIPT ARGUMENT ...",
+    "h": "add  #SBATCH --hold  to the script",
     "I": "for a shell on a node, write  srun --nodes=1 --cpus-per-task=C --time=HH:MM:SS --pty bash",
-    "n": "write -l place=excl",
+    "J": ARRAY,
+    "k": "leave it out: output is written to its place while the job runs; -o and -e name it",
+    "m": "add  #SBATCH --mail-type=BEGIN,END,FAIL  to the script",
+    "M": "add  #SBATCH --mail-user=ADDRESS  to the script",
+    "n": "add  #SBATCH --exclusive  to the script",
     "p": "add  #SBATCH --nice=NUMBER  to the script, where a higher one means later",
+    "P": "jobs are counted by account; -A names it",
+    "r": "add  #SBATCH --requeue  or  --no-requeue  to the script",
+    "S": "write #!SHELL as the first line of the script",
+    "t": ARRAY,
     "T": "call it in the script",
     "u": "log in as that user",
+    "v": "write  export NAME=VALUE  in the script, or arguments after it: qsub SCRIPT ARGUMENT ...",
     "w": IN_SCRIPT,
+    "W": "add  #SBATCH --dependency=afterok:NUMBER --kill-on-invalid-dep=yes  to the script, or --wait for block=true",
     "x": "write  srun PROGRAM",
     "X": "windows of a job cannot be shown here; write to a file instead",
     "z": "write  qsub SCRIPT >/dev/null",
-    "umask": "write  umask MODE  in the script",
-    "group_list": "a job runs in the group of who submits it; leave it out, and first: newgrp GROUP",
-    "stagein": STAGED,
-    "stageout": STAGED,
-    "sandbox": "make a folder in the script",
+    **dict.fromkeys(("l mem", "l ncpus", "l ngpus"), IN_CHUNK),
+    "l place": "leave it out: each chunk gets a node of its own; for excl, add  #SBATCH --exclusive  to the script",
+    "l host": "add  #SBATCH --nodelist=NODE  to the script",
 }
 
 
-def checked(given: Given, pattern: str, cure: str) -> str:
-    if not re.fullmatch(pattern, given.value):
-        raise RefusedError(f"{given.where}: -{given.letter} {given.value!r}: {cure}")
-    return given.value
+def checked(option: Option, pattern: str, cure: str) -> str:
+    if not re.fullmatch(pattern, option.value):
+        raise RefusedError(f"{option.where}: -{option.letter} {option.value!r}: {cure}")
+    return option.value
 
 
-def mail(job: Job, given: Given) -> None:
-    letters = checked(given, "[abe]+|n", "write n, or letters of abe: abort, begin, end")
-    job.arguments.append("--mail-type=" + ",".join(dict.fromkeys(MAILS[letter] for letter in letters)))
-    if letters != "n" and not MAIL.exists():
-        job.note(given, "this machine has no program mail, so none may be sent; ask who manages the cluster")
-
-
-def rerun(job: Job, given: Given) -> None:
-    job.arguments.append("--requeue" if checked(given, "[yn]", "write y or n") == "y" else "--no-requeue")
-
-
-def shell(job: Job, given: Given) -> None:
-    path = checked(given, r"/[\w./+-]+", "write one absolute path, for example /bin/bash")
-    if job.interpreter:
-        job.note(given, f"the script's own first line counts: #!{' '.join(job.interpreter)}")
-    else:
-        job.interpreter = [path]
-
-
-def variables(job: Job, given: Given) -> None:
-    commas = shlex.shlex(given.value, posix=True)
-    commas.whitespace, commas.whitespace_split, commas.commenters = ",", True, ""
-    try:
-        parts = list(commas)
-    except ValueError:
-        raise RefusedError(f"{given.where}: -v: a quote is not closed: {given.value}") from None
-    for name, equals, value in (part.partition("=") for part in parts):
-        if not IDENTIFIER.fullmatch(name):
-            raise RefusedError(f"{given.where}: -v: {name!r} is no name of a variable")
-        if name.startswith(("PBS_", "SLURM_")):
-            job.note(given, f"{name} is set by the scheduler, so this value is left out")
-        elif not equals and name not in job.environment:
-            job.note(given, f"{name} is not set here, so the job does not get it")
-        else:
-            job.variables[name] = value if equals else job.environment[name]
-
-
-def depend(job: Job, given: Given) -> None:
-    found = []
-    for part in given.assigned.split(","):
-        kind, *jobs = part.split(":")
-        if kind not in ("after", "afterok", "afternotok", "afterany") or not jobs:
-            raise RefusedError(
-                f"{given}: write after, afterok, afternotok or afterany, and :NUMBER; Slurm's jobs wait for earlier "
-                "ones only"
-            )
-        found.append(":".join([kind, *(of_job(given, text) for text in jobs)]))
-    # PBS deletes a job that can never start.
-    job.arguments += [f"--dependency={','.join(found)}", "--kill-on-invalid-dep=yes"]
-
-
-def of_job(given: Given, text: str) -> str:
-    found = JOB.fullmatch(text)
-    if not found:
-        raise RefusedError(f"{given}: {text!r} is no number of a job")
-    index = found[2] or found[3]
-    return f"{found[1]}_{index}" if index else found[1]
-
-
-def name_of(job: Job) -> None:
+def name_of(job: Submission) -> None:
     given = job.given.get("N")
     if given is None:
         safe = UNSAFE.sub("_", job.name).lstrip(".+-")[:230] or "STDIN"
@@ -141,66 +81,110 @@ def name_of(job: Job) -> None:
     job.name = given.value
 
 
-def outputs(job: Job) -> None:
+def number(option: Option, name: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,6}", text):
+        raise RefusedError(f"{option}: {name}={text} is no number from 1 on")
+    return int(text)
+
+
+def mebibytes(option: Option, text: str) -> int:
+    """A size, rounded up."""
+    size = MEMORY.fullmatch(text)
+    if not size or not int(size[1]):
+        raise RefusedError(f"{option}: {text} is no size; write 512mb or 8gb")
+    number_of_bytes: int = int(size[1]) * 1024 ** " kmgt".index(size[2].lower() or " ")
+    return -(-number_of_bytes // (1 << 20))
+
+
+def chunk_of(option: Option) -> dict[str, int]:
+    """What each node gets by select= or nodes=, and how many there are of them; memory in MiB."""
+    what, _, text = option.value.partition("=")
+    if "+" in text:
+        cure = "write one chunk of the larger size, or submit two jobs"
+        raise RefusedError(f"{option}: Slurm gives all nodes of a job the same; {cure}")
+    count, *parts = text.split(":")
+    chunk = {what: number(option, what, count)}
+    for name, _, value in (part.partition("=") for part in parts):
+        if name not in PARTS[what]:
+            cure = INSTEAD.get(f"l {name}", OTHER)
+            raise RefusedError(f"{option}: {name!r} cannot be translated to Slurm: {cure}")
+        chunk[name] = mebibytes(option, value) if name == "mem" else number(option, name, value)
+    return chunk
+
+
+def resources(job: Submission) -> None:
+    """Translate everything of -l."""
+    select, nodes = job.given.get("l select"), job.given.get("l nodes")
+    if select and nodes:
+        raise RefusedError(f"{nodes}: {select} says this too; write one of them")
+    given = select or nodes or Option("l", "select=1", "resources")
+    chunk = chunk_of(given)
+    count = chunk.get("select") or chunk["nodes"]
+    processes = chunk.get("ppn") or chunk.get("mpiprocs", 1)
+    cpus = chunk.get("ppn") or chunk.get("ncpus", 1)
+    threads, uneven = divmod(cpus, processes)
+    if uneven or not threads:
+        cure = f"write ncpus={-(-cpus // processes) * processes}"
+        raise RefusedError(f"{given}: {cpus} CPUs cannot be shared evenly by {processes} processes; {cure}")
+    shape = {"nodes": count, "ntasks": count * processes, "ntasks-per-node": processes, "cpus-per-task": threads}
+    job.options += [f"--{name}={value}" for name, value in shape.items()]
+    more = {"mem": "--mem={}M", "ngpus": "--gpus-per-node={}"}
+    job.options += [argument.format(chunk[name]) for name, argument in more.items() if name in chunk]
+    job.variables["NCPUS"] = str(cpus)
+    if "ompthreads" in chunk or not ("V" in job.given and "OMP_NUM_THREADS" in job.environment):
+        job.variables["OMP_NUM_THREADS"] = str(chunk.get("ompthreads", threads))
+
+
+def walltime(job: Submission) -> None:
+    """A time as Slurm writes it, to which a bare number would mean minutes."""
+    if not (given := job.given.get("l walltime")):
+        return
+    text = given.value.partition("=")[2]
+    if re.fullmatch(r"\d{1,9}", text):
+        text = f"{int(text) // 3600}:{int(text) // 60 % 60:02}:{int(text) % 60:02}"
+    if not re.fullmatch(r"(\d{1,6}:)?\d{1,6}:\d\d", text) or not re.search("[1-9]", text):
+        # Slurm takes 0 for no limit.
+        raise RefusedError(f"{given}: this is no time; write HH:MM:SS, or leave it out for the queue's own limit")
+    job.options.append(f"--time={text}")
+
+
+def outputs(job: Submission) -> None:
     """Output files, as PBS names them."""
     joined = job.given.get("j")
-    how = checked(joined, "oe|eo|n", "write oe, eo or n") if joined else "n"
-    if how == "n":
-        job.arguments += [f"--output={path_of(job, 'o')}", f"--error={path_of(job, 'e')}"]
-        return
-    if unused := job.given.get(how[1]):
-        job.note(unused, f"has no effect with -j {how}")
-    job.arguments.append(f"--output={path_of(job, how[0])}")
+    letters = checked(joined, "oe|eo", "write oe or eo")[0] if joined else "oe"
+    if unused := job.given.get({"o": "e", "e": "o"}.get(letters, "")):
+        job.note(unused, f"has no effect with {joined}")
+    for option, letter in zip(("--output", "--error"), letters, strict=False):
+        job.options.append(f"{option}={path_of(job, letter)}")
 
 
-def path_of(job: Job, letter: str) -> str:
-    """The file of -o or -e, in the words of sbatch."""
-    is_array = "J" in job.given or "t" in job.given
-    default = f"{job.name}.{letter}" + ("%A.%a" if is_array else "%j")
-    given = job.given.get(letter)
+def path_of(job: Submission, letter: str) -> str:
+    """The file of -o or -e, as sbatch writes it."""
+    default, given = f"{job.name}.{letter}%j", job.given.get(letter)
     if given is None:
         return f"{job.folder.replace('%', '%%')}/{default}"
     checked(given, r"[^\\\n\0]*", "a path has no backslash and no new line")
     checked(given, r"(?![\w.-]+:|~)[^$]*", "write the path in full, without ~, variables and HOST:")
     path = str(Path(job.folder) / given.value).replace("%", "%%")
-    if given.value.endswith("/") or (Path(job.folder) / given.value).is_dir():
-        return f"{path}/{default}"
-    if not is_array or "^array_index^" in path:
-        return path.replace("^array_index^", "%a") if is_array else path
-    job.note(given, "the jobs of the array write to files of their own, which end with .INDEX")
-    return f"{path}.%a"
+    is_folder = given.value.endswith("/") or (Path(job.folder) / given.value).is_dir()
+    return f"{path}/{default}" if is_folder else path
 
 
-OPTIONS: dict[str, Callable[[Job, Given], None]] = {
-    "m": mail, "r": rerun, "S": shell, "v": variables, "depend": depend
-}  # fmt: skip
-# What is read by name.
-READ = ("e", "j", "N", "o", "V")
-
-
-def option(job: Job, name: str, given: Given) -> None:
-    """Translate an option or an attribute."""
-    if given.letter == "l" or name in READ:
-        return
-    if name in OPTIONS:
-        OPTIONS[name](job, given)
-    elif name in PASSED:
+def option(job: Submission, name: str, given: Option) -> None:
+    """Translate what stands for itself, and refuse what is not known."""
+    if name in PASSED:
         pattern, argument, cure = PASSED[name]
-        job.arguments.append(argument.format(checked(given, pattern, cure)))
-    elif name in NOTED:
-        job.note(given, NOTED[name])
-    else:
-        raise RefusedError(f"{given}: cannot be translated to Slurm: {REFUSED.get(name, OTHER)}")
+        job.options.append(argument.format(checked(given, pattern, cure)))
+    elif name not in READ:
+        raise RefusedError(f"{given}: cannot be translated to Slurm: {INSTEAD.get(name, OTHER)}")
 
 
-def translate(job: Job) -> None:
+def translate(job: Submission) -> None:
     """Translate all, and collect everything that is refused."""
-    steps: list[Callable[[], None]] = [partial(name_of, job), partial(resources, job), partial(outputs, job)]
+    steps: list[Callable[[], None]] = [partial(step, job) for step in (name_of, resources, walltime, outputs)]
     steps += [partial(option, job, name, given) for name, given in job.given.items()]
     for step in steps:
         try:
             step()
         except RefusedError as error:
             job.refusals.append(str(error))
-    if "J" in job.given and "t" in job.given:
-        job.refusals.append(f"{job.given['t']}: {job.given['J']} says this too; write one of them")
