@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from labs import labs
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ class Result:
 
 
 def stages() -> Iterator[Stage]:
-    """All stages: those without hosts, then every scenario in molecule/ and every module in tests/lab/."""
+    """All stages: those without hosts, then every scenario in molecule/ and every lab of tests/lab/."""
     yield Stage("ansible-lint", ["env", "ANSIBLE_INVENTORY=inventory/example", "ansible-lint", "--strict", "-q"])
     yield Stage("mypy", ["mypy"])
     yield Stage("yamllint", ["yamllint", "--strict", "."])
@@ -84,8 +85,8 @@ def stages() -> Iterator[Stage]:
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
         name = scenario.parent.name
         yield Stage(f"molecule {name}", ["molecule", "test", "--scenario-name", name])
-    for module in sorted(ROOT.glob("tests/lab/test_*.py")):
-        yield Stage(f"lab {module.stem.removeprefix('test_')}", ["pytest", str(module)])
+    for name, modules in labs().items():
+        yield Stage(f"lab {name}", ["pytest", *map(str, modules)])
 
 
 def has_hosts(stage: Stage) -> bool:
@@ -94,19 +95,22 @@ def has_hosts(stage: Stage) -> bool:
 
 def in_order(chosen: Iterable[Stage]) -> list[Stage]:
     """The stages in the order in which they start, unless one has to wait."""
-    return sorted(
-        chosen, key=lambda one: (one.name != NO_LABS, has_hosts(one), (BUILDS, *AFTERWARDS, one.name).index(one.name))
-    )
+    first = (BUILDS, *AFTERWARDS)
+
+    def place(stage: Stage) -> tuple[bool, bool, int]:
+        return stage.name != NO_LABS, has_hosts(stage), (*first, stage.name).index(stage.name)
+
+    return sorted(chosen, key=place)
 
 
 def building(running: list[Stage]) -> bool:
     """Whether the stack is being compiled."""
-    return any(one.name == BUILDS and not HAS_BUILT.search(one.log.read_text()) for one in running)
+    return any(stage.name == BUILDS and not HAS_BUILT.search(stage.log.read_text()) for stage in running)
 
 
 def may_start(stage: Stage, running: list[Stage]) -> bool:
     """Whether a stage can run beside those that are running."""
-    if any(one.name == NO_LABS for one in running) and has_hosts(stage):
+    if any(other.name == NO_LABS for other in running) and has_hosts(stage):
         return False
     if building(running):
         return len(running) < WHILE_BUILDING and stage.name not in AFTERWARDS
@@ -120,7 +124,7 @@ def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
         try:
             while waiting or running:
                 for stage in list(waiting):
-                    if may_start(stage, [one for one, _ in running]):
+                    if may_start(stage, [other for other, _ in running]):
                         waiting.remove(stage)
                         running.append((stage, stage.start()))
                 status.update(", ".join(f"{stage.name} ({stage.seconds / 60:.0f} min)" for stage, _ in running))

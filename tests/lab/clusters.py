@@ -4,6 +4,7 @@ import json
 import shlex
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from plays import ENVIRONMENT, ROOT, Play, Run
 
 from farandole.lab import lab
 
-__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person"]
+__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person", "web"]
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
@@ -31,6 +32,16 @@ def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, objec
 def people(*entries: dict[str, object]) -> tuple[str, str]:
     """The option with which site.yml gets cluster_users."""
     return ("--extra-vars", json.dumps({"cluster_users": entries}))
+
+
+def web(cluster: "Cluster") -> list[str]:
+    """After the boot: where nginx listens on the head, whether Debian's unit may start, and any policy-rc.d."""
+    script = (
+        "systemctl is-system-running --wait >/dev/null;"
+        "ss --no-header -ltnp | grep nginx | grep -o ':[0-9]* ' | tr -d ': ' | sort -u;"
+        "systemctl is-enabled nginx; cat /usr/sbin/policy-rc.d 2>/dev/null"
+    )
+    return cluster.shell("node-1", script).stdout.split()
 
 
 @dataclass
@@ -70,11 +81,16 @@ class Cluster:
         self.bare = bare and not done.changes
         return done
 
+    def play_ok(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Run:
+        """Run a playbook that has to succeed."""
+        done = self.play(*arguments, playbook=playbook, before=before)
+        assert done.rc == 0, done.output
+        return done
+
     def ensure(self, *arguments: str) -> None:
         """Run site.yml with these arguments, unless that was the last thing that was done with it."""
         if self.applied != arguments:
-            done = self.play(*arguments)
-            assert done.rc == 0, done.output
+            self.play_ok(*arguments)
 
     def play_until(self, task: int | str, playbook: str = "site.yml") -> Run:
         """Start a run and kill it, with all its processes, once a node has answered that task (a number or a name)."""
@@ -88,12 +104,31 @@ class Cluster:
     def play_while(self, node: str, condition: str, playbook: str = "site.yml") -> Run:
         """Start a run and kill it, with all its processes, as soon as a shell condition holds on a node."""
         run = self.start(playbook=playbook)
-        held = self.ssh(node, "sh", "-c", f"for i in $(seq 6000); do {condition} && exit 0; sleep 0.05; done; exit 1")
+        held = self.shell(node, f"for i in $(seq 6000); do {condition} && exit 0; sleep 0.05; done; exit 1")
         done = run.end(signal.SIGKILL)
         assert held.returncode == 0, f"never on {node}: {condition}"
         return done
 
-    def farandole(self, *arguments: str) -> str:
+    def _farandole(self, verb: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "farandole", verb, "-i", str(self.inventory), *arguments]
+
+    def farandole(self, verb: str, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Run a command of farandole, as a user does."""
+        return subprocess.run(
+            self._farandole(verb, *arguments), cwd=folder, env=ENVIRONMENT, text=True, capture_output=True, check=False
+        )
+
+    def begin(
+        self, verb: str, *arguments: str, folder: Path = ROOT, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start a command of farandole, in a session of its own."""
+        return subprocess.Popen(
+            self._farandole(verb, *arguments), cwd=folder, env=ENVIRONMENT, text=True,
+            stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+
+    def lab(self, *arguments: str) -> str:
+        """Run a command of `farandole lab`."""
         done = subprocess.run(
             ["farandole", "lab", *arguments, "--name", self.name], cwd=ROOT, text=True, capture_output=True, check=False
         )
@@ -103,6 +138,10 @@ class Cluster:
     def ssh(self, node: str, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command as `farandole lab ssh` does, without the third of a second that it takes to start."""
         return self._ssh(node, shlex.join(command))
+
+    def shell(self, node: str, script: str) -> subprocess.CompletedProcess[str]:
+        """Run a script as root."""
+        return self.ssh(node, "sh", "-c", script)
 
     def _ssh(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -128,12 +167,12 @@ class Cluster:
         """Give a revoked node a new host key; its other keys it replaces by itself."""
         renew = "rm /etc/ssh/ssh_host_ed25519_key* && ssh-keygen -A && systemctl restart ssh"
         assert self.console(node, renew).returncode == 0
-        self.farandole("inventory")
+        self.lab("inventory")
 
     def reset(self, nodes: int) -> None:
         """Replace all nodes with bare ones."""
-        self.farandole("down")
-        self.farandole("up", "--nodes", str(nodes))
+        self.lab("down")
+        self.lab("up", "--nodes", str(nodes))
         self.bare, self.applied = True, None
 
     def running(self) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from clusters import ENVIRONMENT, QUICK, ROOT, Cluster
+from clusters import QUICK, Cluster
 
 NODES = 4
 # What starts jobs is not needed to see who takes part.
@@ -23,9 +22,9 @@ def excluded(cluster: Cluster) -> str:
 @pytest.fixture
 def off(cluster: Cluster) -> Iterator[Cluster]:
     """A cluster of which one node is off."""
-    cluster.farandole("fault", "kill", "node-4")
+    cluster.lab("fault", "kill", "node-4")
     yield cluster
-    cluster.farandole("fault", "start", "node-4")
+    cluster.lab("fault", "start", "node-4")
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def without(cluster: Cluster) -> Cluster:
     """One that was set up without its last node, which is back now."""
     if not (cluster.applied in (QUICK, EXCLUDE) and "node-4:" in excluded(cluster)):
         cluster.reset(NODES)
-        cluster.farandole("fault", "kill", "node-4")
+        cluster.lab("fault", "kill", "node-4")
         cluster.ensure(*EXCLUDE)
-        cluster.farandole("fault", "start", "node-4")
+        cluster.lab("fault", "start", "node-4")
     return cluster
 
 
@@ -52,11 +51,9 @@ def test_a_node_that_is_off_stops_a_run_that_is_not_told_otherwise(bare: Cluster
 
 @pytest.mark.usefixtures("off")
 def test_the_others_are_set_up_without_it_and_a_second_run_changes_nothing(bare: Cluster) -> None:
-    predicted = bare.play(*EXCLUDE, "--check")
-    assert predicted.rc == 0, predicted.output
+    bare.play_ok(*EXCLUDE, "--check")
     assert excluded(bare) == ""
-    done = bare.play(*EXCLUDE)
-    assert done.rc == 0, done.output
+    done = bare.play_ok(*EXCLUDE)
     assert {host for _, host in done.changes} == {"node-1", "node-2", "node-3"}
     assert "node-4:" in excluded(bare) and "by: check" in excluded(bare)
     assert [*json.loads((bare.state / "preflight.json").read_text())["hosts"]] == ["node-1", "node-2", "node-3"]
@@ -68,14 +65,13 @@ def test_the_others_are_set_up_without_it_and_a_second_run_changes_nothing(bare:
 
 def test_a_node_that_is_back_takes_part_unless_a_person_keeps_it_out(without: Cluster) -> None:
     before = excluded(without)
-    node(without, "confirm", "node-4")
+    assert without.farandole("node", "confirm", "node-4").returncode == 0
     assert excluded(without) != before
     kept = without.play(*EXCLUDE)
     assert (kept.rc, kept.changes) == (0, set()), kept.output
     assert "[node-set-aside]" in kept.output and "node-4:" in excluded(without)
-    node(without, "include", "node-4")
-    back = without.play(*EXCLUDE)
-    assert back.rc == 0, back.output
+    assert without.farandole("node", "include", "node-4").returncode == 0
+    back = without.play_ok(*EXCLUDE)
     # Its keys are signed on the control machine, which Ansible reports as a change of the first node.
     assert {host for task, host in back.changes if "Sign the keys" not in task} == {"node-4"}
     again = without.play(*QUICK)
@@ -83,18 +79,12 @@ def test_a_node_that_is_back_takes_part_unless_a_person_keeps_it_out(without: Cl
 
 
 def test_a_check_takes_back_what_it_left_out(site: Cluster) -> None:
-    site.farandole("fault", "kill", "node-3")
-    assert site.play(*EXCLUDE).rc == 0
+    site.lab("fault", "kill", "node-3")
+    site.play_ok(*EXCLUDE)
     assert "node-3:" in excluded(site)
-    site.farandole("fault", "start", "node-3")
+    site.lab("fault", "start", "node-3")
     # Whatever on_bad_node is now.
     back = site.play(*QUICK)
     assert (back.rc, back.changes) == (0, set()), back.output
     assert "[node-returned]" in back.output
     assert "node-3:" not in excluded(site)
-
-
-def node(cluster: Cluster, *words: str) -> None:
-    """Run `farandole node`."""
-    command = ["farandole", "node", *words, "-i", str(cluster.inventory)]
-    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)

@@ -139,15 +139,14 @@ class Job:
     def left(self) -> list[str]:
         """The processes of a job on all nodes."""
         script = "ps -u trainer -o args= | grep -E 'caffe|hydra|mpirun|orted' | grep -v grep"
-        return [line for node in BOTH for line in self.cluster.ssh(node, "sh", "-c", script).stdout.splitlines()]
+        return [line for node in BOTH for line in self.cluster.shell(node, script).stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Set the cluster up, build both stand-ins on the head, and install one of them as users do."""
     folder = tmp_path_factory.mktemp("caffe")
-    done = cluster.play()
-    assert done.rc == 0, done.output
+    cluster.play_ok()
     config, source = cluster.inventory / ".ssh/config", (ROOT / "tests/lab/stand_in_caffe.c").read_text()
     built = subprocess.run(
         ["ssh", "-F", config, "node-1", shlex.join(["sh", "-c", BUILD])], input=source, text=True, capture_output=True
@@ -156,8 +155,7 @@ def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
     copied(cluster, "node-1:/root/build/caffe.tar.gz", str(folder))
     copied(cluster, "node-1:/root/build/openmpi", str(folder))
     chosen = archive(folder)
-    done = cluster.play(*chosen)
-    assert done.rc == 0, done.output
+    cluster.play_ok(*chosen)
     (folder / "job/snapshots").mkdir(parents=True)
     (folder / "job/train_lmdb").mkdir()
     (folder / "job/solver.prototxt").write_text(SOLVER)
@@ -345,10 +343,9 @@ def test_a_wrong_archive_changes_nothing(job: Job, tmp_path: Path) -> None:
 
 def test_the_guides_job_script_is_submitted_with_qsub(job: Job) -> None:
     values = {**json.loads(job.options[1]), "slurm_enabled": True, "slurm_accounts": {"caffe": {}}}
-    done = job.cluster.play("--extra-vars", json.dumps(values))
-    assert done.rc == 0, done.output
+    job.cluster.play_ok("--extra-vars", json.dumps(values))
     for node in BOTH:
-        assert job.cluster.ssh(node, "sh", "-c", TAKEN_FOR_GRANTED).returncode == 0
+        assert job.cluster.shell(node, TAKEN_FOR_GRANTED).returncode == 0
     (number,) = re.findall(r"^\d+", job.shell(f"cat >guide.pbs <<'END'\n{GUIDE}END\nqsub guide.pbs").stdout)
     until = time.monotonic() + 120
     told = f"sacct --noheader --parsable2 --allocations --jobs={number} --format=state,account,nnodes,exitcode"

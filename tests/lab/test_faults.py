@@ -8,39 +8,29 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, ROOT, Cluster, Run
+from clusters import ENVIRONMENT, QUICK, ROOT, Cluster, Run
+from faults import FAULTS, LOST, NO_CONNECTION, SHORT, Fault, console, verb
 
 from farandole.core.findings import Finding
 from farandole.lab import lab
-from farandole.lab.podman import podman
 
 NODES = 3
-# What starts jobs is not needed here.
-BARE = ("--skip-tags", "stack")
 # Ansible tries to reach a silent node several times, for ten seconds each.
 SECONDS = 90
 LONG = pytest.mark.skipif("FARANDOLE_EVERY_FAULT" not in os.environ, reason="`make test-faults` runs it")
 Record = Callable[[str, object], None]
-LOST = {"cut": "a node is cut off", "pause": "a node freezes", "kill": "a node loses power", "reboot": "a node reboots"}
 
 
 @pytest.fixture(scope="module")
 def ready(cluster: Cluster) -> Cluster:
     """A cluster with everything but the stack."""
-    done = cluster.play(*BARE)
-    assert done.rc == 0, done.output
+    cluster.play_ok(*QUICK)
     return cluster
-
-
-def console(cluster: Cluster, node: str, script: str) -> str:
-    """What a script prints that root runs on the console of a node."""
-    return podman("exec", lab.node(cluster.name, node).container, "sh", "-ec", script)
 
 
 def here(script: str) -> None:
@@ -51,11 +41,8 @@ def here(script: str) -> None:
 
 def preflight(cluster: Cluster) -> Run:
     """What the user runs first."""
-    done = subprocess.run(
-        ["farandole", "preflight", "-i", str(cluster.inventory)],
-        cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
-    return Run(done.returncode, done.stdout)
+    done = cluster.farandole("preflight")
+    return Run(done.returncode, done.stdout + done.stderr)
 
 
 def findings(cluster: Cluster) -> Iterator[Finding]:
@@ -63,250 +50,21 @@ def findings(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(**found)
 
 
-Cure = Callable[[Cluster, Finding], None]
-
-
-def verb(*words: str) -> Cure:
-    """Do what a cure says in words: start the node, correct its clock, change its cable."""
-    return lambda cluster, _: void(cluster.farandole("fault", words[0], "node-2", *words[1:]))
-
-
-def void(_: object) -> None:
-    """For a command of which only success matters."""
-
-
-def command(found: Finding, pattern: str) -> str:
-    """The command in a printed cure."""
-    match = re.search(pattern, found.cure)
-    assert match, found.cure
-    return match[1]
-
-
-def typed(pattern: str, *then: str, node: str = "", **words: str) -> Cure:
-    """Type the command of the cure on the node's console, with these words for those in capitals; then these verbs."""
-
-    def cure(cluster: Cluster, found: Finding) -> None:
-        text = command(found, pattern)
-        for word, meant in words.items():
-            text = re.sub(rf"\b{word}\b", meant, text)
-        console(cluster, node or found.host, text)
-        for one in then:
-            cluster.farandole("fault", one, node or found.host)
-
-    return cure
-
-
-def taken_out(pattern: str, culprit: str) -> Cure:
-    """Look with the command of the cure for a line in a file, and take it out."""
-
-    def cure(cluster: Cluster, found: Finding) -> None:
-        # grep's status is not 0 if one of the files is missing.
-        shown = console(cluster, found.host, command(found, pattern) + " || :")
-        (file, number), *_ = re.findall(rf"^([^:\n]+):(\d+):.*{culprit}", shown, re.MULTILINE)
-        console(cluster, found.host, f"sed -i {number}d {shlex.quote(file)}")
-
-    return cure
-
-
-def removed(option: str = "") -> Cure:
-    """Look with the command of the cure for what is large, and remove it."""
-
-    def cure(cluster: Cluster, found: Finding) -> None:
-        shown = console(cluster, found.host, command(found, r"^(du .+?) on it").replace("du ", f"du {option} "))
-        largest = [line.split("\t")[1] for line in shown.splitlines() if line.split("\t")[1].endswith("/filler")]
-        assert largest, shown
-        console(cluster, found.host, f"rm -r {shlex.quote(largest[0])}")
-
-    return cure
-
-
 def site(cluster: Cluster, found: Finding) -> None:
     """Run site.yml."""
     assert "run site.yml" in found.cure
-    done = cluster.play(*BARE)
-    assert done.rc == 0, done.output
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What goes wrong on a node, what it is called, and what its cure comes to."""
-
-    name: str
-    code: str
-    cure: Cure
-    verbs: Sequence[str] = ()
-    script: str = ""
-    nodes: Sequence[str] = ("node-2",)
-    host: str = "node-2"
-    severity: str = "stop"
-    # What the fault leaves on the node beside itself.
-    clear: str = ""
-
-
-NO_CONNECTION = "loginctl terminate-user root"
-# As in the example that Debian's nftables brings, with one rule for ssh.
-FIREWALL = """
-apt-get -qq install --no-install-recommends nftables >/dev/null 2>&1
-nft -f - <<END
-table inet filter {{
-  chain input {{ type filter hook input priority filter; policy {input}; {inputs} }}
-  chain output {{ type filter hook output priority filter; policy {output}; {outputs} }}
-}}
-END
-"""
-OPEN = {"input": "accept", "inputs": "", "output": "accept", "outputs": ""}
-USUAL = 'ct state established,related accept; iif "lo" accept;'
-NO_FIREWALL = "nft delete table inet filter"
-NODE_3 = "$(getent ahostsv4 node-3 | head -n 1 | cut -d ' ' -f 1)"
-OTHERS = """
-mkdir -p /opt/conda/bin /opt/conda/lib
-cd /opt/conda/bin
-printf '#!/bin/sh\nexit 9\n' | tee mpirun orted python >python3
-chmod +x *
-touch ../lib/libmpi.so.40
-"""
-FIRST = 'runuser -u trainer -- sh -c \'cd && touch .bashrc && sed -i "1i {}" .bashrc || echo "{}" >.bashrc\''
-
-FAULTS = [
-    Fault("a node is off", "login-no-route|login-timeout", verb("start"), ["kill"]),
-    Fault("a node is cut off", "login-no-route|login-timeout", verb("heal"), ["cut"]),
-    Fault("a node is frozen", "login-timeout", verb("resume"), ["pause"]),
-    Fault("a firewall drops ssh", "login-timeout", verb("heal"), ["block --port 22"], NO_CONNECTION),
-    Fault(
-        "no sshd runs",
-        "login-refused",
-        typed("run (.+?) on its console"),
-        script=f"systemctl disable --now ssh; {NO_CONNECTION}",
-    ),
-    Fault(
-        "a firewall lets in nothing but ssh",
-        "pair-node-closed",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "input": "drop", "inputs": f"{USUAL} tcp dport 22 accept;"}),
-        clear=NO_FIREWALL,
-    ),
-    Fault(
-        "a firewall refuses all but ssh",
-        "pair-node-closed",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "inputs": f"{USUAL} tcp dport 22 accept; reject;"}),
-        clear=NO_FIREWALL,
-    ),
-    Fault(
-        "a firewall drops what one other node sends",
-        "pair-link-closed",
-        typed("(nft insert .+? accept)", node="node-2"),
-        script=FIREWALL.format(**{**OPEN, "inputs": f"{USUAL} ip saddr {NODE_3} drop;"}),
-        clear=NO_FIREWALL,
-        host="node-3, node-2",
-    ),
-    Fault(
-        "a firewall lets nothing out",
-        "pair-node-shut-in",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "output": "drop", "outputs": USUAL}),
-        clear=NO_FIREWALL,
-    ),
-    Fault("a link carries 100 Mbit/s", "pair-slow-node", verb("heal"), ["throttle --mbit 100"]),
-    Fault(
-        "an MTU that differs",
-        "link-differs",
-        typed(r"(ip link set .+ mtu N)", INTERFACE="eth0", N="1500"),
-        ["mtu --bytes 1400"],
-        severity="warn",
-    ),
-    Fault(
-        "two nodes have one machine id",
-        "machines-shared",
-        typed("as root: (.+), then reboot", "reboot"),
-        script="echo 0123456789abcdef0123456789abcdef >/etc/machine-id",
-        nodes=["node-1", "node-2"],
-    ),
-    Fault(
-        "a node has no machine id",
-        "machine-id-missing",
-        typed("as root: (.+), then reboot", "reboot"),
-        script=": >/etc/machine-id",
-    ),
-    Fault("a clock is an hour ahead", "clock-wrong", verb("heal"), ["skew --seconds 3600"]),
-    Fault("a clock is an hour behind", "clock-wrong", verb("heal"), ["skew --seconds -3600"]),
-    Fault("a full disk", "node-disk-full", removed(), ["fill /opt"], clear="umount /opt"),
-    Fault("no inodes left", "node-disk-full", removed("--inodes"), ["fill --inodes /opt"], clear="umount /opt"),
-    Fault(
-        "a small /dev/shm",
-        "shm-small",
-        typed("run on it (mount .+?);"),
-        script="mount -o remount,size=64m /dev/shm",
-        severity="warn",
-    ),
-    Fault(
-        "noexec on /tmp",
-        "mount-noexec",
-        typed("run on it (.+?), and take"),
-        script="mount -o remount,noexec /tmp",
-        severity="warn",
-    ),
-    Fault(
-        "noexec on /opt",
-        "stack-noexec",
-        typed("run on it (.+?), and take"),
-        script="mount -t tmpfs -o noexec,size=8g none /opt",
-        clear="umount /opt",
-    ),
-    Fault(
-        "/opt is mounted read-only",
-        "disk-read-only",
-        typed("run (mount .+)"),
-        script="mount -t tmpfs -o ro,size=8g none /opt",
-        clear="umount /opt",
-    ),
-    Fault(
-        "another OpenMPI and a conda Python come first in PATH",
-        "command-shadowed",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        severity="warn",
-        clear="rm -r /opt/conda",
-        script=OTHERS + FIRST.replace("{}", "export PATH=/opt/conda/bin:\\$PATH"),
-    ),
-    Fault(
-        "another OpenMPI's libraries come first",
-        "library-shadowed",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        severity="warn",
-        clear="rm -r /opt/conda",
-        script=OTHERS + "echo LD_LIBRARY_PATH=/opt/conda/lib >>/etc/environment",
-    ),
-    Fault(
-        "another Python's home is set",
-        "variable-harmful",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        script="echo PYTHONHOME=/opt/conda >>/etc/environment",
-        severity="warn",
-    ),
-    Fault(
-        "few files may be open",
-        "limit-low",
-        taken_out("with (grep .+?) on it", "512"),
-        severity="warn",
-        script="echo 'trainer - nofile 512' >/etc/security/limits.d/99-site.conf",
-    ),
-]
-SHORT = {
-    "no sshd runs", "a firewall lets in nothing but ssh", "a firewall drops what one other node sends",
-    "a link carries 100 Mbit/s", "a clock is an hour ahead", "a full disk",
-    "another OpenMPI and a conda Python come first in PATH",
-}  # fmt: skip
+    cluster.play_ok(*QUICK)
 
 
 @LONG
 @pytest.mark.parametrize(("fault", "cure"), [("kill", "start"), ("cut", "heal"), ("pause", "resume"), ("reboot", "")])
 def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: str, record_property: Record) -> None:
     cluster.reset(NODES)
-    run = cluster.start(*BARE)
+    run = cluster.start(*QUICK)
     unpacking = "until grep -qs half-installed /var/lib/dpkg/updates/*; do sleep 0.02; done"
     assert cluster.ssh("node-2", "timeout", "300", "sh", "-c", unpacking).returncode == 0
     begun = time.monotonic()
-    cluster.farandole("fault", fault, "node-2")
+    cluster.lab("fault", fault, "node-2")
     lost = run.end()
     seconds = time.monotonic() - begun
     assert lost.rc != 0
@@ -318,10 +76,9 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
     assert seconds < SECONDS
     record_property("named", f"{LOST[fault]} while it is set up | `{code}` | {seconds:.0f}")
     if cure:
-        cluster.farandole("fault", cure, "node-2")
-    mended = cluster.play(*BARE)
-    assert mended.rc == 0, mended.output
-    assert cluster.play(*BARE).changes == set()
+        cluster.lab("fault", cure, "node-2")
+    cluster.play_ok(*QUICK)
+    assert cluster.play(*QUICK).changes == set()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +87,7 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
 def test_a_fault_is_named_and_its_cure_helps(ready: Cluster, fault: Fault, record_property: Record) -> None:
     for words in fault.verbs:
         name, *options = words.split()
-        ready.farandole("fault", name, "node-2", *options)
+        ready.lab("fault", name, "node-2", *options)
     for node in fault.nodes if fault.script else ():
         console(ready, node, fault.script)
     try:
@@ -429,7 +186,7 @@ def test_an_expired_certificate_is_named_and_renewed(
     assert "[pair-login-failed]" in red.output
     site(ready, found[0])
     again(ready, "pair-login-failed")
-    assert ready.play(*BARE).changes == set()
+    assert ready.play(*QUICK).changes == set()
 
 
 @LONG
@@ -515,12 +272,11 @@ def test_a_storm_of_logins_is_let_in(record_property: Record) -> None:
         # The limit is the same for 2 nodes and for 64, so the others need not be set up.
         hosts = cluster.inventory / "hosts.yml"
         hosts.write_text(re.sub(r"    node-(?!1:|2:)\d+:\n.*\n", "", hosts.read_text()))
-        done = cluster.play(*BARE)
-        assert done.rc == 0, done.output
+        done = cluster.play_ok(*QUICK)
         assert done.count("failed") == {"node-1": 0, "node-2": 0}
         ours = storm(cluster)
         assert len(ours) == 3 * 31
         assert {line for line in ours if "Permission denied" not in line} == set()
         record_property("named", f"32 nodes log in at once, {len(dropped)} of 93 logins dropped | `peer-closed` | -")
     finally:
-        cluster.farandole("down")
+        cluster.lab("down")

@@ -68,7 +68,7 @@ def batches() -> list[list[str]]:
 
 def put(cluster: Cluster, node: str, path: str, content: str) -> None:
     encoded = base64.b64encode(content.encode()).decode()
-    cluster.ssh(node, "sh", "-c", f"echo {encoded} | base64 -d > {path}")
+    cluster.shell(node, f"echo {encoded} | base64 -d > {path}")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def hostile(cluster: Cluster) -> Cluster:
     """Replace Python on all nodes but the first with the test's program."""
     for node in LIARS:
         put(cluster, node, "/root/liar", f"#!/bin/sh\nexec {PYTHON} /root/liar.py\n")
-        cluster.ssh(node, "sh", "-c", "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
+        cluster.shell(node, "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
     return cluster
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_keeps_another_busy_does_not_get_it_left_out(cluster: Cluste
     evil, target = LIARS[-1], lab.node(cluster.name, "node-2").address
     put(cluster, evil, "/root/flood.py", FLOOD.replace("TARGET", target))
     put(cluster, evil, "/root/liar", f'#!/bin/sh\nexec {PYTHON} /root/flood.py "$@"\n')
-    cluster.ssh(evil, "sh", "-c", "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
+    cluster.shell(evil, "chmod +x /root/liar && ln -sf /root/liar /usr/bin/python3")
     excluding = ("--extra-vars", "on_bad_node=exclude")
     done = cluster.play(*excluding, playbook="playbooks/preflight.yml")
     assert cluster.ssh(evil, "rm", "/root/flooded").returncode == 0, done.output
@@ -199,7 +199,7 @@ def test_an_answer_in_advance_counts_for_its_own_node_and_task_alone(cluster: Cl
         program = AHEAD.replace("LIE", lie).replace("MARKER", str(tmp_path / node))
         put(cluster, node, "/root/ahead.py", program)
         put(cluster, node, "/root/liar", f'#!/bin/sh\nexec {PYTHON} /root/ahead.py "$@"\n')
-        cluster.ssh(node, "sh", "-c", "chmod +x /root/liar; ln -sf /root/liar /usr/bin/python3; rm -rf /root/made")
+        cluster.shell(node, "chmod +x /root/liar; ln -sf /root/liar /usr/bin/python3; rm -rf /root/made")
     lied = cluster.play(playbook=str(tmp_path / "play.yml"))
     assert all(cluster.ssh(node, "rm", "/root/lied").returncode == 0 for node in LIARS), lied.output
     before, after = (re.search(r"seen: .* end", run.output, re.DOTALL) for run in (honest, lied))

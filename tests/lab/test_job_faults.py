@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 from clusters import ENVIRONMENT, ROOT, Cluster
+from faults import LOST, console
 
 from farandole.core.causes import causes
-from farandole.lab import lab
-from farandole.lab.podman import podman
 
 NODES = 2
 SECONDS = 120
 pytestmark = pytest.mark.skipif("FARANDOLE_EVERY_FAULT" not in os.environ, reason="`make test-faults` runs it")
 Record = Callable[[str, object], None]
-LOST = {"cut": "a node is cut off", "pause": "a node freezes", "kill": "a node loses power", "reboot": "a node reboots"}
 # Reduces something again and again, and says when it has begun to; the last rank may want a lot of memory then.
 TRAIN = """
 import sys, time, torch, horovod.torch as hvd
@@ -51,8 +49,7 @@ ENDS = {code for code, cause in causes().items() if cause.leads}
 @pytest.fixture(scope="module")
 def ready(cluster: Cluster) -> Cluster:
     """A cluster with the stack."""
-    done = cluster.play()
-    assert done.rc == 0, done.output
+    cluster.play_ok()
     return cluster
 
 
@@ -63,17 +60,9 @@ def program(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def console(cluster: Cluster, node: str, script: str) -> str:
-    """What a script prints that root runs on the console of a node."""
-    return podman("exec", lab.node(cluster.name, node).container, "sh", "-ec", script)
-
-
 def begin(cluster: Cluster, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start the program on both nodes."""
-    words = [sys.executable, "-m", "farandole", "run", "-i", str(cluster.inventory), *arguments]
-    return subprocess.Popen(
-        words, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return cluster.begin("run", *arguments, folder=folder, stderr=subprocess.STDOUT)
 
 
 def works(cluster: Cluster, folder: Path, *options: str) -> None:
@@ -86,8 +75,7 @@ def works(cluster: Cluster, folder: Path, *options: str) -> None:
 
 def validate(cluster: Cluster, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit status of a validation, and what is not green."""
-    command = ["farandole", "validate", "-i", str(cluster.inventory), *options]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, check=False)
+    done = cluster.farandole("validate", *options)
     checks = json.loads((cluster.state / "reports/latest/result.json").read_text())["checks"]
     bad = [check for check in checks if check["status"] in ("red", "slow")]
     assert all(f"[{check['code']}]" in done.stdout for check in bad), done.stdout
@@ -143,15 +131,14 @@ def test_interfaces_with_other_names_carry_jobs(ready: Cluster, program: Path) -
     )
     console(ready, "node-2", rename.format("eth0", "net7"))
     try:
-        done = ready.play()
-        assert done.rc == 0, done.output
+        ready.play_ok()
         chosen = json.loads((ready.state / "preflight.json").read_text())["fabric"]["interfaces"]
         assert (chosen["node-1"], chosen["node-2"]) == ("eth0", "net7")
         for controller in ("--gloo", "--mpi"):
             works(ready, program, controller)
     finally:
         console(ready, "node-2", rename.format("net7", "eth0"))
-    assert ready.play().rc == 0
+    ready.play_ok()
 
 
 def test_a_loopback_line_with_the_nodes_own_name_is_named_and_mended(ready: Cluster, record_property: Record) -> None:
@@ -173,7 +160,7 @@ def test_a_node_that_is_lost_in_mid_training_is_named(
         assert run.stdout
         assert any("trains" in line for line in run.stdout)
         begun = time.monotonic()
-        ready.farandole("fault", fault, "node-2")
+        ready.lab("fault", fault, "node-2")
         said, _ = run.communicate(timeout=2 * SECONDS)
     seconds = time.monotonic() - begun
     assert run.returncode == 1, said
@@ -181,18 +168,18 @@ def test_a_node_that_is_lost_in_mid_training_is_named(
     assert seconds < SECONDS
     record_property("named", f"{LOST[fault]} in mid-training | `node-silent` | {seconds:.0f}")
     if cure:
-        ready.farandole("fault", cure, "node-2")
+        ready.lab("fault", cure, "node-2")
     works(ready, program)
 
 
 def test_a_rank_that_is_killed_for_its_memory_is_named(ready: Cluster, program: Path, record_property: Record) -> None:
-    ready.farandole("fault", "memory", "node-2", "--mib", "1500")
+    ready.lab("fault", "memory", "node-2", "--mib", "1500")
     begun = time.monotonic()
     try:
         with begin(ready, program, "-np", "2", "--", "python", "train.py", "1000", "much") as run:
             said, _ = run.communicate(timeout=SECONDS)
     finally:
-        ready.farandole("fault", "heal", "node-2")
+        ready.lab("fault", "heal", "node-2")
     seconds = time.monotonic() - begun
     assert run.returncode == 1, said
     assert re.search(r"cause: rank 1 on node-2 .*memory.* \[worker-killed\]", said), said
@@ -218,12 +205,12 @@ def test_a_rank_that_kills_itself_is_named(ready: Cluster, tmp_path: Path, contr
 
 
 def test_a_slow_node_is_named(ready: Cluster, record_property: Record) -> None:
-    ready.farandole("fault", "slow", "node-2", "--percent", "20")
+    ready.lab("fault", "slow", "node-2", "--percent", "20")
     begun = time.monotonic()
     try:
         _, bad = validate(ready, "--quick")
     finally:
-        ready.farandole("fault", "heal", "node-2")
+        ready.lab("fault", "heal", "node-2")
     seconds = time.monotonic() - begun
     if "other programs keep all processors busy" in (ready.state / "reports/latest/result.json").read_text():
         pytest.skip("this machine is too busy to tell which node is slow")
@@ -236,7 +223,7 @@ def test_a_depot_that_cannot_be_reached_is_named_and_one_that_is_down_is_started
     ready: Cluster, program: Path, record_property: Record
 ) -> None:
     console(ready, "node-2", "cd /opt/farandole && mv -t $(mktemp -d /opt/forgotten.XXXX) stacks mpi current")
-    ready.farandole("fault", "block", "node-1", "--from", "node-2", "--port", "8480", "--reject")
+    ready.lab("fault", "block", "node-1", "--from", "node-2", "--port", "8480", "--reject")
     begun = time.monotonic()
     red = ready.play()
     seconds = time.monotonic() - begun
@@ -246,8 +233,7 @@ def test_a_depot_that_cannot_be_reached_is_named_and_one_that_is_down_is_started
     assert re.findall(r"^root cause \[(.+?)\]", why, re.MULTILINE) == ["depot-unreachable"], why
     record_property("named", f"a node cannot reach the depot | `depot-unreachable` | {seconds:.0f}")
     # The cure opens the port; site.yml starts a depot that is down by itself.
-    ready.farandole("fault", "heal", "node-1")
+    ready.lab("fault", "heal", "node-1")
     console(ready, "node-1", "systemctl stop farandole-depot")
-    mended = ready.play()
-    assert mended.rc == 0, mended.output
+    ready.play_ok()
     works(ready, program)

@@ -74,7 +74,7 @@ def test_the_lab_runs_with_a_unified_cgroup_tree() -> None:
 
 def test_each_node_is_a_separate_machine(cluster: Cluster) -> None:
     for what in ("cat /etc/machine-id", "cat /etc/ssh/ssh_host_ed25519_key.pub", "hostname", "hostname -I"):
-        answers = {cluster.ssh(node, "sh", "-c", what).stdout for node in ("node-1", "node-2")}
+        answers = {cluster.shell(node, what).stdout for node in ("node-1", "node-2")}
         assert len(answers) == 2, what
         assert "" not in answers
     assert cluster.ssh("node-1", "cat", "/proc/1/comm").stdout == "systemd\n"
@@ -97,7 +97,7 @@ def test_root_on_a_node_cannot_change_this_machine_by_mistake(cluster: Cluster) 
     disk = next(path for path in sorted(Path("/sys/class/block").glob("*/dev")))
     values = {"name": disk.parent.name, "numbers": disk.read_text().strip().replace(":", " ")}
     attacks = {what: attack.format(**values) for what, attack in CHANGES_TO_THIS_MACHINE.items()}
-    statuses = {what: cluster.ssh("node-1", "sh", "-c", attack).returncode for what, attack in attacks.items()}
+    statuses = {what: cluster.shell("node-1", attack).returncode for what, attack in attacks.items()}
     assert [what for what, status in statuses.items() if not status] == []
     assert 255 not in statuses.values(), "ssh itself failed"
 
@@ -106,7 +106,7 @@ def test_root_on_a_node_can_mount_and_use_private_tmp(cluster: Cluster) -> None:
     own = "mount -t tmpfs -o size=1m none /mnt && touch /mnt/here && ls /mnt"
     assert cluster.ssh("node-1", "unshare", "--mount", "sh", "-c", own).stdout == "here\n"
     private = "systemd-run --wait --pipe --quiet -p PrivateTmp=yes -p PrivateDevices=yes ls -A /tmp"
-    assert cluster.ssh("node-1", "sh", "-c", private).returncode == 0
+    assert cluster.shell("node-1", private).returncode == 0
 
 
 def test_ssh_runs_exactly_these_arguments(cluster: Cluster) -> None:
@@ -129,7 +129,7 @@ def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
     asking = [*host.enter(), "bash", "-c", "exec -a conmon sleep 600"]
     with subprocess.Popen(asking) as asked:
         try:
-            cluster.farandole("up", "--nodes", "2")
+            cluster.lab("up", "--nodes", "2")
             assert asked.poll() is None
         finally:
             asked.kill()
@@ -147,12 +147,12 @@ def test_faults_are_injected_and_repaired(cluster: Cluster) -> None:
         ("pause", ["paused", "silent"], "resume"),
         ("kill", ["exited", "silent"], "start"),
     ):
-        cluster.farandole("fault", fault, "node-2")
+        cluster.lab("fault", fault, "node-2")
         time.sleep(0.5)
         assert state(cluster, "node-2") == expected
-        cluster.farandole("fault", repair, "node-2")
+        cluster.lab("fault", repair, "node-2")
         assert state(cluster, "node-2") == ["running", "answers"]
-    assert cluster.ssh("node-2", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
+    assert cluster.shell("node-2", "ip route | grep --count ^default").stdout == "1\n"
 
 
 SERVE = """
@@ -211,7 +211,7 @@ def test_each_fault_is_felt_and_healed(cluster: Cluster) -> None:
         return ask
 
     def shell(script: str) -> Callable[[str], str]:
-        return lambda node: str(cluster.ssh(node, "sh", "-c", script).returncode)
+        return lambda node: str(cluster.shell(node, script).returncode)
 
     for fault, ask, answers in (
         (("throttle", "--mbit", "20"), python(SEND), ("True", "True")),
@@ -228,31 +228,31 @@ def test_each_fault_is_felt_and_healed(cluster: Cluster) -> None:
         (("fill", "/srv"), shell("echo x >/srv/x"), ("0", "1")),
         (("fill", "--inodes", "/srv"), shell("touch /srv/y"), ("0", "1")),
     ):
-        cluster.farandole("fault", fault[0], "node-2", *fault[1:])
+        cluster.lab("fault", fault[0], "node-2", *fault[1:])
         assert (ask("node-1"), ask("node-2")) == answers, fault
-        cluster.farandole("fault", "heal", "node-2")
+        cluster.lab("fault", "heal", "node-2")
         healed = ("0", "0") if answers[0].isdigit() else ("False", "False")
         assert (ask("node-1"), ask("node-2")) == healed, fault
 
 
 def test_a_reboot_keeps_the_disk_the_keys_and_the_address(cluster: Cluster) -> None:
     look = "cat /etc/machine-id /etc/ssh/*.pub /root/kept; ip -4 -o address show eth0"
-    cluster.ssh("node-2", "sh", "-c", "echo kept >/root/kept")
-    before = cluster.ssh("node-2", "sh", "-c", look).stdout
-    cluster.farandole("fault", "reboot", "node-2")
+    cluster.shell("node-2", "echo kept >/root/kept")
+    before = cluster.shell("node-2", look).stdout
+    cluster.lab("fault", "reboot", "node-2")
     strip = re.compile(r"eth0.*inet (\S+).*", re.DOTALL)
-    after = cluster.ssh("node-2", "sh", "-c", look).stdout
+    after = cluster.shell("node-2", look).stdout
     assert strip.sub(r"\1", after) == strip.sub(r"\1", before)
     assert "kept" in after
 
 
 def test_a_lab_can_grow_and_mix_releases(cluster: Cluster) -> None:
-    cluster.farandole("up", "--nodes", "3", "--suite", "trixie", "--decoy", "--second-network")
+    cluster.lab("up", "--nodes", "3", "--suite", "trixie", "--decoy", "--second-network")
     assert cluster.ssh("node-1", "cat", "/etc/debian_version").stdout.startswith("12.")
     assert cluster.ssh("node-3", "cat", "/etc/debian_version").stdout.startswith("13.")
     assert "172.17.0.1/16" in cluster.ssh("node-3", "ip", "address", "show", "docker0").stdout
     assert "inet 10.94." in cluster.ssh("node-3", "ip", "address", "show", "eth1").stdout
-    assert cluster.ssh("node-3", "sh", "-c", "ip route | grep --count ^default").stdout == "1\n"
+    assert cluster.shell("node-3", "ip route | grep --count ^default").stdout == "1\n"
 
 
 def test_two_labs_run_side_by_side(cluster: Cluster) -> None:

@@ -77,7 +77,7 @@ def server(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluste
     public = key.with_suffix(".pub").read_text().strip()
     cluster.ensure(*QUICK, "--extra-vars", json.dumps({"ssh_trust_login_keys": [public]}))
     for node in ("node-1", "node-2"):
-        cluster.ssh(node, "sh", "-c", f"umask 077; echo '{key.read_text()}' >/root/data")
+        cluster.shell(node, f"umask 077; echo '{key.read_text()}' >/root/data")
     cluster.ssh("node-3", "install", "-d", "-o", "trainer", "/srv/results")
     return cluster
 
@@ -92,8 +92,7 @@ def data(server: Cluster) -> Cluster:
 
 def test_data_is_mounted_and_proven(server: Cluster) -> None:
     predicted = server.play(*PART, "--check", *mounts())
-    done = server.play(*PART, *mounts())
-    assert done.rc == 0, done.output
+    done = server.play_ok(*PART, *mounts())
     # The packages that the login key's removal needs no change for.
     assert {task for task, _ in done.changes} == {task for task, _ in predicted.changes}
     assert ("storage : Mount them on first use", "node-2") in done.changes
@@ -108,7 +107,7 @@ def test_data_is_mounted_and_proven(server: Cluster) -> None:
 def test_a_server_that_dies_hangs_neither_a_job_nor_a_run_nor_the_boot(data: Cluster) -> None:
     write_on(data, "node-2", MOUNT["where"])
     comes(data, "node-2", "written")
-    data.farandole("fault", "kill", "node-3")
+    data.lab("fault", "kill", "node-3")
     comes(data, "node-2", "failed")
     done = timed(data, *PART, *mounts())
     assert (done.rc, done.changed_hosts) == (0, set()), done.output
@@ -117,12 +116,12 @@ def test_a_server_that_dies_hangs_neither_a_job_nor_a_run_nor_the_boot(data: Clu
     assert f"{MOUNT['where']} on node-" in red
     assert "from trainer@node-3:/srv/results" in red
     # A new mount from a dead server, and boot.
-    data.farandole("fault", "reboot", "node-1")
+    data.lab("fault", "reboot", "node-1")
     assert data.ssh("node-1", "timeout", "30", "ls", MOUNT["where"]).returncode not in (0, 124)
     # However often that fails, nobody writes to the local disk instead.
     for _ in range(7):
         as_user(data, "node-1", "root", f"touch {MOUNT['where']}/x")
-    data.farandole("fault", "start", "node-3")
+    data.lab("fault", "start", "node-3")
     comes(data, "node-2", "written")
     assert as_user(data, "node-1", "trainer", f"tail -n 1 {MOUNT['where']}/log").returncode == 0
     assert "x" not in data.ssh("node-3", "ls", "/srv/results").stdout.split()
@@ -138,8 +137,7 @@ def test_a_mount_in_use_is_not_changed_and_its_user_is_named(data: Cluster) -> N
     assert re.search(r"/data/re-sults is in use by sleep \(process \d+\)", refused.flat)
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     data.ssh("node-2", "systemctl", "stop", "stay")
-    done = data.play(*PART, *mounts({"options": f"{MOUNT['options']},noatime"}))
-    assert done.rc == 0, done.output
+    data.play_ok(*PART, *mounts({"options": f"{MOUNT['options']},noatime"}))
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     assert ",noatime" in data.ssh("node-2", "cat", "/etc/systemd/system/data-re\\x2dsults.mount").stdout
 
@@ -155,7 +153,7 @@ def test_a_mount_in_use_is_not_changed_and_its_user_is_named(data: Cluster) -> N
 def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
     data: Cluster, change: dict[str, str], words: str
 ) -> None:
-    data.ssh("node-2", "sh", "-c", "mkdir -p /srv/full && touch /srv/full/notes")
+    data.shell("node-2", "mkdir -p /srv/full && touch /srv/full/notes")
     refused = data.play(*PART, *mounts({}, change))
     assert refused.rc != 0
     assert words in refused.flat
@@ -164,18 +162,18 @@ def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
 
 def test_a_killed_run_is_repaired_and_a_mount_is_taken_off_although_its_server_is_dead(data: Cluster) -> None:
     # As a run leaves it that is killed after it has written the units.
-    data.ssh("node-2", "sh", "-c", "systemctl disable --now data-re\\\\x2dsults.automount")
+    data.shell("node-2", "systemctl disable --now data-re\\\\x2dsults.automount")
     mended = data.play(*PART, *mounts())
     assert ("storage : Mount them on first use", "node-2") in mended.changes
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
-    data.farandole("fault", "kill", "node-3")
+    data.lab("fault", "kill", "node-3")
     done = timed(data, *PART)
     assert done.rc == 0, done.output
     for node in ("node-1", "node-2"):
         assert "/data" not in data.ssh(node, "cat", "/proc/mounts").stdout
-        assert data.ssh(node, "sh", "-c", "ls /etc/systemd/system | grep data").stdout == ""
+        assert data.shell(node, "ls /etc/systemd/system | grep data").stdout == ""
     assert data.play(*PART).changed_hosts == set()
-    data.farandole("fault", "start", "node-3")
+    data.lab("fault", "start", "node-3")
 
 
 @pytest.fixture
@@ -234,7 +232,7 @@ def namesake(cluster: Cluster) -> str:
 def test_nobody_is_a_key_for_files_by_name(homes: Cluster) -> None:
     assert namesake(homes) == ""
     accepted = "/etc/farandole/ssh/principals/bob"
-    homes.ssh("node-1", "sh", "-c", f"cp -a {accepted} /root/kept && sed -i s/files:bob/files-bob/ {accepted}")
+    homes.shell("node-1", f"cp -a {accepted} /root/kept && sed -i s/files:bob/files-bob/ {accepted}")
     assert namesake(homes) == "hidden\n"
     homes.ssh("node-1", "cp", "-a", "/root/kept", accepted)
 
@@ -253,12 +251,12 @@ def test_a_nodes_key_for_files_opens_nothing_else(homes: Cluster) -> None:
     assert "SSH-2.0" not in forward.stdout
     # From another address.
     stolen = "install -m 600 /dev/null /root/stolen; install -m 644 /dev/null /root/stolen-cert.pub"
-    homes.ssh("node-3", "sh", "-c", stolen)
+    homes.shell("node-3", stolen)
     for name in ("", "-cert.pub"):
         text = homes.ssh("node-2", "cat", f"{KEY}{name}").stdout
-        homes.ssh("node-3", "sh", "-c", f"echo '{text}' >/root/stolen{name}")
+        homes.shell("node-3", f"echo '{text}' >/root/stolen{name}")
     script = f"echo 'ls' | sftp -i /root/stolen {' '.join(SSH[3:])} -b - alice@node-1 2>&1"
-    assert "Permission denied" in homes.ssh("node-3", "sh", "-c", script).stdout
+    assert "Permission denied" in homes.shell("node-3", script).stdout
 
 
 def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: Path) -> None:
@@ -279,14 +277,14 @@ def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: 
     subprocess.run(command, check=True)
     unlimited = (tmp_path / "id-cert.pub").read_text()
     kept = homes.ssh("node-2", "cat", f"{KEY}-cert.pub").stdout
-    homes.ssh("node-2", "sh", "-c", f"echo '{unlimited}' >{KEY}-cert.pub")
+    homes.shell("node-2", f"echo '{unlimited}' >{KEY}-cert.pub")
     try:
         # On the other node the name of the user is enough.
         assert "uid=2001(alice)" in attack(homes, "alice@node-3", "id")
-        homes.ssh("node-1", "sh", "-c", "echo files:alice >/etc/farandole/ssh/principals/alice")
+        homes.shell("node-1", "echo files:alice >/etc/farandole/ssh/principals/alice")
         assert "uid=2001(alice)" in attack(homes, "alice@node-1", "id")
     finally:
-        homes.ssh("node-2", "sh", "-c", f"echo '{kept}' >{KEY}-cert.pub")
+        homes.shell("node-2", f"echo '{kept}' >{KEY}-cert.pub")
     assert ("ssh_trust : Write certificates and settings of sshd and ssh", "node-1") in homes.play(
         *QUICK, *HOMES
     ).changes
@@ -295,12 +293,12 @@ def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: 
 def test_a_head_that_dies_and_comes_back(homes: Cluster) -> None:
     write_on(homes, "node-2", "/home/bob", "bob")
     comes(homes, "node-2", "written", "bob")
-    homes.farandole("fault", "kill", "node-1")
+    homes.lab("fault", "kill", "node-1")
     comes(homes, "node-2", "failed", "bob")
     done = timed(homes, *QUICK, *HOMES)
     assert done.rc != 0
     assert "node-1" in done.output
-    homes.farandole("fault", "start", "node-1")
+    homes.lab("fault", "start", "node-1")
     comes(homes, "node-2", "written", "bob")
     homes.ssh("node-2", "systemctl", "stop", "writer-bob")
     assert "red" not in validated(homes, *HOMES, nodes="node-1,node-2,node-3")
@@ -308,8 +306,7 @@ def test_a_head_that_dies_and_comes_back(homes: Cluster) -> None:
 
 def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
     people = ("--extra-vars", json.dumps({"cluster_users": PEOPLE}))
-    done = homes.play(*QUICK, *people)
-    assert done.rc == 0, done.output
+    homes.play_ok(*QUICK, *people)
     assert "sshfs" not in homes.ssh("node-3", "cat", "/proc/mounts").stdout
     assert homes.ssh("node-3", "ls", KEY).returncode != 0
     assert homes.ssh("node-1", "ls", "/etc/farandole/storage/home").returncode != 0
@@ -318,19 +315,17 @@ def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
 
 def test_a_revoked_node_loses_the_homes(homes: Cluster) -> None:
     assert "here" in sftp(homes, "alice", "/home/alice/a")
-    done = homes.play(*QUICK, *HOMES, "--extra-vars", json.dumps({"ssh_trust_revoked": ["node-2"]}))
-    assert done.rc == 0, done.output
+    homes.play_ok(*QUICK, *HOMES, "--extra-vars", json.dumps({"ssh_trust_revoked": ["node-2"]}))
     assert "Permission denied" in sftp(homes, "alice", "/home/alice/a")
-    homes.ssh("node-1", "sh", "-c", ": >/etc/farandole/ssh/revoked_keys")
+    homes.shell("node-1", ": >/etc/farandole/ssh/revoked_keys")
     assert "here" in sftp(homes, "alice", "/home/alice/a")
     homes.readmit("node-2")
 
 
 def test_removal_leaves_nothing(homes: Cluster) -> None:
     homes.ensure(*QUICK, *HOMES, *mounts())
-    done = homes.play(playbook="playbooks/remove.yml")
-    assert done.rc == 0, done.output
+    homes.play_ok(playbook="playbooks/remove.yml")
     homes.applied = None
     for node in ("node-1", "node-3"):
         left = "grep -l 'role storage' -r /etc; ls -d /etc/farandole; grep -E 'sshfs|autofs' /proc/mounts"
-        assert homes.ssh(node, "sh", "-c", f"{left}; true").stdout == ""
+        assert homes.shell(node, f"{left}; true").stdout == ""

@@ -69,7 +69,7 @@ def ca(cluster: Cluster) -> str:
 def steal_key(cluster: Cluster, node: str) -> None:
     """Copy the job key and its certificate, as a thief would."""
     script = f"for it in '' -cert.pub; do install -o trainer -m 600 {JOB_KEY}$it /run/stolen$it; done"
-    assert cluster.ssh(node, "sh", "-c", script).returncode == 0
+    assert cluster.shell(node, script).returncode == 0
 
 
 def stolen_ssh(cluster: Cluster, node: str, target: str) -> subprocess.CompletedProcess[str]:
@@ -251,7 +251,7 @@ def test_a_lying_node_gets_no_key_of_another_revoked(plain: Cluster) -> None:
     """It stops the cluster until the operator does what the refusal says, and no longer."""
     key = plain.ssh("node-1", "cut", "-d", " ", "-f", "1,2", f"{JOB_KEY}.pub").stdout.strip()
     lie = f"echo '{key} node-1' >>{REVOKED_USERS}"
-    assert plain.ssh("node-2", "sh", "-c", lie).returncode == 0
+    assert plain.shell("node-2", lie).returncode == 0
     refused = trust(plain)
     assert refused.rc != 0
     assert "node-2: it knows 1 revoked key of node-1 that" in refused.output
