@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.core.project import CONFIG
+from farandole.node.head import runs, status
 
 from .packages import pip_settings, write_all
 
@@ -26,6 +27,29 @@ def environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def bare_pip(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A pip without settings, which asks this machine without a proxy."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "NETRC": os.devnull}
+    for name, value in {**settings, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A head with three nodes, and no runs."""
+    (tmp_path / "hostfile").write_text("node-1 slots=1\nnode-2 slots=2\nnode-3\n")
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "slots/.lock").touch()
+    monkeypatch.setattr(status, "HOSTFILE", tmp_path / "hostfile")
+    monkeypatch.setattr(status, "SLOTS_IN_USE", tmp_path / "slots")
+    monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

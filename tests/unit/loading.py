@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from farandole.core.errors import FarandoleError
@@ -31,6 +31,17 @@ def load(kind: str, name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def act(
+    name: str, arguments: dict[str, Any], variables: dict[str, Any] | None = None, *, check_mode: bool = False
+) -> dict[str, Any]:
+    """What an action that needs no connection returns, or of what it refuses."""
+    action = object.__new__(load("action", name).ActionModule)
+    action._task = SimpleNamespace(check_mode=check_mode, no_log=False)
+    action._display = SimpleNamespace(display=print)
+    given = {option: about.get("default") for option, about in action.spec().items()}
+    return acted(action, {**given, **arguments}, variables or {})
 
 
 def acted(action: Any, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from .loading import acted, load
+from .loading import act
 
 
 def place(**changes: Any) -> dict[str, Any]:
@@ -61,12 +60,10 @@ def probe(name: str = "node-1", address: str = "192.0.2.1", **changes: Any) -> d
 
 def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = False, **changes: Any) -> dict[str, Any]:
     """What preflight says of nodes that have answered, with what it has recorded."""
-    action = object.__new__(load("action", "preflight").ActionModule)
-    action._task, action._display = SimpleNamespace(check_mode=check_mode), SimpleNamespace(display=print)
     given = {
         "phase": "hosts", "accounts": {}, "state_dir": str(state), "fabric_network": "", "stack": True, "queue": [],
         "network": "nothing", "on_bad_node": "stop", "bandwidth_share": 0.85, "bandwidth_floor": 0.0,
     }  # fmt: skip
     recorded = state / "preflight.json"
-    found = acted(action, {**given, **changes}, variables)
-    return {**found, **(json.loads(recorded.read_text()) if recorded.exists() else {})}
+    result = act("preflight", {**given, **changes}, variables, check_mode=check_mode)
+    return {**result, **(json.loads(recorded.read_text()) if recorded.exists() else {})}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -220,6 +222,22 @@ class Forbids(Quiet):
         self.send_error(403, "Not with me")
 
 
+# The same password, quoted for a URL and as the user knows it.
+QUOTED, SECRET = "s%40cr%2Fet%3A1", "s@cr/et:1"
+
+
+class Guarded(Quiet):
+    """Requires a password."""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") == "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode():
+            super().do_GET()
+        else:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="index"')
+            self.end_headers()
+
+
 class Silent(Quiet):
     """Accepts the connection and sends nothing."""
 
@@ -273,6 +291,29 @@ def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Ite
         finally:
             server.shutdown()
             thread.join()
+
+
+def interrupt(folder: Path, file: str, code: str, *arguments: str) -> None:
+    """Press Ctrl-C while a program, which gets the URL of a folder before its arguments, fetches a file from it."""
+    asked = threading.Event()
+
+    class Slow(Quiet):
+        def do_GET(self) -> None:
+            if self.path.endswith(file):
+                asked.set()
+                time.sleep(5)
+            super().do_GET()
+
+    # A shell ignores SIGINT for what it starts in the background.
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {code}"
+    command = [sys.executable, "-c", code]
+    with (
+        served(folder, Slow) as url,
+        subprocess.Popen([*command, url, *arguments], stderr=subprocess.DEVNULL) as running,
+    ):
+        assert asked.wait(30)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) != 0
 
 
 def dead_url() -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from farandole.cli.bundle import cached
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256 as digest
 from farandole.stack import index, making, nodes, sdist
 from farandole.stack import lock as locks
 from farandole.stack.cache import Builds
@@ -30,7 +31,6 @@ from farandole.stack.problem import Known, request
 from .loading import ROOT
 from .packages import pip_settings, write_wheel
 from .stack import pack, served
-from .test_lock_collect import digest
 from .test_plan import BARE
 from .test_solver import BOOKWORM as PROBE
 from .test_solver import cluster

@@ -1,0 +1,53 @@
+"""Which rank failed first, and why, as the output of a job tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from farandole.jobs.follow import first_cause, first_end, in_words
+
+SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"
+# What Slurm prints of a rank that it ends after another one.
+CANCELLED = (
+    "[1] slurmstepd-node-2: error: *** STEP 2.1 ON node-2 CANCELLED AT 2026-11-25T03:08:32 ***",
+    "[1] srun: error: node-2: task 0: Killed",
+    "Process 1 exit with status code 137.",
+)
+NOTICED = "mpirun noticed that process rank 1 with PID 2029 on node node-2 exited on signal 9 (Killed)."
+KILLED = "it was ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "raised"),
+    [
+        ((f"[0] HorovodInternalError: {SHUT_DOWN}", "[1] ValueError: negative"), "", "[1] ValueError: negative"),
+        ((f"[0] RuntimeError: {SHUT_DOWN}", "[1] mine.OddError: x"), "", "[1] mine.OddError: x"),
+        ((f"[0] horovod.common.exceptions.HorovodInternalError: {SHUT_DOWN}",), "horovod-shut-down", ""),
+        (("[0] step 1", "[1] Errors: none"), "", ""),
+    ],
+)
+def test_the_rank_that_failed_is_told_and_not_the_others(lines: tuple[str, ...], code: str, raised: str) -> None:
+    match, line = first_cause(lines)
+    assert (match.cause.code if match else "", line) == (code, raised)
+
+
+@pytest.mark.parametrize(
+    ("lines", "first", "words"),
+    [
+        (("Process 2 exit with status code 7.",), 2, "it ended with exit status 7"),
+        ((f"[0] x: {SHUT_DOWN}", *(f"Process {n} exit with status code {s}." for n, s in ((0, 1), (1, 7)))), 1, "it "),
+        (("Process 0 exit with status code 143.", "Process 1 exit with status code 137."), 1, KILLED),
+        (("  Process name: [[37815,1],1]", "  Exit code:    127"), 1, "it was not found"),
+        # What says that a rank was killed makes it no victim.
+        ((f"[0] x: {SHUT_DOWN}", "[1] Killed", "Process 1 exit with status code 137."), 1, KILLED),
+        (("[0] Killed", f"[1] x: {SHUT_DOWN}", "Process 0 exit with status code 137.", *CANCELLED), 0, KILLED),
+        ((NOTICED,), 1, KILLED),
+        ((f"[0] x: {SHUT_DOWN}", "  Process name: [[3,1],0]", "  Exit code:    1"), -1, ""),
+        (("[0] Process 3 exit with status code 3.",), -1, ""),
+        (("Process 3 exit with status code 0.",), -1, ""),
+    ],
+)
+def test_the_rank_that_failed_by_itself(lines: tuple[str, ...], first: int, words: str) -> None:
+    rank, status = first_end(lines)
+    assert rank == first
+    assert rank < 0 or in_words(status).startswith(words)

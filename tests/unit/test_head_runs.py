@@ -1,0 +1,287 @@
+"""Runs on the head: how they are numbered and kept, how they end, and what is refused before they begin."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.core.programs import LIBRARY, program_files
+from farandole.jobs.follow import first_cause
+from farandole.node.head import folders, main, runs, status
+from farandole.node.head import job as keeper
+from farandole.node.head.job import OF_RANK, Job, StoppedError
+from farandole.node.head.runs import Output, RefusedError, Run
+
+pytestmark = pytest.mark.usefixtures("head")
+WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
+
+
+def asked(**wish: Any) -> Run:
+    """A new run that has not begun."""
+    run = runs.new_run()
+    run.write("run", **{**WISH, **wish}, program=["hostname"])
+    return run
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], int]], Job]:
+    """Makes a job that sends nothing to nodes, and does this instead of starting ranks."""
+    monkeypatch.setattr(Job, "send", lambda *_: None)
+    monkeypatch.setattr(Job, "clean", lambda *_: None)
+
+    def make(execute: Callable[[Job], int]) -> Job:
+        job = Job(asked())
+        monkeypatch.setattr(job, "execute", lambda _: execute(job))
+        return job
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("program", "there"),
+    [
+        ("python train.py", True),
+        ("python3 -u none.py train.py", False),
+        ("python -m package.module", True),
+        ("python -c x.py", True),
+        ("./run.sh", False),
+        ("hostname", True),
+        ("/usr/bin/env x", True),
+    ],
+)
+def test_a_program_that_is_not_in_the_folder(tmp_path: Path, program: str, *, there: bool) -> None:
+    (tmp_path / "train.py").touch()
+    with nullcontext() if there else pytest.raises(RefusedError, match="in this folder"):
+        folders.refuse_early(program.split(), [], tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/etc", "../x", "a/../../x", ".", "", ".git", "a/.git/hooks"])
+def test_results_are_below_the_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(RefusedError, match="name something below this folder"):
+        folders.refuse_early(["hostname"], ["results", path], tmp_path)
+    with pytest.raises(RefusedError, match="name something below this folder"):
+        folders.refuse_outside([path])
+
+
+def test_a_folder_that_is_no_checkout_is_filtered_as_git_would(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.pt\n!keep.pt\n/data/\n")
+    (tmp_path / "data").mkdir()
+    for name in ("a.pt", "keep.pt", "data/x", "b"):
+        (tmp_path / name).touch()
+    assert set(folders.filters(tmp_path)[1].split()) == {"/a.pt", "/data/"}
+
+
+def test_times() -> None:
+    times = {"90": 90, "90s": 90, "30m": 1800, "2h": 7200, "1d": 86400}
+    assert {text: main.duration(text) for text in times} == times
+    for text in ("", "0", "0h", "-1", "1.5h", "2 h", "1w", "h", "99999999"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            main.duration(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"[1]<stdout>:step 3\n", b"[1] step 3\n"),
+        (b"[1,12]<stderr>: oh\n", b"[12] oh\n"),
+        (b"[INFO] mine\n", b"[INFO] mine\n"),
+        (b"[0]<stderr>:\r[0]<stderr>:50%\n", b"[0] \r[0] 50%\n"),
+        (b"x [0]<stdout>:y\n", b"x [0]<stdout>:y\n"),
+    ],
+)
+def test_the_rank_in_front_of_a_line(line: bytes, shown: bytes) -> None:
+    assert OF_RANK.sub(rb"\1[\2] ", line) == shown
+
+
+def test_runs_are_counted_and_found() -> None:
+    with pytest.raises(RefusedError, match="no runs yet"):
+        runs.chosen("")
+    assert [runs.new_run().number for _ in range(4)] == [1, 2, 3, 4]
+    # The nodes may still have what the head has no more.
+    (runs.RUNS / "4").rmdir()
+    assert runs.new_run().number == 5
+    (runs.RUNS / "5").rmdir()
+    (runs.RUNS / ".sent").mkdir()
+    assert (runs.chosen("").number, runs.chosen("2").number) == (3, 2)
+    for text in ("4", "02", "x", "../1"):
+        with pytest.raises(RefusedError, match=rf"there is no run {text}; the latest are: 1, 2, 3"):
+            runs.chosen(text)
+
+
+@pytest.mark.parametrize("content", ["", "x", "-3", "²", "٣", "9999999999", "7" * 5000, "1e9", "\udcff"])
+def test_damaged_records_end_nothing(content: str) -> None:
+    (runs.new_run().folder / "run.json").write_text("{")
+    (runs.RUNS / ".last").write_bytes(content.encode(errors="surrogateescape"))
+    (runs.RUNS / "1²").mkdir()
+    assert runs.new_run().number == 2
+    assert (runs.RUNS / ".last").read_text() == "2"
+    assert runs.chosen("").number == 2
+    assert runs.chosen("1").read("run") == {}
+
+
+@pytest.fixture
+def small(head: Path) -> Iterator[Path]:
+    """Runs on a small file system."""
+    folder = head / "runs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def use_up(folder: Path) -> Path:
+    """Leave no byte on the file system of a folder."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    return folder / "filler"
+
+
+@root_only
+def test_a_full_disk_ends_no_job_and_its_end_is_known(
+    small: Path, monkeypatch: pytest.MonkeyPatch, local: Callable[[Callable[[Job], int]], Job]
+) -> None:
+    def execute(_: Job) -> int:
+        output.write(b"one\n")
+        filler = use_up(small)
+        output.write(b"x" * 20_000 + b"\n")
+        filler.unlink()
+        output.write(b"two\n")
+        use_up(small)
+        output.write(b"y" * 20_000 + b"\n")
+        return 0
+
+    job = local(execute)
+    run = job.run
+    run.reserve("ended")
+    output = Output(os.open(run.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    monkeypatch.setattr(runs, "OUTPUT", output)
+    job()
+    ended = run.read("ended")
+    assert (ended["status"], ended["why"], output.lost > 20_000) == (0, "", True)
+    assert f"; {output.lost} bytes of output could not be kept on the head: No space left on device" in runs.told(run)
+    text = run.output.read_text()
+    assert text.startswith("one\nx")
+    assert re.search(r"x\nfarandole: \d+ bytes are missing here: No space left on device\ntwo\n", text)
+    # Without the space that was reserved, it could not be told.
+    use_up(small)
+    with pytest.raises(OSError, match="No space left"):
+        run.write("other", why="x" * 9000)
+
+
+@root_only
+def test_a_run_that_finds_no_space_leaves_the_number_of_the_last(small: Path) -> None:
+    assert runs.new_run().number == 1
+    use_up(small)
+    with pytest.raises(OSError, match="No space left"):
+        runs.new_run()
+    assert ([path.name for path in small.glob("[0-9]*")], (small / ".last").read_text()) == (["1"], "1")
+
+
+def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (head / "hostfile").write_text("none.invalid\n")
+    run = asked()
+    Job(run)()
+    # With a reason, `farandole run` would not look for the cause.
+    assert run.read("ended")["why"] == ""
+    assert runs.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
+    match, _ = first_cause(capfd.readouterr().out.splitlines())
+    assert match
+    assert (match.cause.code, match.words["host"]) == ("job-name-unknown", "none.invalid")
+
+
+def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(asked())
+    with pytest.raises(StoppedError):
+        job.stop("stopped")
+    # As the signal would, in the middle of what comes before.
+    monkeypatch.setattr(job, "send", lambda _: job.stop("stopped"))
+    job()
+    assert job.run.read("ended")["why"] == "stopped"
+
+
+def test_a_run_that_was_ended_has_failed_even_if_its_launcher_says_otherwise(
+    local: Callable[[Callable[[Job], int]], Job],
+) -> None:
+    command = ["sh", "-c", "trap 'exit 0' TERM; echo up; read _"]
+    launched = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+    def execute(job: Job) -> int:
+        job.process = launched
+        assert launched.stdout
+        launched.stdout.readline()
+        job.stop("ended at its limit of 3 s (--time)")
+        return launched.wait()
+
+    job = local(execute)
+    job()
+    assert launched.returncode == 0
+    assert job.run.read("ended")["status"] == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ({"status": 0, "why": "", "seconds": 61.4}, "finished after 61 s on node-1:1"),
+        ({"status": 3, "why": "", "seconds": 2}, "failed with exit status 3 after 2 s on node-1:1"),
+        ({"status": 143, "why": "stopped", "seconds": 2}, "stopped after 2 s on node-1:1"),
+    ],
+)
+def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
+    run = runs.new_run()
+    run.write("started", slots={"node-1": 1})
+    run.write("ended", **ended)
+    assert runs.told(run) == told
+
+
+def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = asked(fetch=["x"])
+    monkeypatch.setattr(keeper, "SHARED", tmp_path / "home")
+    # No command is found, so a copy would fail.
+    monkeypatch.setenv("PATH", "/none")
+    for users, fails in (("root-not\n", True), (f"alice\n{status.owner(os.getuid())}\n", False)):
+        (tmp_path / "home").write_text(users)
+        with pytest.raises(FileNotFoundError) if fails else nullcontext():
+            Job(run).send({"elsewhere": 1})
+        run.write("started", slots={"elsewhere": 1})
+        with pytest.raises(FileNotFoundError) if fails else nullcontext():
+            assert list(keeper.collect(run, ["x"])) == []
+
+
+def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = asked()
+    run.code.mkdir()
+    monkeypatch.setattr(runs, "HERE", "node-1")
+    monkeypatch.setenv("PATH", "/none")
+    Job(run)()
+    assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("rsync: write failed: No space\nrsync error: x (code 11)\n", "rsync: write failed: No space"),
+        ("rsync error: error in file IO\n", "a file could not be written, as when the disk is full"),
+    ],
+)
+def test_why_a_copy_failed(said: str, why: str) -> None:
+    assert runs.reason(f"--copy-dest x\n{said}") == why
+
+
+def test_what_the_head_gets_is_all_that_the_command_needs(tmp_path: Path) -> None:
+    for file in program_files("farandole.node.head", {"/farandole": "farandole.node.head.main"}):
+        path = Path(f"{tmp_path}{file['path']}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["content"].replace(LIBRARY, f"{tmp_path}{LIBRARY}"))
+        path.chmod(int(file["mode"], 8))
+    done = subprocess.run([tmp_path / "farandole", "logs", "0"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:22]) == (1, "error: there is no run")
