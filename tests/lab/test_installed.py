@@ -15,13 +15,13 @@ HELLO = "import horovod.torch as hvd\nhvd.init()\nprint('rank', hvd.rank(), 'of'
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command farandole, installed from a wheel into an environment of its own."""
+    """The command farandole, installed from a wheel into an environment without pip, as uv makes them."""
     place = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, ROOT], check=True)
-    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
     wheel = next(place.glob("farandole-*.whl"))
-    subprocess.run([place / "venv/bin/pip", "--quiet", "install", wheel], check=True)
+    subprocess.run([*pip, "--python", place / "venv/bin/python", "install", wheel], check=True)
     return place / "venv/bin/farandole"
 
 
