@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -61,13 +62,16 @@ def package(collection: Path) -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    """Lines of ansible.cfg without which a node could pose as another, set variables, or write on the terminal."""
-    if not constants.HOST_KEY_CHECKING:
-        yield "host_key_checking = true"
-    if constants.INJECT_FACTS_AS_VARS:
-        yield "inject_facts_as_vars = false"
-    if CALLBACK not in constants.CALLBACKS_ENABLED:
-        yield f"callbacks_enabled = {CALLBACK}"
+    """Settings of Ansible without which a node could pose as another, set variables, or write on the terminal."""
+    for name, wanted, good in (
+        ("HOST_KEY_CHECKING", "true", bool),
+        ("INJECT_FACTS_AS_VARS", "false", operator.not_),
+        ("CALLBACKS_ENABLED", CALLBACK, lambda enabled: CALLBACK in enabled),
+    ):
+        value, origin = constants.config.get_config_value_and_origin(name)
+        kind, _, variable = origin.partition("env: ")
+        if not good(value):
+            yield f"{name.lower()} = {wanted}" + ("" if kind else f"  (unset {variable}, which overrides it)")
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]
