@@ -26,11 +26,7 @@ options:
     description: Cache on the control machine; empty for C(farandole) in the user's cache folder.
     type: path
     default: ""
-  nodes:
-    description: Names of the nodes that need the data.
-    type: list
-    elements: str
-    default: []
+  nodes: {description: Names of the nodes that need the data., type: list, elements: str, default: []}
 author: Farandole
 """
 

@@ -36,9 +36,7 @@ options:
     type: str
     default: ""
 attributes:
-  check_mode:
-    description: Never changes anything.
-    support: full
+  check_mode: {description: Never changes anything., support: full}
 author: Farandole
 """
 

@@ -40,10 +40,7 @@ options:
       pace: {description: See the role., type: float}
   about: {description: Information about the run to include in the report., type: dict, required: true}
   started: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
-  phases:
-    description: "When each part of the run began, in seconds since 1970, by its name."
-    type: dict
-    default: {}
+  phases: {description: "When each part of the run began, in seconds since 1970, by its name.", type: dict, default: {}}
   unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}
 author: Farandole
 """

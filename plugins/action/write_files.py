@@ -51,14 +51,8 @@ EXAMPLES = """
 """
 
 RETURN = """
-written:
-  description: The files that changed.
-  type: list
-  returned: always
-swept:
-  description: The files that were removed.
-  type: list
-  returned: always
+written: {description: The files that changed., type: list, returned: always}
+swept: {description: The files that were removed., type: list, returned: always}
 """
 
 

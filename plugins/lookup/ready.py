@@ -23,9 +23,7 @@ description:
     this collection, or settings of Ansible would let a node deceive the control machine.
   - Imports nothing of the package.
 options:
-  _terms:
-    description: What to return.
-    required: true
+  _terms: {description: What to return., required: true}
 author: Farandole
 """
 
@@ -35,10 +33,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-_raw:
-  description: The terms.
-  type: list
-  elements: str
+_raw: {description: The terms., type: list, elements: str}
 """
 
 COLLECTION = Path(__file__).resolve().parents[2]

@@ -13,27 +13,17 @@ description:
   - The uids of the listed are written to /etc/farandole/uids, by which the queue decides whose jobs it starts.
   - One module for all accounts, because with many users and nodes the time of a run depends on the number of calls.
 options:
-  users:
-    description: The accounts, by name, with their uids.
-    type: dict
-    required: true
+  users: {description: "The accounts, by name, with their uids.", type: dict, required: true}
   job_user:
     description: The account of the list whose password, if somebody has set one, is removed.
     type: str
     default: ""
-  admins:
-    description: Those who may use sudo here without a password.
-    type: list
-    elements: str
-    default: []
+  admins: {description: Those who may use sudo here without a password., type: list, elements: str, default: []}
   linger:
     description: Whether their services run without a login, as runs do, which are units of the user's own systemd.
     type: bool
     default: false
-  end_jobs:
-    description: Whether to end what the accounts run that are locked.
-    type: bool
-    default: false
+  end_jobs: {description: Whether to end what the accounts run that are locked., type: bool, default: false}
 author: Farandole
 """
 
@@ -44,10 +34,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-done:
-  description: What was done, or would be.
-  type: list
-  returned: always
+done: {description: "What was done, or would be.", type: list, returned: always}
 """
 
 import grp

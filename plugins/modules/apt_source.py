@@ -15,14 +15,8 @@ description:
     and writes the entry before apt has checked it.
   - Without O(uri), adds components of the release itself, from the repository and with the key of its C(main).
 options:
-  name:
-    description: Name of the entry and of the key's file.
-    type: str
-    required: true
-  uri:
-    description: URI of the repository.
-    type: str
-    default: ""
+  name: {description: Name of the entry and of the key's file., type: str, required: true}
+  uri: {description: URI of the repository., type: str, default: ""}
   suites:
     description: Suites of the repository; C(/) for a flat repository.
     type: list
@@ -33,10 +27,7 @@ options:
     type: list
     elements: str
     default: []
-  key_url:
-    description: URL of its public key.
-    type: str
-    default: ""
+  key_url: {description: URL of its public key., type: str, default: ""}
   key_fingerprint:
     description: Full fingerprint of the key, 40 hexadecimal digits; blanks are allowed.
     type: str
@@ -58,10 +49,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-path:
-  description: The file of the entry.
-  type: str
-  returned: always
+path: {description: The file of the entry., type: str, returned: always}
 """
 
 import os

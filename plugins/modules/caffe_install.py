@@ -13,22 +13,13 @@ description:
   - Keeps the one that was in use before, for jobs that still run.
   - Leftovers of a killed run are removed first.
 options:
-  url:
-    description: URL of the archive.
-    type: str
-    required: true
+  url: {description: URL of the archive., type: str, required: true}
   sha256:
     description: Expected sha256 of the archive, whose first 16 digits name the folder.
     type: str
     required: true
-  size:
-    description: Size of the archive in bytes.
-    type: int
-    required: true
-  root:
-    description: Folder for it.
-    type: path
-    default: /opt/farandole/caffe
+  size: {description: Size of the archive in bytes., type: int, required: true}
+  root: {description: Folder for it., type: path, default: /opt/farandole/caffe}
 author: Farandole
 """
 
@@ -39,8 +30,6 @@ EXAMPLES = """
     sha256: 0123456789abcdef...
     size: 80000000
 """
-
-RETURN = ""
 
 import os
 import posixpath

@@ -12,19 +12,13 @@ description:
   - The folder contains exactly these files. It is put in place once all of them are complete; leftovers of a killed run
     are removed.
 options:
-  url:
-    description: URL of the depot.
-    type: str
-    required: true
+  url: {description: URL of the depot., type: str, required: true}
   files:
     description: The files, each with its C(name) below O(url), C(sha256) and C(size) in bytes.
     type: list
     elements: dict
     required: true
-  path:
-    description: The folder.
-    type: path
-    required: true
+  path: {description: The folder., type: path, required: true}
 author: Farandole
 """
 
@@ -36,8 +30,6 @@ EXAMPLES = """
       - {name: debs/libnccl2_2.27.3-1+cuda12.9_amd64.deb, sha256: 3b1f..., size: 200000000}
     path: /var/cache/farandole/nccl
 """
-
-RETURN = ""
 
 import os
 import shutil

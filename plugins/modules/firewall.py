@@ -13,20 +13,9 @@ description:
   - Compares what the kernel has loaded with what the file says, so it notices if somebody has flushed or changed it.
   - Warns of services that strangers can no longer reach.
 options:
-  members:
-    description: The addresses of the cluster's nodes.
-    type: list
-    elements: str
-    required: true
-  open:
-    description: Ports or ranges that stay open to everybody.
-    type: list
-    elements: str
-    default: []
-  ssh_port:
-    description: A port of sshd, in addition to those that it names itself.
-    type: int
-    default: 22
+  members: {description: The addresses of the cluster's nodes., type: list, elements: str, required: true}
+  open: {description: Ports or ranges that stay open to everybody., type: list, elements: str, default: []}
+  ssh_port: {description: "A port of sshd, in addition to those that it names itself.", type: int, default: 22}
 author: Farandole
 """
 
@@ -35,8 +24,6 @@ EXAMPLES = """
   farandole.cluster.firewall:
     members: [192.0.2.11, 192.0.2.12]
 """
-
-RETURN = ""
 
 import re
 from ipaddress import ip_address

@@ -11,19 +11,12 @@ description:
   - Their common group is removed in any case.
   - A home on storage of the network stays, because other machines use it.
 options:
-  names:
-    description: The accounts.
-    type: list
-    elements: str
-    required: true
+  names: {description: The accounts., type: list, elements: str, required: true}
   group:
     description: Their common group. Its other members, who were taken off the list, are removed as well.
     type: str
     required: true
-  keep:
-    description: Remove no account, and only return which stay.
-    type: bool
-    default: false
+  keep: {description: "Remove no account, and only return which stay.", type: bool, default: false}
 author: Farandole
 """
 
@@ -35,14 +28,8 @@ EXAMPLES = """
 """
 
 RETURN = """
-removed:
-  description: What was removed.
-  type: list
-  returned: always
-left:
-  description: What stays, each with the reason.
-  type: list
-  returned: always
+removed: {description: What was removed., type: list, returned: always}
+left: {description: "What stays, each with the reason.", type: list, returned: always}
 """
 
 import grp

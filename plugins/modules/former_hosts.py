@@ -10,14 +10,8 @@ description:
   - Removes the block. If the machine's own name would then no longer resolve, it is mapped to 127.0.1.1, as Debian's
     installer does.
 options:
-  begin:
-    description: First line of the block.
-    type: str
-    required: true
-  end:
-    description: Last line of the block.
-    type: str
-    required: true
+  begin: {description: First line of the block., type: str, required: true}
+  end: {description: Last line of the block., type: str, required: true}
 author: Farandole
 """
 
@@ -29,10 +23,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-removed:
-  description: What was removed.
-  type: list
-  returned: always
+removed: {description: What was removed., type: list, returned: always}
 """
 
 import re

@@ -9,15 +9,8 @@ short_description: Cancel the jobs of people who may start none
 description:
   - Cancels whatever waits in the queue, held and delayed jobs too, of all users that are not listed.
 options:
-  uids:
-    description: Who may start jobs.
-    type: list
-    elements: int
-    required: true
-  running:
-    description: Whether to cancel what runs, too.
-    type: bool
-    default: false
+  uids: {description: Who may start jobs., type: list, elements: int, required: true}
+  running: {description: "Whether to cancel what runs, too.", type: bool, default: false}
 author: Farandole
 """
 
@@ -28,10 +21,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-cancelled:
-  description: The uids whose jobs were cancelled.
-  type: list
-  returned: always
+cancelled: {description: The uids whose jobs were cancelled., type: list, returned: always}
 """
 
 import shutil

@@ -14,15 +14,8 @@ description:
     one for each hold. M(ansible.builtin.apt) also installs files one by one, which fails for two debs that depend on
     each other's exact version; it repairs nothing, and does not support a deb that contains a repository.
 options:
-  names:
-    description: Names of the packages.
-    type: list
-    elements: str
-    required: true
-  version:
-    description: The version of all of them.
-    type: str
-    required: true
+  names: {description: Names of the packages., type: list, elements: str, required: true}
+  version: {description: The version of all of them., type: str, required: true}
   files:
     description:
       - Debs on the node, one per package, or a single deb that contains a local repository, as NVIDIA offers.
@@ -41,10 +34,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-due:
-  description: Whether anything differed from the request, in check mode too.
-  type: bool
-  returned: always
+due: {description: "Whether anything differed from the request, in check mode too.", type: bool, returned: always}
 former:
   description: State and version of each package before, as dpkg prints them.
   type: dict

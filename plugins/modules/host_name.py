@@ -10,10 +10,7 @@ description:
   - Takes an eighth of the time of M(ansible.builtin.hostname), which loads Ansible's code for facts to find out what
     system this is.
 options:
-  name:
-    description: The name.
-    type: str
-    required: true
+  name: {description: The name., type: str, required: true}
 author: Farandole
 """
 
@@ -22,8 +19,6 @@ EXAMPLES = """
   farandole.cluster.host_name:
     name: node-1
 """
-
-RETURN = ""
 
 import socket
 from pathlib import Path

@@ -23,8 +23,6 @@ EXAMPLES = """
   farandole.cluster.logind_ipc:
 """
 
-RETURN = ""
-
 import re
 
 from ansible.module_utils.basic import AnsibleModule

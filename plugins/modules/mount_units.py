@@ -40,14 +40,8 @@ EXAMPLES = """
 """
 
 RETURN = """
-units:
-  description: The units that were written or removed.
-  type: list
-  returned: always
-removed:
-  description: The files of units that were removed.
-  type: list
-  returned: always
+units: {description: The units that were written or removed., type: list, returned: always}
+removed: {description: The files of units that were removed., type: list, returned: always}
 """
 
 import os

@@ -13,22 +13,11 @@ description:
   - Looks for other libraries of that name in a virtual environment (PyTorch's wheels depend on one), on the loader's
     path and in LD_LIBRARY_PATH. One of another version causes a warning, or with O(gpu) a failure.
 options:
-  version:
-    description: Version of the packages.
-    type: str
-    required: true
-  venv:
-    description: Virtual environment of the jobs; it does not have to exist.
-    type: path
-    required: true
-  gpu:
-    description: Whether the node has a GPU, so that jobs use NCCL.
-    type: bool
-    default: false
+  version: {description: Version of the packages., type: str, required: true}
+  venv: {description: Virtual environment of the jobs; it does not have to exist., type: path, required: true}
+  gpu: {description: "Whether the node has a GPU, so that jobs use NCCL.", type: bool, default: false}
 attributes:
-  check_mode:
-    description: Never changes anything.
-    support: full
+  check_mode: {description: Never changes anything., support: full}
 author: Farandole
 """
 
@@ -45,11 +34,7 @@ library:
   type: str
   returned: always
   sample: /usr/lib/x86_64-linux-gnu/libnccl.so.2.27.3
-answered:
-  description: The version that ncclGetVersion reported.
-  type: str
-  returned: always
-  sample: 2.27.3
+answered: {description: The version that ncclGetVersion reported., type: str, returned: always, sample: 2.27.3}
 shadows:
   description: The version of each other library of that name, by path; empty if it cannot be loaded.
   type: dict

@@ -30,10 +30,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-missing:
-  description: The packages that were missing.
-  type: list
-  returned: always
+missing: {description: The packages that were missing., type: list, returned: always}
 """
 
 import os

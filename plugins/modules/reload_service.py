@@ -11,26 +11,11 @@ description:
     handler, this is not lost if a run is killed first.
   - Returns once the service accepts connections again.
 options:
-  name:
-    description: Name of the service.
-    type: str
-    required: true
-  files:
-    description: Files that it reads when it is started or reloaded.
-    type: list
-    elements: path
-    required: true
-  port:
-    description: TCP port on which it must accept connections afterwards, if it has one.
-    type: int
-  start:
-    description: Also enable and start it; its unit must then be one of O(files).
-    type: bool
-    default: false
-  restart:
-    description: Restart it, as it reads these files only when it starts.
-    type: bool
-    default: false
+  name: {description: Name of the service., type: str, required: true}
+  files: {description: Files that it reads when it is started or reloaded., type: list, elements: path, required: true}
+  port: {description: "TCP port on which it must accept connections afterwards, if it has one.", type: int}
+  start: {description: Also enable and start it; its unit must then be one of O(files)., type: bool, default: false}
+  restart: {description: "Restart it, as it reads these files only when it starts.", type: bool, default: false}
 author: Farandole
 """
 
@@ -41,8 +26,6 @@ EXAMPLES = """
     files: [/etc/ssh/sshd_config.d/10-farandole.conf]
     port: 22
 """
-
-RETURN = ""
 
 import socket
 import time

@@ -15,11 +15,7 @@ options:
     type: list
     elements: path
     default: []
-  empty:
-    description: Folders to remove if nothing is left in them.
-    type: list
-    elements: path
-    default: []
+  empty: {description: Folders to remove if nothing is left in them., type: list, elements: path, default: []}
   lines:
     description: For each file, a regular expression of the lines to remove; a file with no others is removed.
     type: dict
@@ -29,16 +25,8 @@ options:
     type: list
     elements: str
     default: []
-  linger:
-    description: Accounts whose services no longer run without a login.
-    type: list
-    elements: str
-    default: []
-  unhold:
-    description: Packages that are no longer held at their version.
-    type: list
-    elements: str
-    default: []
+  linger: {description: Accounts whose services no longer run without a login., type: list, elements: str, default: []}
+  unhold: {description: Packages that are no longer held at their version., type: list, elements: str, default: []}
   masked:
     description: Units that stay masked while one of O(packages) is installed.
     type: list
@@ -61,18 +49,9 @@ EXAMPLES = """
 """
 
 RETURN = """
-removed:
-  description: What was removed.
-  type: list
-  returned: always
-left:
-  description: What could not be removed, each with the reason.
-  type: list
-  returned: always
-packages:
-  description: Those of O(packages) that are installed.
-  type: list
-  returned: always
+removed: {description: What was removed., type: list, returned: always}
+left: {description: "What could not be removed, each with the reason.", type: list, returned: always}
+packages: {description: Those of O(packages) that are installed., type: list, returned: always}
 """
 
 import glob

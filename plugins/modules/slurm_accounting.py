@@ -12,17 +12,9 @@ description:
   - With O(accounts), adds what is missing to the accounting of a running slurmdbd. It never removes anything, as the
     history of jobs depends on it; a user who is in an account no longer may not submit to it.
 options:
-  database:
-    description: Name of the database.
-    type: str
-    required: true
-  cluster:
-    description: Name of the cluster in the accounting.
-    type: str
-    required: true
-  accounts:
-    description: Users and share of each account.
-    type: dict
+  database: {description: Name of the database., type: str, required: true}
+  cluster: {description: Name of the cluster in the accounting., type: str, required: true}
+  accounts: {description: Users and share of each account., type: dict}
 author: Farandole
 """
 
@@ -34,10 +26,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-added:
-  description: What was missing.
-  type: list
-  returned: always
+added: {description: What was missing., type: list, returned: always}
 """
 
 import shutil

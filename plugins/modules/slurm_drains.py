@@ -11,10 +11,7 @@ description:
   - Takes back only nodes that this module has drained, and those that Slurm has drained because they had less than its
     settings said, for which it was given what they have.
 options:
-  excluded:
-    description: Why each of these nodes is left out.
-    type: dict
-    required: true
+  excluded: {description: Why each of these nodes is left out., type: dict, required: true}
 author: Farandole
 """
 
@@ -25,10 +22,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-changed_nodes:
-  description: The nodes whose state was changed.
-  type: list
-  returned: always
+changed_nodes: {description: The nodes whose state was changed., type: list, returned: always}
 """
 
 import re

@@ -11,10 +11,7 @@ description:
     can limit memory.
   - Where slurmctld is, looks which partitions have jobs.
 options:
-  node:
-    description: Whether this machine takes jobs, and so has slurmd.
-    type: bool
-    default: true
+  node: {description: "Whether this machine takes jobs, and so has slurmd.", type: bool, default: true}
 author: Farandole
 """
 

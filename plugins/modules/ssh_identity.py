@@ -10,10 +10,7 @@ description:
   - Generates an ed25519 host key and, on nodes that launch jobs, a key for each user, if they are missing.
   - Private keys never leave the node.
 options:
-  folder:
-    description: Where job keys are, outside the homes, which nodes may share.
-    type: path
-    required: true
+  folder: {description: "Where job keys are, outside the homes, which nodes may share.", type: path, required: true}
   job_keys:
     description: Path of each user's private key; all others, and their certificates, are removed.
     type: dict
@@ -35,22 +32,13 @@ EXAMPLES = """
 """
 
 RETURN = """
-host_key:
-  description: The public host key; empty in check mode if there is none yet.
-  type: str
-  returned: always
-job_keys:
-  description: The public job keys by user; none on nodes that launch no jobs.
-  type: dict
-  returned: always
+host_key: {description: The public host key; empty in check mode if there is none yet., type: str, returned: always}
+job_keys: {description: The public job keys by user; none on nodes that launch no jobs., type: dict, returned: always}
 remembers:
   description: The CAs that the node trusts, the revoked keys that it knows and O(revoked) lacks, its host certificate.
   type: dict
   returned: always
-openssh:
-  description: Version of OpenSSH, as a number.
-  type: float
-  returned: always
+openssh: {description: "Version of OpenSSH, as a number.", type: float, returned: always}
 """
 
 import pwd

@@ -15,47 +15,16 @@ description:
   - A stack, or an OpenMPI, whose contents have changed is replaced.
   - Leftovers of a killed run are removed first.
 options:
-  id:
-    description: Id of the stack.
-    type: str
-    required: true
-  mpi:
-    description: Key of its OpenMPI.
-    type: str
-    required: true
-  base:
-    description: Id of the stack to which it adds packages; empty for a stack of its own.
-    type: str
-    default: ""
-  user:
-    description: Account that tests the stack.
-    type: str
-    required: true
-  url:
-    description: URL of the archive.
-    type: str
-    required: true
-  sha256:
-    description: Expected sha256 of the archive.
-    type: str
-    required: true
-  size:
-    description: Size of the archive in bytes.
-    type: int
-    required: true
-  unpacked:
-    description: Size in bytes once unpacked.
-    type: int
-    required: true
-  modules:
-    description: Python modules that must load.
-    type: list
-    elements: str
-    default: []
-  root:
-    description: Folder that contains the stacks.
-    type: path
-    default: /opt/farandole
+  id: {description: Id of the stack., type: str, required: true}
+  mpi: {description: Key of its OpenMPI., type: str, required: true}
+  base: {description: Id of the stack to which it adds packages; empty for a stack of its own., type: str, default: ""}
+  user: {description: Account that tests the stack., type: str, required: true}
+  url: {description: URL of the archive., type: str, required: true}
+  sha256: {description: Expected sha256 of the archive., type: str, required: true}
+  size: {description: Size of the archive in bytes., type: int, required: true}
+  unpacked: {description: Size in bytes once unpacked., type: int, required: true}
+  modules: {description: Python modules that must load., type: list, elements: str, default: []}
+  root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 author: Farandole
 """
 

@@ -14,14 +14,9 @@ options:
     description: Valid sha256 of the list of each tree, by its path below O(root), C(stacks/ID) or C(mpi/KEY).
     type: dict
     default: {}
-  root:
-    description: Folder that contains the stacks.
-    type: path
-    default: /opt/farandole
+  root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 attributes:
-  check_mode:
-    description: Never changes anything.
-    support: full
+  check_mode: {description: Never changes anything., support: full}
 author: Farandole
 """
 
@@ -32,18 +27,12 @@ EXAMPLES = """
 """
 
 RETURN = """
-stack:
-  description: Id of the current stack; empty if there is none.
-  type: str
-  returned: always
+stack: {description: Id of the current stack; empty if there is none., type: str, returned: always}
 proven:
   description: Whether it is what was built; null if that cannot be verified, because it was built without lists.
   type: bool
   returned: always
-wrong:
-  description: The first differences, in one line.
-  type: str
-  returned: always
+wrong: {description: "The first differences, in one line.", type: str, returned: always}
 """
 
 from pathlib import Path

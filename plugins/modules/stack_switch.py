@@ -14,18 +14,9 @@ description:
   - Of the other stacks, keeps the newest, and what they add packages to. Removes unfinished stacks and every OpenMPI
     that no stack uses.
 options:
-  id:
-    description: Id of the stack.
-    type: str
-    required: true
-  keep:
-    description: Number of stacks to keep, including the current and the former one.
-    type: int
-    default: 3
-  root:
-    description: Folder that contains the stacks.
-    type: path
-    default: /opt/farandole
+  id: {description: Id of the stack., type: str, required: true}
+  keep: {description: "Number of stacks to keep, including the current and the former one.", type: int, default: 3}
+  root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 author: Farandole
 """
 
@@ -41,14 +32,8 @@ proven:
   description: Whether the stack could be verified by lists of its contents.
   type: bool
   returned: when it switched
-former:
-  description: Id of the stack that was current before.
-  type: str
-  returned: always
-pruned:
-  description: Names of the folders that were removed.
-  type: list
-  returned: always
+former: {description: Id of the stack that was current before., type: str, returned: always}
+pruned: {description: Names of the folders that were removed., type: list, returned: always}
 """
 
 from pathlib import Path

@@ -9,10 +9,7 @@ short_description: Find the jobs and builds that use the stack, and end them on 
 description:
   - Finds processes that were started from the stack or by a run, and builds that are still running.
 options:
-  end:
-    description: End them.
-    type: bool
-    default: false
+  end: {description: End them., type: bool, default: false}
 author: Farandole
 """
 
@@ -22,10 +19,7 @@ EXAMPLES = """
 """
 
 RETURN = """
-running:
-  description: What is running, each once.
-  type: list
-  returned: always
+running: {description: "What is running, each once.", type: list, returned: always}
 """
 
 import os

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.core import TyperGroup
 
 from farandole.cli.app import app
+from farandole.plays.action import argument_spec
 
-ROOT = Path(__file__).parents[2]
+from .loading import ROOT, load
+
 FARANDOLE = typer.main.get_command(app)
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("roles/*/README.md")]
 
@@ -77,10 +80,29 @@ def test_a_misspelt_command_is_noticed(words: list[str]) -> None:
     assert misspelt(words)
 
 
+# The node's half of an action is documented in the action.
+DOCUMENTED = [path.stem for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_module_takes_the_arguments_that_it_documents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, taken = load("modules", name), dict[str, Any]()
+
+    def take(argument_spec: dict[str, Any], **_: Any) -> None:
+        taken.update(argument_spec)
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "AnsibleModule", take)
+    with pytest.raises(InterruptedError):
+        module.main()
+    documented = argument_spec(yaml.safe_load(module.DOCUMENTATION).get("options", {}))
+    # Documentation has no place for no_log.
+    spec = {option: {key: value for key, value in about.items() if key != "no_log"} for option, about in taken.items()}
+    assert spec == documented
+
+
 def test_ansible_doc_reads_every_documented_module() -> None:
-    # The node's half of an action is documented in the action.
-    documented = [path for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
-    names = {f"farandole.cluster.{path.stem}" for path in documented}
+    names = {f"farandole.cluster.{name}" for name in DOCUMENTED}
     command = ["ansible-doc", "--type", "module", "--json", *names]
     shown = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
     assert names and shown.keys() == names
