@@ -44,6 +44,20 @@ def replacing(target: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
             draft.unlink(missing_ok=True)
 
 
+def put(target: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a text file as a whole."""
+    with replacing(target, mode) as draft:
+        draft.write(text.encode())
+
+
+def link(path: Path, target: str) -> None:
+    """Let a link lead to a target, in one step."""
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    draft.replace(path)
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold a lock, because a module continues on the node after its control machine was killed."""

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
+
 # A file system that a server provides may hang, so nothing is asked of it.
 REMOTE = re.compile(r"nfs|cifs|smb|autofs|fuse|ceph|lustre|gpfs|beegfs|9p|afs|glusterfs|ocfs2|gfs2")
 CPU_FLAGS = ("avx", "avx2", "avx512f", "f16c", "fma")
@@ -83,7 +85,7 @@ def machine(user: str, root: bool) -> dict[str, Any]:
         query = "--query-gpu=pci.bus_id,ecc.errors.uncorrected.volatile.total"
         commands["gpus"] = ([smi, query, "--format=csv,noheader"], {"PATH": LOGIN_PATH})
     said = outputs(commands)
-    mounts = mount_table(read("/proc/self/mountinfo"))
+    mounts = mount_table(read(TABLE))
     home = account.pw_dir if account else "/home"
     return {
         "up_s": up_s(),
@@ -137,14 +139,8 @@ def memory_mb(meminfo: str) -> int:
 
 
 def mount_table(mountinfo: str) -> dict[str, tuple[str, set[str]]]:
-    """The kind and the options of what is mounted, by mount point; of several at one point the last."""
-    table = {}
-    for line in mountinfo.splitlines():
-        own, _, other = line.partition(" - ")
-        words, kind = own.split(), other.split()
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4])
-        table[point] = (kind[0], {*words[5].split(","), *kind[2].split(",")})
-    return table
+    """The type and the options of what is mounted, by mount point; of several at one point the last."""
+    return {mount.point: (mount.kind, mount.options) for mount in mounts_in(mountinfo)}
 
 
 def mount_of(path: str, mounts: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
 from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all, processes
 
 GROUP = "farandole-jobs"
@@ -143,13 +143,12 @@ def end(module: AnsibleModule, name: str, uid: int) -> list[str]:
     return [f"end what {name} runs"] if lingers or runs else []
 
 
-def put(path: Path, text: str, mode: int, *, check_mode: bool) -> list[str]:
+def keep(path: Path, text: str, mode: int, *, check_mode: bool) -> list[str]:
     """Write a file, or remove it if the text is empty; says what was done."""
     if text == (path.read_text() if path.exists() else ""):
         return []
     if text and not check_mode:
-        with replacing(path, mode) as draft:
-            draft.write(text.encode())
+        put(path, text, mode)
     elif not check_mode:
         path.unlink()
     return [f"{'write' if text else 'remove'} {path}"]
@@ -173,9 +172,9 @@ def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
     for command in due if not module.check_mode else ():
         module.run_command(command, check_rc=True)
     done = [" ".join(command) for command in due]
-    done += put(SUDOERS, sudoers(module.params["admins"]), 0o440, check_mode=module.check_mode)
+    done += keep(SUDOERS, sudoers(module.params["admins"]), 0o440, check_mode=module.check_mode)
     # Before anything is ended, so that no job starts afterwards.
-    done += put(LISTED, "".join(f"{uid}\n" for uid in users.values()), 0o644, check_mode=module.check_mode)
+    done += keep(LISTED, "".join(f"{uid}\n" for uid in users.values()), 0o644, check_mode=module.check_mode)
     for name, uid in former.items() if module.params["end_jobs"] else ():
         done += end(module, name, uid)
     return done

@@ -61,8 +61,9 @@ from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
+from ansible_collections.farandole.cluster.plugins.module_utils.apt import update
 from ansible_collections.farandole.cluster.plugins.module_utils.fetching import read, within
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import put, replacing
 
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")
@@ -172,13 +173,7 @@ def refusal(module: AnsibleModule, source: Source, key: bytes = b"", wanted: str
             keyring.write_bytes(key)
             source = source._replace(signed_by=f"{keyring} {wanted}")
         (folder / "entry.sources").write_text(source.text())
-        settings = (
-            f"Dir::Etc::sourcelist={folder}/entry.sources",
-            "Dir::Etc::sourceparts=-",
-            "APT::Get::List-Cleanup=0",
-        )
-        command = ["apt-get", "update", "--quiet=2", "--error-on=any", *(f"--option={one}" for one in settings)]
-        code, out, err = module.run_command(command, environ_update={"LC_ALL": "C"})
+        code, out, err = module.run_command(update(folder / "entry.sources"), environ_update={"LC_ALL": "C"})
     return " ".join((err or out).split()) or f"apt-get update failed with status {code}" if code else ""
 
 
@@ -233,8 +228,7 @@ def main() -> None:
     if source and (not path.exists() or path.read_text() != source.text()):
         changed = True
         if not module.check_mode:
-            with replacing(path) as file:
-                file.write(source.text().encode())
+            put(path, source.text())
     module.exit_json(changed=changed, path=str(path) if source else "")
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.contents import LIST, touched, verify, write
 from ansible_collections.farandole.cluster.plugins.module_utils.depot import FILE, fetch
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, remove, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, link, remove, sweep
 
 RESERVE = 256 << 20
 PROGRAM = "bin/caffe"
@@ -156,14 +156,6 @@ def whole(target: Path) -> bool:
 
 def points(path: Path, target: str) -> bool:
     return path.is_symlink() and str(path.readlink()) == target
-
-
-def link(path: Path, target: str) -> None:
-    """Let a link point to a target, at once."""
-    draft = path.with_name(f".{path.name}.new")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(target)
-    draft.replace(path)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ import socket
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
 
 FILE = Path("/etc/hosts")
 LOOPBACK = re.compile(r"127\.0\.0\.1\s")
@@ -71,8 +71,7 @@ def main() -> None:
         asked = (module.run_command(["timeout", "5", "getent", "-s", one, "ahosts", name])[0] for one in SERVICES)
         after = after if 0 in asked else with_own(after, name)
     if changed and not module.check_mode:
-        with replacing(FILE) as draft:
-            draft.write(after.encode())
+        put(FILE, after)
     module.exit_json(
         changed=changed,
         removed=["the cluster's names in /etc/hosts"] if changed else [],

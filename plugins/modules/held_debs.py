@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.apt import reasons, update
 
 HELD = "hi "  # wanted: hold, is: installed, no error
 INTACT = ("i ", "n ", "c ")  # is: installed, not installed, only its settings
@@ -81,8 +82,7 @@ def run(module: AnsibleModule, what: str, command: list[str]) -> str:
     """Run a command; fail if it fails."""
     code, out, err = module.run_command(command, environ_update={"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"})
     if code:
-        reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
-        module.fail_json(msg=f"{what} failed: {' '.join(reasons) or code}")
+        module.fail_json(msg=f"{what} failed: {' '.join(reasons(out, err)) or code}")
     return str(out)
 
 
@@ -151,9 +151,7 @@ def signed_by(entry: str) -> list[Path]:
 
 def refresh(module: AnsibleModule, source: str) -> None:
     """Update the package lists of one source only."""
-    settings = (f"Dir::Etc::sourcelist={source}", "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
-    options = [f"--option={setting}" for setting in settings]
-    run(module, f"reading the packages of {source}", ["apt-get", "update", "--quiet", "--error-on=any", *options])
+    run(module, f"reading the packages of {source}", update(source))
 
 
 def requested(module: AnsibleModule) -> list[str]:

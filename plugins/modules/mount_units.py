@@ -52,11 +52,11 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
+from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
 
 UNITS = Path("/etc/systemd/system")
 MARKER = "# Managed by Farandole, role storage.\n"
-MOUNTED = Path("/proc/self/mountinfo")
 # Seconds that unmounting may take, until it is done without the server.
 UNMOUNT_S = 10
 # StartLimitIntervalSec: a server that refuses at once would end the automount after five attempts in ten seconds, and
@@ -122,12 +122,10 @@ def place(text: str) -> str:
 
 
 def mounted() -> dict[str, list[str]]:
-    """The types of what is mounted, by mount point; the kernel answers this without asking a server."""
+    """The types of what is mounted, by mount point."""
     found: dict[str, list[str]] = {}
-    for line in MOUNTED.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        where = re.sub(r"\\(\d{3})", lambda one: chr(int(one[1], 8)), before.split()[4])
-        found.setdefault(where, []).append(after.split()[0])
+    for mount in mounts_in(TABLE.read_text()):
+        found.setdefault(mount.point, []).append(mount.kind)
     return found
 
 
@@ -228,8 +226,7 @@ def change(module: AnsibleModule, wanted: dict[str, str], differing: list[str], 
         where = place(wanted[name])
         if where not in mounted():
             Path(where).mkdir(parents=True, exist_ok=True)
-        with replacing(UNITS / name) as draft:
-            draft.write(wanted[name].encode())
+        put(UNITS / name, wanted[name])
     for name, text in gone.items():
         (UNITS / name).unlink(missing_ok=True)
         point = Path(place(text))

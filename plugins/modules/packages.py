@@ -39,6 +39,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.apt import reasons
 
 FORM = "--showformat=${binary:Package}\t${Package}\t${db:Status-Abbrev}\t${Provides}\n"
 NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
@@ -74,10 +75,8 @@ class Packages:
         """Run a command that has to succeed, and return its warnings."""
         code, out, err = self.run(*command)
         if code:
-            reasons = [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
-            self.module.fail_json(
-                msg=f"{' '.join(command[:1] + command[-1:])} failed: {' '.join(reasons[-10:]) or code}"
-            )
+            why = " ".join(reasons(out, err)[-10:])
+            self.module.fail_json(msg=f"{' '.join(command[:1] + command[-1:])} failed: {why or code}")
         return "\n".join(line for line in err.splitlines() if line.startswith("W: "))[-1000:]
 
     def installed(self) -> tuple[set[str], bool]:
@@ -112,8 +111,8 @@ class Packages:
         code, out, err = self.run(*APT, "install", *simulate, *names)
         # In check mode, a bare machine may have no list yet.
         if code and not (self.module.check_mode and stale()):
-            reasons = [line for line in (err or out).splitlines() if line.startswith("E: ")] or [err or out]
-            why = "\n".join(filter(None, [warnings, " ".join(reasons).strip()[-1000:]]))
+            errors = [line for line in (err or out).splitlines() if line.startswith("E: ")] or [err or out]
+            why = "\n".join(filter(None, [warnings, " ".join(errors).strip()[-1000:]]))
             self.module.fail_json(msg=f"{', '.join(names)} cannot be installed: {why}")
         return bool(code) or "0 upgraded, 0 newly installed, 0 to remove" not in out
 

@@ -63,10 +63,10 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import replacing
+from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
 
 UNITS = Path("/etc/systemd/system")
 LINGER = Path("/var/lib/systemd/linger")
-MOUNTS = Path("/proc/self/mountinfo")
 LISTS = {
     "paths": "path",
     "empty": "path",
@@ -86,9 +86,7 @@ class Removal:
         self.gone: list[Path] = []
         self.removed: list[str] = []
         self.left: list[str] = []
-        # Spaces in names are escaped.
-        lines = MOUNTS.read_text().splitlines()
-        self.mounts = [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
+        self.mounts = [Path(mount.point) for mount in mounts_in(TABLE.read_text())]
 
     def run(self, *command: str) -> str:
         """Run a command that has to succeed, and return what it prints."""

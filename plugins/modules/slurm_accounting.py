@@ -30,12 +30,13 @@ added: {description: What was missing., type: list, returned: always}
 """
 
 import shutil
-import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.slurm import patient
 
 PATIENCE_S = 30
+SACCTMGR = ["sacctmgr", "--noheader", "--parsable2"]
 
 
 class Accounting:
@@ -68,7 +69,7 @@ class Accounting:
 
     def accounts(self, cluster: str, wanted: dict[str, Any]) -> None:
         """Add the cluster, accounts and users that are missing."""
-        if not self.answers():
+        if patient(self.module, [*SACCTMGR, "list", "cluster"], PATIENCE_S)[0]:
             if not self.module.check_mode:
                 self.fail(f"slurmdbd does not answer after {PATIENCE_S} s; see  journalctl --unit slurmdbd")
             self.added.append(cluster)
@@ -102,17 +103,8 @@ class Accounting:
                 # Their history stays.
                 self.change("modify", "user", user, "where", f"account={name}", "set", "fairshare=0", "maxsubmitjobs=0")
 
-    def answers(self) -> bool:
-        """Whether slurmdbd answers before the time is up."""
-        until = time.monotonic() + (0 if self.module.check_mode else PATIENCE_S)
-        while True:
-            code, _, _ = self.module.run_command(["sacctmgr", "--noheader", "--parsable2", "list", "cluster"])
-            if code == 0 or time.monotonic() > until:
-                return bool(code == 0)
-            time.sleep(0.5)
-
     def ask(self, *words: str) -> list[str]:
-        _, out, _ = self.module.run_command(["sacctmgr", "--noheader", "--parsable2", *words], check_rc=True)
+        _, out, _ = self.module.run_command([*SACCTMGR, *words], check_rc=True)
         return [*out.splitlines()]
 
     def add(self, *words: str) -> None:

@@ -30,6 +30,7 @@ import shutil
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.slurm import patient
 
 OURS = "farandole: "
 # Slurm's own words. It drains such a node again if it still has less than it should.
@@ -67,24 +68,15 @@ def main() -> None:
     if module.check_mode and not shutil.which("scontrol"):
         # It would be installed before.
         module.exit_json(changed=False, changed_nodes=[])
-    until = time.monotonic() + (0 if module.check_mode else PATIENCE_S)
-    while True:
-        code, out, err = module.run_command(["scontrol", "--oneliner", "show", "nodes"])
-        if code == 0 or time.monotonic() > until:
-            break
-        time.sleep(0.5)
+    code, out, err = patient(module, ["scontrol", "--oneliner", "show", "nodes"], PATIENCE_S)
     if code and not module.check_mode:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
     known, until = nodes(out), time.monotonic() + PATIENCE_S
     wanted = changes(known, module.params["excluded"])
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
         words = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
-        while True:
-            code, _, err = module.run_command(["scontrol", "update", *words])
-            # A node whose settings have changed cannot be taken back until it has registered with them.
-            if code == 0 or time.monotonic() > until:
-                break
-            time.sleep(0.5)
+        # A node whose settings have changed cannot be taken back until it has registered with them.
+        code, _, err = patient(module, ["scontrol", "update", *words], until - time.monotonic())
         if code and not LESS.match(known[name][1]):
             module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
         if code:

@@ -40,7 +40,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.contents import short, trees, verify
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, link, sweep
 
 
 def target_of(link: Path) -> str:
@@ -48,20 +48,12 @@ def target_of(link: Path) -> str:
     return link.readlink().name if link.is_symlink() else ""
 
 
-def point(link: Path, stack: str) -> None:
-    """Point a link to a stack atomically."""
-    draft = link.with_name(f".{link.name}.new")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(f"stacks/{stack}")
-    draft.replace(link)
-
-
 def switch(root: Path, stack: str) -> str:
     """Switch `current` and return its former target. `former` is written first, so that a killed run loses nothing."""
     before = target_of(root / "current")
     if before and before != stack:
-        point(root / "former", before)
-    point(root / "current", stack)
+        link(root / "former", f"stacks/{before}")
+    link(root / "current", f"stacks/{stack}")
     return before
 
 

@@ -73,7 +73,7 @@ def test_leaves_what_is_not_ours_and_says_so(folder: Path) -> None:
 def test_never_removes_what_is_mounted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = folder.parent / "mountinfo"
     table.write_text(f"1 0 0:1 / {folder}/stacks/1 rw - ext4 /dev/sda1 rw\n")
-    monkeypatch.setattr(module, "MOUNTS", table)
+    monkeypatch.setattr(module, "TABLE", table)
     removal = module.Removal(SimpleNamespace(check_mode=False))
     for name in ("stacks", "current"):
         removal.path(folder / name)

@@ -559,7 +559,7 @@ def test_a_switch_killed_between_the_links_is_completed(root: Path) -> None:
         installed(root, stack)
     for stack in ("cccc", OLD):
         to(root, stack)
-    switch.point(root / "former", OLD)
+    switch.link(root / "former", f"stacks/{OLD}")
     assert links(root) == {"current": f"stacks/{OLD}", "former": f"stacks/{OLD}"}
     (root / ".current.new").symlink_to("stacks/half")
     assert to(root, NEW)["changed"]

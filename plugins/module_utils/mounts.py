@@ -1,0 +1,28 @@
+"""What is mounted, which the kernel says without asking a server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+TABLE = Path("/proc/self/mountinfo")
+
+
+class Mount(NamedTuple):
+    """A mount point, and the type and the options of what is there."""
+
+    point: str
+    kind: str
+    options: set[str]
+
+
+def mounts_in(table: str) -> list[Mount]:
+    """The lines of mountinfo, in which blanks in paths are escaped."""
+    found = []
+    for line in table.splitlines():
+        own, _, other = line.partition(" - ")
+        words, source = own.split(), other.split()
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4])
+        found.append(Mount(point, source[0], {*words[5].split(","), *source[2].split(",")}))
+    return found
