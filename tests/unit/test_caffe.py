@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import socket
@@ -15,7 +14,7 @@ import pytest
 
 from farandole.core.programs import LIBRARY, program_files
 from farandole.node import allocation
-from farandole.node.caffe import hosts, mpi, options, plan, solver
+from farandole.node.caffe import nodes, options, plan, solver
 from farandole.node.caffe.options import RefusedError
 
 from .loading import ROOT
@@ -69,26 +68,12 @@ def program(path: Path, script: str) -> Path:
 # Options
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [("4:00:00", 14400), ("04:00:30", 14430), ("90m", 5400), ("4h", 14400), ("5s", 5), ("1h30m", 5400)],
-)
-def test_time_limits(text: str, wanted: int) -> None:
-    assert options.limit(text) == wanted
-
-
-@pytest.mark.parametrize("text", ["240", "0s", "0:00:00", "4:00", "-1h", "x", ""])
-def test_a_time_limit_that_could_mean_anything_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no time limit: write 4:00:00, 90m or 4h"):
-        options.limit(text)
-
-
 def test_the_guides_options_have_their_names() -> None:
     words = "--hostfile h --caffe_bin c --solver s --network opa --ppn 2 --num_omp_threads 60 --time 1h -- --weights w"
     chosen = options.read_options(words.split())
     assert vars(chosen) == {
         "hostfile": "h", "caffe_bin": "c", "solver": "s", "network": "opa", "ppn": 2, "num_omp_threads": 60,
-        "time": 3600, "mpirun": None, "more": ["--weights", "w"], "psm2": False,
+        "time": 3600, "more": ["--weights", "w"], "psm2": False,
     }  # fmt: skip
     assert options.read_options(["--solver", "s"]).network == "tcp"
 
@@ -170,12 +155,12 @@ def test_kmp_affinity(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_hostfiles(text: str, wanted: Any) -> None:
-    assert hosts.read_hosts(text) == wanted
+    assert nodes.read_hosts(text) == wanted
 
 
 @pytest.mark.parametrize("line", ["-oProxyCommand=id", "a;id", "$(id)", "a slots=x", "a:2", "a b"])
 def test_a_line_that_is_no_host_is_refused(line: str) -> None:
-    assert refusal(lambda: hosts.read_hosts(f"ok\n{line}\n")).startswith(f"line 2 of the hostfile is no host: {line!r}")
+    assert refusal(lambda: nodes.read_hosts(f"ok\n{line}\n")).startswith(f"line 2 of the hostfile is no host: {line!r}")
 
 
 def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,30 +169,30 @@ def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     allocated = {"a": 1, "b": 1}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     # Before the cluster's hostfile: that one names nodes of other jobs.
-    assert hosts.find_hosts(None, allocated) == (allocated, "Slurm job 7")
+    assert nodes.find_hosts(None, allocated) == (allocated, "Slurm job 7")
     monkeypatch.setenv("PBS_NODEFILE", "nodefile")
-    assert hosts.find_hosts(None, allocated) == ({"a": 2}, "nodefile")
-    assert hosts.find_hosts("mine", {})[0] == {"c": 1}
-    assert refusal(lambda: hosts.find_hosts("mine", allocated)) == (
+    assert nodes.find_hosts(None, allocated) == ({"a": 2}, "nodefile")
+    assert nodes.find_hosts("mine", {})[0] == {"c": 1}
+    assert refusal(lambda: nodes.find_hosts("mine", allocated)) == (
         "mine names c, which this job does not have: Slurm gave it a, b. Leave --hostfile out"
     )
-    assert "the hostfile gone cannot be read: No such file" in refusal(lambda: hosts.find_hosts("gone", {}))
+    assert "the hostfile gone cannot be read: No such file" in refusal(lambda: nodes.find_hosts("gone", {}))
     Path("empty").touch()
-    assert refusal(lambda: hosts.find_hosts("empty", {})) == "the hostfile empty names no host"
+    assert refusal(lambda: nodes.find_hosts("empty", {})) == "the hostfile empty names no host"
 
 
 def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hosts.allocation() == {}
+    assert nodes.allocation() == {}
     program(tmp_path / "bin/scontrol", 'test "$*" = "show hostnames node-[1-2]" && echo node-1 && echo node-2')
     monkeypatch.setattr(allocation, "SCONTROL", str(tmp_path / "bin/scontrol"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[1-2]")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
-    assert hosts.allocation() == {"node-1": 2, "node-2": 2}
+    assert nodes.allocation() == {"node-1": 2, "node-2": 2}
 
 
 def test_processes_per_node() -> None:
-    assert hosts.per_node({"a": 2, "b": 2}, "f") == 2
-    assert refusal(lambda: hosts.per_node({"a": 2, "b": 1}, "f")) == (
+    assert nodes.per_node({"a": 2, "b": 2}, "f") == 2
+    assert refusal(lambda: nodes.per_node({"a": 2, "b": 1}, "f")) == (
         "f has hosts in different numbers (a 2, b 1), but every node gets as many: say --ppn 1"
     )
 
@@ -259,6 +244,7 @@ def test_a_solver_that_is_missing_or_broken_is_refused() -> None:
 
 # Libraries and launchers
 
+
 LDD = """
 	linux-vdso.so.1 (0x00007fff)
 	libmlsl.so => /opt/lib/libmlsl.so (0x00007f00)
@@ -268,67 +254,52 @@ LDD = """
 """
 
 
-@pytest.fixture
-def ldd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Let ldd print a line for the MPI, and ask for its kind."""
-
-    def which(line: str) -> Any:
-        (tmp_path / "ldd.txt").write_text(LDD.format(line))
-        program(tmp_path / "bin/ldd", f"cat {tmp_path}/ldd.txt")
-        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-        return mpi.which_mpi("/opt/bin/caffe", [])
-
-    return which
-
-
-def test_the_mpi_of_a_program_is_read_from_ldd(ldd: Callable[[str], Any]) -> None:
-    assert ldd("libmpi.so.12 => /opt/lib/libmpi.so.12") == "libmpi.so.12"
-    assert ldd("libmpich.so.12 => not found") == "libmpich.so.12"
-    assert ldd("libmpi.so.40 => /opt/lib/libmpi.so.40") == "libmpi.so.40"
-    assert "loads libmpi.so.20: only libmpi.so.12 (MPICH" in refusal(lambda: ldd("libmpi.so.20 => /x"))
-    assert "and only one of them" in refusal(lambda: ldd("libmpi.so.12 => /x (0x1)\nlibmpi.so.40 => /y"))
-    assert "does not find libiomp5.so. Put it into the folder lib" in refusal(lambda: ldd("libc.so.6 => /x"))
-
-
-HYDRA = "echo HYDRA build details:; echo Version: 4.0.2"
-OMPI = "echo 'mpirun (Open MPI) 4.1.4'"
+@pytest.mark.parametrize(
+    ("library", "refused"),
+    [
+        ("libmpi.so.12 => /opt/lib/libmpi.so.12", ""),
+        ("libmpich.so.12 => not found", ""),
+        ("libmpi.so.40 => /opt/lib/libmpi.so.40", "loads libmpi.so.40, but only libmpi.so.12 (MPICH, Intel MPI) is"),
+        ("libmpi.so.12 => /x (0x1)\nlibmpi.so.40 => /y", "loads libmpi.so.12, libmpi.so.40, but only"),
+        ("libc.so.6 => /x", "does not find libiomp5.so. Put it into the folder lib"),
+    ],
+)
+def test_the_mpi_of_a_program_is_read_from_ldd(
+    library: str, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ldd.txt").write_text(LDD.format(library))
+    program(tmp_path / "bin/ldd", f"cat {tmp_path}/ldd.txt")
+    caffe = str(program(tmp_path / "bin/caffe", ""))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    if refused:
+        assert refused in refusal(lambda: plan.caffe_of(caffe))
+    else:
+        assert plan.caffe_of(None) == caffe
 
 
-def test_a_launcher_of_the_other_kind_is_refused(tmp_path: Path) -> None:
-    openmpi, hydra = program(tmp_path / "o/mpirun", OMPI), program(tmp_path / "h/mpiexec.hydra", HYDRA)
-    choose = mpi.choose_launcher
-    assert choose(str(openmpi), "/c", "libmpi.so.40", 2)[0] == str(openmpi)
-    assert refusal(lambda: choose(str(openmpi), "/c", "libmpi.so.12", 2)) == (
-        f"{HERE}: {openmpi} is a launcher of Open MPI, and /c was built for MPICH or Intel MPI (libmpi.so.12): it "
-        "would start 2 separate trainings and end with 0. Leave --mpirun out"
-    )
-    assert refusal(lambda: choose(str(hydra), "/c", "libmpi.so.40", 2)) == (
-        f"{HERE}: {hydra} is a launcher of MPICH or Intel MPI, and /c was built for Open MPI (libmpi.so.40): it would "
-        "start 2 separate trainings and end with 0. Leave --mpirun out"
-    )
-    assert "is a launcher of no MPI that is known here" in refusal(lambda: choose("/bin/true", "/c", "libmpi.so.40", 2))
-    assert "there is no program /gone" in refusal(lambda: choose("/gone", "/c", "libmpi.so.40", 2))
-
-
-def test_the_launcher_of_the_right_kind_is_found(
+def test_a_launcher_of_another_mpi_is_never_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    choose = mpi.choose_launcher
-    first, second = program(tmp_path / "o/mpirun", OMPI), program(tmp_path / "i/mpirun", "echo 'Intel(R) MPI Library'")
-    monkeypatch.setenv("PATH", f"{JOBS}/intel-caffe:relative:{first.parent}:{second.parent}")
+    other = program(tmp_path / "o/mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    intel = program(tmp_path / "i/mpirun", "echo 'Intel(R) MPI Library'")
+    debian = program(tmp_path / "d/mpiexec.hydra", "echo HYDRA build details:")
+    monkeypatch.setenv("PATH", f"{JOBS}/intel-caffe:relative:{other.parent}:{intel.parent}")
     # Never the translator itself.
-    assert options.programs("mpirun")[:2] == [str(first), str(second)]
-    monkeypatch.setattr(mpi, "programs", lambda *_: [str(first), str(second)])
-    assert choose(None, "/c", "libmpi.so.12", 2)[0] == str(second)
-    assert f"{first} is not of MPICH or Intel MPI, for which caffe was built, so {second} starts it" in (
+    assert options.programs("mpirun")[:2] == [str(other), str(intel)]
+    monkeypatch.setattr(plan, "programs", lambda *_: [str(debian)])
+    assert plan.choose_launcher("/c", 2) == str(debian)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(plan, "programs", lambda *_: [str(other), str(intel)])
+    assert plan.choose_launcher("/c", 2) == str(intel)
+    assert f"{other} is not of MPICH or Intel MPI, for which caffe was built, so {intel} starts it" in (
         capsys.readouterr().err
     )
-    monkeypatch.setattr(mpi, "programs", lambda *_: [str(first)])
-    assert "would start 2 separate trainings and end with 0. Install Debian's mpich on all nodes" in refusal(
-        lambda: choose(None, "/c", "libmpi.so.12", 2)
+    monkeypatch.setattr(plan, "programs", lambda *_: [str(other)])
+    assert f"{other} would start 2 separate trainings and end with 0. Set caffe_packages: [mpich]" in refusal(
+        lambda: plan.choose_launcher("/c", 2)
     )
-    monkeypatch.setattr(mpi, "programs", lambda *_: [])
-    assert "and there is no launcher of it: Run site.yml" in refusal(lambda: choose(None, "/c", "libmpi.so.40", 2))
+    monkeypatch.setattr(plan, "programs", lambda *_: [])
+    assert "on PATH: there is none" in refusal(lambda: plan.choose_launcher("/c", 2))
 
 
 # Threads and settings
@@ -366,27 +337,18 @@ def test_variables_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_networks() -> None:
     fabrics = [["10.0.0.0/24", "eth0"], ["10.0.0.0/24", "ens3"], []]
-    assert plan.mca("tcp", fabrics)[-1] == "10.0.0.0/24"
-    assert plan.mca("tcp", [["$(id)", "eth0"]])[-1] == "self,vader,tcp"
-    assert "psm2" in plan.mca("opa", [])
     tcp, opa = plan.hydra("tcp", fabrics, in_slurm=True), plan.hydra("opa", [], in_slurm=False)
     assert (tcp["UCX_NET_DEVICES"], tcp["HYDRA_LAUNCHER"], tcp["FI_PROVIDER"]) == ("ens3,eth0", "slurm", "tcp")
     assert (opa["I_MPI_HYDRA_BOOTSTRAP"], opa["FI_PROVIDER"]) == ("ssh", "psm2")
 
 
-def planned(kind: str = "openmpi", **more: Any) -> plan.Plan:
-    program = ["/c/bin/caffe", "train", "--solver", "s"]
-    return plan.Plan(["node-1", "node-2"], 1, kind, "/m/mpirun", program, {"OMP_NUM_THREADS": "2"}, **more)
-
-
 def test_commands() -> None:
-    made = planned().command("f")
-    assert made[:9] == ["/m/mpirun", "--tag-output", "--hostfile", "f", "-N", "1", "-n", "2", "-x"]
-    assert planned().hosts() == "node-1 slots=1\nnode-2 slots=1\n"
-    made = planned("mpich").command("f")
-    assert made[:11] == ["/m/mpirun", "-l", "-n", "2", "-ppn", "1", "-f", "f", "-genv", "OMP_NUM_THREADS", "2"]
-    assert made[11:13] == ["/bin/sh", "-c"]
-    assert planned("mpich").hosts() == "node-1:1\nnode-2:1\n"
+    planned = plan.Plan(["node-1", "node-2"], 1, "/m/mpirun", ["/c/bin/caffe", "train"], {"OMP_NUM_THREADS": "2"})
+    assert planned.command("f") == [
+        "/m/mpirun", "-l", "-n", "2", "-ppn", "1", "-f", "f", "-genv", "OMP_NUM_THREADS", "2", "/bin/sh", "-c",
+        plan.RANK, "/c/bin/caffe", "train",
+    ]  # fmt: skip
+    assert planned.hosts() == "node-1:1\nnode-2:1\n"
 
 
 def test_a_refusal_ends_with_one_and_says_that_nothing_was_started(installed: Path) -> None:

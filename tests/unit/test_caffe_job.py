@@ -13,7 +13,7 @@ from farandole.node.caffe import job, log, plan, solver
 
 
 def planned() -> plan.Plan:
-    return plan.Plan(["node-1", "node-2"], 1, "openmpi", "/m/mpirun", ["/c/bin/caffe"])
+    return plan.Plan(["node-1", "node-2"], 1, "/m/mpirun", ["/c/bin/caffe"])
 
 
 def lines(**changed: str | None) -> list[str]:
@@ -27,7 +27,7 @@ def lines(**changed: str | None) -> list[str]:
         **changed,
     }
     return [
-        f"[1,{rank}]<stderr>:{text.format(rank=rank, host=rank + 1)}"
+        f"[{rank}] {text.format(rank=rank, host=rank + 1)}"
         for text in made.values() if text is not None
         for rank in (0, 1)
     ]  # fmt: skip
@@ -41,9 +41,8 @@ def verdict(said: list[str], *why: str, model: bool = True, tests: bool = True) 
     return log.judge(found, planned(), about, model, list(why))
 
 
-def test_a_good_training_is_green_with_either_launchers_prefix() -> None:
+def test_a_good_training_is_green() -> None:
     assert verdict(lines()) == []
-    assert verdict([line.replace("[1,", "[").replace("]<stderr>:", "] ") for line in lines()]) == []
     assert verdict(lines(accuracy=None), tests=False) == []
     # A net may have such words in it.
     assert verdict([*lines(), '[0] layer { name: "Killed" }']) == []
@@ -84,15 +83,8 @@ def test_a_rank_that_does_not_end_and_a_missing_model_are_red() -> None:
     assert verdict(lines(), model=False) == ["node-1: the model p_iter_100.caffemodel was not written by this training"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "=   PID 2156 RUNNING AT node-2",
-        "mpirun noticed that process rank 1 with PID 0 on node node-2 exited on signal 6 (Aborted).",
-    ],
-)
-def test_a_rank_that_ends_too_early_is_named(line: str) -> None:
-    assert verdict([*lines()[:-1], line]) == [
+def test_a_rank_that_ends_too_early_is_named() -> None:
+    assert verdict([*lines()[:-1], "=   PID 2156 RUNNING AT node-2"]) == [
         "node-2: a rank ended before the training was over. Cure: its last lines in the log say why, or `journalctl "
         "-k` there, if the kernel ended it",
         "`Optimization Done.` is there 1 times, wanted 2: not from rank 1 on node-2",
@@ -100,7 +92,7 @@ def test_a_rank_that_ends_too_early_is_named(line: str) -> None:
 
 
 def test_a_failed_check_is_named_with_its_host_and_cure() -> None:
-    failed = "[1,1]<stderr>:F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) \x1b[2J"
+    failed = "[1] F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) \x1b[2J"
     assert verdict([*lines()[:-2], lines()[-1], failed]) == [
         "rank 1 on node-2 said: F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) ?[2J. Cure: the "
         "snapshot could not be written: look at the folder of snapshot_prefix and its disk",
@@ -116,7 +108,7 @@ class Shell(plan.Plan):
 
 
 def ran(script: str, seconds: int) -> tuple[log.Log, int, str]:
-    return job.run(Shell(["node-1", "node-2"], 1, "openmpi", script, []), seconds)
+    return job.run(Shell(["node-1", "node-2"], 1, script, []), seconds)
 
 
 @pytest.fixture
@@ -138,7 +130,7 @@ def test_a_job_is_shown_and_read(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("signals")
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     _, _, ended = ran(f"sleep 1000 & echo $! >{tmp_path}/child; wait", 2)
-    assert ended == "the time limit of 0:00:02 was over"
+    assert ended == "the time limit of 2 s was over"
     about = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/status")
     # On a busy machine, a process dies some time after its signal.
     until = time.monotonic() + 10
@@ -164,4 +156,4 @@ def test_a_job_that_is_done_but_does_not_end_is_ended(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("signals")
 def test_a_job_that_closes_its_output_is_waited_for() -> None:
     _, _, ended = ran("echo '[0] Optimization Done.'; exec >&- 2>&-; sleep 1000", 3)
-    assert ended == "the time limit of 0:00:03 was over"
+    assert ended == "the time limit of 3 s was over"

@@ -15,7 +15,8 @@ import pytest
 
 from farandole.core.programs import LIBRARY, program_files
 from farandole.jobs.follow import first_cause
-from farandole.node.head import folders, main, runs, status
+from farandole.node.arguments import duration
+from farandole.node.head import folders, runs, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import OF_RANK, Job, StoppedError
 from farandole.node.head.runs import Output, RefusedError, Run
@@ -82,10 +83,10 @@ def test_a_folder_that_is_no_checkout_is_filtered_as_git_would(tmp_path: Path) -
 
 def test_times() -> None:
     times = {"90": 90, "90s": 90, "30m": 1800, "2h": 7200, "1d": 86400}
-    assert {text: main.duration(text) for text in times} == times
+    assert {text: duration(text) for text in times} == times
     for text in ("", "0", "0h", "-1", "1.5h", "2 h", "1w", "h", "99999999"):
         with pytest.raises(argparse.ArgumentTypeError):
-            main.duration(text)
+            duration(text)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from farandole.jobs.files import get, send
 from farandole.jobs.follow import follow
 from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
+from farandole.node.arguments import duration
 from farandole.node.head.folders import refuse_early
-from farandole.node.head.main import duration
 from farandole.node.head.runs import RefusedError
 
 

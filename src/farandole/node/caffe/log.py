@@ -11,15 +11,15 @@ from farandole.node.caffe.plan import Plan
 from farandole.node.caffe.probe import LIBRARY_CURE
 from farandole.node.caffe.solver import Solver
 
-LINE = re.compile(r"\[(?:\d+,)?(\d+)\](?:<std\w+>:?)? ?(.*)")
+LINE = re.compile(r"\[(\d+)\] ?(.*)")
 PLACE = re.compile(r"rank of caffe\.sh on (\S+) machine (\S+)")
 BEGUN = "Starting Multi-node Optimization in MLSL environment"
 DONE = "Optimization Done."
 TELLING = re.compile(
     r"Check failed|srun: error|error while loading|Segmentation fault|Killed|No space left|out of memory"
 )
-# How MPICH and Open MPI name a rank that has ended too early.
-LOST = re.compile(r"PID \d+ RUNNING AT (\S+)|noticed that process rank \d+ with PID \d+ on node (\S+)")
+# How the launcher names a rank that has ended too early.
+LOST = re.compile(r"PID \d+ RUNNING AT (\S+)")
 CURES = {
     "SerializeToOstream": "the snapshot could not be written: look at the folder of snapshot_prefix and its disk",
     "No space left": "the disk is full: free some space there",
@@ -47,15 +47,15 @@ class Log:
             self.machines[rank] = (plain(place[1], 80), plain(place[2], 40))
         elif size := re.search(r"group size: (\d+)", text):
             self.sizes.add(int(size[1]))
-        elif mark := next((one for one in self.seen if one in text), ""):
+        elif mark := next((line for line in self.seen if line in text), ""):
             self.seen[mark][rank] += 1
         elif output := re.search(r"Test net output #\d+: (\S+) = (\S+)", text):
             self.tested[plain(output[1], 40)] = plain(output[2], 40)
         elif lost := LOST.search(text):
-            self.lost = plain(lost[1] or lost[2], 80)
+            self.lost = plain(lost[1], 80)
         elif TELLING.search(text):
             self.failed = self.failed or "Check failed" in text
-            cure = next(cure for words, cure in CURES.items() if words in text)
+            cure = next(cure for part, cure in CURES.items() if part in text)
             who = "the launcher" if rank is None else self.where(rank)
             self.telling.append(f"{who} said: {plain(text)}. Cure: {cure}")
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,31 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from farandole.node.allocation import counts
-from farandole.node.caffe.hosts import allocation, find_hosts, per_node
 from farandole.node.caffe.job import AFTER_DONE, NOT_ENDED, EndedError, catch_signals, run
 from farandole.node.caffe.log import judge
-from farandole.node.caffe.mpi import KINDS, NAMES, choose_launcher, folders_of, which_mpi
-from farandole.node.caffe.nodes import Answer, ask, ask_all, has_omni_path
+from farandole.node.caffe.nodes import Answer, allocation, ask, ask_all, find_hosts, has_omni_path, per_node
 from farandole.node.caffe.nodes import judge as judge_nodes
-from farandole.node.caffe.options import INSTALLED, RefusedError, read_options, say
-from farandole.node.caffe.plan import Plan, hydra, mca, threads, variables
+from farandole.node.caffe.options import RefusedError, read_options, say
+from farandole.node.caffe.plan import Plan, caffe_of, choose_launcher, folders_of, hydra, threads, variables
 from farandole.node.caffe.solver import Solver, read_solver
 
 # A plan, what it trains, and how to ask whether there is a new model where rank 0 has run.
 Training = tuple[Plan, Solver, Callable[[], bool]]
-
-
-def changed(answer: Answer, before: list[int]) -> bool:
-    """Whether a node says that the model is another file than before."""
-    return isinstance(answer, dict) and bool(answer.get("model")) and answer["model"] != before
-
-
-def caffe_of(chosen: argparse.Namespace) -> str:
-    caffe = str(Path(chosen.caffe_bin or shutil.which("caffe") or INSTALLED).absolute())
-    if not os.access(caffe, os.X_OK):
-        cure = "Bring it with caffe_archive (role caffe), or name it with --caffe_bin"
-        raise RefusedError(f"{socket.gethostname()}: there is no program {caffe}. {cure}")
-    return caffe
 
 
 def network_of(chosen: argparse.Namespace, answers: Mapping[str, Answer]) -> str:
@@ -66,9 +50,8 @@ def prepare(chosen: argparse.Namespace) -> Training:
     allocated = allocation()
     hosts, path = find_hosts(chosen.hostfile, allocated)
     nodes, ppn = list(hosts), chosen.ppn or per_node(hosts, path)
-    solver, caffe = read_solver(chosen.solver), caffe_of(chosen)
-    library = which_mpi(caffe, folders_of(caffe))
-    launcher, version = choose_launcher(chosen.mpirun, caffe, library, ppn * len(nodes))
+    solver, caffe = read_solver(chosen.solver), caffe_of(chosen.caffe_bin)
+    launcher = choose_launcher(caffe, ppn * len(nodes))
     in_slurm = bool(allocated and shutil.which("srun"))
     files = {caffe: "the program", solver.path: "the solver", **dict.fromkeys(solver.nets, "the net")}
     request = {
@@ -80,34 +63,33 @@ def prepare(chosen: argparse.Namespace) -> Training:
     if problems := list(judge_nodes(answers, files, network)):
         raise RefusedError(*problems)
     sound = {node: answer for node, answer in answers.items() if isinstance(answer, dict)}
-    kind, fabrics = KINDS[library], [answer["fabric"] for answer in sound.values()]
-    if network == "opa" and kind == "mpich" and "ch4:ucx" in version:
-        raise RefusedError(f"{launcher} was built without libfabric, so it has no Omni-Path: use --network tcp")
     number = threads(chosen.num_omp_threads, *cores_of(sound, bool(allocated)), ppn)
-    plan = Plan(nodes, ppn, kind, launcher, [caffe, "train", "--solver", solver.path, *chosen.more])
-    plan.environment = variables(caffe, ppn, number)
-    if kind == "openmpi":
-        plan.options = mca(network, fabrics)
-    else:
-        plan.environment |= hydra(network, fabrics, in_slurm)
+    plan = Plan(nodes, ppn, launcher, [caffe, "train", "--solver", solver.path, *chosen.more])
+    fabrics = [answer["fabric"] for answer in sound.values()]
+    plan.environment = {**variables(caffe, ppn, number), **hydra(network, fabrics, in_slurm)}
     say(
         f"{plan.ranks} ranks on {', '.join(nodes)}, {ppn} per node with {number} threads; network {network}; "
-        f"{launcher} ({NAMES[kind]}, as caffe loads {library}); MLSL_NUM_SERVERS=0"
+        f"{launcher}; MLSL_NUM_SERVERS=0"
     )
     before = sound[nodes[0]]["model"]
-    return plan, solver, lambda: changed(ask(nodes[0], request, in_slurm), before)
+
+    def is_written() -> bool:
+        after = ask(nodes[0], request, in_slurm)
+        return isinstance(after, dict) and bool(after.get("model")) and after["model"] != before
+
+    return plan, solver, is_written
 
 
 def train(training: Training, time_limit: int) -> int:
     """Run it, and say whether it was a training of all ranks together."""
-    (plan, solver, written), begun = training, time.monotonic()
+    (plan, solver, is_written), begun = training, time.monotonic()
     log, status, ended = run(plan, time_limit)
     if ended == NOT_ENDED:
         say(f"all ranks were done, but {plan.launcher} did not end within {AFTER_DONE} seconds, so it was ended")
         status, ended = 0, ""
     why = [f"{plan.launcher} ended with status {status}"] if status else []
     why = [f"it was ended on all its nodes, because {ended}"] if ended else why
-    if problems := judge(log, plan, solver, written(), why):
+    if problems := judge(log, plan, solver, is_written(), why):
         say("red: this was no successful training of all ranks together", problems)
         return 1
     tested = "".join(f", {name} {value}" for name, value in log.tested.items())

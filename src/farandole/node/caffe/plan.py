@@ -1,24 +1,82 @@
-"""How a training is started: its threads, variables and command."""
+"""How a training is started: by which launcher, with which threads, variables and command."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
+import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from farandole.node.caffe.mpi import folders_of
-from farandole.node.caffe.options import RefusedError, plain, say
+from farandole.node.caffe.options import INSTALLED, RefusedError, plain, programs, say
+from farandole.node.caffe.probe import ABI_CURE, LIBRARY_CURE, ldd
 
+# Debian has MPICH's library as libmpich.so.12 only; role caffe makes a link with the name of the ABI in this folder.
+ABI = "/opt/farandole/caffe/abi"
+# The libraries of MPICH and Intel MPI, which launch each other's programs; Intel Caffe was released for the latter.
+LIBRARIES = {"libmpi.so.12", "libmpich.so.12"}
+LAUNCHERS = ("mpiexec.hydra", "mpirun")
 PASSED_ON = re.compile(r"(KMP|OMP|MLSL|GLOG|I_MPI|FI|UCX|MKL)_|LD_LIBRARY_PATH$")
 # Each rank says first on which machine it runs: Caffe's own log does not tell.
 RANK = 'echo "rank of caffe.sh on $(uname -n) machine $(cat /etc/machine-id)"; exec "$0" "$@"'
-# By network: options of Open MPI, the provider of libfabric.
-OPENMPI = {
-    "tcp": ["--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp"],
-    "opa": ["--mca", "pml", "cm", "--mca", "mtl", "psm2"],
-}
+# The provider of libfabric.
 PROVIDERS = {"tcp": "tcp", "opa": "psm2"}
+
+
+def caffe_of(chosen: str | None) -> str:
+    """The program, of which it is certain that it was built for MPICH or Intel MPI."""
+    caffe = str(Path(chosen or shutil.which("caffe") or INSTALLED).absolute())
+    if not os.access(caffe, os.X_OK):
+        cure = "Bring it with caffe_archive (role caffe), or name it with --caffe_bin"
+        raise RefusedError(f"{socket.gethostname()}: there is no program {caffe}. {cure}")
+    here = f"{socket.gethostname()}: {caffe}"
+    try:
+        libraries = ldd(caffe, folders_of(caffe))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError(f"{here}: ldd failed: {error}") from None
+    seen = {name for name in libraries if re.match(r"libmpi(ch)?\.so", name)}
+    if seen - LIBRARIES:
+        raise RefusedError(f"{here} loads {', '.join(sorted(seen))}, but only libmpi.so.12 (MPICH, Intel MPI) is known")
+    if seen:
+        return caffe
+    if missing := [name for name, where in libraries.items() if where == "not found"]:
+        raise RefusedError(f"{here} does not find {', '.join(missing)}. {LIBRARY_CURE}")
+    cure = "bring one that was built with USE_MLSL := 1"
+    raise RefusedError(f"{here} loads no MPI, so it trains on one node only: {cure}")
+
+
+def folders_of(caffe: str) -> list[str]:
+    """Where a program's libraries are: where the job says, beside it, the ABI's other name."""
+    given = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return [*given, str(Path(caffe).resolve().parent.parent / "lib"), ABI]
+
+
+def is_hydra(launcher: str) -> bool:
+    """Whether a launcher is MPICH's or Intel MPI's. Any other would start a separate training for each rank."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(
+            [launcher, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, timeout=20, check=False,
+        )  # fmt: skip
+        return "Intel(R) MPI" in asked.stdout or "HYDRA" in asked.stdout
+    return False
+
+
+def choose_launcher(caffe: str, ranks: int) -> str:
+    """The first launcher on PATH that belongs to the MPI of caffe."""
+    seen = programs(*LAUNCHERS)
+    launcher = next(filter(is_hydra, seen), None)
+    if not launcher:
+        others = f"{seen[0]} would start {ranks} separate trainings and end with 0" if seen else "there is none"
+        built = f"{caffe} was built for MPICH or Intel MPI, and no launcher of it is on PATH"
+        raise RefusedError(f"{socket.gethostname()}: {built}: {others}. {ABI_CURE}")
+    if launcher != seen[0]:
+        say(f"{seen[0]} is not of MPICH or Intel MPI, for which caffe was built, so {launcher} starts it")
+    return launcher
 
 
 def threads(asked: int | None, cores: int, where: str, ppn: int) -> int:
@@ -54,29 +112,21 @@ class Plan:
 
     nodes: list[str]
     ppn: int
-    kind: str
     launcher: str
     program: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
         return self.ppn * len(self.nodes)
 
     def command(self, hostfile: str) -> list[str]:
-        variables = sorted(self.environment.items())
-        if self.kind == "openmpi":
-            shape = ["--tag-output", "--hostfile", hostfile, "-N", str(self.ppn), "-n", str(self.ranks)]
-            handed = [word for name, _ in variables for word in ("-x", name)]
-        else:
-            shape = ["-l", "-n", str(self.ranks), "-ppn", str(self.ppn), "-f", hostfile]
-            handed = [word for name, value in variables for word in ("-genv", name, value)]
-        return [self.launcher, *shape, *self.options, *handed, "/bin/sh", "-c", RANK, *self.program]
+        shape = ["-l", "-n", str(self.ranks), "-ppn", str(self.ppn), "-f", hostfile]
+        handed = [text for name, value in sorted(self.environment.items()) for text in ("-genv", name, value)]
+        return [self.launcher, *shape, *handed, "/bin/sh", "-c", RANK, *self.program]
 
     def hosts(self) -> str:
-        separator = " slots=" if self.kind == "openmpi" else ":"
-        return "".join(f"{node}{separator}{self.ppn}\n" for node in self.nodes)
+        return "".join(f"{node}:{self.ppn}\n" for node in self.nodes)
 
 
 def variables(caffe: str, ppn: int, number: int) -> dict[str, str]:
@@ -94,14 +144,6 @@ def variables(caffe: str, ppn: int, number: int) -> dict[str, str]:
         "KMP_BLOCKTIME": here.get("KMP_BLOCKTIME") or "1",
         "KMP_SETTINGS": here.get("KMP_SETTINGS") or "1",
     }
-
-
-def mca(network: str, fabrics: Iterable[list[str]]) -> list[str]:
-    """Options of Open MPI."""
-    networks = {fabric[0] for fabric in fabrics if fabric}
-    chosen = networks.pop() if len(networks) == 1 else ""
-    named = ["--mca", "btl_tcp_if_include", chosen, "--mca", "oob_tcp_if_include", chosen]
-    return ["--bind-to", "none", *OPENMPI[network], *(named if re.fullmatch(r"[0-9./]+", chosen) else [])]
 
 
 def hydra(network: str, fabrics: Iterable[list[str]], in_slurm: bool) -> dict[str, str]:

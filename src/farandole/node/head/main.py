@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from farandole.node.arguments import duration, positive
 from farandole.node.head import runs
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
 from farandole.node.head.job import Job, collect
@@ -23,7 +23,6 @@ from farandole.node.head.status import others, owner
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
 COMMAND = "/usr/local/bin/farandole"
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def start(given: argparse.Namespace) -> int:
@@ -185,21 +184,6 @@ OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
     "_receive": lambda given: receive(given.name, given.arguments),
     "_give": lambda given: give(given.name, given.arguments),
 }
-
-
-def duration(text: str) -> int:
-    """Seconds, of a text such as 2h."""
-    found = re.fullmatch(r"(\d{1,7})([smhd]?)", text)
-    if not found or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 30m, 2h or 1d")
-    return int(found[1]) * UNITS[found[2]]
-
-
-def positive(text: str) -> int:
-    """A number of ranks."""
-    if not re.fullmatch(r"0*[1-9]\d{0,4}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
-    return int(text)
 
 
 def parsed() -> argparse.Namespace:
