@@ -8,25 +8,15 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.options import AsJson, Inventory, OneInventory, with_login
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory.variables import refuse_unknown
-from farandole.plays.playbook import (
-    AsJson,
-    AskBecomePass,
-    AskPass,
-    AskVaultPass,
-    Inventory,
-    Login,
-    OneInventory,
-    PrivateKey,
-    User,
-    VaultPasswordFile,
-    play,
-)
+from farandole.plays.playbook import Login, play
 from farandole.watch.events import is_alive, latest, run_of
 from farandole.watch.viewer import LOOK, Viewer
 
 
+@with_login()
 def apply(
     inventory: Inventory,
     limit: Annotated[str, typer.Option("--limit", "-l", help="Change these nodes only.")] = "",
@@ -39,12 +29,7 @@ def apply(
     check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
     diff: Annotated[bool, typer.Option("--diff", "-D", help="Show what changes in files.")] = False,
     forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
-    user: User = "",
-    private_key: PrivateKey = None,
-    ask_pass: AskPass = False,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_file: VaultPasswordFile = None,
+    login: Login,
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
@@ -53,7 +38,6 @@ def apply(
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
     arguments += ["--check"] * check + ["--diff"] * diff
-    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(
         "site.yml",
         inventory,

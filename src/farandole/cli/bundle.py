@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from farandole.cli.options import Inventory
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
 from farandole.core.text import one_line, without_passwords
-from farandole.plays.playbook import Inventory
 from farandole.stack import lock as locks
 from farandole.stack.settings import cache_of, inventory_variables
 from farandole.stack.web import PIP

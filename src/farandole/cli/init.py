@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from farandole.cli.options import PrivateKey
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sync_folder, write
 from farandole.core.project import version
@@ -23,7 +24,6 @@ from farandole.core.table import table
 from farandole.core.text import visible
 from farandole.inventory.host_keys import KNOWN, HostKey, known, place, scan
 from farandole.inventory.reading import FOLDER
-from farandole.plays.playbook import PrivateKey
 
 LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 SHOW = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"

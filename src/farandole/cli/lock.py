@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from farandole.cli.options import WITHOUT_VAULT, Inventory, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.inventory import state as states
-from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
+from farandole.plays.playbook import Login, play
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
@@ -27,6 +28,7 @@ progress = Console(highlight=False, soft_wrap=True, stderr=True)
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
+@with_login(*WITHOUT_VAULT)
 def lock(
     inventory: Inventory,
     want: Annotated[
@@ -46,10 +48,7 @@ def lock(
         typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all."),
     ] = False,
     collect: Annotated[bool, typer.Option("--collect", help="Also fetch the files into this machine's cache.")] = False,
-    user: User = "",
-    private_key: PrivateKey = None,
-    ask_pass: AskPass = False,
-    ask_become_pass: AskBecomePass = False,
+    login: Login,
 ) -> None:
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
     path = locks.path_of(inventory.absolute())
@@ -63,7 +62,6 @@ def lock(
     if explain and path.exists() and not (want or frameworks or accelerator):
         new, old, hint = locks.read(path), None, ""
     else:
-        login = Login(user, private_key, ask_pass, ask_become_pass)
         new, old, hint = _choose(inventory, path, wishes, login, write=not explain)
     if explain:
         _explain(new, inventory)

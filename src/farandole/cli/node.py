@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.options import Inventory
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -17,7 +18,6 @@ from farandole.inventory import excluded
 from farandole.inventory.cluster import builders
 from farandole.inventory.state import claim
 from farandole.inventory.variables import host_variables
-from farandole.plays.playbook import Inventory
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 
 from farandole.cli.node import cluster_of
+from farandole.cli.options import OneInventory
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.core.table import table
 from farandole.inventory import excluded
 from farandole.links.examine import links_in
 from farandole.links.predict import PAYLOAD, Job, Measured, Network, Prediction, measured, predict
-from farandole.plays.playbook import OneInventory
 
 MOST_NODES = 100_000
 # A node below this share of what is usual slows the others down.

@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.options import WITHOUT_VAULT, Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError
 from farandole.inventory.variables import host_variables
-from farandole.plays.playbook import AskBecomePass, AskPass, Inventory, Login, PrivateKey, User, play
+from farandole.plays.playbook import Login, play
 from farandole.plays.removal import loss, users
 
 
+@with_login(*WITHOUT_VAULT)
 def remove(
     inventory: Inventory,
-    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    hosts: Hosts = "",
     *,
     accounts: Annotated[
         bool,
@@ -26,10 +28,7 @@ def remove(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="End jobs and builds that are running.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    user: User = "",
-    private_key: PrivateKey = None,
-    ask_pass: AskPass = False,
-    ask_become_pass: AskBecomePass = False,
+    login: Login,
 ) -> None:
     """Take everything that Farandole made off the nodes, and say what stays."""
     known = host_variables(inventory.absolute())
@@ -41,7 +40,6 @@ def remove(
         if not sys.stdin.isatty():
             raise FarandoleError("nothing was removed; to remove it: --yes")
         typer.confirm("Remove it?", abort=True)
-    login = Login(user, private_key, ask_pass, ask_become_pass)
     choice = json.dumps({"base_remove_accounts": accounts, "stack_remove_running": force})
     status = play(
         "playbooks/remove.yml",

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from farandole.cli.node import cluster_of
+from farandole.cli.options import OneInventory
 from farandole.core import files
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory.state import states
-from farandole.plays.playbook import OneInventory
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
 from farandole.report.page import number, page, signed

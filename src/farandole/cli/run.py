@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from farandole.cli.options import BY_KEY, Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.jobs.files import get
 from farandole.jobs.follow import follow, stream
@@ -16,11 +17,13 @@ from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
 from farandole.node.head.runs import RefusedError
-from farandole.plays.playbook import Inventory, Login, PrivateKey, User
+from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
+GivenNumber = Annotated[str, typer.Argument(metavar="RUN", help="Its number.")]
 
 
+@with_login(*BY_KEY)
 def run(
     inventory: Inventory,
     command: Annotated[
@@ -30,7 +33,7 @@ def run(
         int | None,
         typer.Option("-np", min=1, metavar="N", help="Number of ranks; all slots of the nodes, if not given."),
     ] = None,
-    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    hosts: Hosts = "",
     time: Annotated[str, typer.Option("--time", metavar="TIME", help="End it after 90s, 30m, 2h or 1d.")] = "",
     fetch: Annotated[
         list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
@@ -40,8 +43,7 @@ def run(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for slots that other runs use.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when it is started.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Send even a large folder without asking.")] = False,
-    user: User = "",
-    private_key: PrivateKey = None,
+    login: Login,
 ) -> None:
     """Send this folder to the nodes and start a program there, with one rank per slot.
 
@@ -50,23 +52,24 @@ def run(
     """
     folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], mpi, wait, detach)
     wish.refuse_early(folder)
-    again, without = options(inventory, user, private_key), left_out(inventory, hosts)
-    head = head_of(inventory, Login(user, private_key))
+    again, without = options(inventory, login), left_out(inventory, hosts)
+    head = head_of(inventory, login)
     number = start(head, wish, folder, without, yes=yes)
     if not detach:
         raise typer.Exit(finish(head, number, wish.fetch, folder, again))
     console.print(f"run {number} is started; next: farandole attach {again} {number}")
 
 
-def options(inventory: Path, user: str, private_key: Path | None) -> str:
+def options(inventory: Path, login: Login) -> str:
     """The options with which a hint means the same cluster and the same person."""
-    words = ["-i", str(inventory), *(["--user", user] if user else [])]
-    return shlex.join([*words, *(["--private-key", str(private_key)] if private_key else [])])
+    given = {"-i": inventory, "--user": login.user, "--private-key": login.private_key}
+    return shlex.join(word for name, value in given.items() if value for word in (name, str(value)))
 
 
-def attach(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+@with_login(*BY_KEY)
+def attach(inventory: Inventory, number: Number = "", *, login: Login) -> None:
     """Show what a run prints until it ends; Ctrl-C leaves it running."""
-    head, again = head_of(inventory, Login(user, private_key)), options(inventory, user, private_key)
+    head, again = head_of(inventory, login), options(inventory, login)
     number = number or known(head, "").number
     try:
         status = follow(head, number)
@@ -75,38 +78,36 @@ def attach(inventory: Inventory, number: Number = "", user: User = "", private_k
     raise typer.Exit(status)
 
 
-def logs(inventory: Inventory, number: Number = "", user: User = "", private_key: PrivateKey = None) -> None:
+@with_login(*BY_KEY)
+def logs(inventory: Inventory, number: Number = "", *, login: Login) -> None:
     """Print what a run has printed so far."""
-    head = head_of(inventory, Login(user, private_key))
+    head = head_of(inventory, login)
     status, said, _ = stream(head, "logs", number)
     if status:
         raise FarandoleError(head.reason(status, said))
 
 
-def runs(inventory: Inventory, user: User = "", private_key: PrivateKey = None) -> None:
+@with_login(*BY_KEY)
+def runs(inventory: Inventory, *, login: Login) -> None:
     """List the runs: when, with which stack, where, how long, and how they ended."""
-    show(head_of(inventory, Login(user, private_key)).ask("farandole", "runs"))
+    show(head_of(inventory, login).ask("farandole", "runs"))
 
 
-def stop(
-    inventory: Inventory,
-    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
-    user: User = "",
-    private_key: PrivateKey = None,
-) -> None:
+@with_login(*BY_KEY)
+def stop(inventory: Inventory, number: GivenNumber, login: Login) -> None:
     """End a run on all of its nodes."""
-    show(head_of(inventory, Login(user, private_key)).ask("farandole", "stop", number))
+    show(head_of(inventory, login).ask("farandole", "stop", number))
 
 
+@with_login(*BY_KEY)
 def fetch(
     inventory: Inventory,
-    number: Annotated[str, typer.Argument(metavar="RUN", help="Its number.")],
+    number: GivenNumber,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="What to get, paths in the run's folder.")],
-    user: User = "",
-    private_key: PrivateKey = None,
+    login: Login,
 ) -> None:
     """Get results of a run, from its first node, into this folder; also while it runs."""
-    head, complete = head_of(inventory, Login(user, private_key)), True
+    head, complete = head_of(inventory, login), True
     try:
         refuse_outside(paths)
     except RefusedError as refused:

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from farandole.cli.options import OneInventory
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT, environment
 from farandole.core.table import table
 from farandole.core.text import one_line
-from farandole.plays.playbook import OneInventory
 from farandole.stack.cache import Builds, Built, Lock, record_path
 from farandole.stack.lock import read, text
 from farandole.stack.settings import builds_of

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from farandole.cli.node import cluster_of
+from farandole.cli.options import BY_KEY, Inventory, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import count, several
 from farandole.core.schema import fields, words
@@ -23,7 +24,7 @@ from farandole.inventory import excluded
 from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import Answer, ask_all
 from farandole.jobs.login import login_to
-from farandole.plays.playbook import Inventory, Login, PrivateKey, User
+from farandole.plays.playbook import Login
 from farandole.stack import lock as locks
 from farandole.watch.events import is_alive, latest
 
@@ -73,19 +74,19 @@ class Status:
         return all(node.good for node in self.nodes.values()) and not isinstance(self.queue, str)
 
 
+@with_login(*BY_KEY)
 def status(
     inventory: Inventory,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")] = False,
-    user: User = "",
-    private_key: PrivateKey = None,
+    login: Login,
 ) -> None:
     """Show how the nodes are, what runs, and the last verdict, in seconds; nothing is changed.
 
     Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue answers, if there is one;
     else with 1.
     """
-    found = look(inventory, Login(user, private_key))
+    found = look(inventory, login)
     if as_json:
         typer.echo(json.dumps({"format": FORMAT, "good": found.good, **asdict(found)}))
     else:

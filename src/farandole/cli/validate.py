@@ -6,23 +6,14 @@ from typing import Annotated
 
 import typer
 
-from farandole.plays.playbook import (
-    AsJson,
-    AskBecomePass,
-    AskPass,
-    AskVaultPass,
-    Inventory,
-    Login,
-    PrivateKey,
-    User,
-    VaultPasswordFile,
-    play,
-)
+from farandole.cli.options import AsJson, Hosts, Inventory, with_login
+from farandole.plays.playbook import Login, play
 
 
+@with_login()
 def validate(
     inventory: Inventory,
-    hosts: Annotated[str, typer.Option(help="Only these nodes, separated by commas.")] = "",
+    hosts: Hosts = "",
     *,
     quick: Annotated[
         bool, typer.Option("--quick", help="Skip training, speed and Horovod over MPI; takes half a minute.")
@@ -30,19 +21,13 @@ def validate(
     on_bad_node: Annotated[
         str, typer.Option(metavar="stop|exclude", help="Check the nodes first, and go on without the bad ones.")
     ] = "",
-    user: User = "",
-    private_key: PrivateKey = None,
-    ask_pass: AskPass = False,
-    ask_become_pass: AskBecomePass = False,
-    ask_vault_pass: AskVaultPass = False,
-    vault_password_file: VaultPasswordFile = None,
+    login: Login,
     as_json: AsJson = False,
 ) -> None:
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
-    login = Login(user, private_key, ask_pass, ask_become_pass, ask_vault_pass, vault_password_file)
     status = play(
         "playbooks/validate.yml",
         inventory,

@@ -15,14 +15,10 @@ from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from farandole.core.errors import Interrupted
 from farandole.core.project import CONFIG, ROOT, environment
 from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
-from farandole.inventory.reading import existing, named, only
 from farandole.watch.events import LOG, VARIABLE, new_folder
 from farandole.watch.viewer import LOOK, Viewer
 
@@ -31,34 +27,6 @@ GRACE_S = 10
 # Ctrl-C, kill, and a terminal that is closed.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_CHILD_SUBREAPER = 36
-
-
-Inventory = Annotated[
-    Path,
-    typer.Option(
-        "--inventory",
-        "-i",
-        callback=existing,
-        default_factory=only,
-        show_default="the only one in ./inventory",
-        envvar="FARANDOLE_INVENTORY",
-        help="The cluster's inventory, a folder or a file.",
-    ),
-]
-# For commands that mean something else without one.
-OneInventory = Annotated[
-    Path | None, typer.Option("--inventory", "-i", callback=named, help="Only this cluster, by its inventory.")
-]
-# The options have the same names as in ansible-playbook.
-User = Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")]
-PrivateKey = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
-]
-AskPass = Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")]
-AskBecomePass = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")]
-AskVaultPass = Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")]
-VaultPasswordFile = Annotated[Path | None, typer.Option(help="The file with the vault password.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 
 
 @dataclass(frozen=True)

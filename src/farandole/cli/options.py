@@ -1,0 +1,76 @@
+"""The options that several commands have."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from farandole.inventory.reading import existing, named, only
+from farandole.plays.playbook import Login
+
+Inventory = Annotated[
+    Path,
+    typer.Option(
+        "--inventory",
+        "-i",
+        callback=existing,
+        default_factory=only,
+        show_default="the only one in ./inventory",
+        envvar="FARANDOLE_INVENTORY",
+        help="The cluster's inventory, a folder or a file.",
+    ),
+]
+# For commands that mean something else without one.
+OneInventory = Annotated[
+    Path | None, typer.Option("--inventory", "-i", callback=named, help="Only this cluster, by its inventory.")
+]
+PrivateKey = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
+Hosts = Annotated[str, typer.Option(help="Only these nodes, separated by commas.")]
+
+# The options of each field of a Login; they have the same names as in ansible-playbook.
+LOGIN: dict[str, Any] = {
+    "user": Annotated[str, typer.Option("--user", "-u", help="Log in to the nodes as this user.")],
+    "private_key": PrivateKey,
+    "ask_pass": Annotated[bool, typer.Option("--ask-pass", "-k", help="Ask for the login password.")],
+    "ask_become_pass": Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for the sudo password.")],
+    "ask_vault_pass": Annotated[bool, typer.Option("--ask-vault-pass", "-J", help="Ask for the vault password.")],
+    "vault_password_file": Annotated[Path | None, typer.Option(help="The file with the vault password.")],
+}
+# For commands that log in by themselves, and for those that read the inventory before Ansible can ask for its password.
+BY_KEY = ("user", "private_key")
+WITHOUT_VAULT = (*BY_KEY, "ask_pass", "ask_become_pass")
+
+
+def with_login(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options, by default all, in place of its parameter `login`."""
+    offered = [field for field in fields(Login) if field.name in (names or LOGIN)]
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default) for field in offered
+    ]
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            login = Login(**{option.name: given.pop(option.name) for option in options})
+            command(**given, login=login)
+
+        hints = {
+            **get_type_hints(command, include_extras=True),
+            **{option.name: LOGIN[option.name] for option in options},
+        }
+        own = [one for one in inspect.signature(command).parameters.values() if one.name != "login"]
+        parameters = [one.replace(annotation=hints[one.name]) for one in (*own, *options)]
+        called.__annotations__ = hints
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return called
+
+    return decorated
