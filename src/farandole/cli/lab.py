@@ -1,12 +1,13 @@
 """The `farandole lab` commands."""
 
+import inspect
 import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,6 +30,7 @@ def _lab_name(value: str) -> str:
 
 
 Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Name of the lab.")]
+Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
 
 
 @contextmanager
@@ -140,7 +142,7 @@ def inventory_(name: Name = "lab") -> None:
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def ssh(
-    node: Annotated[str, typer.Argument(help="node-1, node-2, …")],
+    node: Target,
     command: Annotated[list[str] | None, typer.Argument(help="Command to run; without one, a shell.")] = None,
     name: Name = "lab",
 ) -> None:
@@ -150,162 +152,36 @@ def ssh(
         raise FarandoleError(f"this checkout knows no lab {name}; `farandole lab up --name {name}` starts it")
     if f"Host {node}\n" not in config.read_text():
         raise FarandoleError(f"lab {name} has no node {node}; `farandole lab status` shows all")
-    words = command[1:] if command and command[0] == "--" else command
-    if words and words[0].startswith("-"):  # ssh would take it as its own option
-        raise FarandoleError(f"{words[0]} is not a program; options of this command go before {node}")
+    arguments = command[1:] if command and command[0] == "--" else command
+    if arguments and arguments[0].startswith("-"):  # ssh would take it as its own option
+        raise FarandoleError(f"{arguments[0]} is not a program; options of this command go before {node}")
     # ssh passes one string to the remote shell; quoting preserves the arguments.
-    os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(words)] if words else [])])  # noqa: S606
+    os.execvp("ssh", ["ssh", "-F", str(config), node, *([shlex.join(arguments)] if arguments else [])])  # noqa: S606
 
 
-Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
-Link = Annotated[faults.Link, typer.Option(help="The interface; eth1 is in the second network.")]
+def _on_node(change: Callable[..., None], state: str = "running") -> Callable[..., None]:
+    """A command that changes a node in this state, which it takes by its name and that of its lab."""
+
+    def changed(node: str, name: str, **given: Any) -> None:
+        with _work(f"{change.__name__} {node}"):
+            target = lab.node(name, node)
+            if target.state != state:
+                raise FarandoleError(f"{node} is {target.state}, and {change.__name__} is for a node that is {state}")
+            change(target, **given)
+
+    _, *own = inspect.signature(change, eval_str=True).parameters.values()
+    parameters = [
+        inspect.Parameter("node", inspect.Parameter.KEYWORD_ONLY, annotation=Target),
+        *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+        inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default="lab", annotation=Name),
+    ]
+    changed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    changed.__annotations__ = {one.name: one.annotation for one in parameters}
+    changed.__name__, changed.__doc__ = change.__name__, change.__doc__
+    return changed
 
 
-@contextmanager
-def _target(what: str, node: str, name: str, wanted: str = "running") -> Iterator[lab.Node]:
-    """The node that a fault or a repair is meant for, if its state allows it."""
-    with _work(f"{what} {node}"):
-        target = lab.node(name, node)
-        if target.state != wanted:
-            raise FarandoleError(f"{node} is {target.state}, and {what} is for a node that is {wanted}")
-        yield target
-
-
-@fault.command()
-def cut(node: Target, link: Link = faults.Link.eth0, name: Name = "lab") -> None:
-    """Unplug the network cable."""
-    with _target("cut", node, name) as target:
-        faults.cut(target, link)
-
-
-@fault.command()
-def throttle(
-    node: Target,
-    mbit: Annotated[int, typer.Option(min=1, max=100_000, help="Megabits per second.")] = 100,
-    link: Link = faults.Link.eth0,
-    name: Name = "lab",
-) -> None:
-    """Limit the rate of the node's link, in each direction."""
-    with _target("throttle", node, name) as target:
-        faults.throttle(target, mbit, link)
-
-
-@fault.command()
-def block(
-    node: Target,
-    sender: Annotated[str, typer.Option("--from", help="Only what this other node sends.")] = "",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Only this TCP and UDP port.")] = 0,
-    name: Name = "lab",
-    *,
-    all_but_ssh: Annotated[bool, typer.Option("--all-but-ssh", help="Everything except TCP port 22.")] = False,
-    reject: Annotated[bool, typer.Option("--reject", help="Refuse it, instead of dropping it in silence.")] = False,
-) -> None:
-    """Let a firewall on the node accept no new connection; without an option, none at all.
-
-    A second call adds to the first. Connections of the node's own, and those that exist, are left alone.
-    """
-    if port and all_but_ssh:
-        raise FarandoleError("--port and --all-but-ssh exclude each other")
-    with _target("block", node, name) as target:
-        faults.block(target, lab.node(name, sender) if sender else None, port, all_but_ssh=all_but_ssh, reject=reject)
-
-
-@fault.command()
-def mtu(
-    node: Target,
-    size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
-    name: Name = "lab",
-) -> None:
-    """Give the node's link another MTU than the other nodes have."""
-    with _target("mtu", node, name) as target:
-        faults.mtu(target, size)
-
-
-@fault.command()
-def slow(
-    node: Target,
-    percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20,
-    name: Name = "lab",
-) -> None:
-    """Limit what the node computes."""
-    with _target("slow", node, name) as target:
-        faults.slow(target, percent)
-
-
-@fault.command()
-def memory(
-    node: Target,
-    mib: Annotated[
-        int, typer.Option(min=64, max=1 << 20, help="MiB that all its processes may use from now on.")
-    ] = 1024,
-    name: Name = "lab",
-) -> None:
-    """Give the node little memory, so that the kernel kills what wants more."""
-    with _target("memory", node, name) as target:
-        faults.memory(target, mib)
-
-
-@fault.command()
-def fill(
-    node: Target,
-    path: Annotated[str, typer.Argument(help="The folder on the node.")] = "/opt",
-    name: Name = "lab",
-    *,
-    inodes: Annotated[bool, typer.Option("--inodes", help="Use up the inodes and leave space.")] = False,
-) -> None:
-    """Fill a folder up; it gets a small file system of its own, so this machine's disk is not filled."""
-    with _target("fill", node, name) as target:
-        faults.fill(target, path, inodes=inodes)
-
-
-@fault.command()
-def skew(
-    node: Target,
-    seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
-    name: Name = "lab",
-) -> None:
-    """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
-    with _target("skew", node, name) as target:
-        faults.skew(target, seconds)
-
-
-@fault.command()
-def heal(node: Target, name: Name = "lab") -> None:
-    """Undo cut, throttle, block, mtu, slow, memory, fill and skew."""
-    with _target("heal", node, name) as target:
-        faults.heal(target)
-
-
-@fault.command()
-def pause(node: Target, name: Name = "lab") -> None:
-    """Freeze the node: it does not answer, but its connections stay open."""
-    with _target("pause", node, name) as target:
-        faults.pause(target)
-
-
-@fault.command()
-def resume(node: Target, name: Name = "lab") -> None:
-    """Continue a frozen node."""
-    with _target("resume", node, name, "paused") as target:
-        faults.resume(target)
-
-
-@fault.command()
-def kill(node: Target, name: Name = "lab") -> None:
-    """Cut the node's power."""
-    with _target("kill", node, name) as target:
-        faults.kill(target)
-
-
-@fault.command()
-def start(node: Target, name: Name = "lab") -> None:
-    """Switch a killed node back on."""
-    with _target("start", node, name, "exited") as target:
-        faults.start(target)
-
-
-@fault.command()
-def reboot(node: Target, name: Name = "lab") -> None:
-    """Reboot the node."""
-    with _target("reboot", node, name) as target:
-        faults.reboot(target)
+for change in faults.FAULTS:
+    fault.command()(_on_node(change))
+fault.command()(_on_node(faults.resume, "paused"))
+fault.command()(_on_node(faults.start, "exited"))

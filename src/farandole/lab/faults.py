@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from farandole.core.errors import FarandoleError
 from farandole.lab.lab import SSH_SECONDS, Node, node, subnet, wait_for_ssh
@@ -80,22 +83,41 @@ class Link(StrEnum):
     eth1 = "eth1"
 
 
-def cut(target: Node, link: str) -> None:
+Interface = Annotated[Link, typer.Option("--link", help="The interface; eth1 is in the second network.")]
+
+
+def cut(target: Node, link: Interface = Link.eth0) -> None:
     """Unplug the network cable."""
     _in_network(target, "ip", "link", "set", link, "down")
 
 
-def throttle(target: Node, mbit: int, link: str) -> None:
-    """Limit the rate of a node's link, in each direction."""
+def throttle(
+    target: Node,
+    mbit: Annotated[int, typer.Option(min=1, max=100_000, help="Megabits per second.")] = 100,
+    link: Interface = Link.eth0,
+) -> None:
+    """Limit the rate of the node's link, in each direction."""
     # A bucket that the kernel's timer can fill in time, even at 100 ticks per second.
     limit = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(max(65536, mbit * 1250)), "latency", "50ms")
     _in_network(target, "tc", "qdisc", "replace", "dev", link, *limit)
     run("tc", "qdisc", "replace", "dev", _host_side(target, link), *limit)
 
 
-def block(target: Node, sender: Node | None, port: int | None, *, all_but_ssh: bool, reject: bool) -> None:
-    """Let a node accept no new connection: from one other node or from all, to one port, to all but 22, or to any."""
-    source = f"ip saddr {sender.address} " if sender else ""
+def block(
+    target: Node,
+    sender: Annotated[str, typer.Option("--from", help="Only what this other node sends.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Only this TCP and UDP port.")] = 0,
+    *,
+    all_but_ssh: Annotated[bool, typer.Option("--all-but-ssh", help="Everything except TCP port 22.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Refuse it, instead of dropping it in silence.")] = False,
+) -> None:
+    """Let a firewall on the node accept no new connection; without an option, none at all.
+
+    A second call adds to the first. Connections of the node's own, and those that exist, are left alone.
+    """
+    if port and all_but_ssh:
+        raise FarandoleError("--port and --all-but-ssh exclude each other")
+    source = f"ip saddr {node(target.lab, sender).address} " if sender else ""
     verdict = "reject" if reject else "drop"
     if port:
         matches = [f"tcp dport {port}", f"udp dport {port}"]
@@ -114,13 +136,18 @@ def block(target: Node, sender: Node | None, port: int | None, *, all_but_ssh: b
     _in_network(target, "nft", "; ".join(script))
 
 
-def mtu(target: Node, size: int) -> None:
-    """Let a node's link carry only packets up to this size, while the other nodes still send larger ones."""
+def mtu(
+    target: Node,
+    size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
+) -> None:
+    """Give the node's link another MTU than the other nodes have."""
     _in_network(target, "ip", "link", "set", Link.eth0, "mtu", str(size))
 
 
-def slow(target: Node, percent: int) -> None:
-    """Limit all that a node computes to a share of one processor."""
+def slow(
+    target: Node, percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20
+) -> None:
+    """Limit what the node computes."""
     quota = percent * _PERIOD_US // 100
     if tree := _tree("cpu"):
         _confine(target, tree, {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota})
@@ -128,16 +155,26 @@ def slow(target: Node, percent: int) -> None:
         (_unified_group(target) / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
 
 
-def memory(target: Node, mib: int) -> None:
-    """Let the kernel kill what uses more memory than this on a node, together with all else there."""
+def memory(
+    target: Node,
+    mib: Annotated[
+        int, typer.Option(min=64, max=1 << 20, help="MiB that all its processes may use from now on.")
+    ] = 1024,
+) -> None:
+    """Give the node little memory, so that the kernel kills what wants more."""
     if tree := _tree("memory"):
         _confine(target, tree, {"memory.limit_in_bytes": mib << 20})
     else:
         (_unified_group(target) / "memory.max").write_text(str(mib << 20))
 
 
-def fill(target: Node, path: str, *, inodes: bool) -> None:
-    """Use up the disk space or the inodes below a folder, in a small file system of its own."""
+def fill(
+    target: Node,
+    path: Annotated[str, typer.Argument(help="The folder on the node.")] = "/opt",
+    *,
+    inodes: Annotated[bool, typer.Option("--inodes", help="Use up the inodes and leave space.")] = False,
+) -> None:
+    """Fill a folder up; it gets a small file system of its own, so this machine's disk is not filled."""
     if not path.startswith("/"):
         raise FarandoleError(f"{path} is no absolute path")
     try:
@@ -146,13 +183,16 @@ def fill(target: Node, path: str, *, inodes: bool) -> None:
         raise FarandoleError(f"{target.name}: {str(error).rpartition('failed on this machine: ')[2]}") from error
 
 
-def skew(target: Node, seconds: int) -> None:
-    """Let the clock of a node be ahead, or behind if negative."""
+def skew(
+    target: Node,
+    seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
+) -> None:
+    """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
     podman("exec", target.container, "sh", "-c", _SKEW, "sh", f"{seconds:+}")
 
 
 def heal(target: Node) -> None:
-    """Undo every fault that leaves the node running."""
+    """Undo cut, throttle, block, mtu, slow, memory, fill and skew."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
     for link in [name for name in Link if (target.root / "sys/class/net" / name).exists()]:
         _in_network(target, "ip", "link", "set", link, "mtu", str(_MTU), "up")
@@ -179,7 +219,7 @@ def forget(lab: str) -> None:
 
 
 def pause(target: Node) -> None:
-    """Freeze a node: it does not answer, but its connections stay open."""
+    """Freeze the node: it does not answer, but its connections stay open."""
     podman("pause", target.container)
 
 
@@ -189,7 +229,7 @@ def resume(target: Node) -> None:
 
 
 def kill(target: Node) -> None:
-    """Cut the power."""
+    """Cut the node's power."""
     podman("kill", target.container)
 
 
@@ -200,7 +240,7 @@ def start(target: Node) -> None:
 
 
 def reboot(target: Node) -> None:
-    """Reboot a node, as the command `reboot` on it would."""
+    """Reboot the node."""
     podman("exec", target.container, "systemctl", "reboot")
     deadline = time.monotonic() + SSH_SECONDS
     while time.monotonic() < deadline:
@@ -210,6 +250,10 @@ def reboot(target: Node) -> None:
             return
         time.sleep(0.2)
     raise FarandoleError(f"{target.name} did not come back within {SSH_SECONDS} s; `farandole lab status` shows it")
+
+
+# Those for a node that runs, as commands in this order.
+FAULTS = (cut, throttle, block, mtu, slow, memory, fill, skew, heal, pause, kill, reboot)
 
 
 def _in_network(target: Node, *command: str) -> str:
