@@ -63,93 +63,81 @@ def pair(value: Any) -> list[Any]:
     return [*map(NAME, value[:2]), *map(optional(real), value[2:])]
 
 
-CHECK = fields(
+def filled(needed: Mapping[str, Check], more: Mapping[str, tuple[Check, Any]]) -> Check:
+    """An object with all needed fields, and with more, each of which has a value in case it is missing."""
+    check = fields(needed, {name: own for name, (own, _) in more.items()})
+    missing = {name: value for name, (_, value) in more.items()}
+    return lambda value: {**missing, **check(value)}
+
+
+def named_so(*names: str, check: Check, missing: Any) -> dict[str, tuple[Check, Any]]:
+    """Several fields of one kind."""
+    return dict.fromkeys(names, (check, missing))
+
+
+CHECK = filled(
     {"id": NAME, "status": words("green|slow|red|not measured"), "words": WORDS},
     {
-        **dict.fromkeys(("value", "bar"), optional(real)),
-        "spread": optional(row(2, 2)),
-        "hosts": many(NAME),
-        "seconds": real,
-        **dict.fromkeys(("code", "cause", "cure"), WORDS),
-        "log": last(LINE),
+        **named_so("value", "bar", check=optional(real), missing=None),
+        **named_so("code", "cause", "cure", check=WORDS, missing=""),
+        "spread": (optional(row(2, 2)), None),
+        "hosts": (many(NAME), []),
+        "seconds": (real, 0.0),
+        "log": (last(LINE), []),
     },
 )
-JOB = fields(
+JOB = filled(
     {"id": NAME, "title": WORDS, "nodes": many(NAME), "begin": real, "seconds": real},
     {
-        "ranks": many(fields({"host": NAME, "rate": optional(real), "step_ms": optional(real)}, {})),
-        "loss": many(row(2, 2)),
-        "rounds": many(fields({**dict.fromkeys(("alone", "horovod", "ddp", "others"), real), "quiet": yes_or_no}, {})),
-        "sizes": many(row(2, 3)),
-        "steps_ms": fields({}, dict.fromkeys(("alone", "together"), many(real))),
-    },
-)
-HOST = fields(
-    {},
-    {
-        **dict.fromkeys(("system", "kernel", "driver", "interface"), NAME),
-        **dict.fromkeys(("memory_mb", "mbit", "mtu"), optional(real)),
-    },
-)
-PREFLIGHT = fields(
-    {},
-    {
-        "time": NAME,
-        "findings": many(
-            fields({"host": NAME, "code": NAME, "cause": WORDS, "cure": WORDS, "severity": words("stop|warn|note")}, {})
+        "ranks": (many(fields({"host": NAME, "rate": optional(real), "step_ms": optional(real)}, {})), []),
+        "loss": (many(row(2, 2)), []),
+        "rounds": (
+            many(fields({**dict.fromkeys(("alone", "horovod", "ddp", "others"), real), "quiet": yes_or_no}, {})),
+            [],
         ),
-        "network": NAME,
-        "hosts": named(NAME, HOST),
-        "nodes": named(NAME, fields({}, dict.fromkeys(("delay_us", "mb_per_s"), optional(real)))),
-        "usual_mb_per_s": optional(real),
-        "rates_measured": optional(NAME),
-        "pairs": many(pair),
+        "sizes": (many(row(2, 3)), []),
+        "steps_ms": (fields({}, dict.fromkeys(("alone", "together"), many(real))), {}),
     },
 )
-SCALING = fields(
-    {"id": NAME, "gradients_mb": real, "step_ms": real, "workers": whole(1 << 20), "measured": optional(real)},
-    {"predicted": many(row(2, 2))},
+HOST = filled(
+    {},
+    {
+        **named_so("system", "kernel", "driver", "interface", check=NAME, missing=""),
+        **named_so("memory_mb", "mbit", "mtu", check=optional(real), missing=None),
+    },
 )
-RESULT = fields(
+FINDING = fields({"host": NAME, "code": NAME, "cause": WORDS, "cure": WORDS, "severity": words("stop|warn|note")}, {})
+PREFLIGHT = filled(
+    {},
+    {
+        **named_so("time", "network", check=NAME, missing=""),
+        "findings": (many(FINDING), []),
+        "hosts": (named(NAME, HOST), {}),
+        "nodes": (named(NAME, fields({}, dict.fromkeys(("delay_us", "mb_per_s"), optional(real)))), {}),
+        "usual_mb_per_s": (optional(real), None),
+        "rates_measured": (optional(NAME), None),
+        "pairs": (many(pair), []),
+    },
+)
+SCALING = filled(
+    {"id": NAME, "gradients_mb": real, "step_ms": real, "workers": whole(1 << 20), "measured": optional(real)},
+    {"predicted": (many(row(2, 2)), [])},
+)
+RESULT = filled(
     {"format": whole(1 << 20), "verdict": words("green|slow|red"), "time": NAME, "checks": many(CHECK)},
     {
-        **dict.fromkeys(("cluster", "inventory", "stack", "started"), NAME),
-        **dict.fromkeys(("hosts", "data"), many(NAME)),
-        "quick": yes_or_no,
-        "versions": named(NAME, NAME),
-        "bars": named(NAME, real),
-        "seconds": real,
-        "phases": many(fields({"name": NAME, "begin": real, "seconds": real}, {})),
-        "jobs": many(JOB),
-        "scaling": many(SCALING),
-        "preflight": optional(PREFLIGHT),
+        **named_so("cluster", "inventory", "stack", "started", check=NAME, missing=""),
+        **named_so("hosts", "data", check=many(NAME), missing=[]),
+        "quick": (yes_or_no, False),
+        "versions": (named(NAME, NAME), {}),
+        "bars": (named(NAME, real), {}),
+        "seconds": (real, 0.0),
+        "phases": (many(fields({"name": NAME, "begin": real, "seconds": real}, {})), []),
+        "jobs": (many(JOB), []),
+        "scaling": (many(SCALING), []),
+        "preflight": (optional(PREFLIGHT), None),
     },
 )
-# What a check, a job and a result have if nothing is said of it.
-NO_CHECK: Mapping[str, Any] = {
-    "value": None,
-    "bar": None,
-    "spread": None,
-    "hosts": [],
-    "seconds": 0.0,
-    "code": "",
-    "cause": "",
-    "cure": "",
-    "log": [],
-}
-NO_JOB: Mapping[str, Any] = {"ranks": [], "loss": [], "rounds": [], "sizes": [], "steps_ms": {}}
-NO_HOST: Mapping[str, Any] = {
-    **dict.fromkeys(("system", "kernel", "driver", "interface"), ""),
-    **dict.fromkeys(("memory_mb", "mbit", "mtu")),
-}
-NO_PREFLIGHT: Mapping[str, Any] = {
-    "time": "", "findings": [], "network": "", "hosts": {}, "nodes": {}, "usual_mb_per_s": None, "rates_measured": None,
-    "pairs": [],
-}  # fmt: skip
-NOTHING: Mapping[str, Any] = {
-    "cluster": "", "inventory": "", "stack": "", "started": "", "hosts": [], "data": [], "quick": False, "versions": {},
-    "bars": {}, "seconds": 0.0, "phases": [], "jobs": [], "scaling": [], "preflight": None,
-}  # fmt: skip
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,13 +149,7 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
                 f"it is of format {shown(form)}, and this Farandole reads 2 and 3: use the one that wrote it"
             )
         raise UnfitError("it is no result of a validation")
-    found: dict[str, Any] = {**NOTHING, **RESULT(content)}
-    found["checks"] = [{**NO_CHECK, **one} for one in found["checks"]]
-    found["jobs"] = [{**NO_JOB, **one} for one in found["jobs"]]
-    found["scaling"] = [{"predicted": []} | one for one in found["scaling"]]
-    if preflight := found["preflight"]:
-        hosts = {name: {**NO_HOST, **one} for name, one in preflight.get("hosts", {}).items()}
-        found["preflight"] = {**NO_PREFLIGHT, **preflight, "hosts": hosts}
+    found: dict[str, Any] = RESULT(content)
     return found
 
 
