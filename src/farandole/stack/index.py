@@ -78,8 +78,8 @@ class Question:
     until: str = ""
     # A pattern of builds that must not come, which are marked at the end of their versions, such as 2.13.0+cpu.
     never: str = ""
-    # A folder with more wheels.
-    more: Path | None = None
+    # Packages that are taken as sources, and what each of their versions, or (without a version) any other, requires.
+    sources: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 class UnsatisfiableError(FarandoleError):
@@ -143,13 +143,12 @@ def _line(line: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _wheel(found: Mapping[str, Any], platform: Platform, package: str, needed_by: tuple[str, ...]) -> Wheel:
-    """The file that fits the platform best."""
+    """The file that fits the platform best, or the sources."""
     tags = platform.tags
-    ranked = []
-    for one in found["wheels"]:
-        file = unquote(urlsplit(one["url"]).path.rsplit("/", 1)[-1])
-        if fitting := parse_wheel_filename(file)[3] & tags.keys():
-            ranked.append((min(tags[tag] for tag in fitting), file, one))
+    ranked = [(0, _file(found["sdist"]), found["sdist"])] if "sdist" in found else []
+    for wheel in found.get("wheels", ()):
+        if fitting := parse_wheel_filename(_file(wheel))[3] & tags.keys():
+            ranked.append((min(tags[tag] for tag in fitting), _file(wheel), wheel))
     _, file, best = min(ranked, key=lambda entry: entry[:2])
     local = best["url"].startswith("file:")
     size = best.get("size") or (Path(unquote(urlsplit(best["url"]).path)).stat().st_size if local else 0)
@@ -164,6 +163,10 @@ def _wheel(found: Mapping[str, Any], platform: Platform, package: str, needed_by
         size=size,
         needed_by=needed_by,
     )
+
+
+def _file(found: Mapping[str, Any]) -> str:
+    return unquote(urlsplit(found["url"]).path.rsplit("/", 1)[-1])
 
 
 def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
@@ -194,13 +197,14 @@ def _run(question: Question, folder: Path, arguments: list[str]) -> subprocess.C
         f"--python-version={platform.python}",
         f"--python-platform={platform.arch}-manylinux_2_{minor}",
         *(["--no-index"] if web.no_index() else []),
+        *(f"--no-binary={name}" for name, version in question.sources if not version),
         *arguments,
     ]
     path = folder / "uv.toml"
-    _configure(path)
+    _configure(path, question.sources)
     try:
         return subprocess.run(
-            command, cwd=folder, env=environment(question.more), text=True, capture_output=True, check=False,
+            command, cwd=folder, env=environment(), text=True, capture_output=True, check=False,
             timeout=TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -225,25 +229,30 @@ def reasons(said: str) -> str:
     return "\n".join(kept)
 
 
-def _configure(path: Path) -> None:
-    """Write the indexes of this machine's pip, which may contain passwords, as uv's configuration."""
+def _configure(path: Path, sources: Mapping[tuple[str, str], tuple[str, ...]]) -> None:
+    """Tell uv of the indexes of this machine's pip, whose URLs may contain passwords, and of what sources require.
+
+    To know that, uv would run them."""
     *more, main = web.indexes()
     # A folder says of no file when it was published.
     dated = {url: "exclude-newer = false" for url in (*more, main) if url.startswith("file:")}
     _write(path, (f"[[index]]\nurl = {json.dumps(url)}\n{dated.get(url, '')}" for url in more))
     with path.open("a") as file:
         file.write(f"[[index]]\nurl = {json.dumps(main)}\ndefault = true\n{dated.get(main, '')}\n")
+        for (name, version), requires in sources.items():
+            about = {"name": name, **({"version": version} if version else {}), "requires-dist": requires}
+            lines = (f"{key} = {json.dumps(value)}\n" for key, value in about.items())
+            file.write(f"[[dependency-metadata]]\n{''.join(lines)}")
 
 
-def environment(more: Path | None = None) -> dict[str, str]:
-    """The rest of pip's configuration, in uv's words, and a folder with more wheels."""
+def environment() -> dict[str, str]:
+    """The rest of pip's configuration, in uv's words."""
     settings = web.pip_settings()
-    folders = [*settings.get("find-links", "").split(), *([str(more)] if more else [])]
     found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     found |= {
         "UV_CACHE_DIR": str(default_root() / "index"),
         "UV_PYTHON_DOWNLOADS": "never",
-        "UV_FIND_LINKS": ",".join(folders),
+        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
         "UV_HTTP_TIMEOUT": settings.get("timeout") or settings.get("default-timeout", "60"),
         "SSL_CERT_FILE": settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE", ""),
     }

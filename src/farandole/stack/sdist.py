@@ -8,28 +8,20 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PathDistribution
 from itertools import islice
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urldefrag, urlsplit
 
 from packaging.requirements import Requirement
-from packaging.utils import (
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
 
 from farandole.core.errors import FarandoleError
 from farandole.core.text import one_line
-from farandole.stack import index, sources, web
-from farandole.stack.catalogue import Need, Platform
+from farandole.stack import index, sources
+from farandole.stack.catalogue import Need
 from farandole.stack.index import Build, Question, UnsatisfiableError, Wheel
 
 # What pip takes if a project does not say what it is built with.
@@ -38,23 +30,6 @@ USUAL = ("setuptools>=40.8.0", "wheel")
 LARGEST, MOST = 1 << 20, 50_000
 OUTER = ("PKG-INFO", "pyproject.toml")
 DAMAGED = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, AttributeError, TypeError)
-
-
-@dataclass(frozen=True)
-class Sdist:
-    """The sources of one version of a package, as an index offers them."""
-
-    name: str
-    version: str
-    file: str
-    sha256: str
-    url: str
-    python: str = ""
-
-    def fetched(self, folder: Path) -> Path:
-        """The file, in the folder where sources are kept."""
-        source = {"index": self.name, "file": self.file, "sha256": self.sha256}
-        return sources.provide([source], folder, lambda _: None)[0]
 
 
 @dataclass(frozen=True)
@@ -69,79 +44,50 @@ class Content:
 
 def choose(question: Question, folder: Path) -> list[Wheel]:
     """Like index.ask, but with the sources of what has no wheel; they are kept in the folder."""
-    offers: dict[str, dict[str, Sdist]] = {}
-    known: dict[str, Content] = {}
-    with tempfile.TemporaryDirectory(prefix="farandole-") as name:
-        more = Path(name)
-        while True:
-            try:
-                wheels = index.ask(replace(question, more=more))
-            except UnsatisfiableError as error:
-                if not (new := index.without_wheel(str(error)) - offers.keys()):
-                    raise
-                for package in new:
-                    offers[package] = offered(package, question.platform)
-                    # What they require is read once a version is chosen.
-                    for sdist in offers[package].values():
-                        stand_in(sdist, (), more)
-                continue
-            chosen = {one.package: offers[one.package][one.version] for one in wheels if (more / one.file).exists()}
-            if chosen.keys() <= known.keys():
-                break
-            for package, sdist in chosen.items():
-                if package not in known:
-                    known[package] = read(sdist.fetched(folder))
-                    for other in offers[package].values():
-                        (more / standing(other)).unlink(missing_ok=True)
-                    stand_in(sdist, known[package].requires, more)
-    return [
-        _to_build(one, chosen[one.package], known[one.package], question, folder) if one.package in chosen else one
-        for one in wheels
-    ]
+    without_wheel: set[str] = set()
+    known: dict[tuple[str, str], Content] = {}
+    while True:
+        try:
+            wheels = index.ask(_with_sources(question, without_wheel, known))
+        except UnsatisfiableError as error:
+            if (new := index.without_wheel(str(error))) <= without_wheel:
+                raise
+            without_wheel |= new
+            continue
+        chosen = {(wheel.package, wheel.version): wheel for wheel in wheels if wheel.package in without_wheel}
+        if chosen.keys() <= known.keys():
+            return [_to_build(wheel, known.get((wheel.package, wheel.version)), question, folder) for wheel in wheels]
+        known |= {key: read(_fetched(chosen[key], folder)) for key in chosen.keys() - known.keys()}
 
 
-def _to_build(wheel: Wheel, sdist: Sdist, content: Content, question: Question, folder: Path) -> Wheel:
-    needs = tuple(Need(*index.split(tool), sdist.name) for tool in content.tools)
+def _with_sources(question: Question, names: Iterable[str], known: Mapping[tuple[str, str], Content]) -> Question:
+    """A version that was chosen stays; what another one requires is read once it is chosen, and until then nothing."""
+    unread = {(name, ""): tuple[str, ...]() for name in names}
+    stay = (Need(name, f"=={version}", "") for name, version in known)
+    return replace(
+        question,
+        sources=unread | {key: content.requires for key, content in known.items()},
+        constraints=(*question.constraints, *stay),
+    )
+
+
+def _fetched(wheel: Wheel, folder: Path) -> Path:
+    source = {"index": wheel.name, "file": wheel.file, "sha256": wheel.sha256}
+    return sources.provide([source], folder, lambda _: None)[0]
+
+
+def _to_build(wheel: Wheel, content: Content | None, question: Question, folder: Path) -> Wheel:
+    if not content:
+        return wheel
+    needs = tuple(Need(*index.split(tool), wheel.name) for tool in content.tools)
     try:
         tools = index.ask(Question(question.platform, needs, until=question.until))
     except UnsatisfiableError as error:
         raise FarandoleError(
-            f"{sdist.name} {sdist.version} has no wheel, and what builds it has none either: {one_line(error)}"
+            f"{wheel.name} {wheel.version} has no wheel, and what builds it has none either: {one_line(error)}"
         ) from None
-    build, size = Build(content.requires, content.modules, tuple(tools)), (folder / sdist.file).stat().st_size
-    return replace(wheel, file=sdist.file, sha256=sdist.sha256, url=sdist.url, size=size, build=build)
-
-
-def offered(name: str, platform: Platform) -> dict[str, Sdist]:
-    """The versions of a package with sources of a known sha256, but without a wheel for the platform."""
-    found: dict[str, Sdist] = {}
-    wheels = set()
-    for url, data in sources.links(canonicalize_name(name)):
-        address, fragment = urldefrag(url)
-        file = unquote(urlsplit(address).path).rsplit("/", 1)[-1]
-        if file.endswith(".whl"):
-            wheels |= _version_of_wheel(file, platform)
-        elif fragment.startswith("sha256=") and "data-yanked" not in data:
-            for version in _version_of_sdist(file, name):
-                digest, python = fragment.removeprefix("sha256="), data.get("data-requires-python", "")
-                found.setdefault(version, Sdist(name, version, file, digest, web.bare(address), python))
-    return {version: sdist for version, sdist in found.items() if version not in wheels}
-
-
-def _version_of_wheel(file: str, platform: Platform) -> set[str]:
-    try:
-        _, version, _, tags = parse_wheel_filename(file)
-    except InvalidWheelFilename:
-        return set()
-    return {str(version)} if tags & platform.tags.keys() else set()
-
-
-def _version_of_sdist(file: str, name: str) -> set[str]:
-    try:
-        found, version = parse_sdist_filename(file)
-    except InvalidSdistFilename:
-        return set()
-    return {str(version)} if found == canonicalize_name(name) else set()
+    build = Build(content.requires, content.modules, tuple(tools))
+    return replace(wheel, size=(folder / wheel.file).stat().st_size, build=build)
 
 
 def read(path: Path) -> Content:
@@ -195,21 +141,3 @@ def _files(path: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
 
 def _opened(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     return tar.extractfile(member) or io.BytesIO()
-
-
-def standing(sdist: Sdist) -> str:
-    """The file of a stand-in."""
-    return f"{canonicalize_name(sdist.name).replace('-', '_')}-{sdist.version}-py3-none-any.whl"
-
-
-def stand_in(sdist: Sdist, requires: Iterable[str], folder: Path) -> None:
-    """Write a wheel that only requires what a wheel of these sources would require, so that the index can choose it."""
-    about = ["Metadata-Version: 2.1", f"Name: {sdist.name}", f"Version: {sdist.version}"]
-    about += [f"Requires-Python: {sdist.python}"] if sdist.python else []
-    about += [f"Requires-Dist: {one}" for one in requires]
-    file = standing(sdist)
-    inside = f"{file.removesuffix('-py3-none-any.whl')}.dist-info"
-    with zipfile.ZipFile(folder / file, "w") as wheel:
-        wheel.writestr(f"{inside}/METADATA", "\n".join([*about, ""]))
-        wheel.writestr(f"{inside}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{inside}/RECORD", "")

@@ -178,11 +178,9 @@ def refusal(problem: Problem, error: UnsatisfiableError) -> str:
     lines = ["no set of packages satisfies the request; nothing was changed.", ""]
     lines += [f"   {line}" for line in said.splitlines()]
     lines += [f"   - {need}" for need in dict.fromkeys(map(str, named))]
-    if only := ", ".join(sorted(index.without_wheel(said))):
+    if not problem.request.sources and (only := ", ".join(sorted(index.without_wheel(said)))):
         lines.append(
-            f"   no package index has sources of {only} either, with a sha256"
-            if problem.request.sources
-            else f"   {only} can be built once, on the builder, where its own code then runs: stack_build_wheels: true"
+            f"   {only} can be built once, on the builder, where its own code then runs: stack_build_wheels: true"
         )
     places = problem.catalogue.data["cpu_builds"] if problem.accelerator == "cpu" else {}
     lines += [

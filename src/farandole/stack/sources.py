@@ -9,7 +9,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -20,7 +19,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256
 from farandole.core.text import one_line, without_passwords
 from farandole.stack.cache import draft_folder, keep, no_space
-from farandole.stack.web import certificates, indexes, no_index, open_url
+from farandole.stack.web import certificates, indexes, open_url
 
 # A `file`, its `sha256`, and where it is: the `url` of a site, a project on a package index (`index`), or the name of a
 # Debian source package (`apt`).
@@ -121,8 +120,7 @@ def _of_index(source: Source, draft: Path) -> str:
     tried = []
     for index in indexes():
         try:
-            links = (url for url, _ in _links(index, source["index"]))
-            if url := next((url for url in links if _file(url) == source["file"]), ""):
+            if url := next((url for url in _links(index, source["index"]) if _file(url) == source["file"]), ""):
                 fetching.download(partial(open_url, url, index, certificates()), draft, LARGEST)
                 return urllib.parse.urldefrag(url)[0]
             tried.append(f"{index} does not have it")
@@ -155,12 +153,10 @@ def _place(index: str, name: str) -> str:
     return f"{index.rstrip('/')}/{name}/"
 
 
-def _links(index: str, name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The URLs of all files of a project on a package index, each with what the page says about it."""
-    for anchor in re.findall(r"<a\s([^>]*)>", _text(index, name)):
-        data = {key: html.unescape(value) for key, value in re.findall(r'([\w-]+)="([^"]*)"', anchor)}
-        if "href" in data:
-            yield urllib.parse.urljoin(_place(index, name), data.pop("href")), data
+def _links(index: str, name: str) -> Iterator[str]:
+    """The URLs of all files of a project on a package index."""
+    for link in re.findall(r"<a\s[^>]*?href=\"([^\"]*)\"", _text(index, name)):
+        yield urllib.parse.urljoin(_place(index, name), html.unescape(link))
 
 
 def strange(name: str) -> str:
@@ -173,10 +169,3 @@ def strange(name: str) -> str:
         except (*UNREACHED, UnicodeDecodeError) as error:
             found.append(f"{_place(index, name)}: {getattr(error, 'reason', error)}")
     return "; ".join(one_line(without_passwords(one)) for one in found)
-
-
-def links(name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The URLs of all files of a project on all package indexes; one that does not answer is left out."""
-    for index in [] if no_index() else indexes():
-        with suppress(*UNREACHED):
-            yield from _links(index, name)
