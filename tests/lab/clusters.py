@@ -110,7 +110,7 @@ class Cluster:
         return done
 
     def _farandole(self, verb: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "farandole", verb, "-i", str(self.inventory), *arguments]
+        return [sys.executable, "-m", "farandole", *verb.split(), "-i", str(self.inventory), *arguments]
 
     def farandole(self, verb: str, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run a command of farandole, as a user does."""

@@ -257,11 +257,11 @@ def test_a_gpu_belongs_to_one_job_and_a_lost_one_is_no_longer_offered(cluster: C
 
 
 def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
-    assert cluster.farandole("node", "exclude", "node-2", "--why", "fan").returncode == 0
+    assert cluster.farandole("node exclude", "node-2", "--why", "fan").returncode == 0
     cluster.play_ok(*QUICK)
     until(lambda: nodes(cluster)["node-2"] == "drained")
     assert re.match(r"farandole: excluded since \S+ by \S+: fan", reason(cluster, "node-2"))
-    assert cluster.farandole("node", "include", "node-2").returncode == 0
+    assert cluster.farandole("node include", "node-2").returncode == 0
     cluster.play_ok(*QUICK)
     # With a star, it has not answered yet since slurmctld was started.
     until(lambda: nodes(cluster)["node-2"] == "idle")
