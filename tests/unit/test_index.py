@@ -31,7 +31,7 @@ def files(*requirements: str, **about: str | Platform) -> list[str]:
 def pip(bare_pip: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     bare_pip.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = index.environment
-    bare_pip.setattr(index, "environment", lambda more: {**settings(more), "UV_HTTP_RETRIES": "0"})
+    bare_pip.setattr(index, "environment", lambda: {**settings(), "UV_HTTP_RETRIES": "0"})
     return bare_pip
 
 
