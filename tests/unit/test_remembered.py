@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from farandole.trust import certificates, remembered
 
-from .loading import load
-from .test_ssh_ca import (
+from .authority import (
     HEAD,
     HOST_KEY,
     JOB_KEY,
@@ -28,6 +27,7 @@ from .test_ssh_ca import (
     revoked_keys,
     serve,
 )
+from .loading import load
 
 ssh_identity = load("modules", "ssh_identity")
 THREE = ["node-1", "node-2", "node-3"]
