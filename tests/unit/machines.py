@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from farandole.preflight.answer import ssh_command
+
 from .loading import act
 
 
@@ -67,3 +69,9 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = Fa
     recorded = state / "preflight.json"
     result = act("preflight", {**given, **changes}, variables, check_mode=check_mode)
     return {**result, **(json.loads(recorded.read_text()) if recorded.exists() else {})}
+
+
+def login(**changes: Any) -> dict[str, Any]:
+    """How preflight logs in to a node."""
+    plain = {"host": "192.0.2.1", "port": None, "user": "root", "key": None, "common_args": ""} | changes
+    return {**plain, "command": ssh_command(plain)}

@@ -1,0 +1,310 @@
+"""Bad inventories, and the findings about each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole.core.findings import Finding, report
+from farandole.inventory.cluster import Node
+from farandole.preflight import inventory
+from farandole.preflight.people import judge_people
+
+from .loading import ROOT, load
+
+DECLARED = {
+    "base": frozenset({"base_user", "base_user_id"}),
+    "ssh_trust": frozenset({"ssh_trust_dir"}),
+    "stack": frozenset({"stack_id"}),
+}
+
+preflight = load("action", "preflight")
+
+
+def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
+    return Node(name, host, **more)
+
+
+def groups(**named: list[str]) -> dict[str, list[str]]:
+    return {"all": sorted({host for hosts in named.values() for host in hosts}), "ungrouped": [], **named}
+
+
+def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(one.host, one.code) for one in findings]
+
+
+def test_a_good_inventory_has_no_finding() -> None:
+    own = frozenset({"base_user", "cluster_ip", "_base_x", "ansible_user", "database_url", "base", "ssh_port", "mine"})
+    nodes = [
+        node("node-1", "192.0.2.1", variables=own),
+        node("9lives", "gpu2.example.org", cluster_ip="192.0.2.2"),
+        node("n" * 63, "gpu2.example.org", port="2222", cluster_ip="192.0.2.33"),
+    ]
+    named = groups(cluster=[one.name for one in nodes], head=["node-1"], builders=["9lives"])
+    assert inventory.judge_inventory(named, nodes, DECLARED, preflight.connection_variables()) == []
+
+
+@pytest.mark.parametrize(
+    ("named", "host", "code", "words"),
+    [
+        (groups(), "inventory", "inventory-empty", ""),
+        (groups(web=["a"]), "inventory", "cluster-missing", ""),
+        (groups(clusters=["a"]), "inventory", "cluster-misspelt", ""),
+        (groups(cluster=["a"]), "inventory", "head-not-one", ""),
+        (groups(cluster=["a", "b"], head=["a", "b"]), "inventory", "head-not-one", "group head has 2 hosts: a, b"),
+        (groups(cluster=["a"], head=["x"]), "x", "not-in-cluster", ""),
+        (groups(cluster=["a"], head=["a"], builders=["x"]), "x", "not-in-cluster", ""),
+    ],
+)
+def test_groups(named: dict[str, list[str]], host: str, code: str, words: str) -> None:
+    (found,) = inventory.judge_groups(named)
+    assert (found.host, found.code, words in found.cause) == (host, code, True)
+
+
+@pytest.mark.parametrize("group", ["head", "builders"])
+def test_a_revoked_node_can_be_neither_head_nor_builder(group: str) -> None:
+    named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
+    named[group] = ["b"]
+    (found,) = inventory.judge_revoked(named, ["b"])
+    assert (found.host, found.code) == ("b", "server-revoked")
+    assert f"group {group}" in found.cause
+    assert inventory.judge_revoked(named, []) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("node_1", "node-1"),
+        ("Node-1", "node-1"),
+        ("-node", "node"),
+        ("gpu1.example.org", "gpu1"),
+        ("n" * 64, "n" * 63),
+        ("12", "node-1"),
+        ("10.0.0.1", "node-1"),
+        ("localhost", "node-1"),
+    ],
+)
+def test_bad_names(name: str, better: str) -> None:
+    (finding,) = inventory.judge_names([name])
+    assert (finding.host, finding.code) == (name, "name-localhost" if name == "localhost" else "name-malformed")
+    assert finding.cure.endswith(f" {better}")
+    assert codes(inventory.judge_names(["gpu", "GPU"])) == [("GPU", "name-repeated")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        ([node("a", "gpu1")], "address-missing"),
+        ([node("a", cluster_ip="192.0.2.300")], "address-malformed"),
+        ([node("a", cluster_ip="192.0.2.3/24")], "address-malformed"),
+        ([node("a", "127.0.0.1")], "address-local"),
+        ([node("a", cluster_ip="::1")], "address-local"),
+        ([node("a", "2001:db8::1")], "address-not-ipv4"),
+        ([node("a", "0.0.0.0")], "address-local"),  # noqa: S104
+        ([node("b"), node("a")], "node-repeated"),
+        ([node("b", "192.0.2.9", port="1", cluster_ip="192.0.2.4"), node("a", cluster_ip="192.0.2.4")],
+         "address-repeated"),
+    ],
+)  # fmt: skip
+def test_bad_addresses(bad: list[Any], code: str) -> None:
+    assert codes(inventory.judge_addresses(bad)) == [("a", code)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "known"),
+    [
+        ("base_usr_id", "variable-misspelt", "write base_user_id if"),
+        ("ssh_trust_dri", "variable-misspelt", "write ssh_trust_dir if"),
+        ("stack_colour", "variable-unknown", ": stack_id"),
+        ("cluster_interface", "variable-unknown", ": cluster_ip"),
+    ],
+)
+def test_unknown_variables(variable: str, code: str, known: str) -> None:
+    bad = [node(name, variables=frozenset({variable})) for name in ("a", "b")]
+    for nodes, host in (([bad[0], node("b")], "a"), (bad, "all")):
+        (found,) = inventory.judge_variables(nodes, DECLARED)
+        assert (found.host, found.code) == (host, code)
+        assert variable in found.cause and known in found.cure
+
+
+def test_a_tag_without_tasks_is_told() -> None:
+    found = inventory.judge_tags(["all", "stack", "molecule-notest", "slrum"], ["stack", "slurm"])
+    assert [(one.code, one.severity) for one in found] == [("tag-unknown", "warn")]
+    assert "the tag slrum" in found[0].cause
+    assert "quick, slurm, stack" in found[0].cure
+
+
+def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
+    own = {
+        "node-1": {"ansible_user": "root", "ansible_private_key_file": "/keys/root"},
+        "node-2": {"ansible_ssh_user": "alice"},
+        "node-3": {},
+        "node-4": {"ansible_connection": "local", "ansible_user": "root"},
+    }
+    typed = {"--user": "alice", "--private-key": "/keys/alice"}
+    found = inventory.judge_login(own, typed)
+    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "option-ignored", "stop")] * 2
+    assert "-e ansible_user=alice" in found[0].cure
+    assert inventory.judge_login(own, {}) == []
+
+
+def test_a_password_that_is_asked_for_in_vain_is_refused_and_none_is_shown() -> None:
+    secret: dict[str, Any] = {"ansible_become_pass": "SECRET", "ansible_ssh_pass": "SECRET"}
+    own = {"node-1": secret, "node-2": {"ansible_become_password": "SECRET"}, "here": {"ansible_connection": "local"}}
+    found = inventory.judge_passwords(own, ["--ask-become-pass", "--ask-pass"])
+    assert [(one.code, one.severity) for one in found] == [("password-ignored", "stop")]
+    assert "--ask-become-pass" in found[0].cause
+    assert "SECRET" not in report(found)
+    # Node-2 needs what is typed.
+    assert inventory.judge_passwords({"node-1": secret, "node-2": {}}, ["--ask-become-pass"]) == []
+
+
+def test_each_role_has_its_name_as_a_tag() -> None:
+    def listed(*words: str) -> str:
+        command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    tags = re.findall(r"TAGS: \[(.*)\]", listed("--list-tags"))
+    roles = {path.name for path in ROOT.glob("roles/*")}
+    assert {tag for line in tags for tag in re.findall(r"\w+", line)} == inventory.TAGS | roles | {"always"}
+    # Checked whatever the tags are, so nothing that another task has to find out first.
+    checked = re.findall(
+        r"^ *farandole\.cluster\.(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE
+    )
+    assert {*checked} == {"preflight", "validation"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ansible_hosts", "ansible_host"),
+        ("ansible_prot", "ansible_port"),
+        ("ansible_usr", "ansible_user"),
+        ("ansible_become_passwd", "ansible_become_password"),
+        ("ansible_python_interpeter", "ansible_python_interpreter"),
+    ],
+)
+def test_a_misspelt_connection_variable_is_reported_before_the_address(variable: str, meant: str) -> None:
+    nodes = [node("a", host="a", variables=frozenset({variable}))]
+    found = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
+    assert codes(found) == [("all", "variable-misspelt"), ("a", "address-missing")]
+    assert found[0].cure.startswith(f"write {meant} if")
+
+
+def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
+    """Try every variable that a host has in a play, including facts."""
+    show = {"debug": {"msg": "{{ q('varnames', '.') + ansible_facts | map('regex_replace', '^', 'ansible_') }}"}}
+    plays = [{"hosts": "localhost", "connection": "local", "gather_facts": True, "tasks": [show]}]
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(yaml.safe_dump(plays))
+    done = subprocess.run(
+        ["ansible-playbook", "-i", "localhost,", "-e", f"ansible_python_interpreter={sys.executable}", playbook],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    names = set(re.findall(r"\bansible_\w+", done.stdout))
+    assert {"ansible_play_hosts", "ansible_memtotal_mb"} < names
+    known = preflight.connection_variables()
+    assert [name for name in names if inventory.misspelt(name, known)] == []
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZWw2YvoLBN9V2a/VDrDnQrl+Yb9mxSAnxMjZxFTefk"
+
+
+def people(*persons: dict[str, Any], **variables: Any) -> list[tuple[str, str]]:
+    """The codes of the findings about cluster_users, each with its cause."""
+    own = {"ansible_user": "admin", "cluster_users": persons, **variables}
+    return [(one.code, one.cause) for one in judge_people({"node-1": own, "node-2": own}, ["node-1", "node-2"])]
+
+
+def test_good_people_have_no_finding() -> None:
+    assert people() == []
+    keys = [KEY, f"{KEY} alice@laptop of hers\n", encoded("sk-ssh-ed25519@openssh.com")]
+    assert people({"name": "alice", "uid": 2001, "ssh_keys": keys}, {"name": "b-o_b2", "uid": 1000}) == []
+
+
+def encoded(kind: str) -> str:
+    return f"{kind} {b64encode(len(kind).to_bytes(4, 'big') + kind.encode() + b'the rest').decode()}"
+
+
+@pytest.mark.parametrize(
+    ("person", "code", "words"),
+    [
+        ({"name": name}, "person-name-malformed", repr(name))
+        for name in ("", "Alice", "al ice", "al,ice", "*", "-f", "2alice", "files:alice", "a" * 32, "%sudo", "al/ice")
+    ]
+    + [
+        ({"name": "root"}, "person-name-taken", "root is root"),
+        ({"name": "admin"}, "person-name-taken", "admin is the account with which Ansible logs in"),
+        ({"name": "trainer"}, "person-name-taken", "trainer is the job user"),
+        ({"name": "slurm"}, "person-name-taken", "slurm is the account of a service"),
+        ({"name": "farandole-jobs"}, "person-name-taken", "farandole-jobs is a name of Farandole's"),
+        ({"name": "carol"}, "person-name-taken", "carol is already another entry"),
+        ({"uid": 0}, "person-uid-wrong", "alice has uid 0;"),
+        ({"uid": 999}, "person-uid-wrong", "999"),
+        ({"uid": 65534}, "person-uid-wrong", "65534"),
+        ({"uid": 2000}, "person-uid-repeated", "uid 2000, which the job user has, too"),
+        ({"uid": 2009}, "person-uid-repeated", "which carol has, too"),
+        ({"ssh_keys": [KEY, KEY[:-5]]}, "person-key-wrong", "one of the ssh_keys of alice is 'ssh-ed25519 AAAA"),
+        ({"ssh_keys": [f"{KEY}\n{KEY}"]}, "person-key-wrong", "several lines"),
+        ({"ssh_keys": [f'command="id" {KEY}']}, "person-key-wrong", "command="),
+        ({"ssh_keys": [encoded("sk-ssh-ed25519@openssh.com")[3:]]}, "person-key-wrong", "ssh-ed25519"),
+        ({"ssh_keys": ["~/.ssh/id_ed25519.pub"]}, "person-key-wrong", "'~/.ssh/id_ed25519.pub'"),
+        ({"ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----\nSECRET"]}, "person-key-wrong", "should replace now"),
+    ],
+)
+def test_bad_people(person: dict[str, Any], code: str, words: str) -> None:
+    carol = {"name": "carol", "uid": 2009}
+    (found,) = people(carol, {"name": "alice", "uid": 2001, **person})
+    assert (found[0], words in found[1], "SECRET" in found[1]) == (code, True, False), found
+
+
+def test_people_are_the_same_on_all_nodes() -> None:
+    own: dict[str, Any] = {"cluster_users": [{"name": "alice", "uid": 2001}]}
+    findings = judge_people({"node-1": own, "node-2": own, "node-3": {}}, ["node-1", "node-2", "node-3"])
+    assert codes(findings) == [("node-3", "people-uneven")]
+    # The login has another name as well.
+    [(code, _)] = people({"name": "ops", "uid": 2001}, ansible_user=None, ansible_ssh_user="ops")
+    assert code == "person-name-taken"
+
+
+def test_a_value_that_a_role_would_refuse_is_reported_before_the_role_runs() -> None:
+    options = {"mesh": {"type": "bool", "description": "Whether."}, "days": {"type": "int", "description": "How many."}}
+    values = {"a": {"mesh": "maybe", "days": "7"}, "b": {"mesh": "maybe", "days": "week"}}
+    first, second = inventory.judge_values(values, options)
+    assert codes([first, second]) == [("all", "value-wrong"), ("b", "value-wrong")]
+    assert "mesh is wrong" in first.cause
+    assert "valid boolean" in first.cause
+    assert first.cure.endswith("; Whether.")
+    assert "days is wrong" in second.cause
+    assert inventory.judge_values({"a": {"mesh": "yes", "days": 7}}, options) == []
+
+
+@pytest.mark.parametrize("bars", [{"acuracy": 0.9}, {"accuracy": "high"}, 0.9])
+def test_a_wrong_threshold_is_refused_and_not_all_have_to_be_set(bars: object) -> None:
+    specs = yaml.safe_load((ROOT / "roles/validation/meta/argument_specs.yml").read_text())
+    options = inventory.declared_options(specs)
+    (finding,) = inventory.judge_values({"a": {"validation_bars": bars}}, options)
+    assert (finding.host, finding.code) == ("all", "value-wrong")
+    assert "validation_bars" in finding.cause
+    assert "Pass thresholds for measured values" in finding.cure
+    assert inventory.judge_values({"a": {"validation_bars": {"accuracy": 0.9}}}, options) == []
+
+
+def test_a_string_in_place_of_a_list_is_refused() -> None:
+    """node-1 is a substring of node-17, and would count as revoked."""
+    options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
+    (found,) = inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options)
+    assert found.code == "value-not-list"
+    assert found.cure.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
+    assert inventory.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []
