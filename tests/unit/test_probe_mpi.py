@@ -181,9 +181,9 @@ def test_a_connection_that_breaks_ends_the_job() -> None:
     other.sendall(b"1234")
     other.close()
     way = ways.OverTCP.__new__(ways.OverTCP)
-    way.connection, way.small = one, memoryview(bytearray(8))
+    way.connection = one
     with pytest.raises(ConnectionError):
-        way.receive()
+        way.receive(way.message(8))
     one.close()
 
 

@@ -16,7 +16,7 @@ import traceback
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from farandole.node.probes import ranks
@@ -75,16 +75,16 @@ def sums(mpi: MPI) -> Iterator[dict[str, Any]]:
         for size in SIZES:
             # Ranks count from 1 here, so that none adds nothing.
             total = mpi.reduce(array(letter, [mpi.rank + 1]) * size, kind, "sum")
-            found = sorted({min(total), max(total)})
-            yield {"type": name, "elements": size, "sum": found[-1], "exact": found == [wanted]}
+            ends = sorted({min(total), max(total)})
+            yield {"type": name, "elements": size, "sum": ends[-1], "exact": ends == [wanted]}
 
 
 def missed(results: Iterable[dict[str, Any]], size: int) -> Iterator[Error]:
     """Yield what is wrong with the sums."""
     wanted = size * (size + 1) // 2
-    for one in results:
-        if not one["exact"]:
-            seen = f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}"
+    for total in results:
+        if not total["exact"]:
+            seen = f"the sum of {total['elements']} {total['type']} is {total['sum']}, not {wanted}"
             yield ranks.error("wrong-values", seen)
 
 
@@ -96,20 +96,13 @@ def often(seconds: float, count: int) -> int:
 def plan(mpi: MPI, way: Way, job: Job, tried: int) -> int:
     """How often to do a job in each round; both ranks try it, and rank 0 decides."""
     fastest = min(way.timed(job, tried) for _ in range(3))
-    return decide(mpi, often(fastest, tried))
+    return share(mpi, often(fastest, tried))
 
 
-def decide(mpi: MPI, number: int) -> int:
-    """Give rank 0's number to both ranks."""
+def share(mpi: MPI, number: int, giver: int = 0) -> int:
+    """Give one rank's number to both."""
     shared = array("q", [number])
-    (mpi.receive if mpi.rank else mpi.send)(shared, 1 - mpi.rank)
-    return shared[0]
-
-
-def tell(mpi: MPI, number: int) -> int:
-    """Give rank 1's number to both ranks."""
-    shared = array("q", [number])
-    (mpi.send if mpi.rank else mpi.receive)(shared, 1 - mpi.rank)
+    (mpi.send if mpi.rank == giver else mpi.receive)(shared, 1 - mpi.rank)
     return shared[0]
 
 
@@ -133,10 +126,10 @@ def compare(mpi: MPI, ways: Sequence[Way]) -> list[Round]:
         begun, waited = time.perf_counter(), waiting()
         took = average(*gauge)
         was_calm = waiting() - waited < WAITED * (time.perf_counter() - begun)
-        calm.append(bool(decide(mpi, was_calm) and tell(mpi, was_calm)))
+        calm.append(bool(share(mpi, was_calm) and share(mpi, was_calm, giver=1)))
         quiet = [before and after for before, after in pairwise(calm)]
         enough = sum(quiet) >= QUIET or time.perf_counter() > until
-        if not decide(mpi, len(rounds) < FEWEST or not enough):
+        if not share(mpi, len(rounds) < FEWEST or not enough):
             return list(zip(quiet, rounds, strict=True))
         # In turns, so that what disturbs one way disturbs the other.
         rounds.append([took, *(average(*job) for job in others)])
@@ -147,36 +140,32 @@ def sweep(mpi: MPI, ways: Sequence[Way]) -> list[list[float]]:
 
     Rank 0 decides, so that both ranks do the same.
     """
-    found, until = [], time.perf_counter() + SWEEP_SECONDS
+    rows, until = [], time.perf_counter() + SWEEP_SECONDS
     for size in SWEPT:
         row: list[float] = [size]
         for way in ways:
             bounce = partial(way.bounce, way.message(size))
             once = max(way.timed(bounce, 1), 1e-6)
-            count = decide(mpi, max(1, min(100, round(SWEEP_STEP / once))))
-            tries = decide(mpi, max(2, min(10, round(10 * SWEEP_STEP / (count * once)))))
+            count = share(mpi, max(1, min(100, round(SWEEP_STEP / once))))
+            tries = share(mpi, max(2, min(10, round(10 * SWEEP_STEP / (count * once)))))
             # The best of several, as other programs disturb some.
             took = min(way.timed(bounce, count) for _ in range(tries))
             row.append(round(took / count / 2 * 1e6, 2))
-        found.append(row)
-        if not decide(mpi, time.perf_counter() < until):
+        rows.append(row)
+        if not share(mpi, time.perf_counter() < until):
             break
-    return found
+    return rows
 
 
 def speeds(rounds: Sequence[Round]) -> dict[str, Any]:
     """The best latency (half a round trip) and bandwidth of each way in the quiet rounds."""
     quiet = [took for was_quiet, took in rounds if was_quiet]
     best = [min(times) for times in zip(*(quiet or [took for _, took in rounds]), strict=True)]
-    found = []
+    figures: list[float | None] = []
     for round_trip, message in zip(best[::2], best[1::2], strict=True):
-        found += [round(round_trip / 2 * 1e6, 2), round(LARGE / message / 1e6, 1)]
+        figures += [round(round_trip / 2 * 1e6, 2), round(LARGE / message / 1e6, 1)]
     names = ("latency_us", "bandwidth_mbs", "tcp_latency_us", "tcp_mbs")
-    return {
-        **dict(zip(names, [*found, None, None, None, None], strict=False)),
-        "quiet": len(quiet),
-        "rounds": len(rounds),
-    }
+    return {**dict(zip_longest(names, figures)), "quiet": len(quiet), "rounds": len(rounds)}
 
 
 def measure(mpi: MPI, network: str | None) -> tuple[dict[str, Any] | None, list[Error]]:

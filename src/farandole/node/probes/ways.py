@@ -28,40 +28,36 @@ class WayError(Exception):
 class Way:
     """A way for two ranks to exchange messages: one leads, the other responds."""
 
-    # A small message; one of any size, and memory for it; many large ones.
-    send: Callable[[], None]
-    receive: Callable[[], None]
-    push_one: Callable[[Any], None]
-    take_one: Callable[[Any], None]
+    # Makes a message of a size; what one message is sent and received by, and many large ones.
     message: Callable[[int], Any]
+    send: Callable[[Any], None]
+    receive: Callable[[Any], None]
     pour: Callable[[int], None]
     drain: Callable[[int], None]
 
     def __init__(self, leads: bool) -> None:
         self.leads = leads
+        self.small = self.message(SMALL)
+
+    def bounce(self, message: Any, count: int) -> None:
+        """Send a message there and back, repeatedly."""
+        first, second = (self.send, self.receive) if self.leads else (self.receive, self.send)
+        for _ in range(count):
+            first(message)
+            second(message)
 
     def exchange(self, count: int) -> None:
         """Send a small message there and back, repeatedly."""
-        one, other = (self.send, self.receive) if self.leads else (self.receive, self.send)
-        for _ in range(count):
-            one()
-            other()
+        self.bounce(self.small, count)
 
     def push(self, count: int) -> None:
         """Send large messages there, and a small one back when all have arrived."""
         if self.leads:
             self.pour(count)
-            self.receive()
+            self.receive(self.small)
         else:
             self.drain(count)
-            self.send()
-
-    def bounce(self, message: Any, count: int) -> None:
-        """Send a message of any size there and back, repeatedly."""
-        one, other = (self.push_one, self.take_one) if self.leads else (self.take_one, self.push_one)
-        for _ in range(count):
-            one(message)
-            other(message)
+            self.send(self.small)
 
     def timed(self, job: Callable[[int], None], count: int) -> float:
         """The seconds that a job takes once both ranks are ready."""
@@ -75,30 +71,22 @@ class OverMPI(Way):
     """Messages over MPI."""
 
     def __init__(self, mpi: MPI) -> None:
-        super().__init__(mpi.rank == 0)
         self.mpi = mpi
-        self.small = array("b", bytes(SMALL))
-        self.large = [array("b", bytes(LARGE)) for _ in range(WINDOW)]
-        # Built once, as building them takes longer than a call.
-        self.word = (place(self.small), SMALL, mpi.byte, 1 - mpi.rank, 0, mpi.world)
-        self.parts = [(place(part), LARGE, mpi.byte, 1 - mpi.rank, 0, mpi.world) for part in self.large]
+        super().__init__(mpi.rank == 0)
+        self.large = [self.message(LARGE) for _ in range(WINDOW)]
         self.requests = (ctypes.c_void_p * WINDOW)()
         self.slots = [ctypes.byref(self.requests, at * ctypes.sizeof(ctypes.c_void_p)) for at in range(WINDOW)]
 
-    def send(self) -> None:
-        self.mpi.call("Send", *self.word)
-
-    def receive(self) -> None:
-        self.mpi.call("Recv", *self.word, None)
-
     def message(self, size: int) -> Any:
-        return array("b", bytes(size))
+        """The memory of a message, and the arguments of its calls, as building these takes longer than a call."""
+        memory = array("b", bytes(size))
+        return memory, (place(memory), size, self.mpi.byte, 1 - self.mpi.rank, 0, self.mpi.world)
 
-    def push_one(self, message: Any) -> None:
-        self.mpi.send(message, 1 - self.mpi.rank)
+    def send(self, message: Any) -> None:
+        self.mpi.call("Send", *message[1])
 
-    def take_one(self, message: Any) -> None:
-        self.mpi.receive(message, 1 - self.mpi.rank)
+    def receive(self, message: Any) -> None:
+        self.mpi.call("Recv", *message[1], None)
 
     def pour(self, count: int) -> None:
         self.windows("Isend", count)
@@ -110,8 +98,8 @@ class OverMPI(Way):
         """Start a window of messages, then wait for all of them."""
         while count > 0:
             now = min(count, WINDOW)
-            for part, slot in zip(self.parts[:now], self.slots[:now], strict=True):
-                self.mpi.call(name, *part, slot)
+            for (_, arguments), slot in zip(self.large[:now], self.slots[:now], strict=True):
+                self.mpi.call(name, *arguments, slot)
             self.mpi.call("Waitall", now, self.requests, None)
             count -= now
 
@@ -123,23 +111,15 @@ class OverTCP(Way):
         super().__init__(leads)
         # The buffer sizes are left to the kernel, which makes them larger than a program may request.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = connection
-        self.small = memoryview(bytearray(SMALL))
-        self.large = memoryview(bytearray(LARGE))
-
-    def send(self) -> None:
-        self.connection.sendall(self.small)
-
-    def receive(self) -> None:
-        self.take(self.small, SMALL)
+        self.connection, self.large = connection, self.message(LARGE)
 
     def message(self, size: int) -> Any:
         return memoryview(bytearray(size))
 
-    def push_one(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         self.connection.sendall(message)
 
-    def take_one(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
         self.take(message, len(message))
 
     def pour(self, count: int) -> None:
@@ -164,19 +144,20 @@ def addresses() -> list[str]:
     import psutil
 
     links = psutil.net_if_addrs().values()
-    return [one.address for link in links for one in link if one.family == socket.AF_INET]
+    return [address.address for link in links for address in link if address.family == socket.AF_INET]
 
 
-def own_address(network: str | None, found: Sequence[str]) -> str:
+def own_address(network: str | None, own: Sequence[str]) -> str:
     """The address of this host in the cluster's network, or a WayError that says why there is none."""
     if not network:
         raise WayError("network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured")
     try:
-        inside = [one for one in found if ipaddress.ip_address(one) in ipaddress.ip_network(network, strict=False)]
+        subnet = ipaddress.ip_network(network, strict=False)
     except ValueError:
         raise WayError("network-unfit", f"HOROVOD_NETWORK is {network}, which is no network") from None
+    inside = [address for address in own if ipaddress.ip_address(address) in subnet]
     if not inside:
-        raise WayError("network-unfit", f"none of {', '.join(found)} is in HOROVOD_NETWORK, which is {network}")
+        raise WayError("network-unfit", f"none of {', '.join(own)} is in HOROVOD_NETWORK, which is {network}")
     return inside[0]
 
 
