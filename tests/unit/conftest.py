@@ -13,6 +13,7 @@ from farandole.core.project import CONFIG
 from farandole.node.head import runs, status
 
 from .packages import pip_settings, write_all
+from .stack import served
 
 # As Ansible's own programs do before anything else: what some tests import first would find other settings.
 with pytest.MonkeyPatch.context() as patched:
@@ -68,3 +69,17 @@ def small_index(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(name, value)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield wheels
+
+
+@pytest.fixture
+def depot(tmp_path: Path) -> Iterator[str]:
+    """The URL of a depot with the files of a folder."""
+    (tmp_path / "depot").mkdir()
+    with served(tmp_path / "depot") as url:
+        yield url
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where stacks are installed."""
+    return tmp_path / "opt"

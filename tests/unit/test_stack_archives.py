@@ -1,0 +1,208 @@
+"""Archives as a builder packs them: layers on another stack, and what a compromised builder may try."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .loading import load
+from .prefix import GOOD, MPI, NEW, OLD, PYTHON, archive, contents, names, program, refused, request, to
+from .stack import dead_url, run_module, tree
+
+install = load("modules", "stack_install")
+probe = load("modules", "node_probe")
+unprivileged = load("module_utils", "unprivileged")
+
+
+def mode(path: str, bits: int) -> Callable[[Path], None]:
+    return lambda made: (made / path).chmod(bits)
+
+
+def link(path: str, target: str) -> Callable[[Path], None]:
+    """Put a link in place of whatever is there."""
+
+    def act(made: Path) -> None:
+        there = made / path
+        if there.is_dir() and not there.is_symlink():
+            shutil.rmtree(there)
+        there.unlink(missing_ok=True)
+        there.symlink_to(target)
+
+    return act
+
+
+PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (mode(PYTHON_FILE, 0o4755), f"'{PYTHON_FILE}' has mode 4755, which would run it as another account"),
+        (mode(f"mpi/{MPI}/bin", 0o2755), f"'mpi/{MPI}/bin' has mode 2755"),
+        (mode(PYTHON_FILE, 0o757), f"'{PYTHON_FILE}' has mode 0757, which lets every account change it"),
+        (lambda made: os.mkfifo(made / f"stacks/{NEW}/pipe"), f"'stacks/{NEW}/pipe' is not a file, folder or link"),
+        (lambda made: program(made / "incoming/x", GOOD), "'incoming' does not belong in it"),
+        (lambda made: (made / "contents").touch(), "'contents' does not belong in it"),
+        (link("current", f"stacks/{NEW}"), "'current' does not belong in it"),
+        (lambda made: program(made / f"stacks/{OLD}/venv/bin/python", GOOD), f"'stacks/{OLD}' does not belong in it"),
+        (lambda made: program(made / "mpi/another/bin/mpirun", GOOD), "'mpi/another' does not belong in it"),
+        (lambda made: (made / f"mpi/{MPI}").rename(made / "mpi/another"), "'mpi/another' does not belong in it"),
+        (lambda made: shutil.rmtree(made / "mpi"), "mpi is not in it"),
+        (lambda made: (made / f"stacks/{NEW}/manifest.json").unlink(), "its manifest.json is not in it"),
+        (link(f"stacks/{NEW}/mpi", "/etc"), "its mpi points elsewhere"),
+        (link(f"stacks/{NEW}/base", f"../{OLD}"), "its base points elsewhere"),
+        (link(f"stacks/{NEW}", "/opt"), f"'stacks/{NEW}' is not a folder"),
+    ],
+)
+def test_an_archive_with_more_than_a_stack_is_refused(
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    said = refused(request(archive(tmp_path, spoil=spoil), depot, root), root)
+    assert f"the archive of stack {NEW} is refused: {words}" in said
+    assert "Nothing in it was used" in said
+
+
+LAYER = "cccc00000000"
+
+
+def layer(tmp_path: Path, spoil: Callable[[Path], object] = Path.exists, python: str = PYTHON) -> Path:
+    """A stack with nothing but packages, which uses another one."""
+    made, packed = tmp_path / "layer", tmp_path / "depot" / "layer.tar.zst"
+    shutil.rmtree(made, ignore_errors=True)
+    stack = made / "stacks" / LAYER
+    program(stack / "venv/bin/python", python)
+    (stack / "mpi").symlink_to(f"../../mpi/{MPI}")
+    (stack / "base").symlink_to(f"../{NEW}")
+    contents.write(stack)
+    (stack / "manifest.json").write_text("{}")
+    spoil(made)
+    subprocess.run(["tar", "-C", made, "--zstd", "-cf", packed, *names(made)], check=True)
+    return packed
+
+
+def test_a_layer_is_installed_on_its_base(tmp_path: Path, depot: str, root: Path) -> None:
+    run_module("stack_install", request(archive(tmp_path), depot, root))
+    before = tree(root)
+    asked = request(layer(tmp_path), depot, root, id=LAYER, base=NEW)
+    assert run_module("stack_install", asked)["changed"]
+    after = tree(root)
+    assert after.items() >= before.items()
+    assert set(after) - set(before) == {
+        f"stacks/{LAYER}/{name}" for name in ("base", "contents", "manifest.json", "mpi", "venv/bin/python")
+    }
+    assert not run_module("stack_install", {**asked, "url": dead_url()})["changed"]
+    assert to(root, LAYER, keep=1)["proven"]
+    # The base stays, although only one stack is to be kept.
+    assert names(root / "stacks") == [NEW, LAYER]
+    assert run_module("stack_proof", {"root": str(root)})["proven"] is True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda made: program(made / "mpi" / MPI / "bin/mpirun", GOOD), "'mpi' does not belong in it"),
+        (lambda made: program(made / "stacks" / NEW / "venv/bin/python", GOOD), f"'stacks/{NEW}' does not belong in"),
+        (lambda made: (made / f"stacks/{LAYER}/base").unlink(), "its base points elsewhere"),
+        (link(f"stacks/{LAYER}/base", f"../{OLD}"), "its base points elsewhere"),
+    ],
+    ids=["mpi", "base", "no base", "another base"],
+)
+def test_an_archive_with_more_than_a_layer_is_refused(
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    run_module("stack_install", request(archive(tmp_path), depot, root))
+    said = refused(request(layer(tmp_path, spoil), depot, root, id=LAYER, base=NEW), root)
+    assert f"the archive of stack {LAYER} is refused: {words}" in said
+
+
+def test_a_damaged_base_is_installed_again_and_the_layer_stays(tmp_path: Path, depot: str, root: Path) -> None:
+    asked = request(archive(tmp_path), depot, root)
+    run_module("stack_install", asked)
+    run_module("stack_install", request(layer(tmp_path), depot, root, id=LAYER, base=NEW))
+    to(root, LAYER)
+    file = root / "stacks" / NEW / "venv/bin/python"
+    file.chmod(0o700)
+    words = f"in stacks/{NEW}, venv/bin/python has mode 0700 instead of 0755"
+    assert contents.drift(root, LAYER) == contents.drift(root, NEW) == [words]
+    assert run_module("stack_proof", {"root": str(root)})["wrong"].startswith(f"in stacks/{NEW}, venv/bin/python has")
+    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": []}
+    assert run_module("stack_install", asked)["changed"]
+    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": [NEW, LAYER]}
+    file.chmod(0o700)
+    assert f"stack {LAYER} is damaged" in to(root, LAYER)["msg"]
+    # Neither counts as installed any more.
+    assert list(root.glob("stacks/*/manifest.json")) == []
+
+
+def members(*made: tuple[str, str, bytes, str]) -> bytes:
+    """A tar that the tar program would not write: kind, name, content, link target."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for kind, name, content, target in made:
+            about = tarfile.TarInfo(name)
+            about.type = {"file": tarfile.REGTYPE, "link": tarfile.SYMTYPE, "hard": tarfile.LNKTYPE}[kind]
+            about.size, about.linkname, about.mode = len(content), target, 0o644
+            tar.addfile(about, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [("file", "../../planted", b"x", "")],
+        [("file", "/{outside}/planted", b"x", "")],
+        [("link", f"stacks/{NEW}/way", b"", "{outside}"), ("file", f"stacks/{NEW}/way/planted", b"x", "")],
+        [("link", f"stacks/{NEW}/way", b"", "../../../../.."), ("file", f"stacks/{NEW}/way/planted", b"x", "")],
+        [("link", "stacks", b"", "{outside}"), ("file", f"stacks/{NEW}/planted", b"x", "")],
+        [("hard", f"stacks/{NEW}/secret", b"", "{outside}/secret")],
+        [("link", "a", b"", "{outside}"), ("hard", f"stacks/{NEW}/secret", b"", "a/secret")],
+    ],
+    ids=["up", "absolute", "by a link", "by a link up", "stacks is a link", "hard", "hard by a link"],
+)
+def test_nothing_outside_is_written_or_read(
+    tmp_path: Path, depot: str, root: Path, made: list[tuple[str, str, bytes, str]]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("root's")
+    there = str(outside)
+    filled = [
+        (kind, name.replace("{outside}", there), content, target.replace("{outside}", there))
+        for kind, name, content, target in made
+    ]
+    packed = tmp_path / "depot/stack.tar.zst"
+    subprocess.run(["zstd", "-q", "-o", packed], input=members(*filled), check=True)
+    answer = run_module("stack_install", request(packed, depot, root))
+    assert answer["failed"]
+    assert "cannot be unpacked" in answer["msg"] or "is refused" in answer["msg"]
+    assert list(tmp_path.rglob("planted")) == []
+    assert names(outside) == ["secret"]
+    assert (outside / "secret").stat().st_nlink == 1
+    assert names(root) == ["mpi", "stacks"]
+    assert names(root / "stacks") == names(root / "mpi") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_root_runs_nothing_from_an_archive(tmp_path: Path, depot: str) -> None:
+    """mpirun and python here succeed only as nobody, without root's environment or access to root's folders."""
+    nobody = '[ "$(id -u) $(id -G)" = "65534 65534" ] && [ -z "$SECRET" ] && [ "$PWD" = / ] && exit 0; id; env; exit 1'
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        root.chmod(0o755)
+        packed = archive(tmp_path, nobody, nobody)
+        answer = run_module("stack_install", request(packed, depot, root, user="nobody"), SECRET="1")  # noqa: S106
+        assert answer["changed"], answer
+        shutil.rmtree(root / "stacks")
+        answer = run_module("stack_install", request(packed, depot, root, user="root"))
+        assert "does not run here" in answer["msg"]
+        assert "uid=0(root)" in answer["msg"]
+        answer = run_module("stack_install", request(packed, depot, root, user="no-such-account"))
+        assert "there is no account no-such-account here" in answer["msg"]

@@ -1,0 +1,152 @@
+"""stack_switch and stack_proof as a node runs them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farandole.core.files import sha256
+
+from .loading import load
+from .prefix import GOOD, MPI, NEW, OLD, installed, links, names, program, to
+from .stack import run_module, tree
+
+switch = load("modules", "stack_switch")
+
+
+def test_the_previous_stack_becomes_the_former_one(root: Path) -> None:
+    for stack in (OLD, NEW):
+        installed(root, stack)
+    answers = [to(root, OLD)]
+    assert links(root) == {"current": f"stacks/{OLD}"}
+    answers += [to(root, stack) for stack in (OLD, NEW, OLD, OLD)]
+    assert [(answer["changed"], answer["former"], answer["pruned"]) for answer in answers] == [
+        (True, "", []), (False, OLD, []), (True, OLD, []), (True, NEW, []), (False, OLD, []),
+    ]  # fmt: skip
+    assert links(root) == {"current": f"stacks/{OLD}", "former": f"stacks/{NEW}"}
+
+
+def test_a_switch_killed_between_the_links_is_completed(root: Path) -> None:
+    for stack in ("cccc", OLD, NEW):
+        installed(root, stack)
+    for stack in ("cccc", OLD):
+        to(root, stack)
+    switch.link(root / "former", f"stacks/{OLD}")
+    assert links(root) == {"current": f"stacks/{OLD}", "former": f"stacks/{OLD}"}
+    (root / ".current.new").symlink_to("stacks/half")
+    assert to(root, NEW)["changed"]
+    assert links(root) == {"current": f"stacks/{NEW}", "former": f"stacks/{OLD}"}
+
+
+@pytest.mark.parametrize(("keep", "stay"), [(1, ["s4", "s5"]), (3, ["s1", "s4", "s5"]), (4, ["s1", "s2", "s4", "s5"])])
+def test_linked_and_newest_stacks_are_kept(root: Path, keep: int, stay: list[str]) -> None:
+    for number in range(1, 6):
+        installed(root, f"s{number}", mpi=f"m{number}", age=number)
+    (root / "current").symlink_to("stacks/s4")
+    answer = to(root, "s5", keep)
+    assert names(root / "stacks") == stay
+    assert names(root / "mpi") == [name.replace("s", "m") for name in stay]
+    gone = {f"s{number}" for number in range(1, 6)} - set(stay)
+    assert set(answer["pruned"]) == gone | {name.replace("s", "m") for name in gone}
+
+
+def test_unfinished_and_unused_trees_and_those_moved_aside_are_removed(root: Path) -> None:
+    installed(root, OLD, mpi="m1")
+    installed(root, NEW, mpi="m1")
+    (installed(root, "half", mpi="m2") / "manifest.json").unlink()
+    (root / "mpi" / "m3").mkdir()
+    program(root / "removing/x/m1/bin/mpirun", GOOD)
+    assert sorted(to(root, NEW, keep=9)["pruned"]) == ["half", "m2", "m3"]
+    assert (names(root), names(root / "stacks"), names(root / "mpi")) == (
+        ["current", "mpi", "stacks"], [NEW, OLD], ["m1"],
+    )  # fmt: skip
+
+
+def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
+    """An old OpenMPI was half removed, and a rollback would use the rest of it."""
+    for stack, mpi in ((OLD, "m1"), (NEW, "m2")):
+        for path in (root / "mpi" / mpi / "bin/mpirun", root / "stacks" / stack / "venv/bin/python"):
+            program(path, GOOD)
+        installed(root, stack, mpi)
+    to(root, OLD)
+    (root / "mpi/m2/bin/mpirun").unlink()
+    program(root / "mpi/m2/bin/mine", GOOD)
+    said = to(root, NEW)["msg"]
+    assert f"stack {NEW} is damaged, so nothing was switched: in {root}/mpi/m2, bin/mine is unexpected; bin/m" in said
+    assert links(root) == {"current": f"stacks/{OLD}"}
+    assert not (root / "stacks" / NEW / "manifest.json").exists()
+    assert f"stack {NEW} is not installed here" in to(root, NEW)["msg"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.write_text("changed"), "venv/python has different content"),
+        (lambda file: file.chmod(0o777), "venv/python has mode 0777 instead of 0755"),
+        (lambda file: [file.unlink(), file.symlink_to("/bin/sh")], "venv/python is a link instead of a file"),
+        (lambda file: [file.unlink(), file.mkdir()], "venv/python is a folder instead of a file"),
+        (lambda file: file.rename(file.with_name("a\nb")), "venv/a\\nb is unexpected; venv/python is missing"),
+        (lambda file: (file.parents[1] / "contents").write_text("[]"), "contents is damaged"),
+        (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is unexpected"),
+    ],
+)
+def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object], words: str) -> None:
+    file = root / "stacks" / NEW / "venv/python"
+    program(file, GOOD)
+    installed(root, NEW)
+    (root / "current").symlink_to(f"stacks/{NEW}")
+    assert run_module("stack_proof", {"root": str(root)})["proven"] is True
+    spoil(file)
+    answer = run_module("stack_proof", {"root": str(root)})
+    assert (answer["proven"], answer["stack"]) == (False, NEW)
+    assert words in answer["wrong"]
+    assert words in to(root, NEW)["msg"]
+
+
+def test_the_contents_list_itself_is_verified(root: Path) -> None:
+    installed(root, NEW)
+    (root / "current").symlink_to(f"stacks/{NEW}")
+    lists = {tree: [sha256(root / tree / "contents")] for tree in (f"stacks/{NEW}", f"mpi/{MPI}")}
+
+    def proof(known: dict[str, list[str]]) -> tuple[bool | None, str]:
+        answer = run_module("stack_proof", {"root": str(root), "known": known})
+        return answer["proven"], answer["wrong"]
+
+    assert proof(lists) == (True, "")
+    assert proof({**lists, f"mpi/{MPI}": ["of an earlier build", *lists[f"mpi/{MPI}"]]}) == (True, "")
+    strange = f"in stacks/{NEW}, it is none of those that were built for this cluster"
+    assert proof({f"mpi/{MPI}": lists[f"mpi/{MPI}"]}) == (False, strange)
+    other = f"in stacks/{NEW}, contents differs from the list written at build time"
+    assert proof({**lists, f"stacks/{NEW}": ["0"]}) == (False, other)
+    for path in lists:
+        (root / path / "contents").unlink()
+    # A tree that matches the control machine's record needs no list; without either it cannot be verified.
+    assert proof(lists) == (True, "")
+    assert proof({}) == (None, "")
+    assert proof({f"stacks/{NEW}": ["0"]})[0] is False
+    assert to(root, NEW)["proven"] is False
+    (root / "stacks" / NEW / "manifest.json").unlink()
+    assert proof(lists) == (False, "the node has no current stack")
+
+
+def test_a_missing_stack_is_refused(root: Path) -> None:
+    (root / "stacks" / "half").mkdir(parents=True)
+    for there in ("none", f"{NEW}, {OLD}"):
+        if there != "none":
+            installed(root, OLD), installed(root, NEW)
+        before = tree(root)
+        assert to(root, "half")["msg"] == f"stack half is not installed here; installed: {there}"
+        assert tree(root) == before
+        assert (root / "stacks" / "half").exists()
+
+
+def test_check_mode_switches_and_removes_nothing(root: Path) -> None:
+    for stack in (OLD, NEW, "cccc"):
+        installed(root, stack)
+    to(root, OLD)
+    before = tree(root)
+    assert [to(root, stack, 1, check_mode=True)["changed"] for stack in (OLD, NEW, "to-come")] == [False, True, True]
+    assert tree(root) == before
