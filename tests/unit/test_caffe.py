@@ -1,4 +1,4 @@
-"""The launcher of Intel Caffe: what it refuses, and how it judges a log."""
+"""The launcher of Intel Caffe: its options, hosts and solver, and what it refuses."""
 
 from __future__ import annotations
 
@@ -58,45 +58,11 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def program(path: Path, script: str) -> Path:
+def program(path: Path, script: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    return path
-
-
-# Options
-
-
-def test_the_guides_options_have_their_names() -> None:
-    words = "--hostfile h --caffe_bin c --solver s --network opa --ppn 2 --num_omp_threads 60 --time 1h -- --weights w"
-    chosen = options.read_options(words.split())
-    assert vars(chosen) == {
-        "hostfile": "h", "caffe_bin": "c", "solver": "s", "network": "opa", "ppn": 2, "num_omp_threads": 60,
-        "time": 3600, "more": ["--weights", "w"], "psm2": False,
-    }  # fmt: skip
-    assert options.read_options(["--solver", "s"]).network == "tcp"
-
-
-def test_the_guides_mpirun_is_translated_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--as-mpirun", "-PSM2", "-prepend-rank", "caffe", "train", "--solver", "./solver.prototxt"]
-    chosen = options.read_options(words)
-    assert (chosen.solver, chosen.psm2, chosen.more) == ("./solver.prototxt", True, [])
-    assert capsys.readouterr().err == (
-        "caffe.sh: translated: -PSM2 (--network opa on nodes that have Omni-Path); -prepend-rank (each line bears its "
-        "rank anyway)\n"
-    )
-
-
-def test_the_words_after_the_guides_caffe_train_are_passed_on() -> None:
-    chosen = options.of_mpirun(shlex.split("-psm2 /x/caffe train -solver=s -weights w --snapshot=z"))
-    assert chosen
-    assert (chosen.caffe_bin, chosen.solver, chosen.more) == ("/x/caffe", "s", ["-weights", "w", "--snapshot=z"])
-
-
-@pytest.mark.parametrize("line", ["-np 2 python train.py", "-x A python caffe", "--version", "-n 2 caffe time", ""])
-def test_mpirun_without_caffe_is_handed_on(line: str) -> None:
-    assert options.of_mpirun(line.split()) is None
+    return str(path)
 
 
 @pytest.fixture
@@ -113,22 +79,45 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path / "jobs"
 
 
+# Options
+
+
+def test_the_guides_options_have_their_names() -> None:
+    line = "--hostfile h --caffe_bin c --solver s --network opa --ppn 2 --num_omp_threads 60 --time 1h -- --weights w"
+    assert vars(options.read_options(line.split())) == {
+        "hostfile": "h", "caffe_bin": "c", "solver": "s", "network": "opa", "ppn": 2, "num_omp_threads": 60,
+        "time": 3600, "more": ["--weights", "w"], "psm2": False,
+    }  # fmt: skip
+    assert options.read_options(["--solver", "s"]).network == "tcp"
+
+
+def test_the_guides_mpirun_is_translated(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--as-mpirun -PSM2 -prepend-rank caffe train --solver ./solver.prototxt"
+    chosen = options.read_options(line.split())
+    assert (chosen.solver, chosen.psm2, chosen.more) == ("./solver.prototxt", True, [])
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("translated", "-PSM2", "-prepend-rank"))
+    chosen = options.of_mpirun(shlex.split("-psm2 /x/caffe train -solver=s -weights w --snapshot=z")) or chosen
+    assert (chosen.caffe_bin, chosen.solver, chosen.more) == ("/x/caffe", "s", ["-weights", "w", "--snapshot=z"])
+
+
+@pytest.mark.parametrize("line", ["-np 2 python train.py", "-x A python caffe", "--version", "-n 2 caffe time", ""])
+def test_mpirun_without_caffe_is_handed_on(line: str) -> None:
+    assert options.of_mpirun(line.split()) is None
+
+
 def test_mpirun_of_something_else_runs_as_it_is(installed: Path, tmp_path: Path) -> None:
     program(tmp_path / "mpirun", 'echo "the other: $*"')
     path = f"{installed / 'intel-caffe'}:{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["mpirun", "-np", "2", "python", "a b"], env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    command = ["mpirun", "-np", "2", "python", "a b"]
+    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.stdout == "the other: -np 2 python a b\n", done.stderr
 
 
-@pytest.mark.parametrize("line", ["-PSM2 -n 2", "-ppn 2", "-genv A b", "-hostfile h", "-env I_MPI_DEBUG 5", "-l"])
+@pytest.mark.parametrize("line", ["-n 2", "-ppn 2", "-genv A b", "-hostfile h", "-env I_MPI_DEBUG 5", "-l"])
 def test_an_option_of_mpirun_that_the_guide_does_not_use_is_refused(line: str) -> None:
-    name = line.removeprefix("-PSM2 ").split()[0]
-    assert refusal(lambda: options.of_mpirun([*line.split(), "caffe", "train", "--solver", "s"])) == (
-        f"mpirun's option {name} cannot be translated: leave it out, or use caffe.sh with --hostfile, --ppn, "
-        "--network; see caffe.sh --help"
-    )
+    said = refusal(lambda: options.of_mpirun(f"-PSM2 {line} caffe train --solver s".split()))
+    assert f"option {line.split()[0]} cannot be translated" in said
 
 
 def test_kmp_affinity(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +127,7 @@ def test_kmp_affinity(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     guide = "verbose,granularity=fine,compact=1"
     assert plan.affinity(guide, 1) == "verbose,granularity=fine,compact,1"
-    assert "translated: KMP_AFFINITY=verbose,granularity=fine,compact=1 is verbose,granul" in capsys.readouterr().err
+    assert f"translated: KMP_AFFINITY={guide}" in capsys.readouterr().err
 
 
 # Hosts
@@ -160,12 +149,13 @@ def test_hostfiles(text: str, wanted: Any) -> None:
 
 @pytest.mark.parametrize("line", ["-oProxyCommand=id", "a;id", "$(id)", "a slots=x", "a:2", "a b"])
 def test_a_line_that_is_no_host_is_refused(line: str) -> None:
-    assert refusal(lambda: nodes.read_hosts(f"ok\n{line}\n")).startswith(f"line 2 of the hostfile is no host: {line!r}")
+    assert f"line 2 of the hostfile is no host: {line!r}" in refusal(lambda: nodes.read_hosts(f"ok\n{line}\n"))
 
 
 def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine").write_text("c\n")
     Path("nodefile").write_text("a\na\n")
+    Path("empty").touch()
     allocated = {"a": 1, "b": 1}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     # Before the cluster's hostfile: that one names nodes of other jobs.
@@ -173,12 +163,11 @@ def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBS_NODEFILE", "nodefile")
     assert nodes.find_hosts(None, allocated) == ({"a": 2}, "nodefile")
     assert nodes.find_hosts("mine", {})[0] == {"c": 1}
-    assert refusal(lambda: nodes.find_hosts("mine", allocated)) == (
-        "mine names c, which this job does not have: Slurm gave it a, b. Leave --hostfile out"
-    )
-    assert "the hostfile gone cannot be read: No such file" in refusal(lambda: nodes.find_hosts("gone", {}))
-    Path("empty").touch()
-    assert refusal(lambda: nodes.find_hosts("empty", {})) == "the hostfile empty names no host"
+    assert "mine names c, which this job does not have" in refusal(lambda: nodes.find_hosts("mine", allocated))
+    assert "gone cannot be read: No such file" in refusal(lambda: nodes.find_hosts("gone", {}))
+    assert "empty names no host" in refusal(lambda: nodes.find_hosts("empty", {}))
+    assert nodes.per_node({"a": 2, "b": 2}, "f") == 2
+    assert "(a 2, b 1)" in refusal(lambda: nodes.per_node({"a": 2, "b": 1}, "f"))
 
 
 def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,13 +177,6 @@ def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[1-2]")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
     assert nodes.allocation() == {"node-1": 2, "node-2": 2}
-
-
-def test_processes_per_node() -> None:
-    assert nodes.per_node({"a": 2, "b": 2}, "f") == 2
-    assert refusal(lambda: nodes.per_node({"a": 2, "b": 1}, "f")) == (
-        "f has hosts in different numbers (a 2, b 1), but every node gets as many: say --ppn 1"
-    )
 
 
 # Solver
@@ -211,6 +193,9 @@ def test_a_solver_is_read() -> None:
     assert (found.nets, found.snapshots, found.tests) == (["train_val.prototxt"], "snapshots", True)
     assert found.model == "snapshots/lenet_iter_100.caffemodel"
     assert found.sources == ["mean.binaryproto", "train_lmdb"]
+    assert read(f"{SOLVER}snapshot_format: HDF5\n").model.endswith(".caffemodel.h5")
+    assert not read(SOLVER.replace("test_interval: 50", "test_interval: 500\ntest_initialization: false")).tests
+    assert not read(SOLVER.replace("test_iter: 10", "")).tests
 
 
 def test_a_net_of_an_odd_form_is_read() -> None:
@@ -218,32 +203,21 @@ def test_a_net_of_an_odd_form_is_read() -> None:
     assert read(net=net).sources == ["shard_%#_lmdb", "m"]
 
 
-def test_what_a_solver_leaves_behind_follows_its_settings() -> None:
-    assert read(f"{SOLVER}snapshot_format: HDF5\n").model.endswith(".caffemodel.h5")
-    assert not read(SOLVER.replace("test_interval: 50", "test_interval: 500\ntest_initialization: false")).tests
-    assert not read(SOLVER.replace("test_iter: 10", "")).tests
-    never = f"{SOLVER}snapshot_after_train: false"
-    assert "saves no model: leave snapshot_after_train: false out" in refusal(lambda: read(never))
-
-
-@pytest.mark.parametrize("lacking", ["net", "max_iter", "snapshot_prefix"])
-def test_a_solver_without_a_key_is_refused(lacking: str) -> None:
-    text = "\n".join(line for line in SOLVER.splitlines() if not line.startswith(f"{lacking}:"))
-    assert refusal(lambda: read(text)) == (
-        f"the solver solver.prototxt has no {lacking}: Caffe would not train, or not save"
-    )
-
-
-def test_a_solver_that_is_missing_or_broken_is_refused() -> None:
-    assert refusal(lambda: solver.read_solver("gone.prototxt")) == (
-        f"{HERE}: the solver gone.prototxt cannot be read: No such file or directory. It has to be on all nodes, under "
-        "this name"
-    )
-    assert "max_iter is no number: 'many'" in refusal(lambda: read(SOLVER.replace("100", "many")))
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("net: ", "#", "solver.prototxt has no net"),
+        ("max_iter:", "#", "solver.prototxt has no max_iter"),
+        ("snapshot_prefix:", "#", "solver.prototxt has no snapshot_prefix"),
+        ("snapshot: 40", "snapshot_after_train: false", "saves no model"),
+        ("100", "many", "max_iter is no number: 'many'"),
+    ],
+)
+def test_a_solver_that_would_not_train_or_not_save_is_refused(old: str, new: str, said: str) -> None:
+    assert said in refusal(lambda: read(SOLVER.replace(old, new)))
 
 
 # Libraries and launchers
-
 
 LDD = """
 	linux-vdso.so.1 (0x00007fff)
@@ -259,9 +233,9 @@ LDD = """
     [
         ("libmpi.so.12 => /opt/lib/libmpi.so.12", ""),
         ("libmpich.so.12 => not found", ""),
-        ("libmpi.so.40 => /opt/lib/libmpi.so.40", "loads libmpi.so.40, but only libmpi.so.12 (MPICH, Intel MPI) is"),
+        ("libmpi.so.40 => /opt/lib/libmpi.so.40", "loads libmpi.so.40, but only libmpi.so.12"),
         ("libmpi.so.12 => /x (0x1)\nlibmpi.so.40 => /y", "loads libmpi.so.12, libmpi.so.40, but only"),
-        ("libc.so.6 => /x", "does not find libiomp5.so. Put it into the folder lib"),
+        ("libc.so.6 => /x", "does not find libiomp5.so"),
     ],
 )
 def test_the_mpi_of_a_program_is_read_from_ldd(
@@ -269,7 +243,7 @@ def test_the_mpi_of_a_program_is_read_from_ldd(
 ) -> None:
     (tmp_path / "ldd.txt").write_text(LDD.format(library))
     program(tmp_path / "bin/ldd", f"cat {tmp_path}/ldd.txt")
-    caffe = str(program(tmp_path / "bin/caffe", ""))
+    caffe = program(tmp_path / "bin/caffe", "")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     if refused:
         assert refused in refusal(lambda: plan.caffe_of(caffe))
@@ -283,23 +257,20 @@ def test_a_launcher_of_another_mpi_is_never_used(
     other = program(tmp_path / "o/mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     intel = program(tmp_path / "i/mpirun", "echo 'Intel(R) MPI Library'")
     debian = program(tmp_path / "d/mpiexec.hydra", "echo HYDRA build details:")
-    monkeypatch.setenv("PATH", f"{JOBS}/intel-caffe:relative:{other.parent}:{intel.parent}")
+    monkeypatch.setenv("PATH", f"{JOBS}/intel-caffe:relative:{tmp_path}/o:{tmp_path}/i")
     # Never the translator itself.
-    assert options.programs("mpirun")[:2] == [str(other), str(intel)]
-    monkeypatch.setattr(plan, "programs", lambda *_: [str(debian)])
-    assert plan.choose_launcher("/c", 2) == str(debian)
+    assert options.programs("mpirun")[:2] == [other, intel]
+
+    def choose(*there: str) -> str:
+        monkeypatch.setattr(plan, "programs", lambda *_: [*there])
+        return plan.choose_launcher("/c", 2)
+
+    assert choose(debian) == debian
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(plan, "programs", lambda *_: [str(other), str(intel)])
-    assert plan.choose_launcher("/c", 2) == str(intel)
-    assert f"{other} is not of MPICH or Intel MPI, for which caffe was built, so {intel} starts it" in (
-        capsys.readouterr().err
-    )
-    monkeypatch.setattr(plan, "programs", lambda *_: [str(other)])
-    assert f"{other} would start 2 separate trainings and end with 0. Set caffe_packages: [mpich]" in refusal(
-        lambda: plan.choose_launcher("/c", 2)
-    )
-    monkeypatch.setattr(plan, "programs", lambda *_: [])
-    assert "on PATH: there is none" in refusal(lambda: plan.choose_launcher("/c", 2))
+    assert choose(other, intel) == intel
+    assert f"{other} is not of MPICH or Intel MPI" in capsys.readouterr().err
+    assert f"{other} would start 2 separate trainings" in refusal(lambda: choose(other))
+    assert "on PATH: there is none" in refusal(choose)
 
 
 # Threads and settings
@@ -308,21 +279,15 @@ def test_a_launcher_of_another_mpi_is_never_used(
 def test_threads_come_from_the_option_or_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.threads(None, 68, "node-1", 1) == 68
     assert plan.threads(60, 68, "node-1", 1) == 60
+    assert "asks for 60 threads: at most 34" in refusal(lambda: plan.threads(60, 68, "node-1", 2))
+    assert "lower --ppn" in refusal(lambda: plan.threads(None, 2, "node-1", 4))
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "34")
     assert plan.threads(None, 68, "node-1", 1) == 34
     monkeypatch.setenv("OMP_NUM_THREADS", "20")
     assert plan.threads(None, 68, "node-1", 1) == 20
-
-
-def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal(lambda: plan.threads(60, 68, "node-1", 2)) == (
-        "node-1: 68 cores for 2 processes per node, but --num_omp_threads asks for 60 threads: at most 34"
-    )
-    monkeypatch.setenv("OMP_NUM_THREADS", "68")
-    assert "1 process per node, but OMP_NUM_THREADS asks for 68" in refusal(lambda: plan.threads(None, 64, "node-1", 1))
-    assert "leave none for its threads: lower --ppn" in refusal(lambda: plan.threads(None, 2, "node-1", 4))
+    assert "OMP_NUM_THREADS asks for 20" in refusal(lambda: plan.threads(None, 16, "node-1", 1))
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    assert refusal(lambda: plan.threads(None, 68, "n", 1)) == "OMP_NUM_THREADS is '4,2', which is no number of threads"
+    assert "'4,2', which is no number" in refusal(lambda: plan.threads(None, 68, "n", 1))
 
 
 def test_variables_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,22 +308,17 @@ def test_networks() -> None:
 
 
 def test_commands() -> None:
-    planned = plan.Plan(["node-1", "node-2"], 1, "/m/mpirun", ["/c/bin/caffe", "train"], {"OMP_NUM_THREADS": "2"})
-    assert planned.command("f") == [
-        "/m/mpirun", "-l", "-n", "2", "-ppn", "1", "-f", "f", "-genv", "OMP_NUM_THREADS", "2", "/bin/sh", "-c",
-        plan.RANK, "/c/bin/caffe", "train",
-    ]  # fmt: skip
-    assert planned.hosts() == "node-1:1\nnode-2:1\n"
+    made = plan.Plan(["node-1", "node-2"], 1, "/m/mpirun", ["/c/bin/caffe", "train"], {"OMP_NUM_THREADS": "2"})
+    words = ["/m/mpirun", "-l", "-n", "2", "-ppn", "1", "-f", "f", "-genv", "OMP_NUM_THREADS", "2", "/bin/sh", "-c"]
+    assert made.command("f") == [*words, plan.RANK, "/c/bin/caffe", "train"]
+    assert made.hosts() == "node-1:1\nnode-2:1\n"
 
 
 def test_a_refusal_ends_with_one_and_says_that_nothing_was_started(installed: Path) -> None:
     Path("hosts").write_text("node-1\n")
-    done = subprocess.run(
-        ["sh", str(installed / "caffe.sh"), "--hostfile", "hosts", "--solver", "gone"], capture_output=True, text=True
-    )
+    command = ["sh", str(installed / "caffe.sh"), "--hostfile", "hosts", "--solver", "gone"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == (
-        "caffe.sh: nothing was started\n"
-        f"caffe.sh: 1. {HERE}: the solver gone cannot be read: No such file or directory. It has to be on all nodes, "
-        "under this name\n"
-    )
+    first, second = done.stderr.splitlines()
+    assert first == "caffe.sh: nothing was started"
+    assert second.startswith(f"caffe.sh: 1. {HERE}: the solver gone cannot be read: No such file or directory")

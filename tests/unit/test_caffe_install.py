@@ -20,22 +20,17 @@ from .stack import dead_url, run_module, served, tree
 
 
 def packed(path: Path, *members: tuple[str, str], compress: str = "gz") -> Path:
-    """A tar of members, each a name and its text; a text that begins with -> is a link, one with => a hard link."""
+    """A tar of members, each a name and its text; one that begins with -> is a link, => a hard link, || a pipe."""
     mode: Any = f"w:{compress}"
     with tarfile.open(path, mode) as tar:
         for name, text in members:
             member = tarfile.TarInfo(name)
             member.mode, member.uid, member.gid = 0o6777, 1234, 1234
-            if text.startswith(("->", "=>")):
-                member.type = tarfile.SYMTYPE if text.startswith("->") else tarfile.LNKTYPE
-                member.linkname = text[2:]
-                tar.addfile(member)
-            elif text == "fifo":
-                member.type = tarfile.FIFOTYPE
-                tar.addfile(member)
+            if kind := {"->": tarfile.SYMTYPE, "=>": tarfile.LNKTYPE, "||": tarfile.FIFOTYPE}.get(text[:2]):
+                member.type, member.linkname = kind, text[2:]
             else:
                 member.size = len(text)
-                tar.addfile(member, io.BytesIO(text.encode()))
+            tar.addfile(member, None if kind else io.BytesIO(text.encode()))
     return path
 
 
@@ -75,15 +70,6 @@ def test_an_archive_is_installed_once(tmp_path: Path, depot: str, compress: str)
     assert tree(root) == before
 
 
-def test_a_folder_around_it_is_left_out_and_a_changed_one_is_mended(tmp_path: Path, depot: str) -> None:
-    asked = request(tmp_path, depot, *((f"./intel_caffe/{name}", text) for name, text in WHOLE))
-    assert run_module("caffe_install", asked)["changed"]
-    program = Path(asked["root"], "current/bin/caffe")
-    program.write_text("other")
-    assert run_module("caffe_install", asked)["changed"]
-    assert program.read_text() == "program"
-
-
 def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> None:
     names = []
     for number in range(3):
@@ -91,8 +77,14 @@ def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> N
         run_module("caffe_install", asked)
         names.append(asked["sha256"][:16])
     root = Path(asked["root"])
-    assert {one.name for one in root.iterdir()} == {*names[1:], "current", "abi", ".lock"}
+    assert {path.name for path in root.iterdir()} == {*names[1:], "current", "abi", ".lock"}
     assert str((root / "current").readlink()) == names[2]
+    # One in a folder, which is left out, and mended once it was changed.
+    asked = request(tmp_path, depot, *((f"./intel_caffe/{name}", text) for name, text in WHOLE))
+    for content in ("program", "other"):
+        (root / "current/bin/caffe").write_text(content)
+        assert run_module("caffe_install", asked)["changed"]
+        assert (root / "current/bin/caffe").read_text() == "program"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,7 @@ def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> N
         ([*WHOLE, ("lib/x", "=>lib/gone")], "'lib/x' is a hard link to something outside"),
         ([*WHOLE, ("a", "->lib"), ("a/x", "y")], "'a/x' would be written through the link 'a'"),
         ([*WHOLE, ("bin/caffe", "other")], "'bin/caffe' is in it twice"),
-        ([*WHOLE, ("lib/x", "fifo")], "'lib/x' is not a file, folder or link"),
+        ([*WHOLE, ("lib/x", "||")], "'lib/x' is not a file, folder or link"),
         ([("bin/caffe", "->../lib/gone"), ("lib/x", "y")], "its bin/caffe is not a program"),
     ],
 )
@@ -124,11 +116,10 @@ def test_an_unsafe_archive_is_refused_and_changes_nothing(
     assert said in answer["msg"]
     assert "what was installed before stays" in answer["msg"]
     assert set(tree(Path(good["root"]))) == before
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["depot", "opt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["depot", "opt"]
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path, depot: str) -> None:
-    (tmp_path / "depot/caffe.tar").write_text("no tar")
     asked = request(tmp_path, depot, *WHOLE)
     (tmp_path / "depot/caffe.tar").write_bytes(b"no tar")
     digest = hashlib.sha256(b"no tar").hexdigest()
