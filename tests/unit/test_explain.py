@@ -5,20 +5,21 @@ from __future__ import annotations
 import io
 import os
 import re
-import resource
-import subprocess
-import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import explain as scoring
 import pytest
+from typer.testing import CliRunner, Result
 
+from farandole.cli.app import app
 from farandole.cli.explain import described
 from farandole.core import findings
 from farandole.core.causes import READ, causes
+from farandole.core.errors import FarandoleError
 from farandole.core.findings import finding
-from farandole.explain.diagnosis import Line, Verdict, explain, needles
+from farandole.explain.diagnosis import Line, Verdict, explain, needles, read
 from farandole.explain.logs import PIECE, lines
 from farandole.explain.told import report
 
@@ -32,9 +33,8 @@ def told(raw: bytes) -> Verdict:
     return explain(Line("log", number, text) for number, text in lines(io.BytesIO(raw), "log"))
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "farandole", "explain", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False, **options)  # type: ignore[call-overload, no-any-return]
+def run(*arguments: str, given: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, ["explain", *arguments], input=given)
 
 
 @pytest.mark.parametrize("found", scoring.answers(), ids=lambda found: str(found.path.name))
@@ -50,26 +50,23 @@ def test_every_cause_is_described(code: str) -> None:
     assert "{" not in words.split("looks like:")[0]
 
 
-def test_a_code_is_explained_unless_there_is_a_file_of_that_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "farandole", "explain", "disk-full"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("disk-full: a root cause, seen in the output of a job\n  what: ")
+def test_a_code_is_explained_unless_there_is_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("disk-full").output.startswith("disk-full: a root cause, seen in the output of a job\n  what: ")
+    (tmp_path / "log").touch()
+    assert isinstance(run("disk-full", "log").exception, FarandoleError)
+    assert "farandole explain --list" in str(run("no-such-cause").exception)
     (tmp_path / "disk-full").write_text("ModuleNotFoundError: No module named 'horovod'\n")
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "root cause [horovod-missing]" in said
-    mixed = run("disk-full", "README.md")
-    assert (mixed.returncode, b"Traceback" in mixed.stderr) == (1, False)
-    neither = run("no-such-cause")
-    assert neither.returncode == 1
-    assert b"farandole explain --list" in neither.stderr
+    assert "root cause [horovod-missing]" in run("disk-full").output
 
 
 def test_causes_are_found_by_words() -> None:
-    every = run("--list").stdout.decode().splitlines()
+    every = run("--list").output.splitlines()
     assert [line.split(":")[0] for line in every] == [*causes()]
-    some = run("--list", "Firewall", "port").stdout.decode().splitlines()
-    assert 0 < len(some) < len(every)
-    assert run("--list", "frobnicator").returncode == 1
+    assert 0 < len(run("--list", "Firewall", "port").output.splitlines()) < len(every)
+    assert isinstance(run("--list", "frobnicator").exception, FarandoleError)
 
 
 def test_the_page_names_only_causes_that_exist() -> None:
@@ -101,11 +98,8 @@ def test_a_rank_that_was_killed_is_the_cause_of_what_the_others_say() -> None:
     lost = "[0] gloo/transport/tcp/pair.cc:589] Read error [192.0.2.2]:44421: Connection reset by peer\n"
     gloo = f"{lost}[1] Killed\nProcess 1 exit with status code 137.\nProcess name: 1\nExit code: 137\n"
     said = report(told(gloo.encode()))
-    assert [told(gloo.encode()).codes, told(f"{lost}[1] Killed\n".encode()).codes] == [
-        ["rank-killed"],
-        ["process-killed"],
-    ]
-    assert "consequences of something" not in said
+    assert told(gloo.encode()).codes == ["rank-killed"]
+    assert told(f"{lost}[1] Killed\n".encode()).codes == ["process-killed"]
     last = said.split("\n\n")[-1]
     assert last.startswith("root cause [rank-killed]") and "rank 1" in last
     # That is no proof that memory was full, and an exception says more.
@@ -154,14 +148,19 @@ def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
-def test_any_encoding_is_read(encoding: str) -> None:
-    assert told(f"Fehler für Gerät\n{FULL}".encode(encoding)).codes == ["disk-full"]
+def test_any_encoding_and_language_is_read(encoding: str) -> None:
+    words = ["Fehler für Gerät"]
+    if encoding != "latin-1":
+        words += ["デバイスに空き領域がありません", "磁盘空间不足", "لا توجد مساحة", "Места нет"]
+    for text in words:
+        assert told(f"{text}\n{FULL}{text}".encode(encoding)).codes == ["disk-full"]
+    assert told("設定ファイルが壊れています".encode("shift-jis")).codes == []
 
 
-@pytest.mark.parametrize("start", range(PIECE - 60, PIECE + 1, 7))
-def test_a_message_is_found_wherever_it_is_cut(start: int) -> None:
-    assert told(b"x" * start + FULL.encode()).codes == ["disk-full"]
-    assert told(b"y\n" * (start // 2) + FULL.encode()).roots[0].line.number == start // 2 + 1
+def test_a_message_is_found_wherever_it_is_cut() -> None:
+    for start in range(PIECE - 60, PIECE + 1, 7):
+        assert told(b"x" * start + FULL.encode()).codes == ["disk-full"]
+    assert told(b"y\n" * (PIECE // 2) + FULL.encode()).roots[0].line.number == PIECE // 2 + 1
 
 
 def test_terminal_codes_and_progress_bars_hide_nothing() -> None:
@@ -171,11 +170,11 @@ def test_terminal_codes_and_progress_bars_hide_nothing() -> None:
 
 def test_nothing_of_a_log_is_executed_or_rendered() -> None:
     nasty = "[bold red]{{ lookup('pipe', 'id') }}\x1b]0;title\x07\x1b[2J\x9b31m"
-    done = run("-", input=f"{nasty} $(id) fatal error: No space left on device {nasty}\n".encode())
-    assert done.returncode == 0
-    assert b"[bold red]{{ lookup" in done.stdout
-    assert b"uid=" not in done.stdout
-    assert not set(done.stdout) & {0x1B, 0x07}
+    done = run("-", given=f"{nasty} $(id) fatal error: No space left on device {nasty}\n".encode())
+    assert done.exit_code == 0
+    assert "[bold red]{{ lookup" in done.output
+    assert "uid=" not in done.output
+    assert not {*done.output} & {"\x1b", "\x07"}
 
 
 @pytest.mark.parametrize("name", ["{host} {0}", "[bold red]x[/]", "{{ lookup('pipe', 'id') }}", "$(id)", "%s"])
@@ -199,27 +198,21 @@ def test_a_log_that_is_cut_gives_no_other_cause(path: Path) -> None:
         report(cut)
 
 
-def test_other_languages_are_read() -> None:
-    for words in ("デバイスに空き領域がありません", "磁盘空间不足", "لا توجد مساحة", "Места нет"):
-        for encoding in ("utf-8", "utf-16"):
-            assert told(f"{words}\n{FULL}{words}".encode(encoding)).codes == ["disk-full"]
-    assert told("設定ファイルが壊れています".encode("shift-jis")).codes == []
-
-
 @pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh9", b"\x28\xb5\x2f\xfd"])
 def test_a_compressed_log_is_refused_with_the_command_that_unpacks_it(magic: bytes) -> None:
-    done = run(input=magic + os.urandom(9999))
-    assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
-    assert b"cat on it and pipe that into" in b" ".join(done.stderr.split())
+    error = run(given=magic + os.urandom(9999)).exception
+    assert isinstance(error, FarandoleError)
+    assert "cat on it and pipe that into" in str(error)
 
 
-def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
-    limit = 40 << 20
-    done = run(
-        input=b"x" * (8 << 20) + b"\n" + FULL.encode(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
-    )
-    assert b"[disk-full]" in done.stdout, done.stderr[-500:]
+def test_a_long_log_needs_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * (4 << 20) + b"\n" + FULL.encode())
+    tracemalloc.start()
+    try:
+        assert explain(read([str(tmp_path / "log")])).codes == ["disk-full"]
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("raw", [os.urandom(1 << 20), bytes(1 << 20), b"\xff\xfe", b"", b"\xff\xfea"], ids=len)
@@ -234,26 +227,19 @@ def test_what_is_no_log_is_read_to_its_end(raw: bytes) -> None:
 )
 def test_megabytes_take_seconds(line: str) -> None:
     begun = time.process_time()
-    told((line + "\n").encode() * ((1 << 21) // len(line)))
-    assert time.process_time() - begun < 8
+    told((line + "\n").encode() * ((1 << 19) // len(line)))
+    assert time.process_time() - begun < 2
 
 
 def test_the_exit_status_says_whether_a_cause_was_found(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(FULL)
-    assert run(str(tmp_path / "log")).returncode == 0
-    assert run(input=b"all is well\n").returncode == 0
-    unknown = run(input=b"fatal: the frobnicator failed\n")
-    assert unknown.returncode == 3
-    assert b"frobnicator" in unknown.stdout
-    for wrong in (str(tmp_path), str(tmp_path / "none")):
-        done = run(wrong)
-        assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
-    assert b"zcat" in run(input=b"\x1f\x8b\x08rest").stderr
-
-
-def test_several_logs_are_explained_together(tmp_path: Path) -> None:
     (tmp_path / "one").write_text(KILLED)
     (tmp_path / "two").write_text(f"\n{FULL}")
-    said = run(str(tmp_path / "one"), str(tmp_path / "two")).stdout.decode()
-    assert "line 2 of" in said
-    assert said.index("[worker-killed]") < said.index("[disk-full]")
+    both = run(str(tmp_path / "one"), str(tmp_path / "two"))
+    assert both.exit_code == run(given=b"all is well\n").exit_code == 0
+    assert "line 2 of" in both.output
+    assert both.output.index("[worker-killed]") < both.output.index("[disk-full]")
+    unknown = run(given=b"fatal: the frobnicator failed\n")
+    assert unknown.exit_code == 3
+    assert "frobnicator" in unknown.output
+    for wrong in (tmp_path, tmp_path / "none"):
+        assert isinstance(run(str(wrong)).exception, FarandoleError)

@@ -109,7 +109,7 @@ def test_packages_of_the_users_own(mine: Inventory) -> None:
     lines = "# What train.py imports\nhorovod\npandas<3 \\\n    --hash=sha256:01\n"
     (mine.folder / "requirements.txt").write_text(lines)
     mine.variables(stack_packages=["six"], stack_requirements="requirements.txt")
-    asked = {"packages": ["six"], "requirements": "requirements.txt"}
+    asked: dict[str, Any] = {"packages": ["six"], "requirements": "requirements.txt"}
     assert "packages: the lock says none, now it is pandas<3, six" in mine.task(**asked)["msg"]
     output = mine.lock()
     assert "pandas: none -> 2.3.3" in output
