@@ -24,7 +24,7 @@ class Suite(StrEnum):
 
 
 _REPOSITORY = "localhost/farandole-node"
-_PACKAGES = (
+_PACKAGES = [
     "apt-utils",
     "ca-certificates",
     "dbus",
@@ -36,9 +36,9 @@ _PACKAGES = (
     "python3",
     "python3-apt",
     "systemd-sysv",
-)
+]
 # Units that cannot or must not run in a container: sysctl.service would change the real machine's settings.
-_MASKED = (
+_MASKED = [
     "apt-daily-upgrade.timer",
     "apt-daily.timer",
     "console-getty.service",
@@ -57,7 +57,7 @@ _MASKED = (
     "systemd-resolved.service",
     "systemd-sysctl.service",
     "systemd-udevd.service",
-)
+]
 # The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,9 +71,7 @@ def prove(
         row = attempt(suite, frameworks.split(","), want or [])
     finally:
         if not keep:
-            SETTINGS.unlink(missing_ok=True)
-            if SETTINGS.parent.exists():
-                SETTINGS.parent.rmdir()
+            shutil.rmtree(SETTINGS.parent, ignore_errors=True)
             run("lab", "down", "--name", LAB)
     if OUTSIDE.search(row["ran"]):
         raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
@@ -149,9 +149,7 @@ def cause(output: str) -> str:
 def validated() -> str:
     """The verdict of the validation."""
     report = json.loads((ROOT / ".farandole" / LAB / "reports" / "latest" / "result.json").read_text())
-    counts: dict[str, int] = {}
-    for check in report["checks"]:
-        counts[check["status"]] = counts.get(check["status"], 0) + 1
+    counts = Counter(check["status"] for check in report["checks"])
     return "validation on 2 nodes: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
 
 
