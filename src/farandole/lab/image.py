@@ -24,40 +24,18 @@ class Suite(StrEnum):
 
 
 _REPOSITORY = "localhost/farandole-node"
-_PACKAGES = [
-    "apt-utils",
-    "ca-certificates",
-    "dbus",
-    "iproute2",
-    "iputils-ping",
-    "libpam-systemd",
-    "openssh-server",
-    "procps",
-    "python3",
-    "python3-apt",
-    "systemd-sysv",
-]
+_PACKAGES = (
+    "apt-utils", "ca-certificates", "dbus", "iproute2", "iputils-ping", "libpam-systemd", "openssh-server", "procps",
+    "python3", "python3-apt", "systemd-sysv",
+)  # fmt: skip
 # Units that cannot or must not run in a container: sysctl.service would change the real machine's settings.
-_MASKED = [
-    "apt-daily-upgrade.timer",
-    "apt-daily.timer",
-    "console-getty.service",
-    "dev-hugepages.mount",
-    "e2scrub_all.timer",
-    "e2scrub_reap.service",
-    "getty.target",
-    "proc-sys-fs-binfmt_misc.automount",
-    "sys-fs-fuse-connections.mount",
-    "sys-kernel-debug.mount",
-    "sys-kernel-tracing.mount",
-    "systemd-binfmt.service",
-    "systemd-modules-load.service",
-    "systemd-networkd.service",
-    "systemd-remount-fs.service",
-    "systemd-resolved.service",
-    "systemd-sysctl.service",
+_MASKED = (
+    "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "e2scrub_all.timer",
+    "e2scrub_reap.service", "getty.target", "proc-sys-fs-binfmt_misc.automount", "sys-fs-fuse-connections.mount",
+    "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "systemd-binfmt.service", "systemd-modules-load.service",
+    "systemd-networkd.service", "systemd-remount-fs.service", "systemd-resolved.service", "systemd-sysctl.service",
     "systemd-udevd.service",
-]
+)  # fmt: skip
 # The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
