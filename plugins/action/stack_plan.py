@@ -61,7 +61,6 @@ class ActionModule(Action):
     _requires_connection = False
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Plans the run."""
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
         builds = Builds(Path(arguments["builds"]))
         lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"])

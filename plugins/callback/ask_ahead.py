@@ -52,7 +52,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     CALLBACK_NEEDS_ENABLED = True
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
-        """Begins."""
         with suppress(FileExistsError):
             Run.begin(FOLDER, record())
         # Modules without an action of their own have Ansible's, which no collection can replace.

@@ -34,7 +34,6 @@ description:
 
 
 def options() -> dict[str, Any]:
-    """What is run, and on what."""
     given = context.CLIARGS
     lists = {name: list(given.get(name) or ()) for name in ("tags", "skip_tags")}
     return {
@@ -73,7 +72,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._write("start", format=events.FORMAT, run=run, **about)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Tells of a play."""
         self.play = one_line(play.get_name(), events.NAME)
         self._write("play", name=self.play)
 
@@ -82,7 +80,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._task(task)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        """Tells of a handler."""
         self._task(task)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:

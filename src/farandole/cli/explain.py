@@ -76,7 +76,6 @@ def described(cause: Cause) -> Iterator[str]:
 
 
 def paragraph(name: str, text: str) -> list[str]:
-    """A named text in lines."""
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {name}: ", subsequent_indent="    ", break_on_hyphens=False)
 
 

@@ -151,7 +151,6 @@ def confirm(nodes: Mapping[str, str], keys: Mapping[str, HostKey], port: int, gi
 def files_of(
     nodes: Mapping[str, str], keys: Mapping[str, HostKey], head: str, *, user: str, private_key: Path | None, port: int
 ) -> dict[str, str]:
-    """The files of an inventory."""
     hosts = {node: {"ansible_host": address} for node, address in nodes.items()}
     groups = {"cluster": {"hosts": hosts}, "head": {"hosts": {head: None}}}
     variables: dict[str, Any] = {"ansible_user": user}

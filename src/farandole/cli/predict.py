@@ -91,7 +91,6 @@ def limit(prediction: Prediction, network: Network, found: Measured | None) -> s
 
 
 def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str:
-    """Which measurement the prediction rests on."""
     parts = [f"{' and '.join(assumed)}: as given."] if assumed else []
     if found and len(assumed) < 2:
         parts.append(f"Measured between {some(found.names)} on {found.when or 'an unknown date'}.")

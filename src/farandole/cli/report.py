@@ -76,7 +76,6 @@ def _latest(inventory: Path | None) -> Path:
 
 
 def changes(comparison: Comparison) -> str:
-    """What has changed, for the terminal."""
     parts = [f"since {comparison.old_time}, the verdict was {comparison.old_verdict} and is {comparison.new_verdict}"]
     rows = [*comparison.verdicts, *comparison.stack]
     if rows:

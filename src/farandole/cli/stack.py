@@ -157,7 +157,6 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
 
 
 def node_table(nodes: dict[str, dict[str, Any]]) -> str:
-    """The nodes' stacks as a table."""
     rows = [["node", "current", "former", "installed"]]
     for host, answer in nodes.items():
         if "probe" in answer:

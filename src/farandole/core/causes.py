@@ -96,7 +96,6 @@ def excused(what: Literal["worker", "line"], line: str) -> bool:
 
 
 def patterns(place: Place) -> list[str]:
-    """All patterns for one place."""
     return [cause.pattern for cause in causes().values() if cause.seen == place]
 
 

@@ -78,7 +78,6 @@ def finding(code: str, host: str, /, **fields: object) -> Finding:
 
 
 def restored(data: Mapping[str, Any]) -> Finding:
-    """A finding of its data."""
     return replace(finding(data["code"], data["host"], **data["fields"]), severity=data["severity"])
 
 

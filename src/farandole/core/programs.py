@@ -45,7 +45,6 @@ def program_files(program: str, commands: Mapping[str, str]) -> list[dict[str, s
 
 
 def program_folder(package: str) -> str:
-    """The folder of a package of programs."""
     return str(SOURCE / package.replace(".", "/"))
 
 
@@ -56,7 +55,6 @@ def bundle(module: str) -> str:
 
 
 def source(module: str) -> str:
-    """The text of a module."""
     return _file(module).read_text()
 
 

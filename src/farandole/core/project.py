@@ -18,7 +18,6 @@ CONFIG = ROOT / "ansible.cfg"
 
 
 def version() -> str:
-    """The version of this program."""
     return importlib.metadata.version("farandole")
 
 

@@ -63,7 +63,6 @@ def missing_packages() -> list[str]:
 
 
 def install_command(packages: list[str]) -> list[str]:
-    """The command that installs packages."""
     return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 

@@ -42,7 +42,6 @@ def project() -> Path:
 
 
 def folder(lab: str) -> Path:
-    """The folder of a lab's inventory."""
     return project() / "inventory" / lab
 
 

@@ -49,7 +49,6 @@ class Node:
 
 
 def nodes(lab: str | None = None) -> list[Node]:
-    """The nodes of one lab, or of all labs."""
     if not host.ready():
         return []
     label = "farandole.lab" if lab is None else f"farandole.lab={lab}"

@@ -127,7 +127,6 @@ def parts(lock: Mapping[str, Any]) -> dict[str, str]:
 
 
 def spelled(versions: Mapping[str, str]) -> str:
-    """Versions as text."""
     return " ".join(f"{name}=={version}" for name, version in versions.items())
 
 

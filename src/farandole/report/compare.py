@@ -39,7 +39,6 @@ class Comparison:
 
 
 def compare(old: Result, new: Result) -> Comparison:
-    """Compare a result with an older one."""
     before, after = ({one["id"]: one for one in result["checks"]} for result in (old, new))
     names = list(dict.fromkeys([*after, *before]))
     status = [(name, *(_status(checks, name) for checks in (before, after))) for name in names]

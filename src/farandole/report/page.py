@@ -151,7 +151,6 @@ def repeat(check: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 
 def command(verb: str, result: Mapping[str, Any], *options: str) -> str:
-    """A command for the cluster of a result."""
     inventory = result["inventory"] or f"inventory/{result['cluster'] or 'NAME'}"
     return shlex.join(["farandole", verb, "-i", inventory, *options])
 

@@ -113,11 +113,9 @@ class Builds:
         return self.stacks / f"{lock['id']}.{platform['os']}-{platform['arch']}.tar.zst"
 
     def openmpi(self, lock: Lock) -> Path:
-        """The path of a lock's OpenMPI."""
         return self.parts / f"openmpi-{lock['openmpi']['version']}-{openmpi_key(lock)}.tar.zst"
 
     def horovod(self, lock: Lock) -> Path:
-        """The path of a lock's Horovod."""
         return self.parts / f"horovod-{lock['horovod']['version']}-{horovod_key(lock)}.tar.zst"
 
     def wheel(self, lock: Lock, source: dict[str, Any]) -> Path:

@@ -42,7 +42,6 @@ def _specifiers(text: str) -> SpecifierSet:
 
 
 def is_range(version: str) -> bool:
-    """Whether it is a range of versions."""
     return version[:1] in "<>=!~"
 
 
@@ -94,7 +93,6 @@ class Need:
     text: str = ""
 
     def allows(self, row: Row) -> bool:
-        """Whether a row satisfies it."""
         return row.component == self.component and allows(self.constraint, row.version)
 
     def __str__(self) -> str:
@@ -163,7 +161,6 @@ class Row:
         return _why(data.get("refused", ""))
 
     def needs(self, *, gpus: bool) -> Iterator[Need]:
-        """Its requirements."""
         found = {**self.data.get("needs", {}), **(self.data.get("on_gpus", {}) if gpus else {})}
         for component, need in found.items():
             if component != "refused":
@@ -189,7 +186,6 @@ class Evidence:
 
     @property
     def versions(self) -> dict[str, str]:
-        """All versions."""
         return {**self.set, **self.others}
 
 
@@ -322,7 +318,6 @@ def near(word: str, known: Iterable[str]) -> str:
 
 @cache
 def load(file: Path = FILE, evidence: Path = EVIDENCE) -> Catalogue:
-    """Load the catalogue and the evidence."""
     data, seen = (yaml.load(path.read_text(), Loader=_LOADER) for path in (file, evidence))  # noqa: S506 - the safe loader, in C if available
     return Catalogue(
         data,

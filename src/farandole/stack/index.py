@@ -273,6 +273,5 @@ def without_wheel(said: str) -> set[str]:
 
 
 def missing(said: str) -> str:
-    """The package that no index has."""
     found = re.search(r"there are no versions of ([\w.-]+)|([\w.-]+) was not found in the p", said)
     return (found[1] or found[2]) if found else ""

@@ -72,7 +72,6 @@ def own_wheels(lock: Lock) -> list[dict[str, Any]]:
 
 
 def path_of(inventory: Path) -> Path:
-    """The path of an inventory's lock."""
     return (inventory if inventory.is_dir() else inventory.parent) / NAME
 
 
@@ -88,7 +87,6 @@ def text(lock: Lock) -> str:
 
 
 def write(path: Path, lock: Lock) -> None:
-    """Write the lock file."""
     files.write(path, text(lock))
 
 
@@ -122,7 +120,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> list[str]:
-    """How a lock differs from these nodes and this request."""
     problem = Problem(load(), nodes, request)
     wanted = lock["wanted"]
     pins = {f"{name}=={version}" for name, version in request.pins}

@@ -83,7 +83,6 @@ def _file(wheel: Wheel) -> dict[str, Any]:
 
 
 def _source(wheel: Wheel, build: Build) -> dict[str, Any]:
-    """Sources from which the builder makes a wheel."""
     tools = [_file(tool) for tool in build.tools]
     return {**_file(wheel), "requires": list(build.requires), "modules": list(build.modules), "tools": tools}
 

@@ -63,7 +63,6 @@ def grouped(probes: Mapping[str, Probe], key: Callable[[Probe], str]) -> dict[st
 
 
 def platform(probe: Probe) -> Platform:
-    """The platform of one node."""
     return Platform(f"{probe['os_id']}-{probe['os_version']}", probe["arch"], probe["python"], probe["glibc"])
 
 

@@ -118,7 +118,6 @@ def unavailable(made: Mapping[str, Any], builds: str, builder: str) -> str:
 
 
 def own(part: Built | None, builder: str) -> Built | None:
-    """Return a part only if this builder made it."""
     return part if part and part.about.get("builder") == builder else None
 
 

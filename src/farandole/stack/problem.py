@@ -186,7 +186,6 @@ class Problem:
         return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
 
     def roots(self) -> list[Need]:
-        """All requirements."""
         return [*self.facts(), *self.chip(), *self.requested(self.request)]
 
     def requested(self, request: Request) -> list[Need]:
@@ -215,7 +214,6 @@ class Problem:
         return [need for need in self._needs(row) if self.catalogue.knows(need.component)]
 
     def package_needs(self, row: Row) -> list[Need]:
-        """What a row requires of packages."""
         return [need for need in self._needs(row) if not self.catalogue.knows(need.component)]
 
     def _needs(self, row: Row) -> Iterator[Need]:

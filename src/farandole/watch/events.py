@@ -93,7 +93,6 @@ def latest(inventory: Path | None) -> Path | None:
 
 
 def run_of(folder: Path) -> Run | None:
-    """The process of a run."""
     with suppress(OSError), (folder / EVENTS).open("rb") as file:
         return read(parse(file.readline(TEXT)).get("run"))
     return None
@@ -117,7 +116,6 @@ class Recorder:
         os.environ[VARIABLE] = str(folder)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append an event."""
         with suppress(OSError):
             os.write(self.handle, line(kind, **fields))
 
@@ -158,7 +156,6 @@ class Reader:
         self.path, self.at, self.rest = path, 0, b""
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines."""
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.at)
             data = file.read()

@@ -184,7 +184,6 @@ class Watched:
         return [*lines, Text(f"{how} {during}"), Text(f"until then {self.changed()}")]
 
     def changed(self) -> str:
-        """How much has changed, and where."""
         if not self.changes:
             return "nothing had changed"
         made = " would be made" if self.check else ""
@@ -253,7 +252,6 @@ def grouped(rows: Iterable[tuple[list[str], Host]], *, words: bool) -> list[tupl
 
 
 def said_of(state: str, check: bool) -> str:
-    """How a state of a host is said."""
     return "would change" if check and state == "changed" else SAID.get(state, state)
 
 
@@ -267,12 +265,10 @@ def row(name: str, host: Host, now: float, *, check: bool = False) -> Text:
 
 
 def styled(line: Line) -> Text:
-    """A line of an explanation."""
     return Text(on_terminal(line.head), WORDED.get(line.style, "")).append(on_terminal(line.rest), "default not bold")
 
 
 def coloured_diff(line: str) -> Text:
-    """A line of a diff."""
     return Text(f"  {line}", {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], ""))
 
 
@@ -303,7 +299,6 @@ def words(event: Event, name: str, limit: int = NAME) -> str:
 
 
 def whole(event: Mapping[str, Any], name: str) -> int:
-    """A number of an event."""
     found = event.get(name)
     return found if isinstance(found, int) else 0
 

@@ -117,13 +117,11 @@ class Run:
 
     @classmethod
     def current(cls, folder: Path) -> Run | None:
-        """The run that has begun in a folder; None if there is none."""
         with suppress(OSError):
             return cls(folder, (folder / "record").readlink())
         return None
 
     def host(self, name: str) -> Host:
-        """The calls and answers of a host."""
         return Host(self.folder / quote(name, safe=""), self.record / quote(name, safe=""))
 
     @contextmanager
