@@ -95,12 +95,14 @@ def test_the_old_manuals_set_on_debian_12_is_refused_with_every_reason() -> None
     said = refused(request(BOTH, (), "auto", MANUAL))
     for reason in (
         "no node has an NVIDIA driver and a CUDA toolkit",
-        "CUDA 10.1 needs driver>=418.39 (the oldest driver that runs CUDA 10.1); but node-1, node-2: no driver",
-        "CUDA 10.1 needs g++<=8 (nvcc 10.1 refuses newer host compilers); but Debian 12 has g++ 11 or 12",
-        "tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8); but node-1, node-2: Python 3.11",
+        "node-1, node-2: no driver",
+        "CUDA 10.1 needs driver>=418.39 (the oldest driver that runs CUDA 10.1)",
+        "CUDA 10.1 needs g++<=8 (nvcc 10.1 refuses newer host compilers)",
+        "Debian 12 has g++ 11 or 12",
+        "node-1, node-2: Python 3.11",
+        "tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8)",
         "torch<1.8 needs Python<3.9",
         "NCCL 2.7.8-1+cuda10.1 needs CUDA==10.1 (the deb was built for it)",
-        "g++ 7:\n   - Debian 12 has g++ 11 or 12",
     ):
         assert reason in said
     # Of all that, only OpenMPI 4.0.0 remains.
@@ -150,16 +152,15 @@ def test_torch_on_gpus_matches_the_nccl_debs() -> None:
 
 def test_tensorflow_on_gpus_is_refused_with_the_reason() -> None:
     said = refused(Request(BOTH), GPU)
-    assert "Horovod's GPU part was never built against it" in said
+    assert "   - tensorflow>=2.4,<2.15: Horovod's GPU part was never built against it" in said
+    assert "   - tensorflow<2.4: tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8); but node-1:" in said
     assert said.endswith("farandole lock -i INVENTORY --accelerator cpu")
     assert versions(solved(Request(BOTH, accelerator="cpu"), GPU), "torch", "cuda") == ["2.13.0+cpu", "none"]
 
 
 def test_an_old_driver() -> None:
     said = refused(Request(("pytorch",), accelerator="cuda"), {**GPU, "nvidia_driver": "535.129.03"})
-    assert (
-        "CUDA 13.0 needs driver>=580.65.06 (the oldest driver that runs CUDA 13); but node-1: driver 535.129.03" in said
-    )
+    assert "   - node-1: driver 535.129.03\n   - CUDA 13.0 needs driver>=580.65.06 (the oldest driver that" in said
 
 
 def test_a_conflict_that_only_the_index_knows() -> None:

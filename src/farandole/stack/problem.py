@@ -151,7 +151,7 @@ class Problem:
         values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
         return dict(zip(FACTS, values, strict=True))
 
-    def facts(self) -> Iterator[Need]:
+    def _facts(self) -> Iterator[Need]:
         """Requirements from the nodes' platform."""
         hosts = some(self.nodes.hosts)
         for component, value in self._values.items():
@@ -160,7 +160,7 @@ class Problem:
         for component in ALWAYS:
             yield Need(component, "", "every stack")
 
-    def chip(self) -> Iterator[Need]:
+    def _chip(self) -> Iterator[Need]:
         """Requirements from the accelerator."""
         hosts = some(self.nodes.hosts)
         if self.accelerator == "cpu":
@@ -186,12 +186,10 @@ class Problem:
         return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
 
     def roots(self) -> list[Need]:
-        return [*self.facts(), *self.chip(), *self.requested(self.request)]
-
-    def requested(self, request: Request) -> list[Need]:
-        """Requirements from the frameworks of this problem, and from a request's pins of components."""
-        known = [pin for pin in request.pins if self.catalogue.knows(pin[0])]
-        return [*map(self.framework, self.catalogue.frameworks), *map(self.pin, known)]
+        """What the nodes, the accelerator and the request require of components."""
+        pins = [pin for pin in self.request.pins if self.catalogue.knows(pin[0])]
+        wishes = [*map(self.framework, self.catalogue.frameworks), *map(self.pin, pins)]
+        return [*self._facts(), *self._chip(), *wishes]
 
     def rows(self, component: str) -> list[Row]:
         """All versions of a component; for a fact, the nodes' own."""

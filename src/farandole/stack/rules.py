@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import yaml
 
-from farandole.stack.catalogue import FACTS, NONE, Need, Row
+from farandole.stack.catalogue import FACTS, NONE, Need, Row, title
 from farandole.stack.own import SETTING
-from farandole.stack.problem import ALWAYS, Problem, Request
+from farandole.stack.problem import Problem, Request
 
 # In this order: what the rest depends on first.
 ORDER = (*FACTS, "cuda", "nccl", "torch", "tensorflow", "horovod", "gxx", "openmpi")
@@ -66,77 +66,42 @@ def possible(problem: Problem) -> bool:
 
 def refusal(problem: Problem) -> str:
     """Describe the conflicts in the request, and the nearest request that works."""
-    found = nearest(problem, possible)
     lines = ["no set of versions satisfies the request; nothing was changed."]
-    for number, (part, reasons) in enumerate(conflicts(problem, found), 1):
-        lines += ["", f"{number}. {part}", *reasons]
-    return "\n".join([*lines, "", *cure(problem.request, found)])
+    for name in ORDER:
+        if reasons := _conflicts(problem, name, _certain(problem)):
+            lines += ["", f"{title(name)}: no version fits", *(f"   - {reason}" for reason in reasons)]
+    return "\n".join([*lines, "", *cure(problem.request, nearest(problem, possible))])
 
 
-def conflicts(problem: Problem, kept: Request | None) -> Iterator[tuple[str, list[str]]]:
-    """Each part of the request that cannot be satisfied, with the reasons."""
-    request, facts = problem.request, list(problem.facts())
-    for component in ALWAYS:
-        if reasons := impossible(problem, Need(component, "", ""), facts):
-            yield str(problem.nodes.platform), reasons
-            return
-    kept = kept or replace(request, frameworks=(), pins=())
-    base = [*facts, *problem.chip()]
-    chip = "GPUs" if problem.accelerator == "cuda" else "CPUs"
-    for name in request.frameworks:
-        need = problem.framework(name)
-        if name not in kept.frameworks or impossible(problem, need, base):
-            yield f"{name} ({chip})", _against(problem, need, base, kept)
-    for need in problem.chip() if kept.accelerator != request.accelerator else ():
-        if reasons := impossible(problem, need, base):
-            yield need.short, reasons
-    for pin in request.pins:
-        if pin not in kept.pins and problem.catalogue.knows(pin[0]):
-            yield request.spelled(pin), _against(problem, problem.pin(pin), base, kept)
+def _certain(problem: Problem) -> list[Need]:
+    """What is required in any case: by the nodes and the request, and by each version that one of these determines."""
+    needs = problem.roots()
+    for need in needs:
+        rows = [row for row in problem.rows(need.component) if need.allows(row)]
+        needs += [more for row in rows if len(rows) == 1 for more in problem.needs(row) if more not in needs]
+    return needs
 
 
-def _against(problem: Problem, need: Need, base: Sequence[Need], kept: Request) -> list[str]:
-    """Why a requirement cannot be met: on these nodes at all, or together with what is kept of the request."""
-    others = problem.requested(kept)
-    if reasons := impossible(problem, need, base) or impossible(problem, need, [*base, *others]):
-        return reasons
-    if kept.accelerator != problem.request.accelerator:
-        return ["   it does not matter on CPUs, which the nearest set uses"]
-    return [f"   it conflicts with {', '.join(dict.fromkeys(map(str, others)))}"]
+def _conflicts(problem: Problem, name: str, certain: Sequence[Need]) -> list[str]:
+    """Why no version of a component can be used; empty if one can."""
+    own = [need for need in certain if need.component == name]
+    if not (rows := _allowed(problem, name, own)):
+        pinned = [row for row in problem.rows(name) for need in own if need.constraint == f"=={row.version}"]
+        return [*(str(need) for need in own if need.constraint), *filter(None, map(problem.blocked, pinned))]
+    # What a single one needs is certain, and said where it conflicts.
+    reasons = {row: _against(problem, row, certain if rows[1:] else []) for row in rows}
+    return [f"{row}: {why}" for row, why in reasons.items()] if all(reasons.values()) else []
 
 
-def impossible(problem: Problem, need: Need, needs: Sequence[Need]) -> list[str]:
-    """Why no row satisfies a need beside others, as an indented list; empty if one does."""
-    certain = _certain(problem, needs)
-    rows = [row for row in problem.rows(need.component) if need.allows(row)]
-    found = {row: _reasons(problem, row, certain, "   ") for row in rows}
-    if not all(found.values()):
-        return []
-    return [line for row, reasons in found.items() for line in (f"   {row}:", *reasons)]
-
-
-def _certain(problem: Problem, needs: Sequence[Need]) -> list[Need]:
-    """The needs, and those of components with a single candidate."""
-    found = list(needs)
-    for need in found:
-        rows = _allowed(problem, need.component, found)
-        found += [more for row in rows if len(rows) == 1 for more in problem.needs(row) if more not in found]
-    return found
-
-
-def _reasons(problem: Problem, row: Row, certain: Sequence[Need], indent: str) -> list[str]:
-    """Why a row is impossible, as an indented list; empty if it is not."""
-    if text := problem.blocked(row):
-        return [f"{indent}- {text}"]
-    lines = [f"{indent}- {need}" for need in certain if need.component == row.component and not need.allows(row)]
-    for need in problem.needs(row):
-        rows = [other for other in problem.rows(need.component) if need.allows(other)]
-        beside = (one for one in certain if one.component == need.component)
-        if against := next((one for one in beside if not any(map(one.allows, rows))), None):
-            lines.append(f"{indent}- {need}; but {against}")
-        elif all(inner := [_reasons(problem, other, certain, f"{indent}   ") for other in rows]):
-            lines += [f"{indent}- {need}", *(line for reasons in inner for line in reasons)]
-    return lines
+def _against(problem: Problem, row: Row, certain: Sequence[Need]) -> str:
+    """Why a version cannot be used beside what is certain; empty if it can."""
+    conflicts = (
+        f"{need}; but {other}"
+        for need in problem.needs(row)
+        for other in certain
+        if other.component == need.component and not _allowed(problem, need.component, [need, other])
+    )
+    return problem.blocked(row) or next(conflicts, "")
 
 
 # What would work
