@@ -79,26 +79,19 @@ def contents(lock: Lock) -> dict[str, str]:
 
 def differences(old: Lock, new: Lock) -> list[tuple[str, str, str]]:
     """The differences as (component, before, after)."""
-    before, after = contents(old), contents(new)
-    names = sorted({*before, *after})
-    changes = [(n, before.get(n, "-"), after.get(n, "-")) for n in names if before.get(n) != after.get(n)]
-    # If a component's version differs, its other fields differ as a consequence: do not repeat them.
-    reported = {name for name, *_ in changes}
-    parts = [key for key in ("platform", "wanted", "openmpi", "horovod") if key not in reported]
-    one, other = ({**leaves_of(lock, parts), **files_of(lock)} for lock in (old, new))
-    # Show a digest only if the version is the same but the file is not.
-    names = [name for name in {**one, **other} if " sha256" not in name or (name in one and name in other)]
-    return changes + [(n, one.get(n, "-"), other.get(n, "-")) for n in names if one.get(n) != other.get(n)]
+    before, after = details(old), details(new)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    # If a component's version differs, all else of it differs as a consequence: do not repeat it.
+    components = {*contents(old), *contents(new)} & {*names}
+    parts = tuple(f"{name}{mark}" for name in components for mark in ". ")
+    return [(name, before.get(name, "-"), after.get(name, "-")) for name in names if not name.startswith(parts)]
 
 
-def files_of(lock: Lock) -> dict[str, str]:
-    """Short digests by wheel."""
-    return {f"{wheel['name']} {wheel['version']} sha256": wheel["sha256"][:12] for wheel in lock["wheels"]}
-
-
-def leaves_of(lock: Lock, parts: list[str]) -> dict[str, str]:
-    """All values in these parts of a lock, by name."""
-    return {name: text for part in parts for name, text in leaves(part, lock[part])}
+def details(lock: Lock) -> dict[str, str]:
+    """What a lock says, by name: versions, settings and sources, and short digests of wheels."""
+    parts = (leaves(part, lock[part]) for part in ("platform", "wanted", "openmpi", "horovod"))
+    digests = {f"{wheel['name']} {wheel['version']} sha256": wheel["sha256"][:12] for wheel in lock["wheels"]}
+    return {**dict(sorted(contents(lock).items())), **{name: text for part in parts for name, text in part}, **digests}
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
