@@ -20,7 +20,7 @@ from farandole.plays.playbook import Login, play
 from farandole.stack import lock as locks
 from farandole.stack import nodes
 from farandole.stack.catalogue import load
-from farandole.stack.problem import request
+from farandole.stack.problem import Request, request
 from farandole.stack.settings import builds_of, cache_of, inventory_variables, own_packages, plain_list, sources_of
 
 console = Console(highlight=False, soft_wrap=True)
@@ -81,10 +81,10 @@ def lock(
 class Wishes:
     """What was typed beside what the inventory says. Without `upgrade`, the former lock's versions stay."""
 
-    frameworks: Sequence[str]
-    accelerator: str
-    pins: Sequence[str]
-    upgrade: Sequence[str] | None
+    frameworks: Sequence[str] = ()
+    accelerator: str = ""
+    pins: Sequence[str] = ()
+    upgrade: Sequence[str] | None = None
 
 
 def _choose(
@@ -96,20 +96,27 @@ def _choose(
 
     variables = inventory_variables(inventory)
     states.claim(variables["state"], variables["folder"], write=write)
-    wanted = request(
-        [name.strip() for name in wishes.frameworks or plain_list(variables, "stack_frameworks")],
-        plain_list(variables, "stack_pins"),
-        wishes.accelerator or variables["stack_accelerator"],
-        wishes.pins,
-        inventory=str(inventory),
-        packages=own_packages(variables),
-        sources=sources_of(variables),
-    )
+    wanted = _request(variables, wishes, str(inventory))
     platform, old = nodes.read(probes(inventory, variables, login)), former(path)
     known, configure = making.known_of(old, wishes.upgrade), plain_list(variables, "openmpi_configure")
     progress.print("choosing versions, with the package indexes of this machine's pip")
     new = making.new(platform, wanted, configure, known, cache_of(variables), _say)
-    return new, old, _hint(new, platform, variables) if wishes.frameworks or wishes.accelerator else ""
+    # As site.yml knows only the inventory's settings.
+    against = locks.differences(new, platform, _request(variables, Wishes()), configure)
+    hint = f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
+    return new, old, hint if against and (wishes.frameworks or wishes.accelerator) else ""
+
+
+def _request(variables: Mapping[str, Any], wishes: Wishes, inventory: str = "") -> Request:
+    return request(
+        [name.strip() for name in wishes.frameworks or plain_list(variables, "stack_frameworks")],
+        plain_list(variables, "stack_pins"),
+        wishes.accelerator or variables["stack_accelerator"],
+        wishes.pins,
+        inventory=inventory,
+        packages=own_packages(variables),
+        sources=sources_of(variables),
+    )
 
 
 def _say(line: str) -> None:
@@ -122,17 +129,6 @@ def former(path: Path) -> dict[str, Any] | None:
         return locks.read(path)
     except (FileNotFoundError, FarandoleError):
         return None
-
-
-def _hint(new: locks.Lock, found: nodes.Nodes, variables: Mapping[str, Any]) -> str:
-    """Why site.yml would refuse this lock, as it knows only the inventory's settings; empty if it would not."""
-    pins, configure = plain_list(variables, "stack_pins"), plain_list(variables, "openmpi_configure")
-    frameworks, packages = plain_list(variables, "stack_frameworks"), own_packages(variables)
-    sources = sources_of(variables)
-    wanted = request(frameworks, pins, variables["stack_accelerator"], packages=packages, sources=sources)
-    if against := locks.differences(new, found, wanted, configure):
-        return f"set this in the inventory too, or site.yml will refuse this lock: {'; '.join(against)}"
-    return ""
 
 
 def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:
@@ -192,15 +188,16 @@ def _proof(new: locks.Lock, inventory: Path) -> str:
 def probes(inventory: Path, variables: Mapping[str, Any], login: Login) -> dict[str, Any]:
     """What preflight found about exactly these hosts, after running it if necessary."""
     file = variables["state"] / "preflight.json"
-    if (found := _found(file, variables["hosts"])) is None:
+    if not (known := _found(file, variables["hosts"])):
         progress.print(f"preflight has not checked these nodes yet ({file}); running it")
-        _preflight(inventory, login)
-        found = _found(file, variables["hosts"])
-    if found is None:
+        if play("playbooks/preflight.yml", inventory, login):
+            raise FarandoleError("preflight failed, see above")
+        known = _found(file, variables["hosts"])
+    if not known:
         raise FarandoleError(
             f"{file} does not cover all nodes: run  farandole preflight -i {shlex.quote(str(inventory))}"
         )
-    return found
+    return known
 
 
 def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
@@ -210,8 +207,3 @@ def _found(file: Path, hosts: Sequence[str]) -> dict[str, Any] | None:
         return None
     complete = set(known) == set(hosts) and all(fact in probe for probe in known.values() for fact in FACTS)
     return {host: known[host] for host in hosts} if complete else None
-
-
-def _preflight(inventory: Path, login: Login) -> None:
-    if play("playbooks/preflight.yml", inventory, login):
-        raise FarandoleError("preflight failed, see above")
