@@ -4,7 +4,8 @@ project = "Farandole"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/*.svg", "roles/*/README.md", "molecule/README.md"]
-exclude_patterns = [".*", "CHANGELOG.md"]
+# Links to the clone itself lead round in circles.
+exclude_patterns = [".*", "CHANGELOG.md", "collections", "playbooks"]
 html_theme = "alabaster"
 html_theme_options = {"page_width": "1100px", "description": "A cluster that trains with Horovod, and proves it"}
 html_copy_source = False
