@@ -112,6 +112,17 @@ def many(check: Check) -> Check:
     return checked
 
 
+def row(*checks: Check) -> Check:
+    """A list with exactly these values."""
+
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list) or len(value) != len(checks):
+            raise UnfitError(f"is {shown(value)}, not {len(checks)} values")
+        return [within(f"[{place}]", check, one) for place, (check, one) in enumerate(zip(checks, value, strict=True))]
+
+    return checked
+
+
 def fields(needed: Mapping[str, Check], more: Mapping[str, Check] | None = None) -> Check:
     """An object with all needed fields. With `more`, those are optional and unknown fields are dropped."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from farandole.core.causes import recognize
 from farandole.core.errors import FarandoleError
-from farandole.core.schema import Check, UnfitError, fields, load, many, named, number, shown, text, whole, words
+from farandole.core.schema import Check, fields, load, many, named, number, row, text, whole, words
 from farandole.core.text import one_line
 from farandole.jobs.login import Head
 from farandole.node.head import status as program
@@ -45,26 +45,20 @@ JOB = {
 }  # fmt: skip
 
 
-def row(forms: Mapping[str, Check]) -> Check:
+def record(forms: Mapping[str, Check]) -> Check:
     """A list of values of these forms, which then have names."""
-
-    def checked(value: Any) -> dict[str, Any]:
-        if not isinstance(value, list) or len(value) != len(forms):
-            raise UnfitError(f"is {shown(value)}")
-        return {name: form(one) for (name, form), one in zip(forms.items(), value, strict=True)}
-
-    return checked
+    return lambda value: dict(zip(forms, row(*forms.values())(value), strict=True))
 
 
 def queue(value: Any) -> list[dict[str, str]] | str | None:
     """The queue's jobs, why it does not say, or nothing."""
     if value is None:
         return None
-    found: list[dict[str, str]] | str = text(200)(value) if isinstance(value, str) else many(row(JOB))(value)
+    found: list[dict[str, str]] | str = text(200)(value) if isinstance(value, str) else many(record(JOB))(value)
     return found
 
 
-ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(row(RUN))}, {"queue": queue})
+ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))}, {"queue": queue})
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from typing import Any
 
 from farandole.core.findings import Finding, finding, some
 from farandole.core.schema import MANY as MANY_PAIRS
-from farandole.core.schema import UnfitError, fields, many, named, number, optional, words
+from farandole.core.schema import UnfitError, fields, many, named, number, optional, row, words
 from farandole.core.text import one_line
 from farandole.inventory.cluster import HostVars, Node
 from farandole.inventory.excluded import now
 from farandole.links.agents import Place
 from farandole.links.fabric import Fabric
 from farandole.links.judge import MEGA, Bars, judge, record, slow_ways
-from farandole.links.measure import Measured, measure, row
+from farandole.links.measure import Measured, measure
 
 PYTHON = "/usr/bin/python3"
 LOGIN_S = 20

@@ -10,9 +10,8 @@ from typing import Any
 from farandole.core.findings import Finding, finding, some
 from farandole.core.schema import MANY
 from farandole.links.agents import HIGHEST, LOWEST
-from farandole.links.measure import Closed, Measured, Narrow
+from farandole.links.measure import Closed, Measured, Narrow, Way
 
-Way = tuple[str, str]
 # The ends of a way.
 SOURCE, TARGET = 0, 1
 MEGA = 1_000_000

@@ -7,18 +7,14 @@ import resource
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.core.schema import fields, many, number, optional, text, whole, within, words
+from farandole.core.schema import Check, fields, many, number, optional, row, text, whole, within, words
 from farandole.links import rounds
-from farandole.links.agents import (
-    PORT,
-    Agent,
-    Place,
-)
+from farandole.links.agents import PORT, Agent, Place
 
 START_S, ANSWER_S = 8, 10
 # More nodes start more slowly, as one processor has to log in to all of them.
@@ -30,22 +26,12 @@ SECONDS = (0.2, 0.2, 0.3)
 # Slow connections that are measured again alone, and how often.
 AGAIN, TRIES = 24, 4
 
+# A source and a target.
+Way = tuple[str, str]
 # What the others are told of it.
 ASKED = ("ports", "datagrams", "mtu", "hardware")
 REASON = words("refused|reset|no route|forbidden|failed|no answer|another machine")
 PLACE = whole(1 << 20)
-
-
-def row(*checks: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A list with exactly these values."""
-
-    def checked(value: Any) -> list[Any]:
-        values = many(lambda one: one)(value)
-        if len(values) != len(checks):
-            raise FarandoleError(f"has {len(values)} values instead of {len(checks)}")
-        return [within(f"[{place}]", check, one) for place, (check, one) in enumerate(zip(checks, values, strict=True))]
-
-    return checked
 
 
 REACHED = fields(
@@ -102,8 +88,8 @@ class Measured:
     delays_us: dict[str, float] = field(default_factory=dict)
     speeds: dict[str, int] = field(default_factory=dict)
     # Bytes per second by source and target, one for each try: beside others, and alone, which is faster.
-    rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    alone: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    rates: dict[Way, list[float]] = field(default_factory=dict)
+    alone: dict[Way, list[float]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     # By target, the sources that it turned away, as too many connections came from there.
     crowded: dict[str, list[str]] = field(default_factory=dict)
@@ -117,13 +103,16 @@ class Measurement:
     agents: dict[str, Agent]
     result: Measured
 
-    async def each(self, asks: Mapping[str, dict[str, Any]], seconds: float) -> dict[str, Mapping[str, Any]]:
-        """Ask several nodes at the same time; one that does not answer takes no further part."""
-        names = list(asks)
-        answers = await asyncio.gather(
-            *(self.agents[name].request(asks[name], seconds) for name in names), return_exceptions=True
-        )
-        fit = {name: self._fit(name, answer) for name, answer in zip(names, answers, strict=True)}
+    async def each(
+        self, asks: Mapping[str, dict[str, Any]], form: Check, seconds: float
+    ) -> dict[str, Mapping[str, Any]]:
+        """Ask several nodes at the same time; one without an answer of this form takes no further part."""
+
+        async def ask(name: str) -> Any:
+            return within("the answer", form, await self.agents[name].request(asks[name], seconds))
+
+        answers = await asyncio.gather(*map(ask, asks), return_exceptions=True)
+        fit = {name: self._fit(name, answer) for name, answer in zip(asks, answers, strict=True)}
         return {name: answer for name, answer in fit.items() if answer is not None}
 
     def _fit(self, name: str, answer: Any) -> Any:
@@ -176,12 +165,9 @@ class Measurement:
         Any program on a node, of whoever, can open so many connections that those of the measurement are turned away.
         """
         addresses = {agent.place.address: name for name, agent in self.agents.items()}
-        for target, answer in (await self.each({name: {"do": "here"} for name in self.agents}, ANSWER_S)).items():
-            try:
-                away = [addresses.get(one, target) for one in within("the answer", HERE, answer)["crowding"]]
-            except FarandoleError as error:
-                self._lose(target, str(error))
-                continue
+        answers = await self.each({name: {"do": "here"} for name in self.agents}, HERE, ANSWER_S)
+        for target, answer in answers.items():
+            away = [addresses.get(address, target) for address in answer["crowding"]]
             if sources := [name for name in dict.fromkeys(away) if name != target]:
                 self.result.crowded[target] = sources
         ways = {(source, target) for target, sources in self.result.crowded.items() for source in sources}
@@ -197,31 +183,25 @@ class Measurement:
         common = {"do": "reach", "peers": peers, "seconds": seconds, "names": names}
         answers = await self.each(
             {name: {**common, "place": present.index(name), "only": targets} for name, targets in only.items()},
+            REACHED,
             seconds + ANSWER_S,
         )
         for name, answer in answers.items():
-            try:
-                self._reached(name, within("the answer", REACHED, answer), present)
-            except FarandoleError as error:
-                self._lose(name, str(error))
+            self._reached(name, answer, present)
 
     def _reached(self, name: str, answer: Mapping[str, Any], present: Sequence[str]) -> None:
-        rows = [row for kind in ("closed", "path", "name") for row in answer[kind]]
-        if any(row[0] >= len(present) or present[row[0]] == name for row in rows):
-            raise FarandoleError("its answer is about a node that it was not asked about")
+        peers = [peer for kind in ("closed", "path", "name") for peer, *_ in answer[kind]]
+        if any(peer >= len(present) or present[peer] == name for peer in peers):
+            self._lose(name, "its answer is about a node that it was not asked about")
+            return
         self.result.closed += [Closed(name, present[at], port, why) for at, port, why in answer["closed"]]
         self.result.narrow += [Narrow(name, present[at], size, sent) for at, size, sent in answer["path"]]
         self.result.misnamed += [Misnamed(name, present[at], tuple(seen)) for at, seen in answer["name"]]
         if answer["delay_us"] is not None:
             self.result.delays_us.setdefault(name, answer["delay_us"])
 
-    async def send(self, ways: Sequence[tuple[str, str]], seconds: float) -> None:
+    async def send(self, ways: Sequence[Way], seconds: float, into: dict[Way, list[float]]) -> None:
         """Measure the rates from sources to targets, all at the same time."""
-        await self._send(ways, seconds, self.result.rates)
-
-    async def _send(
-        self, ways: Sequence[tuple[str, str]], seconds: float, into: dict[tuple[str, str], list[float]]
-    ) -> None:
         shut = {(one.source, one.target) for one in self.result.closed}
         ways = [way for way in ways if {*way} <= self.agents.keys() and way not in shut]
         asks = {
@@ -231,33 +211,31 @@ class Measurement:
             }
             for source, target in ways
         }  # fmt: skip
-        answers = await self.each(asks, 2 * ANSWER_S + seconds)
-        for source, target in ways:
-            with suppress(FarandoleError):
-                rate = within("the answer", SENT, answers.get(source, {}))["rate"]
-                into.setdefault((source, target), []).append(rate or 0.0)
+        for source, answer in (await self.each(asks, SENT, 2 * ANSWER_S + seconds)).items():
+            into.setdefault((source, asks[source]["name"]), []).append(answer["rate"] or 0.0)
 
-    async def rates(self, slow: Callable[[Measured], Sequence[tuple[str, str]]]) -> None:
+    async def rates(self, slow: Callable[[Measured], Sequence[Way]]) -> None:
         """All nodes at once; in rounds if any connection is slow; those that still are again, alone."""
         all_at_once, in_rounds, alone = SECONDS
         names = list(self.agents)
-        await self.send([*zip(names, [*names[1:], names[0]], strict=True)], all_at_once)
+        together, apart = self.result.rates, self.result.alone
+        await self.send([*zip(names, [*names[1:], names[0]], strict=True)], all_at_once, together)
         if len(names) == 2:
-            await self.send([(names[1], names[0])], all_at_once)
+            await self.send([(names[1], names[0])], all_at_once, together)
         if slow(self.result):
             for number in rounds.chosen_rounds(len(names)):
                 pairs = rounds.pairs_of(names, number)
-                await self.send(pairs, in_rounds)
-                await self.send([(other, one) for one, other in pairs], in_rounds)
+                await self.send(pairs, in_rounds, together)
+                await self.send([(target, source) for source, target in pairs], in_rounds, together)
         for _ in range(TRIES):
             # The slowest first, as there is no time for all of many.
             worst = sorted(slow(self.result), key=lambda way: max(self.result.rates[way]))
             for way in worst[:AGAIN]:
-                await self._send([way], alone, self.result.alone)
+                await self.send([way], alone, apart)
 
 
 async def measured(
-    places: Sequence[Place], slow: Callable[[Measured], Sequence[tuple[str, str]]] | None, *, names: bool
+    places: Sequence[Place], slow: Callable[[Measured], Sequence[Way]] | None, *, names: bool
 ) -> Measured:
     """Measure, without rates if nothing says what is slow."""
     secret, begun = secrets.token_hex(16), time.monotonic()
@@ -281,7 +259,7 @@ async def measured(
 
 
 def measure(
-    places: Sequence[Place], slow: Callable[[Measured], Sequence[tuple[str, str]]] | None = None, *, names: bool = False
+    places: Sequence[Place], slow: Callable[[Measured], Sequence[Way]] | None = None, *, names: bool = False
 ) -> Measured:
     """What the connections between these nodes are like."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
