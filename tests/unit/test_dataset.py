@@ -16,7 +16,7 @@ import pytest
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256
-from farandole.stack import dataset
+from farandole.stack import dataset, sources
 from farandole.stack.dataset import Data
 
 from .loading import act, load
@@ -105,7 +105,7 @@ DIGITS_THERE = sorted(["digits.csv.gz", *as_set("digits")])
 def test_mnist_is_fetched_once_from_the_first_site_that_has_it(world: World) -> None:
     world.sites(dead_url(), f"{world.url}/site")
     data = world.bring()
-    assert (data.source, len(world.said)) == ("MNIST", 4)
+    assert (data.source, [*dict.fromkeys(world.said)]) == ("MNIST", [f"collecting {name}" for name in NAMES])
     assert members(data) == {**{name: name.encode() for name in NAMES}, "SOURCE": b"MNIST\n"}
     assert data.files == {name: sha256(data.folder / name) for name in members(data)}
     assert world.files() == MNIST_THERE
@@ -125,16 +125,15 @@ def test_a_file_with_another_sha256_is_not_kept_and_those_before_it_are(world: W
     assert "File not found" in world.refused("mnist")
     (world.site / NAMES[2]).write_bytes(right)
     world.bring("mnist")
-    assert [line.split()[0] for line in world.said] == NAMES[2:]
+    assert world.said == [f"collecting {name}" for name in NAMES[2:]]
 
 
 def test_files_put_there_by_hand_are_used_if_they_are_mnist(world: World) -> None:
     world.sites(dead_url())
     world.copy()
     (world.folder / NAMES[0]).write_text("fashion")
-    said = world.refused("mnist")
-    assert f"Wrong sha256 there: {NAMES[0]}." in said
-    assert f"into {world.folder}, or set samples_data: digits" in said
+    assert f"into {world.folder}, or set samples_data: digits" in world.refused("mnist")
+    assert f"{world.folder / NAMES[0]} is damaged" in world.said[0]
     assert world.bring().source == DIGITS
     world.copy()
     assert world.bring("digits").source == DIGITS
@@ -144,7 +143,7 @@ def test_files_put_there_by_hand_are_used_if_they_are_mnist(world: World) -> Non
 @pytest.mark.parametrize(
     ("handler", "limit", "words"),
     [
-        (Silent, (dataset, "ANSWER_S", 0.3), "no answer after 0.3 seconds"),
+        (Silent, (sources, "ANSWER_S", 0.3), "no answer after 0.3 seconds"),
         (Stalls, (fetching, "BASE_S", 0.3), "incomplete after 0.3 seconds"),
         (Truncates, (dataset, "LARGEST", 1 << 20), "the transfer stopped 13 bytes before the end"),
         (Endless, (dataset, "LARGEST", 1 << 20), "more than 1048576 bytes were sent"),
@@ -165,7 +164,7 @@ def test_digits_replace_an_unreachable_mnist_and_are_asked_for_alone(world: Worl
     dead = dead_url()
     world.sites(dead)
     assert world.bring().source == DIGITS
-    assert f"MNIST cannot be fetched ({dead}/: [Errno 111] Connection refused)" in world.said[0]
+    assert f"MNIST: {NAMES[0]} cannot be fetched ({dead}/{NAMES[0]}: [Errno 111] Connection refused)" in world.said[1]
     assert world.files() == DIGITS_THERE
     shutil.rmtree(world.folder)
     assert world.bring("digits").source == DIGITS
@@ -238,7 +237,7 @@ def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest
     monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
     world.sites(dead_url())
     said = world.refused()
-    for words in ("MNIST cannot be fetched", "the package index cannot be reached", f"{world.folder}, or skip"):
+    for words in ("MNIST: ", "the package index cannot be reached", f"into {world.folder}", "or skip the samples"):
         assert words in said
     shutil.rmtree(world.cache)
     world.cache.write_text("in the way")
@@ -281,7 +280,7 @@ def test_the_task_returns_the_data_in_the_cache_and_who_lacks_it(
             assert (sha256(Path(file["path"])), Path(file["path"]).stat().st_size) == (file["sha256"], file["size"])
     monkeypatch.setenv("https_proxy", dead_url())
     refused = act("dataset", {"cache": str(tmp_path / "empty"), "data": "mnist"})
-    assert "MNIST cannot be fetched" in refused["msg"]
+    assert "-ubyte.gz cannot be fetched" in refused["msg"]
 
 
 def test_a_node_reports_the_files_that_were_packed(tmp_path: Path) -> None:

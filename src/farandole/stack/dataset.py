@@ -5,27 +5,22 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import ssl
 import struct
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from farandole.core import fetching
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256, write
-from farandole.core.text import without_passwords
 from farandole.preflight.answer import probe_of
 from farandole.stack.cache import digest, draft_folder, keep, no_space, record_path
 from farandole.stack.collect import download_wheels
-from farandole.stack.sources import UNREACHED, cached
-from farandole.stack.web import certificates
+from farandole.stack.sources import cached
+from farandole.stack.sources import provide as fetch
 
 Say = Callable[[str], None]
 Facts = Mapping[str, Any]
@@ -33,8 +28,6 @@ Image = Sequence[Sequence[int]]
 Digit = tuple[Image, int]
 
 FILE = Path(__file__).with_name("dataset.yml")
-# Time for a site to start sending; a site that does not answer must not hold up a run.
-ANSWER_S = 10
 # More than MNIST's largest file has.
 LARGEST = 12 << 20
 # Increase it when the same source is turned into different files.
@@ -75,34 +68,33 @@ def provide(requested: str, root: Path, say: Say, facts: Facts | None = None) ->
     """Return the data that `samples_data` requests, from the cache or made now."""
     facts, folder = facts or load(), root / "data"
     with no_space(root):
-        if data := _kept(requested, facts, folder):
+        if data := _kept(requested, facts, folder, say):
             return data
         folder.mkdir(parents=True, exist_ok=True)
         if requested == "digits":
             return _digits(facts, folder, say)
-        if not (reasons := _fetch(facts, folder, say)):
-            return _mnist(facts, folder)
-        failure, files = f"MNIST cannot be fetched ({'; '.join(reasons)})", ", ".join(facts["mnist"]["files"])
+        try:
+            return _mnist(facts, folder, say)
+        except FarandoleError as error:
+            failure = f"MNIST: {error}"
         if requested == "mnist":
-            damaged = [name for name in _missing(facts["mnist"]["files"], folder) if (folder / name).exists()]
-            note = f" Wrong sha256 there: {', '.join(damaged)}." if damaged else ""
-            raise FarandoleError(f"{failure}: put {files} into {folder}, or set samples_data: digits.{note}")
-        say(f"{failure}, so the samples get {_digits_label(facts)}")
+            raise FarandoleError(f"{failure}, or set samples_data: digits")
+        say(f"{failure}; the samples get {_digits_label(facts)} instead")
         try:
             return _digits(facts, folder, say)
         except FarandoleError as error:
             raise FarandoleError(
-                f"there is no data for the sample scripts. {failure}; {_digits_label(facts)}: {error}. Fix either, put "
-                f"{files} into {folder}, or skip the samples: --skip-tags samples"
+                f"there is no data for the sample scripts. {failure}. {_digits_label(facts)}: {error}. Mend "
+                "one of them, or skip the samples: --skip-tags samples"
             ) from error
 
 
-def _kept(requested: str, facts: Facts, folder: Path) -> Data | None:
+def _kept(requested: str, facts: Facts, folder: Path, say: Say) -> Data | None:
     """Data that was made before, MNIST first, or that can be made from files somebody put there."""
     if requested != "digits":
         data = _recall(folder / "mnist", _key(facts["mnist"]["files"]))
         if data or not _missing(facts["mnist"]["files"], folder):
-            return data or _mnist(facts, folder)
+            return data or _mnist(facts, folder, say)
     return _recall(folder / "digits", _key(facts["digits"])) if requested != "mnist" else None
 
 
@@ -127,36 +119,13 @@ def _missing(files: Mapping[str, str], folder: Path) -> list[str]:
 # MNIST
 
 
-def _fetch(facts: Facts, folder: Path, say: Say) -> list[str]:
-    """Fetch the missing files from the first site that has them; returns why each site failed, or nothing."""
-    reasons, trust = [], certificates()
-    for site in facts["mnist"]["sites"]:
-        try:
-            for name in _missing(facts["mnist"]["files"], folder):
-                with draft_folder(folder) as drafts:
-                    fetching.download(partial(_open, f"{site}{name}", trust), drafts / name, LARGEST)
-                    keep(drafts / name, folder / name, facts["mnist"]["files"][name], site)
-                say(f"{name} from {site}")
-        except (*UNREACHED, FarandoleError) as error:
-            reasons.append(f"{site}: {without_passwords(str(getattr(error, 'reason', error)))}")
-        else:
-            return []
-    return reasons
-
-
-def _open(url: str, trust: ssl.SSLContext) -> Any:
-    """Open a URL within a time limit, because no timeout of urllib covers name resolution."""
-    timeout = 2 * ANSWER_S  # for a connection that dies halfway
-    return fetching.within(
-        ANSWER_S,
-        lambda: urllib.request.urlopen(url, timeout=timeout, context=trust),  # noqa: S310
-        "no answer",
-    )
-
-
-def _mnist(facts: Facts, folder: Path) -> Data:
-    files = {name: (folder / name).read_bytes() for name in facts["mnist"]["files"]}
-    return _pack(folder / "mnist", files, "MNIST", _key(facts["mnist"]["files"]))
+def _mnist(facts: Facts, folder: Path, say: Say) -> Data:
+    """Provide the files, each from the first site that has it."""
+    sites, files = facts["mnist"]["sites"], facts["mnist"]["files"]
+    for name, good in files.items():
+        sources = [{"url": f"{site}{name}", "file": name, "sha256": good} for site in sites]
+        fetch(sources, folder, say, limit=LARGEST)
+    return _pack(folder / "mnist", {name: (folder / name).read_bytes() for name in files}, "MNIST", _key(files))
 
 
 # Digits

@@ -17,7 +17,7 @@ from typing import Any
 from farandole.core import fetching
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256
-from farandole.core.text import one_line, without_passwords
+from farandole.core.text import SHOWN, one_line, without_passwords
 from farandole.stack.cache import draft_folder, keep, no_space
 from farandole.stack.web import certificates, indexes, open_url
 
@@ -27,7 +27,8 @@ Source = Mapping[str, str]
 Say = Callable[[str], None]
 # Writes the file of a source to a path, and returns where it came from.
 Fetch = Callable[[Source, Path], str]
-TIMEOUT_S = 20
+# Time for a site to start sending.
+ANSWER_S = 10
 # The size limit, ten times that of any source archive or index page, and the time limit for a page.
 LARGEST, PAGE_S = 256 << 20, 300
 # Not OSError as such, which a full disk raises too.
@@ -47,11 +48,18 @@ def horovod_source(lock: Mapping[str, Any]) -> Source:
 
 
 def provide(
-    sources: Sequence[Source], folder: Path, say: Say, *, apt: Fetch | None = None, variable: str = ""
+    sources: Sequence[Source],
+    folder: Path,
+    say: Say,
+    *,
+    apt: Fetch | None = None,
+    variable: str = "",
+    limit: int = 0,
 ) -> tuple[Path, bool]:
     """Return the file in the cache, and whether it had to be fetched.
 
-    `apt` fetches Debian source packages; `variable` is the one with which users can name a file of their own."""
+    `apt` fetches Debian source packages; `variable` is the one with which users can name a file of their own; no
+    site may send more bytes than the limit."""
     if path := cached(sources, folder, say):
         return path, False
     tried = []
@@ -59,9 +67,9 @@ def provide(
         for source in sources:
             say(f"collecting {source['file']}")
             try:
-                return _fetch(source, folder, apt), True
-            except UNREACHED as error:
-                tried.append(one_line(without_passwords(str(getattr(error, "reason", error)))))
+                return _fetch(source, folder, apt, limit), True
+            except (*UNREACHED, FarandoleError) as error:
+                tried.append(one_line(without_passwords(str(getattr(error, "reason", error))), 2 * SHOWN))
     named = f", or set {variable} to its path" if variable else ""
     files = " or ".join(dict.fromkeys(source["file"] for source in sources))
     raise FarandoleError(
@@ -94,22 +102,31 @@ def of_user(path: Path, sources: Sequence[Source]) -> Path:
     return path
 
 
-def _fetch(source: Source, folder: Path, apt: Fetch | None) -> Path:
+def _fetch(source: Source, folder: Path, apt: Fetch | None, limit: int) -> Path:
     target = folder / source["file"]
     with draft_folder(folder) as drafts:
         draft = drafts / source["file"]
-        fetch = _of_site if "url" in source else _of_index if "index" in source else apt
+        fetch = partial(_of_site, limit or LARGEST) if "url" in source else _of_index if "index" in source else apt
         if fetch is None:
             raise ConnectionError(f"{source['apt']} is a Debian source package, which a builder fetches")
         keep(draft, target, source["sha256"], without_passwords(fetch(source, draft)))
     return target
 
 
-def _of_site(source: Source, draft: Path) -> str:
-    url = source["url"]
+def _of_site(limit: int, source: Source, draft: Path) -> str:
+    url, trust = source["url"], certificates()
+
+    def opened() -> Any:
+        # No timeout of urllib covers the resolution of names.
+        return fetching.within(
+            ANSWER_S,
+            # The lock gives the URL, and the sha256 by which the content is checked.
+            lambda: urllib.request.urlopen(url, timeout=2 * ANSWER_S, context=trust),  # noqa: S310
+            "no answer",
+        )
+
     try:
-        # The lock gives the URL, and the sha256 by which the content is checked.
-        fetching.download(lambda: urllib.request.urlopen(url, timeout=TIMEOUT_S), draft, LARGEST)  # noqa: S310
+        fetching.download(opened, draft, limit)
     except UNREACHED as error:
         raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}") from error
     return url
