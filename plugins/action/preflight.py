@@ -36,8 +36,8 @@ module: preflight
 short_description: Check the inventory and the nodes
 description:
   - Runs on the control machine. Reports the host, cause and cure of everything that would make a later step fail, and
-    fails if any of it is no mere warning or note. It changes no host. For V(hosts) it starts a program on each node,
-    through the connection of M(node_probe), that measures the connections to the others. Use it with C(run_once).
+    fails if any of it is more than a warning or a note. It changes no host. For V(hosts) it starts a program on each
+    node, through the connection of M(node_probe), that measures the connections to the others. Use it with C(run_once).
 options:
   phase:
     description:

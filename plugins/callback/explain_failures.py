@@ -17,7 +17,7 @@ type: aggregate
 short_description: Explain the failures of a run, root cause last
 description:
   - Below the recap, looks the messages of failed tasks and lost nodes up in the catalogue of causes, as C(farandole
-    explain) does, and prints what is wrong where, and what mends it; of a failure that is not known the lines that say
+    explain) does, and prints what is wrong where, and how to fix it; of a failure that is not known the lines that say
     most.
   - Says nothing of a failure whose message already names its cause, or whose result is secret.
 """

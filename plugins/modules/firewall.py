@@ -1,17 +1,17 @@
 #!/usr/bin/python
-"""Keep strangers out of the ports that jobs use."""
+"""Restrict the ports that jobs use to the cluster's nodes."""
 
 from __future__ import annotations
 
 DOCUMENTATION = """
 module: firewall
-short_description: Keep strangers out of the ports that jobs use
+short_description: Restrict the ports that jobs use to the cluster's nodes
 description:
   - Lets only the members connect to TCP and UDP ports above 1023, in an nftables table of its own. Ports below, the
     ports on which sshd listens, forwarded packets, and what the machine's own rules redirect are left alone.
   - Writes the table and a unit that loads it at boot and after nftables.service, and loads it in one transaction.
   - Compares what the kernel has loaded with what the file says, so it notices if somebody has flushed or changed it.
-  - Warns of services that strangers can no longer reach.
+  - Warns of services that other machines can no longer reach.
 options:
   members: {description: The addresses of the cluster's nodes., type: list, elements: str, required: true}
   open: {description: Ports or ranges that stay open to everybody., type: list, elements: str, default: []}
@@ -20,7 +20,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Keep strangers out
+- name: Restrict the ports that jobs use to the cluster's nodes
   farandole.cluster.firewall:
     members: [192.0.2.11, 192.0.2.12]
 """

@@ -113,7 +113,7 @@ class Removal:
         if path.is_symlink() or path in self.mounts:
             self.left.append(f"{path}, because it is a {'link' if path.is_symlink() else 'mount point'}")
         elif not path.is_dir():
-            self.left.append(f"{path}, because it is no folder")
+            self.left.append(f"{path}, because it is not a folder")
         elif others := sorted(one.name for one in path.iterdir() if one not in self.gone):
             self.left.append(f"{path}, because others have put something there: {', '.join(others[:5])}")
         else:

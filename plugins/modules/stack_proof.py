@@ -59,7 +59,7 @@ def main() -> None:
     # The list in a tree that was not built for this cluster proves nothing.
     for where in found.keys() - known.keys() if known else ():
         if found[where] == []:
-            found[where] = ["it is none of those that were built for this cluster"]
+            found[where] = ["it was not built for this cluster"]
     wrong = "; ".join(f"in {where}, {short(problems)}" for where, problems in found.items() if problems)
     proven = False if wrong else None if None in found.values() else True
     module.exit_json(changed=False, stack=stack.name, proven=proven, wrong=wrong)

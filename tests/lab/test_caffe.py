@@ -196,7 +196,7 @@ def test_the_guides_mpirun_and_script_run(job: Job) -> None:
     done = job.shell(guide)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in (
-        "caffe.sh: translated: -PSM2 (--network opa on nodes that have Omni-Path); -prepend-rank (each line bears its",
+        "caffe.sh: translated: -PSM2 (--network opa on nodes that have Omni-Path); -prepend-rank (each line starts",
         "caffe.sh: -PSM2 means Omni-Path, which node-1, node-2 does not have, so the network is tcp",
         "caffe.sh: translated: KMP_AFFINITY=verbose,granularity=fine,compact=1 is verbose,granularity=fine,compact,1",
         "caffe.sh: green: 2 ranks on 2 machines",
@@ -240,13 +240,13 @@ def test_what_a_node_lacks_is_refused(job: Job) -> None:
         ]
     with job.without("node-2", f"{WORK}/snapshots"):
         assert job.refused() == [
-            "node-2: no snapshot can be written to snapshots: No such file or directory. Caffe would hang for ever "
+            "node-2: no snapshot can be written to snapshots: No such file or directory. Caffe would hang forever "
             "after the training. Make the folder there: mkdir -p snapshots"
         ]
     with job.without("node-2", f"{WORK}/train_lmdb"), job.without("node-2", f"{WORK}/solver.prototxt"):
         assert job.refused() == [
             "node-2: the solver solver.prototxt cannot be read: No such file or directory. Put it there",
-            "node-2: the data train_lmdb cannot be read: No such file or directory. Put it there, or mend its path",
+            "node-2: the data train_lmdb cannot be read: No such file or directory. Put it there, or correct its path",
         ]
     with job.without("node-2", "/usr/bin/mpiexec.hydra"):
         assert job.refused() == [
@@ -284,7 +284,7 @@ def test_separate_trainings_are_red(job: Job) -> None:
     status, log, said = job.train("--time", "2m", "--", "--stand_in", "alone")
     assert status == 1, said
     assert log.count("group size: 1") == 2, log
-    assert "caffe.sh: red: this was no successful training of all ranks together" in said
+    assert "caffe.sh: red: the ranks did not all train together successfully" in said
     assert "caffe.sh: 1. group size: 2 is wanted, the log has 1. Each rank has trained alone, or only with" in said
 
 

@@ -63,7 +63,7 @@ def test_a_program_runs_with_its_files_on_every_node(site: Cluster, project: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(3):
         assert f"[{rank}] rank {rank} on node-{rank + 1}" in done.stdout
-    assert "the nodes get these links, but not what they lead to: away -> /etc/hostname" in done.stderr
+    assert "the nodes get these links, but not what they point to: away -> /etc/hostname" in done.stderr
     files = [".farandoleignore", ".gitignore", "away", "old", "old/2", "some data", ODD, "train.py"]
     assert {line.partition("] ")[2] for line in done.stdout.splitlines() if "[" in line[3:]} == {str(files)}
     assert (project / "results/rank").read_text() == "0"
@@ -217,7 +217,7 @@ def test_runs_wait_for_each_other_or_take_free_nodes(site: Cluster, project: Pat
     ("arguments", "words"),
     [
         (["--", "python", "none.py"], "there is no none.py in this folder"),
-        (["--time", "2x", "--", "python", "train.py"], "'2x' is no time: write 90s, 30m, 2h or 1d"),
+        (["--time", "2x", "--", "python", "train.py"], "'2x' is not a duration: write 90s, 30m, 2h or 1d"),
         (["--hosts", "node-9", "--", "python", "train.py"], "there is no node node-9; the nodes are node-1, node-2"),
         (["-np", "7", "--", "python", "train.py"], "-np 7: node-1, node-2, node-3 have 3 slots"),
         (["--fetch", "../x", "--", "python", "train.py"], "--fetch ../x: name something below this folder"),

@@ -149,7 +149,7 @@ def test_hostfiles(text: str, wanted: Any) -> None:
 
 @pytest.mark.parametrize("line", ["-oProxyCommand=id", "a;id", "$(id)", "a slots=x", "a:2", "a b"])
 def test_a_line_that_is_no_host_is_refused(line: str) -> None:
-    assert f"line 2 of the hostfile is no host: {line!r}" in refusal(lambda: nodes.read_hosts(f"ok\n{line}\n"))
+    assert f"line 2 of the hostfile is not a host: {line!r}" in refusal(lambda: nodes.read_hosts(f"ok\n{line}\n"))
 
 
 def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_net_of_an_odd_form_is_read() -> None:
         ("max_iter:", "#", "solver.prototxt has no max_iter"),
         ("snapshot_prefix:", "#", "solver.prototxt has no snapshot_prefix"),
         ("snapshot: 40", "snapshot_after_train: false", "saves no model"),
-        ("100", "many", "max_iter is no number: 'many'"),
+        ("100", "many", "max_iter is not a number: 'many'"),
     ],
 )
 def test_a_solver_that_would_not_train_or_not_save_is_refused(old: str, new: str, said: str) -> None:
@@ -287,7 +287,7 @@ def test_threads_come_from_the_option_or_the_allocation(monkeypatch: pytest.Monk
     assert plan.threads(None, 68, "node-1", 1) == 20
     assert "OMP_NUM_THREADS asks for 20" in refusal(lambda: plan.threads(None, 16, "node-1", 1))
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    assert "'4,2', which is no number" in refusal(lambda: plan.threads(None, 68, "n", 1))
+    assert "'4,2', which is not a number" in refusal(lambda: plan.threads(None, 68, "n", 1))
 
 
 def test_variables_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,5 +138,5 @@ def test_the_archive_is_checked_on_the_control_machine(tmp_path: Path) -> None:
         archives.archive(str(file), "", "")
     with pytest.raises(FarandoleError, match=f"is {good}, but caffe_sha256 is {'0' * 64}"):
         archives.archive(str(file), "0" * 64, "")
-    with pytest.raises(FarandoleError, match="is no file on the control machine"):
+    with pytest.raises(FarandoleError, match="is not a file on the control machine"):
         archives.archive("gone", good, str(tmp_path))

@@ -70,7 +70,7 @@ def test_pins() -> None:
         ("", "'' is not a pin"),
         ("openmpi==4.1.9", "openmpi==4.1.9: the catalogue has no openmpi 4.1.9; it has 4.0.0"),
         ("g++==four", "g++==four: the catalogue has no g++ four"),
-        ("numpy==two", "'numpy==two' is not a pin: two is no version of a package"),
+        ("numpy==two", "'numpy==two' is not a pin: two is not a package version"),
         ("python==3.12", "python cannot be pinned"),
     ],
 )

@@ -100,8 +100,8 @@ REFUSED = {
     "no address": (("mine", "nowhere.invalid"), "nowhere.invalid has no IPv4 address here"),
     "no name": (("mine", f"A_b={A}"), "A_b cannot be a node's name"),
     "no host": (("mine",), "name at least one"),
-    "a path": (("../mine", A), "../mine is no name for a cluster"),
-    "another key": (("mine", A, "--host-key", fingerprint(B)), "--host-key has not the fingerprint of node-1"),
+    "a path": (("../mine", A), "../mine is not a valid cluster name"),
+    "another key": (("mine", A, "--host-key", fingerprint(B)), "no --host-key has the fingerprint of node-1"),
     "nobody there": (("mine", A), "give them with --host-key"),
 }
 

@@ -39,9 +39,9 @@ def test_a_pyproject(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ("pandas=>2", "stack_packages: 'pandas=>2' is no requirement"),
-        ("pandas 2", "stack_packages: 'pandas 2' is no requirement"),
-        ("", "stack_packages: '' is no requirement"),
+        ("pandas=>2", "stack_packages: 'pandas=>2' is not a requirement"),
+        ("pandas 2", "stack_packages: 'pandas 2' is not a requirement"),
+        ("", "stack_packages: '' is not a requirement"),
         ("-e .", "stack_packages: '-e .' is not the name of a package"),
         ("-r more.txt", "options such as -r, -c and -e are not read"),
         ("./mine", "'./mine' is not the name of a package"),
@@ -64,9 +64,9 @@ def test_no_requirement(package: str, words: str, tmp_path: Path) -> None:
         ("requirements.txt", b"\xff\xfe", "cannot be read"),
         ("requirements.txt", b"# a\n" * (1 << 19), "is larger than 1 MiB"),
         ("requirements.txt", b"six\n-e git+https://example.org/mine.git\n", "requirements.txt line 2: '-e git+https:"),
-        ("pyproject.toml", b"[project\n", "is no pyproject.toml"),
+        ("pyproject.toml", b"[project\n", "is not a valid pyproject.toml"),
         ("pyproject.toml", b"[project]\n", "has no list `dependencies`"),
-        ("pyproject.toml", b"project = 3\n", "is no pyproject.toml"),
+        ("pyproject.toml", b"project = 3\n", "is not a valid pyproject.toml"),
     ],
 )
 def test_files_that_list_no_requirements(name: str, content: bytes | None, words: str, tmp_path: Path) -> None:

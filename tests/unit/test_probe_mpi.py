@@ -93,7 +93,7 @@ def test_the_address_in_the_network_of_the_cluster() -> None:
     [
         (None, "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
         ("", "network-unset", "HOROVOD_NETWORK is not set, so TCP was not measured"),
-        ("eth0", "network-unfit", "HOROVOD_NETWORK is eth0, which is no network"),
+        ("eth0", "network-unfit", "HOROVOD_NETWORK is eth0, which is not a network"),
         ("10.95.0.0/24", "network-unfit", "none of 127.0.0.1, 10.94.0.11 is in HOROVOD_NETWORK, which is 10.95.0.0/24"),
     ],
 )

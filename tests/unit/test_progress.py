@@ -217,7 +217,7 @@ sys.exit(status)
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("| head -1", "nobody reads the output any more"),
+        ("| head -1", "the output is no longer read"),
         (">/dev/full", r"the output cannot be written \(No space left on device\)"),
         (">&-", None),
     ],
@@ -325,7 +325,7 @@ def test_another_terminal_sees_the_run_and_two_interrupts_say_what_was_done_and_
     assert SECRET not in terminal.text + "".join(one.read_text() for one in recorded(clone).iterdir())
     ended_before = run(clone, "watch")
     assert ended_before.returncode == 0
-    assert "no run is going on" in ended_before.stdout
+    assert "no run is in progress" in ended_before.stdout
     assert "the run broke off during: Take long" in ended_before.stdout
 
 

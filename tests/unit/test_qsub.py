@@ -111,22 +111,22 @@ def test_joined_output_is_one_file() -> None:
         (["-l", "select=1:ncpus=2+1:ncpus=4"], "write one chunk of the larger size, or submit two jobs"),
         (["-l", "select=2:ncpus=1:bigmem=true"], "'bigmem' cannot be translated to Slurm: add  #SBATCH"),
         (["-l", "select=1:host=node-1"], "#SBATCH --nodelist=NODE"),
-        (["-l", "select=0"], "no number from 1 on"),
+        (["-l", "select=0"], "is not a positive integer"),
         (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
         (["-l", "select=1:ncpus=7:mpiprocs=2"], "write ncpus=8"),
         (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: cannot be translated to Slurm: write it as part of select="),
         (["-l", "select=1,nodes=1"], "-l nodes=1: command line: -l select=1 says this too; write one of them"),
         (["-l", "nodes=1,ncpus=4"], "write it as part of select=N:ncpus=C"),
         (["-l", "nodes=2:ppn=1:fast"], "'fast' cannot be translated"),
-        (["-l", "nodes=$(reboot)"], "no number from 1 on"),
+        (["-l", "nodes=$(reboot)"], "is not a positive integer"),
         (["-l", "walltime=4h"], "write HH:MM:SS"),
         (["-l", "walltime=0"], "leave it out for the queue's own limit"),
         (["-l", "select=1:mem=lots"], "write 512mb or 8gb"),
         (["-l", "fluent=2"], "add  #SBATCH OPTION"),
         (["-l", "N=x"], "add  #SBATCH OPTION"),
         (["-l", "place=pack"], "each chunk gets a node of its own"),
-        (["-A", "a b"], "no name of an account"),
-        (["-q", "--help"], "no name of a queue"),
+        (["-A", "a b"], "not an account name"),
+        (["-q", "--help"], "not a queue name"),
         (["-q", "normal@head"], "without @SERVER"),
         (["-j", "both"], "write oe or eo"),
         (["-o", "a\nb"], "no new line"),
@@ -324,5 +324,5 @@ def test_a_job_of_an_array_is_not_the_array(text: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("text", ["all", "42[x]", "42 43", "$(id)", "--me", "name", "42_", "42.3", ""])
 def test_what_is_no_job_cancels_nothing(text: str) -> None:
-    with pytest.raises(SystemExit, match="is no number of a job"):
+    with pytest.raises(SystemExit, match="is not a job number"):
         qdel.job_of(text)

@@ -90,7 +90,7 @@ def test_the_page_shows_what_is_wrong_first_and_escapes_everything() -> None:
     text = page(checked(hostile))
     assert "<script>" not in text and "<img" not in text
     text = page(checked(result()))
-    assert text.index("Not measured:") < text.index("What to mend") < text.index("Figures")
+    assert text.index("Not measured:") < text.index("What to fix") < text.index("Figures")
     assert "farandole validate -i inventory/mine" in text
     text = page(checked(result(checks=[check("slower", "slow", code="too-slow"), check("wrong", "red")])))
     assert text.index("wrong</h3>") < text.index("slower</h3>")
@@ -109,7 +109,7 @@ def test_what_preflight_found_is_to_mend_too() -> None:
     ]
     text = page(checked(result(preflight={"findings": found, "time": "2026-01-02T03:04:05Z"})))
     assert "preflight on 2 January 2026, 03:04 UTC found 1 problem and 1 warning." in text
-    places = [text.index(words) for words in ("What to mend", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
+    places = [text.index(words) for words in ("What to fix", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
     assert places == sorted(places)
     assert "farandole preflight -i inventory/mine" in text
     text = markdown(checked(result(preflight={"findings": found})))
@@ -189,7 +189,7 @@ def test_old_and_bare_results_have_a_page() -> None:
         ("", "is empty"),
         (json.dumps(result())[:200], "cut off"),
         ("[]", "it is a list"),
-        ("{}", "no result of a validation"),
+        ("{}", "not the result of a validation"),
         (json.dumps(result(format=9)), "reads 2 and 3"),
         (json.dumps(result(format=True)), "reads 2 and 3"),
         (json.dumps(result(checks="x")), ".checks"),
@@ -496,7 +496,7 @@ def test_paper_shows_what_is_folded(chromium: Browser, file: Path) -> None:
     assert chromium.run(room) > 1000
     assert chromium.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     sheets = chromium.paper()
-    assert "Red: 2 nodes of mine" in sheets[0] and "What to mend" in sheets[0]
+    assert "Red: 2 nodes of mine" in sheets[0] and "What to fix" in sheets[0]
     # The last line of the log, which is folded on the screen, the versions, and the end of the page.
     text = " ".join(" ".join(sheets).split())
     assert "line 299 " in text and "torch 2.13.0" in text and "3 checks" in text and "runs no script" in text

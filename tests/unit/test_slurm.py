@@ -97,7 +97,7 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
 @pytest.mark.parametrize(
     ("partition", "words"),
     [
-        ({"name": 'x"] = 1', "group": ""}, "is no name of a partition"),
+        ({"name": 'x"] = 1', "group": ""}, "is not a partition name"),
         ({"name": "x", "limit": "1h"}, "x has the limit '1h'; write 12:00:00"),
         ({"name": "x", "group": "none"}, "x names the group none, which the inventory lacks"),
         ({"name": "x", "group": "empty"}, "x has no node; its group is empty"),
@@ -127,7 +127,7 @@ def test_who_may_use_which_account() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"a b": {}}, "'a b' is no name"),
+        ({"a b": {}}, "'a b' is not an account name"),
         ({"x": {"users": ["zoe"]}}, "x names zoe, not in cluster_users: trainer, alice, bob"),
     ],
 )

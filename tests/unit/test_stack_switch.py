@@ -117,7 +117,7 @@ def test_the_contents_list_itself_is_verified(root: Path) -> None:
 
     assert proof(lists) == (True, "")
     assert proof({**lists, f"mpi/{MPI}": ["of an earlier build", *lists[f"mpi/{MPI}"]]}) == (True, "")
-    strange = f"in stacks/{NEW}, it is none of those that were built for this cluster"
+    strange = f"in stacks/{NEW}, it was not built for this cluster"
     assert proof({f"mpi/{MPI}": lists[f"mpi/{MPI}"]}) == (False, strange)
     other = f"in stacks/{NEW}, contents differs from the list written at build time"
     assert proof({**lists, f"stacks/{NEW}": ["0"]}) == (False, other)

@@ -33,10 +33,10 @@ def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mounts", "words"),
     [
-        ([mount("data")], "no absolute path"),
-        ([mount("/data/../etc")], "no absolute path"),
-        ([mount("/my data")], "no absolute path"),
-        ([mount("/")], "no absolute path"),
+        ([mount("data")], "not an absolute path"),
+        ([mount("/data/../etc")], "not an absolute path"),
+        ([mount("/my data")], "not an absolute path"),
+        ([mount("/")], "not an absolute path"),
         ([mount("/etc")], "belongs to the system"),
         ([mount("/etc/data")], "lies in or above /etc"),
         ([mount("/opt")], "lies in or above /opt/farandole"),
@@ -46,7 +46,7 @@ def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
         ([mount(what="nas:/x\nExecStart=/x")], "what of /data contains"),
         ([mount(options="ro\\")], "options of /data contains"),
         ([mount(what="")], "what of /data is empty"),
-        ([mount(type="a b")], "no type of file system"),
+        ([mount(type="a b")], "not a file system type"),
         ([mount(timeout=0)], "at least 1"),
     ],
 )

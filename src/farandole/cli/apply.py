@@ -44,7 +44,7 @@ def apply(
         login,
         *arguments,
         as_json=as_json,
-        interrupted="run the same command again: it goes on where this one stopped",
+        interrupted="run the same command again to continue where this one stopped",
     )
     if status:
         raise typer.Exit(status)
@@ -60,11 +60,11 @@ def watch(
     """Look at a run that somebody else started on this machine, or at the end of the last one."""
     folder = latest(inventory)
     if not folder:
-        raise FarandoleError(f"no run of {inventory or 'any inventory'} was recorded here; farandole apply begins one")
+        raise FarandoleError(f"no run of {inventory or 'any inventory'} was recorded here; farandole apply starts one")
     run = run_of(folder)
     with Viewer(folder, as_json=as_json) as viewer:
         if not is_alive(folder):
-            viewer.skip(f"no run is going on; the last one was started {run.since if run else 'some time ago'}:")
+            viewer.skip(f"no run is in progress; the last one was started {run.since if run else 'some time ago'}:")
         try:
             while is_alive(folder):
                 viewer.look()

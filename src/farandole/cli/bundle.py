@@ -90,7 +90,7 @@ def project() -> dict[str, Path]:
     done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise FarandoleError(
-            f"{ROOT} is not a git checkout, so nobody knows which of its files to take: clone Farandole"
+            f"{ROOT} is not a git checkout, so it is unknown which of its files belong to Farandole: clone it"
         )
     return {f"{TOP}/{name}": ROOT / name for name in done.stdout.split("\0")[:-1] if os.path.lexists(ROOT / name)}
 

@@ -20,7 +20,7 @@ PLACES = {
     "login": "when this machine logs in to a node", "peer": "when one node logs in to another",
     "job": "in the output of a job", "log": "in a log", "trust": "by the check of connections between nodes",
     "files": "by the check of shared files", "probe": "by a job of the validation",
-    "check": "by a check of Farandole's own, as preflight",
+    "check": "by one of Farandole's own checks, such as preflight",
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[LOG|CODE]...",
-            help="Files; - is the standard input, the default. What is no file is the code of a cause.",
+            help="Files; - is the standard input, the default. Anything else is taken as the code of a cause.",
         ),
     ] = None,
     *,

@@ -49,7 +49,7 @@ def init(
     """Make the inventory of a cluster: ask each host for its key, show the fingerprints, write ./inventory/NAME."""
     folder = FOLDER / name
     if not LABEL.fullmatch(name):
-        raise FarandoleError(f"{name} is no name for a cluster: use lower-case letters, digits and hyphens")
+        raise FarandoleError(f"{name} is not a valid cluster name: use lower-case letters, digits and hyphens")
     if folder.exists():
         raise FarandoleError(
             f"{folder} exists, and nothing was written: choose another name, or add nodes to its hosts.yml"
@@ -132,17 +132,20 @@ def confirm(nodes: Mapping[str, str], keys: Mapping[str, HostKey], port: int, gi
         if before and key not in before:
             raise FarandoleError(
                 f"{node} ({nodes[node]}) has another host key than {KNOWN[0]} or {KNOWN[1]} says: now "
-                f"{key.fingerprint}, before {before[0].fingerprint}. Nothing was written. If it was installed anew, "
-                f"forget the old key:  ssh-keygen -R '{place(nodes[node], port)}'  else somebody may be in between"
+                f"{key.fingerprint}, before {before[0].fingerprint}. Nothing was written. If it was reinstalled, "
+                f"forget the old key:  ssh-keygen -R '{place(nodes[node], port)}'  Otherwise the connection may be "
+                "intercepted"
             )
         if key not in before and key.fingerprint not in given:
             new.append(node)
     rows = [[node, nodes[node], key.fingerprint, "" if node in new else "known"] for node, key in keys.items()]
     typer.echo(table([["node", "address", "host key", ""], *rows]))
     if new and given:
-        raise FarandoleError(f"--host-key has not the fingerprint of {', '.join(new)}; nothing was written")
+        raise FarandoleError(f"no --host-key has the fingerprint of {', '.join(new)}; nothing was written")
     if new and not sys.stdin.isatty():
-        raise FarandoleError("nothing was written, as nobody can confirm these keys here: give them with --host-key")
+        raise FarandoleError(
+            "nothing was written, because these keys cannot be confirmed without a terminal: give them with --host-key"
+        )
     if new:
         typer.echo(f"Compare them with what each host itself says, on its console:  {SHOW}")
         typer.confirm("Are they the same?", abort=True)
@@ -163,7 +166,7 @@ def files_of(
     made = f"# Made by farandole init {version()}; it is yours to change.\n"
     return {
         "hosts.yml": made + yaml.safe_dump(groups, sort_keys=False, explicit_start=True),
-        "group_vars/all.yml": "# How to log in; settings of the roles may stand here, too.\n"
+        "group_vars/all.yml": "# How to log in; settings of the roles can go here, too.\n"
         + yaml.safe_dump(variables, sort_keys=False, explicit_start=True, width=200),
         KNOWN_HOSTS: "".join(lines),
     }

@@ -18,7 +18,7 @@ from farandole.lab import faults, host, image, inventory, lab
 from farandole.lab.shell import run
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
-fault = typer.Typer(no_args_is_help=True, help="Let something go wrong with a node, or mend it.")
+fault = typer.Typer(no_args_is_help=True, help="Inject a fault into a node, or repair it.")
 app.add_typer(fault, name="fault")
 console = Console(highlight=False, soft_wrap=True)
 

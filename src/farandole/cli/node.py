@@ -67,7 +67,9 @@ def show(inventory: Inventory) -> None:
 
 @app.command()
 def exclude(
-    name: Name, inventory: Inventory, why: Annotated[str, typer.Option("--why", help="For those who find it later.")]
+    name: Name,
+    inventory: Inventory,
+    why: Annotated[str, typer.Option("--why", help="The reason, for whoever sees it later.")],
 ) -> None:
     """Leave a node out of all runs and jobs until a person includes it again."""
     known = cluster_of(inventory, write=True)

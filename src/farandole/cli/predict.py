@@ -29,7 +29,7 @@ def numbers(text: str) -> list[int]:
     """Numbers of nodes, as in 2,4,8."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 7 and 2 <= int(word) <= MOST_NODES for word in words):
-        raise FarandoleError(f"--nodes {text!r} is no list of numbers from 2 to {MOST_NODES}, such as 2,4,8")
+        raise FarandoleError(f"--nodes {text!r} is not a list of numbers from 2 to {MOST_NODES}, such as 2,4,8")
     return sorted({int(word) for word in words})
 
 
@@ -77,7 +77,7 @@ def limit(prediction: Prediction, network: Network, found: Measured | None) -> s
     """What takes most of the time, and which node that is about."""
     share = f"{prediction.exchange_ms:.0f} ms that {prediction.workers} workers need for their gradients"
     if prediction.exchange_ms < prediction.alone_ms / 100:
-        return "The network costs next to nothing."
+        return "The network costs almost nothing."
     if prediction.latency_ms > prediction.bandwidth_ms:
         node = f" of {found.farthest}" if found and found.network.round_trip_us == network.round_trip_us else ""
         why = f"Latency costs most, {prediction.latency_ms:.0f} of the {share}"

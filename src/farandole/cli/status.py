@@ -30,7 +30,7 @@ from farandole.watch.events import is_alive, latest
 
 # Increased when a field gets another meaning.
 FORMAT = 1
-# Why a node is not as it should be, where it is no cause of the catalogue: its ssh works, or is not tried.
+# Why a node is not as it should be, where that is not a cause in the catalogue: its ssh works, or is not tried.
 LEFT_OUT, NOT_SET_UP, REVOKED = "node-left-out", "node-not-set-up", "node-revoked"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
@@ -152,11 +152,11 @@ def told(found: Status, now: float) -> list[str]:
     lines += [*jobs(found, now), validation(found, again)]
     codes = {node.code for node in found.nodes.values()} - {""}
     if codes - {LEFT_OUT, NOT_SET_UP, REVOKED}:
-        lines.append(f"next, as it says why a node does not answer: farandole preflight {again}")
+        lines.append(f"next, to find out why a node does not answer: farandole preflight {again}")
     elif NOT_SET_UP in codes:
-        lines.append(f"next, as it sets the nodes up: farandole apply {again}")
+        lines.append(f"next, to set the nodes up: farandole apply {again}")
     elif LEFT_OUT in codes:
-        lines.append(f"next, once a node is mended: farandole node include NAME {again}")
+        lines.append(f"next, once a node is fixed: farandole node include NAME {again}")
     return lines
 
 
@@ -176,7 +176,7 @@ def rows(found: Status) -> list[str]:
 def jobs(found: Status, now: float) -> list[str]:
     """What runs."""
     if not found.nodes[found.head].up:
-        return [f"what runs is not known, as the head, {found.head}, does not say it"]
+        return [f"it is unknown what runs, because the head, {found.head}, does not answer"]
     lines = [
         f"run {run['number']} of {run['owner']} on "
         f"{', '.join(f'{node} ({slots})' for node, slots in run['slots'].items())}, "

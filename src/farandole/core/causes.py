@@ -91,7 +91,7 @@ def causes() -> Mapping[str, Cause]:
 
 
 def excused(what: Literal["worker", "line"], line: str) -> bool:
-    """Whether a worker's line shows that not it failed first, or is no reason for its failure."""
+    """Whether a worker's line shows that another one failed first, or does not explain its failure."""
     return any(cause.excuses == what and re.search(cause.pattern, line) for cause in causes().values())
 
 

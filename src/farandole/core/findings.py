@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Group:
-    """Findings that one cure mends: their causes, which differ at most in what was seen, and the hosts of each."""
+    """Findings with the same cure: their causes, which differ at most in what was seen, and the hosts of each."""
 
     severity: Severity
     code: str
@@ -100,7 +100,7 @@ def together(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 def grouped(findings: Iterable[Finding]) -> list[Group]:
-    """Put together what one cure mends, the worst first."""
+    """Group findings by their cure, the worst first."""
 
     def key(one: Finding) -> Hashable:
         # How to log in is the only difference between the cures of these.

@@ -12,7 +12,7 @@ from farandole.core.text import one_line
 from farandole.explain.diagnosis import SHOWN, Hit, Verdict
 
 CONSEQUENCE = "consequence"
-PARTIAL = "These are consequences of something that this log does not show: see the logs of the other nodes."
+PARTIAL = "These are consequences of a failure that this log does not show: see the logs of the other nodes."
 # Nothing that a log says becomes part of a command.
 UNKNOWN: Mapping[str, str] = {
     **dict.fromkeys(CURE_FIELDS, "…"),
@@ -47,7 +47,7 @@ def report(verdict: Verdict, *, several: bool = False) -> str:
     causes = told(verdict, several=several)
     lines = listed(causes)
     if not verdict.codes and not verdict.telling:
-        lines.append(Shown("Nothing in it is known as a failure, and nothing looks like one."))
+        lines.append(Shown("It contains no known failure, and nothing that looks like one."))
     if not causes or causes[-1].role == CONSEQUENCE:
         last = [(line.place(several=several), line.text) for line in verdict.telling[-SHOWN:]]
         lines += telling(last, bool(causes))

@@ -64,7 +64,7 @@ def faults(mounts: Sequence[Mount], homes: Sequence[str] = ()) -> Iterator[str]:
         if not str(mount["what"]):
             yield f"what of {mount['where']} is empty"
         if not KIND.fullmatch(str(mount["type"])):
-            yield f"{mount['type']!r}, the type of {mount['where']}, is no type of file system"
+            yield f"{mount['type']!r}, the type of {mount['where']}, is not a file system type"
         if int(mount.get("timeout", 10)) < 1:
             yield f"timeout of {mount['where']} must be at least 1"
 
@@ -82,7 +82,7 @@ def passwords(mounts: Sequence[Mount]) -> Iterator[str]:
 def _misplaced(where: str) -> str:
     path = PurePosixPath(where)
     if not WHERE.fullmatch(where) or {".", ".."} & set(where.split("/")):
-        return "is no absolute path of letters, digits, dots, hyphens and underscores"
+        return "is not an absolute path of letters, digits, dots, hyphens and underscores"
     if path == HOMES:
         return "would hide the homes of administrators; mount below it"
     if system := next((one for one in SYSTEM if _overlap(path, one)), None):

@@ -84,7 +84,7 @@ def fault(path: Path, *, groups: bool) -> str:
     except yaml.YAMLError as error:
         return f"{path} is not YAML: {error}"
     if groups and not isinstance(tree, yaml.MappingNode):
-        return f"{path} is empty, or no mapping of groups to hosts as {EXAMPLE} is"
+        return f"{path} is empty, or not a mapping of groups to hosts as {EXAMPLE} is"
     faults = [*repeated(tree), *(misshapen(tree) if groups else ())]
     return next((f"{place(path, mark)}: {words}" for words, mark in faults), "")
 

@@ -107,7 +107,7 @@ def end(group: int) -> None:
 def answer_of(said: str, status: int, ssh: str) -> Answer:
     """What was said, in a strict form."""
     if len(said) > LONGEST:
-        words_of_it = f"it does not say how it is ({ssh}: more than {LONGEST >> 10} KiB)"
+        words_of_it = f"its status could not be read ({ssh}: more than {LONGEST >> 10} KiB)"
         return Answer(up=False, code="answer-malformed", why=words_of_it)
     if status < 0:
         return Answer(up=False, code="node-silent", why=f"no answer ({ssh}: nothing within {ANSWER_S} s)")
@@ -117,11 +117,11 @@ def answer_of(said: str, status: int, ssh: str) -> Answer:
         code, seen = (match.cause.code, match.seen) if match else ("login-failed", words_of_ssh)
         return Answer(up=False, code=code, why=f"no answer ({ssh}: {one_line(seen)})")
     if status:
-        return Answer(up=False, code="answer-malformed", why=f"it cannot say how it is ({ssh}: {reason(said)})")
+        return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {reason(said)})")
     try:
         # A login may print something before it.
         found = ANSWER(load(next(line for line in said.splitlines() if line.startswith("{")), LONGEST))
     except (StopIteration, FarandoleError) as error:
-        seen = str(error) or "no answer in what it says"
-        return Answer(up=False, code="answer-malformed", why=f"it does not say how it is ({ssh}: {seen})")
+        seen = str(error) or "there is no answer in its output"
+        return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {seen})")
     return Answer(True, found["stack"], found["slots"], tuple(found["uses"]), found.get("queue"))

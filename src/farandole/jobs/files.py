@@ -30,11 +30,11 @@ def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
     options, patterns = filters(folder)
     size, outside = survey(folder, options, patterns)
     if outside:
-        console.print(f"warning: the nodes get these links, but not what they lead to: {some(outside)}", markup=False)
+        console.print(f"warning: the nodes get these links, but not what they point to: {some(outside)}", markup=False)
     if not yes and size > LARGE:
         console.print(
-            f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. What is large and seldom changes belongs "
-            "on storage that all nodes see; a file .farandoleignore names what stays here."
+            f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. Put large files that rarely change on "
+            "storage that all nodes see; a file .farandoleignore names what stays here."
         )
         if not sys.stdin.isatty():
             raise FarandoleError("nothing was sent; to send it: --yes")

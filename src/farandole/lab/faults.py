@@ -109,7 +109,7 @@ def block(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Only this TCP and UDP port.")] = 0,
     *,
     all_but_ssh: Annotated[bool, typer.Option("--all-but-ssh", help="Everything except TCP port 22.")] = False,
-    reject: Annotated[bool, typer.Option("--reject", help="Refuse it, instead of dropping it in silence.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Refuse it, instead of dropping it silently.")] = False,
 ) -> None:
     """Let a firewall on the node accept no new connection; without an option, none at all.
 
@@ -176,7 +176,7 @@ def fill(
 ) -> None:
     """Fill a folder up; it gets a small file system of its own, so this machine's disk is not filled."""
     if not path.startswith("/"):
-        raise FarandoleError(f"{path} is no absolute path")
+        raise FarandoleError(f"{path} is not an absolute path")
     try:
         podman("exec", target.container, "sh", "-c", _FILL, "sh", path, str(int(inodes)), str(_FILL_LIMIT_MIB))
     except FarandoleError as error:  # it contains the whole script

@@ -77,7 +77,7 @@ def examine(
     rates = wanted.what == "all" or (wanted.what == "auto" and not known(former, names))
     if rates and len(nodes) > MANY:
         say(f"measuring the connections between {len(nodes)} nodes")
-    # site.yml mends names and keys, so it is not kept from that.
+    # site.yml repairs names and keys, so it is not kept from that.
     trusted = wanted.what == "all" and all(has_account(hostvars, name, wanted.job_user) for name in names)
     slow = partial(slow_ways, bars=wanted.bars) if rates else None
     found = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
@@ -103,7 +103,7 @@ def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float
 
 
 def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVars) -> dict[str, list[str]]:
-    """The nodes that our own firewall on another one does not know yet, by that one: site.yml mends it."""
+    """The nodes that our own firewall on another one does not know yet, by that one: site.yml fixes that."""
     found: dict[str, list[str]] = {}
     for one in measured.closed:
         let_in = hostvars[one.target]["_preflight_probe"]["probe"].get("firewall")

@@ -15,7 +15,7 @@ from farandole.links.measure import Closed, Measured, Narrow, Way
 # The ends of a way.
 SOURCE, TARGET = 0, 1
 MEGA = 1_000_000
-# Two nodes have no third one to compare with; less than this share of the other direction is no coincidence.
+# Two nodes have no third one to compare with; less than this share of the other direction is not a coincidence.
 TWO = 0.5
 # Shares of what is usual below which jobs are not worth starting. A single link is measured less often than a node.
 HOPELESS_NODE, HOPELESS_LINK = 0.5, 0.2

@@ -81,9 +81,9 @@ class Node:
         yield from (f"  {one}" for one in self.left)
         yield "  the host name, because the former one is not known"
         if self.packages:
-            yield f"  packages, because others may need them by now: {', '.join(self.packages)}"
+            yield f"  packages, because others may depend on them by now: {', '.join(self.packages)}"
         if purge := [name for name in self.packages if name not in NEEDED]:
-            yield f"    to remove those that nobody needs: apt-get purge {' '.join(purge)}"
+            yield f"    to remove those that are not needed: apt-get purge {' '.join(purge)}"
 
 
 def report(
@@ -116,11 +116,11 @@ def report(
 def _missed(name: str, variables: Mapping[str, Any]) -> str:
     """Why a node is not done, and what to do."""
     if name in (variables.get("ssh_trust_revoked") or ()):
-        return f"{name} is revoked, so nothing was done there: install it anew"
+        return f"{name} is revoked, so nothing was done there: reinstall it"
     if (answer := _answer(variables, "_stack_use")).get("unreachable"):
         return (
             f"{name} does not answer ({one_line(answer.get('msg', ''))}): run this again for it when it does, or "
-            "install it anew"
+            "reinstall it"
         )
     return f"{name} is not done, for the reason above: run this again for it"
 

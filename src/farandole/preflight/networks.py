@@ -123,7 +123,7 @@ def fastest(now: str, rates: Mapping[str, Rate], speeds: Mapping[str, int]) -> s
 
 
 def greater(one: Rate, other: Rate) -> Rate:
-    """Who was good once is good, but only if all could connect both times."""
+    """The better of two measurements; unknown if some could not connect in one of them."""
     return None if one is None or other is None else max(one, other)
 
 

@@ -92,7 +92,7 @@ def _partition(wish: Mapping[str, Any], nodes: Sequence[str], groups: Mapping[st
     group, limit = wish.get("group") or "", str(wish.get("limit") or "")
     if not PARTITION.fullmatch(str(wish["name"])):
         raise FarandoleError(
-            f"slurm_partitions: {wish['name']!r} is no name of a partition: use letters, digits, - and _"
+            f"slurm_partitions: {wish['name']!r} is not a partition name: use letters, digits, - and _"
         )
     if limit and not TIME.fullmatch(limit):
         raise FarandoleError(f"slurm_partitions: {wish['name']} has the limit {limit!r}; write 12:00:00 or 2-00:00:00")
@@ -123,7 +123,7 @@ def accounts(
     for name, given in more.items():
         wish = given or {}
         if not NAME.fullmatch(name):
-            raise FarandoleError(f"slurm_accounts: {name!r} is no name of an account: use a-z, 0-9, - and _")
+            raise FarandoleError(f"slurm_accounts: {name!r} is not an account name: use a-z, 0-9, - and _")
         own = [str(one) for one in wish.get("users") or everybody]
         if unknown := [one for one in own if one not in everybody]:
             raise FarandoleError(

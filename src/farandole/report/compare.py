@@ -66,7 +66,9 @@ def _figure(old: Mapping[str, Any], new: Mapping[str, Any]) -> Figure:
     # The difference of two losses is next to nothing in any case.
     share = (now - was) / abs(was) if was and not new["id"].startswith(MAXIMA) else None
     if "not measured" in (old["status"], new["status"]):
-        return Figure(new["id"], was, now, share, UNKNOWN, "one of the two was disturbed, and counts as not measured")
+        return Figure(
+            new["id"], was, now, share, UNKNOWN, "one of the two measurements was disturbed, and counts as missing"
+        )
     if was == now:
         return Figure(new["id"], was, now, share, "the same", "")
     if not old["spread"] or not new["spread"]:

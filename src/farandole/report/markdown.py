@@ -15,7 +15,7 @@ LINES = 40
 
 
 def markdown(result: Mapping[str, Any], comparison: Comparison | None = None) -> str:
-    """The verdict, what is to mend, the figures and the stack; no word of a node is markup."""
+    """The verdict, what to fix, the figures and the stack; no word of a node is markup."""
     return "\n".join(_markdown(result, comparison)) + "\n"
 
 

@@ -25,7 +25,7 @@ SIGNS = {"green": "✓", "slow": "▲", "red": "✕", "not measured": "○"}
 # What preflight may have found, the worst first.
 ALARMS = {"stop": "problem", "warn": "warning"}
 VERDICTS = {
-    "green": "everything that was measured is as it should be",
+    "green": "everything that was measured is fine",
     "slow": "everything is correct, but something is slower than it should be",
     "red": "something does not work, or is wrong",
 }
@@ -162,7 +162,7 @@ def counts(checks: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
 
 
 def when(time: str) -> str:
-    """A date for people; what is no date stays as it is."""
+    """A date for people; anything else stays as it is."""
     try:
         return f"{datetime.strptime(time, '%Y-%m-%dT%H:%M:%SZ'):%-d %B %Y, %H:%M} UTC"
     except ValueError:

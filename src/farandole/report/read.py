@@ -148,7 +148,7 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
             raise UnfitError(
                 f"it is of format {shown(form)}, and this Farandole reads 2 and 3: use the one that wrote it"
             )
-        raise UnfitError("it is no result of a validation")
+        raise UnfitError("it is not the result of a validation")
     found: dict[str, Any] = RESULT(content)
     return found
 

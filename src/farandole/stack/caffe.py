@@ -19,7 +19,7 @@ def archive(path: str, good: str, beside: str) -> dict[str, Any]:
             f"published, or to what `sha256sum {file}` prints if you packed it yourself"
         )
     if not file.is_file():
-        raise FarandoleError(f"caffe_archive: {file} is no file on the control machine")
+        raise FarandoleError(f"caffe_archive: {file} is not a file on the control machine")
     if (got := sha256(file)) != good:
         raise FarandoleError(
             f"caffe_archive: the sha256 of {file} is {got}, but caffe_sha256 is {good}: fetch the archive again, or "

@@ -268,7 +268,7 @@ class Catalogue:
             try:
                 Requirement(f"{name}=={version}")
             except InvalidRequirement:
-                raise FarandoleError(f"{text!r} is not a pin: {version} is no version of a package") from None
+                raise FarandoleError(f"{text!r} is not a pin: {version} is not a package version") from None
             return name, version
         is_version = order(version) != order("")
         if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):

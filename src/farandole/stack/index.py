@@ -103,7 +103,7 @@ def ask(question: Question) -> list[Wheel]:
         chosen = [_line(line) for line in (folder / "chosen.txt").read_text().splitlines()]
         if wrong := [one for one in chosen if re.fullmatch(question.never, build(one[1]))] if question.never else []:
             not_these = (
-                Need(package, f"!={version}", "", text=f"{package} {version} is no build for the rest of the stack")
+                Need(package, f"!={version}", "", text=f"{package} {version} was not built for the rest of the stack")
                 for package, version, _ in wrong
             )
             return ask(replace(question, constraints=(*question.constraints, *not_these)))

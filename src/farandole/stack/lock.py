@@ -114,7 +114,7 @@ def read(path: Path) -> dict[str, Any]:
     if (content := identity(lock)) != lock["id"]:
         raise FarandoleError(
             f"{path} was edited or damaged: it says id {lock['id']}, its content gives {content}. "
-            f"Undo the edit, or put what you want into stack_pins and {cure}"
+            f"Undo the edit, or put the versions that you want into stack_pins and {cure}"
         )
     return lock
 

@@ -49,7 +49,7 @@ class Nodes:
         if self.drivers and (without := [host for host in self.hosts if host not in self.drivers]):
             raise FarandoleError(
                 f"{some([*self.drivers])} with an NVIDIA driver, {some(without)} without one: "
-                f"all ranks of a job must be alike. Install the driver there, {cure}"
+                f"all ranks of a job must be of one kind. Install the driver there, {cure}"
             )
 
 

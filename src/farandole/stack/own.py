@@ -43,7 +43,7 @@ def _of_project(path: Path, text: str) -> Iterator[Wish]:
     try:
         found = tomllib.loads(text).get("project", {}).get("dependencies")
     except (tomllib.TOMLDecodeError, AttributeError) as error:
-        raise FarandoleError(f"stack_requirements: {path} is no pyproject.toml: {error}") from None
+        raise FarandoleError(f"stack_requirements: {path} is not a valid pyproject.toml: {error}") from None
     if not isinstance(found, list):
         raise FarandoleError(f"stack_requirements: {path} has no list `dependencies` in its section [project]")
     yield from ((str(text), path.name) for text in found)
@@ -74,7 +74,7 @@ def _checked(text: str, where: str, catalogue: Catalogue) -> Wish | None:
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0]
         raise FarandoleError(
-            f'{where}: {text!r} is no requirement ({reason}): write NAME or, for example, "pandas>=2,<4"'
+            f'{where}: {text!r} is not a requirement ({reason}): write NAME or, for example, "pandas>=2,<4"'
         ) from None
     if requirement.url:
         raise FarandoleError(

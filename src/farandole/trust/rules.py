@@ -215,7 +215,7 @@ def refuse_no_launcher(launchers: Collection[str]) -> None:
     """Refuse a cluster in which no node could launch jobs."""
     if not launchers:
         raise FarandoleError(
-            "no node could launch jobs, as ssh_trust_revoked names the head: put another node into group head"
+            "no node could launch jobs, because ssh_trust_revoked names the head: put another node into group head"
         )
 
 

@@ -42,7 +42,7 @@ class Output(Console):
     def on_broken_pipe(self) -> None:
         """Goes silent."""
         self.quiet = True
-        self.why = self.why or "nobody reads the output any more"
+        self.why = self.why or "the output is no longer read"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _check_buffer(self) -> None:

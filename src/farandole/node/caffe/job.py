@@ -80,7 +80,7 @@ def follow(job: subprocess.Popen[bytes], log: Log, ranks: int, time_limit: int) 
             log.read(text)
             print(text, flush=True)
         if unread():
-            raise BrokenPipeError("nobody reads its output any more")
+            raise BrokenPipeError("its output is no longer read")
         if why := overdue(log, ranks, since):
             return why
     return f"the time limit of {time_limit} s was over"

@@ -90,7 +90,7 @@ def train(training: Training, time_limit: int) -> int:
     why = [f"{plan.launcher} ended with status {status}"] if status else []
     why = [f"it was ended on all its nodes, because {ended}"] if ended else why
     if problems := judge(log, plan, solver, is_written(), why):
-        say("red: this was no successful training of all ranks together", problems)
+        say("red: the ranks did not all train together successfully", problems)
         return 1
     tested = "".join(f", {name} {value}" for name, value in log.tested.items())
     say(

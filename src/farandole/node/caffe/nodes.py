@@ -35,7 +35,7 @@ def read_hosts(text: str) -> Hosts:
         if bare := line.partition("#")[0].strip():
             if not (host := LINE.fullmatch(bare)):
                 cure = "Write a host name, or NAME slots=N"
-                raise RefusedError(f"line {number} of the hostfile is no host: {plain(line, 60)!r}. {cure}")
+                raise RefusedError(f"line {number} of the hostfile is not a host: {plain(line, 60)!r}. {cure}")
             hosts[host[1]] += 1
     return dict(hosts)
 
@@ -121,7 +121,7 @@ def judge(answers: Mapping[str, Answer], files: Mapping[str, str], network: str)
     digests: dict[str, tuple[str, str]] = {}
     for node, answer in answers.items():
         if isinstance(answer, str):
-            yield f"{node} cannot be asked: {answer}. Mend `ssh {node}`, or take it out of the hostfile"
+            yield f"{node} cannot be asked: {answer}. Fix `ssh {node}`, or take it out of the hostfile"
             continue
         yield from (f"{node}: {plain(problem, 1000)}" for problem in answer["problems"])
         if "machine" not in answer:

@@ -15,7 +15,7 @@ INSTALLED = "/opt/farandole/caffe/current/bin/caffe"
 HOSTFILE = "/etc/farandole/hostfile"
 TRANSLATED = {
     "-psm2": "--network opa on nodes that have Omni-Path",
-    "-prepend-rank": "each line bears its rank anyway",
+    "-prepend-rank": "each line starts with its rank anyway",
 }
 
 

@@ -87,7 +87,7 @@ def threads(asked: int | None, cores: int, where: str, ppn: int) -> int:
     names = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")
     for name, value in (("--num_omp_threads", asked), *((name, os.environ.get(name)) for name in names)):
         if value and not re.fullmatch(r"[1-9]\d{0,5}", str(value)):
-            raise RefusedError(f"{name} is {plain(value, 40)!r}, which is no number of threads")
+            raise RefusedError(f"{name} is {plain(value, 40)!r}, which is not a number of threads")
         if value and int(value) > cores // ppn:
             raise RefusedError(f"{share}, but {name} asks for {value} threads: at most {cores // ppn}")
         if value:
@@ -100,10 +100,10 @@ def affinity(given: str | None, ppn: int) -> str:
     if not given:
         # Unpinned processes of one node would all take the same first cores.
         return "granularity=fine,compact,1" if ppn == 1 else "none"
-    mended = re.sub(r"\b(compact|scatter|balanced)=(\d+)", r"\1,\2", given)
-    if mended != given:
-        say(f"translated: KMP_AFFINITY={plain(given)} is {plain(mended)} to today's OpenMP, which ignores the rest")
-    return mended
+    corrected = re.sub(r"\b(compact|scatter|balanced)=(\d+)", r"\1,\2", given)
+    if corrected != given:
+        say(f"translated: KMP_AFFINITY={plain(given)} is {plain(corrected)} to today's OpenMP, which ignores the rest")
+    return corrected
 
 
 @dataclass

@@ -50,11 +50,11 @@ def problems(request: dict[str, Any]) -> Iterator[str]:
         folder, name = os.path.split(source)
         found = next(Path(folder or ".").glob(name.replace("%#", "[0-9]*")), source) if "%#" in name else source
         if why := why_not(str(found)):
-            yield f"the data {source} cannot be read: {why}. Put it there, or mend its path"
+            yield f"the data {source} cannot be read: {why}. Put it there, or correct its path"
     try:
         tempfile.TemporaryFile(dir=request["snapshots"]).close()
     except OSError as error:
-        why = f"{error.strerror}. Caffe would hang for ever after the training"
+        why = f"{error.strerror}. Caffe would hang forever after the training"
         cure = f"Make the folder there: mkdir -p {shlex.quote(request['snapshots'])}"
         yield f"no snapshot can be written to {request['snapshots']}: {why}. {cure}"
 

@@ -47,7 +47,7 @@ def read_solver(path: str) -> Solver:
         raise RefusedError(f"the solver {path} has no {' and no '.join(lacking)}: Caffe would not train, or not save")
     for name in ("max_iter", "test_interval"):
         if not re.fullmatch(r"\d{1,12}", last.get(name, "0")):
-            raise RefusedError(f"the solver's {name} is no number: {plain(last[name], 40)!r}")
+            raise RefusedError(f"the solver's {name} is not a number: {plain(last[name], 40)!r}")
     if last.get("snapshot_after_train") == "false":
         raise RefusedError(f"the solver {path} saves no model: leave snapshot_after_train: false out")
     inside = [*found, *(pair for net in nets for pair in pairs(net, "the net"))]

@@ -81,7 +81,7 @@ def refuse_outside(fetch: list[str]) -> None:
 def sent(name: str) -> Path:
     """The folder that a control machine has sent, by what it calls it."""
     if not re.fullmatch("[0-9a-f]{16}", name):
-        raise RefusedError(f"{name} is no folder that was sent")
+        raise RefusedError(f"{name} is not a folder that was sent")
     return runs.RUNS / ".sent" / name
 
 
@@ -212,7 +212,7 @@ def refusal(source: Path, target: Path, here: Path, top: Path) -> str:
         text = os.readlink(source).removeprefix(MUNGED)  # noqa: PTH115, a Path has lost the slash behind the mark
         inside = not leads_out(text, len(here.parts) - len(top.parts) - 1)
         return "" if inside else f"it is a link to {text}, which is not in {top}; let the program copy that there"
-    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is no file"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "it is not a regular file"
 
 
 def is_repository(*folders: Path) -> bool:

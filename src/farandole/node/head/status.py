@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 HOSTFILE = Path("/etc/farandole/hostfile")
 STACK = Path("/opt/farandole/current")
-# Who uses which slots: a file for each run, locked while it runs.
+# A file for each run that uses slots, locked while it runs.
 SLOTS_IN_USE = Path("/run/farandole/slots")
 OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
 # More slots than a node can have, and more runs than a person looks at.
@@ -69,7 +69,7 @@ def only_a_file(path: Path) -> TextIO:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a file")
     return os.fdopen(handle)
 
 

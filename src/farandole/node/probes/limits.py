@@ -70,7 +70,7 @@ def main() -> int:
     if hog.returncode == 0 or seen == "COMPLETED":
         errors.append(ranks.error("limit-loose", f"a job that asked for {ASKED_MIB} MiB of memory took {TAKEN_MIB}"))
     elif not any(words in said for words in ("exceeded memory limit", "oom-kill", "Out Of Memory", "Out of memory")):
-        errors.append(ranks.error("limit-loose", f"a job over its memory ended as {seen}, without a word about that"))
+        errors.append(ranks.error("limit-loose", f"a job over its memory ended as {seen}, without an explanation"))
     if errors:
         sys.stderr.write(said)
     endless.wait()

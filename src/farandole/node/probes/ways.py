@@ -154,7 +154,7 @@ def own_address(network: str | None, own: Sequence[str]) -> str:
     try:
         subnet = ipaddress.ip_network(network, strict=False)
     except ValueError:
-        raise WayError("network-unfit", f"HOROVOD_NETWORK is {network}, which is no network") from None
+        raise WayError("network-unfit", f"HOROVOD_NETWORK is {network}, which is not a network") from None
     inside = [address for address in own if ipaddress.ip_address(address) in subnet]
     if not inside:
         raise WayError("network-unfit", f"none of {', '.join(own)} is in HOROVOD_NETWORK, which is {network}")

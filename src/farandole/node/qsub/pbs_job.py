@@ -88,7 +88,7 @@ def main() -> NoReturn:
         # Not as arguments, which everybody on this node could read.
         values = written(kept(os.environ, knowledge["keep"]))
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
-        sys.exit(f"error: the job was not started, for its node file could not be written: {error!r}")
+        sys.exit(f"error: the job was not started, because its node file could not be written: {error!r}")
     del os.environ[VARIABLE]
     # Python has changed these, and programs would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -24,7 +24,7 @@ def job_of(text: str) -> str:
     """The number, as Slurm writes it."""
     job = JOB.fullmatch(text)
     if not job:
-        sys.exit(f"qdel: {text!r} is no number of a job: qstat lists the jobs; scancel --me cancels all of yours")
+        sys.exit(f"qdel: {text!r} is not a job number: qstat lists the jobs; scancel --me cancels all of yours")
     index = job[2] or job[3] or ""
     return f"{job[1]}_{index}" if index.isdigit() else f"{job[1]}_[{index}]" if index else job[1]
 

@@ -14,8 +14,8 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]")
 MEMORY = re.compile(r"(\d{1,15})([kmgt]?)b?", re.IGNORECASE)
 # What becomes one argument: the form of its value, the argument, and what to write instead.
 PASSED = {
-    "A": (r"[\w.@+][\w.@+-]*", "--account={}", "this is no name of an account"),
-    "q": (r"[\w.+][\w.+-]*", "--partition={}", "this is no name of a queue; sinfo -s lists them, without @SERVER"),
+    "A": (r"[\w.@+][\w.@+-]*", "--account={}", "this is not an account name"),
+    "q": (r"[\w.+][\w.+-]*", "--partition={}", "this is not a queue name; sinfo -s lists them, without @SERVER"),
 }
 # What is read by name.
 READ = {"e", "j", "N", "o", "V", "l select", "l nodes", "l walltime"}
@@ -83,7 +83,7 @@ def name_of(job: Submission) -> None:
 
 def number(option: Option, name: str, text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,6}", text):
-        raise RefusedError(f"{option}: {name}={text} is no number from 1 on")
+        raise RefusedError(f"{option}: {name}={text} is not a positive integer")
     return int(text)
 
 
@@ -91,7 +91,7 @@ def mebibytes(option: Option, text: str) -> int:
     """A size, rounded up."""
     size = MEMORY.fullmatch(text)
     if not size or not int(size[1]):
-        raise RefusedError(f"{option}: {text} is no size; write 512mb or 8gb")
+        raise RefusedError(f"{option}: {text} is not a size; write 512mb or 8gb")
     number_of_bytes: int = int(size[1]) * 1024 ** " kmgt".index(size[2].lower() or " ")
     return -(-number_of_bytes // (1 << 20))
 
@@ -144,7 +144,7 @@ def walltime(job: Submission) -> None:
         text = f"{int(text) // 3600}:{int(text) // 60 % 60:02}:{int(text) % 60:02}"
     if not re.fullmatch(r"(\d{1,6}:)?\d{1,6}:\d\d", text) or not re.search("[1-9]", text):
         # Slurm takes 0 for no limit.
-        raise RefusedError(f"{given}: this is no time; write HH:MM:SS, or leave it out for the queue's own limit")
+        raise RefusedError(f"{given}: this is not a time; write HH:MM:SS, or leave it out for the queue's own limit")
     job.options.append(f"--time={text}")
 
 
