@@ -53,7 +53,7 @@ class ActionModule(Action):
             self._display.warning(notice)
         return {"changed": False}
 
-    def _connect(self, mine: runs.Run) -> runs.Keeper:
+    def _connect(self, mine: runs.ClusterRun) -> runs.Keeper:
         return runs.start_keeper(mine, self._command())
 
     def _ask(self, variables: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:

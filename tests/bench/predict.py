@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from farandole.links.examine import links_in
-from farandole.links.predict import Job, measured, predict
+from farandole.links.predict import TrainingJob, measured, predict
 
 ROOT = Path(__file__).parents[2]
 LAB = "bench-predict"
@@ -65,7 +65,9 @@ def outcomes(workers: int) -> Iterator[str]:
             took = job(workers, way, megabytes, step_ms)
             alone, together = took["alone_ms"], took["together_ms"]
             for turns in (False, True) if "--mpi" in way else (False,):
-                planned = Job(megabytes, alone, mpi="--mpi" in way, overlaps="--grouped" not in way, turns=turns)
+                planned = TrainingJob(
+                    megabytes, alone, mpi="--mpi" in way, overlaps="--grouped" not in way, turns=turns
+                )
                 ahead = predict(planned, found.network, workers)
                 cells = [f"{workers}", f"{megabytes:g}", f"{step_ms:.0f}", f"{way}{', in turns' * turns}"]
                 cells += [f"{alone:.0f}", f"{ahead.step_ms:.0f}", f"{together:.0f}"]

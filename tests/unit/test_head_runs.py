@@ -18,7 +18,7 @@ from farandole.jobs.follow import first_cause
 from farandole.node.arguments import duration
 from farandole.node.head import folders, runs, status
 from farandole.node.head import job as keeper
-from farandole.node.head.job import OF_RANK, Job, StoppedError
+from farandole.node.head.job import OF_RANK, RunKeeper, StoppedError
 from farandole.node.head.runs import Output, RefusedError, Run
 
 pytestmark = pytest.mark.usefixtures("head")
@@ -34,13 +34,13 @@ def asked(**wish: Any) -> Run:
 
 
 @pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], int]], Job]:
+def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunKeeper], int]], RunKeeper]:
     """Makes a job that sends nothing to nodes, and does this instead of starting ranks."""
-    monkeypatch.setattr(Job, "send", lambda *_: None)
-    monkeypatch.setattr(Job, "clean", lambda *_: None)
+    monkeypatch.setattr(RunKeeper, "send", lambda *_: None)
+    monkeypatch.setattr(RunKeeper, "clean", lambda *_: None)
 
-    def make(execute: Callable[[Job], int]) -> Job:
-        job = Job(asked())
+    def make(execute: Callable[[RunKeeper], int]) -> RunKeeper:
+        job = RunKeeper(asked())
         monkeypatch.setattr(job, "execute", lambda _: execute(job))
         return job
 
@@ -149,9 +149,9 @@ def use_up(folder: Path) -> Path:
 
 @root_only
 def test_a_full_disk_ends_no_job_and_its_end_is_known(
-    small: Path, monkeypatch: pytest.MonkeyPatch, local: Callable[[Callable[[Job], int]], Job]
+    small: Path, monkeypatch: pytest.MonkeyPatch, local: Callable[[Callable[[RunKeeper], int]], RunKeeper]
 ) -> None:
-    def execute(_: Job) -> int:
+    def execute(_: RunKeeper) -> int:
         output.write(b"one\n")
         filler = use_up(small)
         output.write(b"x" * 20_000 + b"\n")
@@ -191,7 +191,7 @@ def test_a_run_that_finds_no_space_leaves_the_number_of_the_last(small: Path) ->
 def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (head / "hostfile").write_text("none.invalid\n")
     run = asked()
-    Job(run)()
+    RunKeeper(run)()
     # With a reason, `farandole run` would not look for the cause.
     assert run.read("ended")["why"] == ""
     assert runs.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
@@ -201,7 +201,7 @@ def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, cap
 
 
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(asked())
+    job = RunKeeper(asked())
     with pytest.raises(StoppedError):
         job.stop("stopped")
     # As the signal would, in the middle of what comes before.
@@ -211,12 +211,12 @@ def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_run_that_was_ended_has_failed_even_if_its_launcher_says_otherwise(
-    local: Callable[[Callable[[Job], int]], Job],
+    local: Callable[[Callable[[RunKeeper], int]], RunKeeper],
 ) -> None:
     command = ["sh", "-c", "trap 'exit 0' TERM; echo up; read _"]
     launched = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
-    def execute(job: Job) -> int:
+    def execute(job: RunKeeper) -> int:
         job.process = launched
         assert launched.stdout
         launched.stdout.readline()
@@ -252,7 +252,7 @@ def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monke
     for users, fails in (("root-not\n", True), (f"alice\n{status.owner(os.getuid())}\n", False)):
         (tmp_path / "home").write_text(users)
         with pytest.raises(FileNotFoundError) if fails else nullcontext():
-            Job(run).send({"elsewhere": 1})
+            RunKeeper(run).send({"elsewhere": 1})
         run.write("started", slots={"elsewhere": 1})
         with pytest.raises(FileNotFoundError) if fails else nullcontext():
             assert list(keeper.collect(run, ["x"])) == []
@@ -263,7 +263,7 @@ def test_a_run_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     run.code.mkdir()
     monkeypatch.setattr(runs, "HERE", "node-1")
     monkeypatch.setenv("PATH", "/none")
-    Job(run)()
+    RunKeeper(run)()
     assert run.read("ended")["why"].startswith("broke off on the head: [Errno 2] No such file")
 
 

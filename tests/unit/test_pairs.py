@@ -24,7 +24,7 @@ from farandole.links.agents import Place
 from farandole.links.judge import Bars, judge, record, slow_ways
 from farandole.links.measure import Closed, Measured, Measurement, Misnamed, Narrow, measure
 from farandole.links.rounds import chosen_rounds, pairs_of
-from farandole.node.agent import CHECK, EACH, Node, proof, stranger
+from farandole.node.agent import CHECK, EACH, Endpoint, proof, stranger
 
 SHELL = ("sh", "-c")
 
@@ -252,18 +252,18 @@ def test_a_node_that_turned_others_away_is_not_called_closed(
 
 
 @pytest.fixture
-def alone() -> Node:
+def alone() -> Endpoint:
     """A node that lets in connections from two addresses, its own and another one."""
-    return Node("node-1", "127.0.94.8", "word", [40000], ["127.0.94.8", "127.0.94.9"])
+    return Endpoint("node-1", "127.0.94.8", "word", [40000], ["127.0.94.8", "127.0.94.9"])
 
 
-def connection(node: Node, source: str, what: bytes = b"") -> socket.socket:
+def connection(node: Endpoint, source: str, what: bytes = b"") -> socket.socket:
     made = socket.create_connection((node.address, node.listeners[0].getsockname()[1]), 5, (source, 0))
     made.sendall(what)
     return made
 
 
-def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Node) -> None:
+def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Endpoint) -> None:
     hello = proof("word", "client") + b"e"
     with connection(alone, "127.0.94.10", hello) as stranger_to_all, suppress(ConnectionError):
         assert stranger_to_all.recv(1) == b""
@@ -285,7 +285,7 @@ def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Node
         assert peer.recv(CHECK) == proof("word", "node-1")
 
 
-def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: Node) -> None:
+def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: Endpoint) -> None:
     usual, hello = resource.getrlimit(resource.RLIMIT_NOFILE), proof("word", "client") + b"e"
     with socket.socket() as first, socket.socket() as second, ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (second.fileno() + 1, usual[1]))
@@ -307,7 +307,7 @@ def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: No
         assert second.recv(CHECK) == proof("word", "node-1")
 
 
-def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Node) -> None:
+def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Endpoint) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.bind(("127.0.94.9", 0))
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
-from farandole.links.predict import CYCLE_MS, PIECE_MB, Job, Network, amounts, mpi_amounts, predict
+from farandole.links.predict import CYCLE_MS, PIECE_MB, Network, TrainingJob, amounts, mpi_amounts, predict
 
-JOB = Job(gradients_mb=100, step_ms=250)
-AFTERWARDS = Job(gradients_mb=100, step_ms=250, overlaps=False)
+JOB = TrainingJob(gradients_mb=100, step_ms=250)
+AFTERWARDS = TrainingJob(gradients_mb=100, step_ms=250, overlaps=False)
 NETWORK = Network(mb_per_s=25, round_trip_us=100)
 
 
@@ -34,7 +34,7 @@ def test_the_messages_that_follow_each_other() -> None:
 
 def test_workers_that_send_in_turns_need_up_to_twice_as_long() -> None:
     assert [mpi_amounts(workers, turns=True)[0] for workers in (1, 2, 3, 4)] == [0, 2, 4.5, 3]
-    job = Job(gradients_mb=100, step_ms=250, mpi=True, turns=True)
+    job = TrainingJob(gradients_mb=100, step_ms=250, mpi=True, turns=True)
     assert predict(job, NETWORK, 2).bandwidth_ms == 2 * predict(JOB, NETWORK, 2).bandwidth_ms
 
 
@@ -61,7 +61,7 @@ def test_no_step_is_shorter_than_on_one_worker() -> None:
 
 
 def test_large_gradients_are_sent_in_several_pieces() -> None:
-    one, two = (predict(Job(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1))
+    one, two = (predict(TrainingJob(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1))
     assert two == pytest.approx(2 * one)
 
 

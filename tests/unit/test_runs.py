@@ -32,18 +32,18 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def other(process: subprocess.Popen[bytes]) -> runs.Run:
+def other(process: subprocess.Popen[bytes]) -> runs.ClusterRun:
     return runs.this_run(process.pid)
 
 
 @pytest.fixture
-def mine() -> Iterator[runs.Run]:
+def mine() -> Iterator[runs.ClusterRun]:
     with subprocess.Popen(["sleep", "100"]) as sleeping:
         yield runs.this_run(sleeping.pid)
         sleeping.kill()
 
 
-def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun) -> None:
     runs.take(tmp_path, other)
     runs.take(tmp_path, other)
     said = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
@@ -54,7 +54,11 @@ def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.Run, m
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_dead_run_holds_no_lock(
-    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, number: signal.Signals
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    other: runs.ClusterRun,
+    mine: runs.ClusterRun,
+    number: signal.Signals,
 ) -> None:
     runs.take(tmp_path, other)
     process.send_signal(number)
@@ -67,7 +71,7 @@ def test_a_dead_run_holds_no_lock(
 
 
 def test_a_stopped_run_is_alive(
-    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
 ) -> None:
     runs.take(tmp_path, other)
     process.send_signal(signal.SIGSTOP)
@@ -75,23 +79,25 @@ def test_a_stopped_run_is_alive(
         runs.take(tmp_path, mine)
 
 
-def test_a_reused_process_id_is_another_run(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+def test_a_reused_process_id_is_another_run(tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun) -> None:
     runs.take(tmp_path, replace(other, started=other.started - 1))
     runs.take(tmp_path, mine)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_an_invalid_record_holds_no_lock(tmp_path: Path, mine: runs.Run, text: str) -> None:
+def test_an_invalid_record_holds_no_lock(tmp_path: Path, mine: runs.ClusterRun, text: str) -> None:
     (tmp_path / "run").write_text(text)
     runs.take(tmp_path, mine)
 
 
-def test_a_run_on_another_machine_is_left_to_the_head(tmp_path: Path, other: runs.Run, mine: runs.Run) -> None:
+def test_a_run_on_another_machine_is_left_to_the_head(
+    tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun
+) -> None:
     runs.take(tmp_path, replace(other, place=ELSEWHERE))
     runs.take(tmp_path, mine)
 
 
-def test_text_from_the_head_is_made_printable(other: runs.Run) -> None:
+def test_text_from_the_head_is_made_printable(other: runs.ClusterRun) -> None:
     record = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
     found = runs.read(record)
     assert found
@@ -104,7 +110,7 @@ def test_text_from_the_head_is_made_printable(other: runs.Run) -> None:
     assert [runs.read({**record, **one}) for one in wrong] == [None] * 7
 
 
-def test_kill_is_suggested_only_for_a_live_run_on_this_machine(other: runs.Run) -> None:
+def test_kill_is_suggested_only_for_a_live_run_on_this_machine(other: runs.ClusterRun) -> None:
     assert f"kill {other.pid}" in runs.refusal(other)
     assert "kill" not in runs.refusal(replace(other, started=other.started + 1))
 
@@ -119,7 +125,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     path = tmp_path / "head"
     path.touch()
 
-    def ask(run: runs.Run, holder: int, over: runs.Run | None = None) -> Any:
+    def ask(run: runs.ClusterRun, holder: int, over: runs.ClusterRun | None = None) -> Any:
         with path.open("r+") as file:
             if held := run_lock.held_by_another(file, asdict(run), asdict(over) if over else None):
                 return held
@@ -131,7 +137,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("place", ["here", ELSEWHERE])
 def test_the_head_refuses_all_runs_but_the_recorded_one(
-    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run, place: str
+    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun, place: str
 ) -> None:
     other = replace(other, place=place)
     assert head(other, process.pid) is None
@@ -142,7 +148,7 @@ def test_the_head_refuses_all_runs_but_the_recorded_one(
 
 
 def test_the_head_admits_a_run_after_the_other_has_died(
-    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
 ) -> None:
     head(other, process.pid)
     process.kill()
@@ -164,7 +170,7 @@ def gone(pid: int, seconds: float) -> bool:
     return runs.started(pid) is None
 
 
-def test_the_remote_process_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.Run) -> None:
+def test_the_remote_process_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.ClusterRun) -> None:
     keeper, holder, source = runs.start_keeper(other, REMOTE)
     assert source == "192.0.2.5"
     assert not gone(holder, 1.5)
@@ -173,7 +179,7 @@ def test_the_remote_process_lives_as_long_as_the_run(process: subprocess.Popen[b
     keeper.wait(10)
 
 
-def test_the_remote_process_ends_with_the_keeper(other: runs.Run) -> None:
+def test_the_remote_process_ends_with_the_keeper(other: runs.ClusterRun) -> None:
     keeper, holder, _ = runs.start_keeper(other, REMOTE)
     keeper.kill()
     keeper.wait()
@@ -187,7 +193,7 @@ def test_the_remote_process_ends_without_heartbeats() -> None:
         assert silent.wait(10) == 0
 
 
-def test_a_failed_connection_shows_the_message_of_ssh(other: runs.Run) -> None:
+def test_a_failed_connection_shows_the_message_of_ssh(other: runs.ClusterRun) -> None:
     with pytest.raises(FarandoleError, match="Permission denied"):
         runs.start_keeper(other, ["sh", "-c", "echo Welcome; echo 'Permission denied (publickey).' >&2; exit 255"])
 
@@ -200,14 +206,16 @@ def asking(head: Any) -> Any:
     return ask
 
 
-def test_the_head_records_a_run_and_then_refuses_others(head: Any, other: runs.Run, mine: runs.Run) -> None:
+def test_the_head_records_a_run_and_then_refuses_others(
+    head: Any, other: runs.ClusterRun, mine: runs.ClusterRun
+) -> None:
     assert runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
     with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
         runs.register_on_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
 
 
 def test_a_dead_run_of_this_machine_blocks_no_other(
-    head: Any, process: subprocess.Popen[bytes], other: runs.Run, mine: runs.Run
+    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
 ) -> None:
     # Its connection to the head is still open.
     head(other, mine.pid)
@@ -217,7 +225,7 @@ def test_a_dead_run_of_this_machine_blocks_no_other(
     assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
 
 
-def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.Run) -> None:
+def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.ClusterRun) -> None:
     def unconnected() -> runs.Keeper:
         raise FarandoleError("ssh says no")
 
@@ -227,7 +235,7 @@ def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.R
     assert words in runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"msg": "gone\n"})
 
 
-def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.Run) -> None:
+def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.ClusterRun) -> None:
     with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
         runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
 

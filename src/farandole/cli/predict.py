@@ -18,7 +18,7 @@ from farandole.core.findings import some
 from farandole.core.table import table
 from farandole.inventory import excluded
 from farandole.links.examine import links_in
-from farandole.links.predict import PAYLOAD, Job, Measured, Network, Prediction, measured, predict
+from farandole.links.predict import PAYLOAD, Measured, Network, Prediction, TrainingJob, measured, predict
 
 MOST_NODES = 100_000
 # A node below this share of what is usual slows the others down.
@@ -128,7 +128,7 @@ def predict_command(
 
     One worker on each node. No node is contacted. With --mbit and --delay-us for a network that you only plan.
     """
-    job = Job(positive("--model-mb", model_mb), positive("--step-ms", step_ms), mpi)
+    job = TrainingJob(positive("--model-mb", model_mb), positive("--step-ms", step_ms), mpi)
     chosen = numbers(nodes)
     given = {"--mbit": mbit, "--delay-us": delay_us}
     assumed = [f"{name} {positive(name, value):g}" for name, value in given.items() if value is not None]

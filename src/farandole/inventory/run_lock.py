@@ -34,7 +34,7 @@ HELD = re.compile(r"farandole-run (\d{1,10}) ?([0-9a-fA-F.:]{0,45})\s*")
 
 
 @dataclass(frozen=True)
-class Run:
+class ClusterRun:
     """A run that changes a cluster: whose it is, when it started, and its process."""
 
     who: str
@@ -54,7 +54,7 @@ class Run:
         """Whether it is still running; only meaningful for a run on this machine."""
         return started(self.pid) == self.started
 
-    def same(self, other: Run) -> bool:
+    def same(self, other: ClusterRun) -> bool:
         """Whether both are the same run."""
         return (self.place, self.pid, self.started) == (other.place, other.pid, other.started)
 
@@ -74,7 +74,7 @@ def started(pid: int) -> int | None:
     return None if state in "ZX" else int(rest[18])
 
 
-def this_run(pid: int) -> Run:
+def this_run(pid: int) -> ClusterRun:
     """Return the run whose main process is `pid`."""
     if (begun := started(pid)) is None:
         raise FarandoleError(f"the run that this task belongs to has ended (process {pid})")
@@ -83,13 +83,13 @@ def this_run(pid: int) -> Run:
     except (KeyError, OSError):
         user = str(os.getuid())
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return Run(f"{user}@{os.uname().nodename}", since, place(), pid, begun)
+    return ClusterRun(f"{user}@{os.uname().nodename}", since, place(), pid, begun)
 
 
-def read(record: Any) -> Run | None:
+def read(record: Any) -> ClusterRun | None:
     """Parse a record of a run; None if it is not one. It may come from a node, so its text is made printable."""
     try:
-        run = Run(**{field.name: record[field.name] for field in fields(Run)})
+        run = ClusterRun(**{field.name: record[field.name] for field in fields(ClusterRun)})
         words = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
         run = replace(run, **words, pid=int(run.pid), started=int(run.started))
     except (TypeError, KeyError, ValueError, OverflowError):
@@ -103,7 +103,7 @@ def plain(text: str) -> str:
     return re.sub(r"[^ -~]", "?", text)[:120]
 
 
-def take(state: Path, mine: Run) -> None:
+def take(state: Path, mine: ClusterRun) -> None:
     """Record this run in the state folder, or refuse if another run on this machine is still alive.
 
     The lock need not be released: a dead run holds nothing. Runs of other machines are known to the head.
@@ -124,7 +124,7 @@ def take(state: Path, mine: Run) -> None:
         json.dump(asdict(mine), file)
 
 
-def refusal(holder: Run) -> str:
+def refusal(holder: ClusterRun) -> str:
     """Say who is changing the cluster, and what to do."""
     where = "on this machine" if holder.here else f"from {holder.source or 'another machine'}"
     end = f"end it with  kill {holder.pid}" if holder.here and holder.alive else "end it there"
@@ -141,7 +141,7 @@ Keeper = tuple[subprocess.Popen[str], int, str]
 
 
 def register_on_head(
-    mine: Run, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]
+    mine: ClusterRun, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]
 ) -> str:
     """Record this run on the head, or refuse if another is alive; return a warning if the head cannot record it."""
     notice = ""
@@ -174,7 +174,9 @@ def _unprotected(why: str) -> str:
     return f"runs from other control machines are not kept out of this cluster: {why}. Make sure that there are none"
 
 
-def _held_by_another(mine: Run, holder: int, ask: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Run | None:
+def _held_by_another(
+    mine: ClusterRun, holder: int, ask: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> ClusterRun | None:
     """The run that blocks this one, as recorded on the head."""
     call = {"run": asdict(mine), "holder": holder}
     held = _holder(ask(call))
@@ -183,7 +185,7 @@ def _held_by_another(mine: Run, holder: int, ask: Callable[[dict[str, Any]], Map
     return held
 
 
-def _holder(answer: Mapping[str, Any]) -> Run | None:
+def _holder(answer: Mapping[str, Any]) -> ClusterRun | None:
     if "held" not in answer:
         raise NoAnswerError(plain(str(answer.get("msg", "no answer"))))
     if not answer["held"]:
@@ -205,7 +207,7 @@ def own_connection(words: Sequence[str], ssh: str) -> list[str]:
     return [ssh, "-o", "BatchMode=yes", "-o", "ControlMaster=no", *options]
 
 
-def start_keeper(run: Run, command: Sequence[str]) -> Keeper:
+def start_keeper(run: ClusterRun, command: Sequence[str]) -> Keeper:
     """Start the keeper; returns it, the process that it started on the head, and the address that the head sees."""
     keeper = subprocess.Popen(
         # -P keeps the working directory off Python's module path.

@@ -17,7 +17,7 @@ PAYLOAD = 0.94
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training job: the size of its gradients, how long a step takes on one worker, and how gradients are sent."""
 
     gradients_mb: float
@@ -89,7 +89,7 @@ class Prediction:
         return self.alone_ms / self.step_ms
 
 
-def predict(job: Job, network: Network, workers: int) -> Prediction:
+def predict(job: TrainingJob, network: Network, workers: int) -> Prediction:
     """Predict a step on so many workers, one on each node."""
     volume, messages = mpi_amounts(workers, turns=job.turns) if job.mpi else amounts(workers)
     pieces = math.ceil(job.gradients_mb / PIECE_MB) if workers > 1 else 0

@@ -73,7 +73,7 @@ def reason(error: OSError) -> str:
     return REASONS.get(error.errno or 0, "failed")
 
 
-class Node:
+class Endpoint:
     """This node's servers, and what it measures as a client."""
 
     def __init__(self, name: str, address: str, secret: str, ports: list[int], peers: list[str]) -> None:
@@ -373,7 +373,7 @@ def serve(requests: Any, say: Callable[[dict[str, Any]], None]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        node = Node(first["name"], first["address"], first["secret"], job_ports(*first["ports"]), first["peers"])
+        node = Endpoint(first["name"], first["address"], first["secret"], job_ports(*first["ports"]), first["peers"])
     except OSError as error:
         say({"error": f"cannot listen on {first['address']}: {error.strerror}"})
         return

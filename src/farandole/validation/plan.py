@@ -45,7 +45,7 @@ exit 1
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A job to run on the head."""
 
     id: str
@@ -88,12 +88,14 @@ def jobs(
     return [asdict(job) for job in found]
 
 
-def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
+def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     argv = (*mpirun(nodes), "-c", "{probe}", "--expect", str(len(nodes)))
-    yield Job("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi")
+    yield PlannedJob("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi")
 
 
-def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool) -> Iterator[Job]:
+def _horovod(
+    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, quick: bool, gpu: bool
+) -> Iterator[PlannedJob]:
     # NCCL moves data between GPUs; Gloo then only coordinates.
     ways = {"gloo": "gloo"} | ({} if quick else {"mpi": "mpi"}) | ({"nccl": "gloo"} if gpu else {})
     for place, framework in enumerate(sorted(frameworks)):
@@ -104,10 +106,10 @@ def _horovod(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, *, q
             probe += ["--pace"] * (way == "nccl" or (way == "gloo" and place == 0))
             argv = (*horovodrun(controller, nodes), *probe)
             title = f"{module} over {way}"
-            yield Job(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce")
+            yield PlannedJob(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce")
 
 
-def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     """Sum over ranks on nodes that Slurm has allocated."""
     if not nodes or not frameworks:
         return
@@ -117,19 +119,21 @@ def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
     launch = ("/usr/local/bin/horovodrun", "--gloo", "python", "-c", "{probe}", module, "--expect", count)
     argv = ("sh", "-c", QUEUE, "queue", count, *where, "--time=10", *launch)
     title = f"{module} through the queue"
-    yield Job("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce")
+    yield PlannedJob("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce")
 
 
-def _limits(nodes: Sequence[str], seconds: int) -> Iterator[Job]:
+def _limits(nodes: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     """Take more memory and more time than asked for."""
     if nodes:
         argv = ("python3", "-c", "{probe}", ",".join(nodes))
         # Slurm counts a limit in minutes, and looks at it every half minute.
         most = max(seconds, LIMIT_SECONDS)
-        yield Job("queue.limits", "limits", "the queue's limits of memory and time", tuple(nodes), argv, most, "limits")
+        yield PlannedJob(
+            "queue.limits", "limits", "the queue's limits of memory and time", tuple(nodes), argv, most, "limits"
+        )
 
 
-def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     """Train with the same number of images per step, and of steps, whatever the number of workers."""
     count = len(nodes)
     for sample, (framework, controller, rate, what, amount) in TRAINING.items():
@@ -141,10 +145,10 @@ def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> 
         learn = (what, str(amount * count if what == "--steps" else epochs))
         argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
         name = sample.removesuffix(".py")
-        yield Job(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)
+        yield PlannedJob(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)
 
 
-def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     share = max(1, GLOBAL_BATCH // len(nodes))
     images = str(share * len(nodes) * 4)
     for sample, (framework, rate) in PARITY.items():
@@ -157,19 +161,19 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             options = ("--json", "--epochs", "3", *size, "--lr", str(rate / len(some)))
             argv = (*horovodrun("gloo", some), f"{SAMPLES}/{sample}", *options)
             title = f"{sample}, {len(some)} worker{'s' * (len(some) > 1)}, the same images in each step"
-            yield Job(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
+            yield PlannedJob(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
 
 
-def _network(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[Job]:
+def _network(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     """Exchange larger gradients than those of the samples, which every network carries."""
     if "pytorch" not in frameworks or len(nodes) == 1:
         return
     options = ("--model-mb", "25", "--step-ms", "100", "--steps", "8", "--seconds", str(min(15, seconds // 4)))
     argv = (*horovodrun("gloo", nodes), f"{SAMPLES}/gradient_steps.py", "--json", *options)
-    yield Job("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
+    yield PlannedJob("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
 
 
-def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars) -> Iterator[Job]:
+def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars) -> Iterator[PlannedJob]:
     """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
     if "pytorch" not in frameworks or len(nodes) == 1:
         return
@@ -177,4 +181,4 @@ def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: 
     argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
     argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
-    yield Job("speed", "speed", title, tuple(nodes), argv, seconds, "speed")
+    yield PlannedJob("speed", "speed", title, tuple(nodes), argv, seconds, "speed")

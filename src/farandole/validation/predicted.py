@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from farandole.links.predict import Job, Measured, measured, predict
+from farandole.links.predict import Measured, TrainingJob, measured, predict
 from farandole.validation.judge import GREEN, NOT_MEASURED, Check, Result
 from farandole.validation.kept import scaling_points
 
@@ -45,19 +45,19 @@ def scaling(
             }
 
 
-def _job(result: Result) -> Job | None:
+def _job(result: Result) -> TrainingJob | None:
     """The job whose efficiency was measured, as far as its ranks described it."""
     if result["job"]["group"] == "network":
-        return Job(result["gradients_mb"], result["alone_ms"])
+        return TrainingJob(result["gradients_mb"], result["alone_ms"])
     first, rates = result["ranks"][0], [one["alone"] for one in result["rounds"] if one["alone"]]
     if not first.get("batch") or not first.get("gradients_mb") or not rates:
         return None
     # The images of all workers in a second, each by itself.
     step_ms = 1000 * len(result["ranks"]) * first["batch"] / statistics.median(rates)
-    return Job(first["gradients_mb"], step_ms, mpi=True, overlaps=False)
+    return TrainingJob(first["gradients_mb"], step_ms, mpi=True, overlaps=False)
 
 
-def _compared(check: Check, job: Job, found: Measured | None, inventory: str) -> Check:
+def _compared(check: Check, job: TrainingJob, found: Measured | None, inventory: str) -> Check:
     name, hosts = check.id.replace("efficiency", "predicted"), check.hosts
     if found is None or found.missing:
         why = "the connections of all these nodes were not measured"

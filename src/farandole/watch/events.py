@@ -19,7 +19,7 @@ from typing import Any
 from farandole.core.errors import FarandoleError
 from farandole.core.text import on_terminal, one_line
 from farandole.inventory import state
-from farandole.inventory.run_lock import Run, read
+from farandole.inventory.run_lock import ClusterRun, read
 
 # Increased when a field gets another meaning.
 FORMAT = 2
@@ -92,7 +92,7 @@ def latest(inventory: Path | None) -> Path | None:
     return next((one for one in found if is_alive(one)), found[0] if found else None)
 
 
-def run_of(folder: Path) -> Run | None:
+def run_of(folder: Path) -> ClusterRun | None:
     with suppress(OSError), (folder / EVENTS).open("rb") as file:
         return read(parse(file.readline(TEXT)).get("run"))
     return None

@@ -39,7 +39,7 @@ class StoppedError(Exception):
     """The run was stopped before its job began."""
 
 
-class Job:
+class RunKeeper:
     """A run that is kept by this program."""
 
     def __init__(self, run: Run) -> None:

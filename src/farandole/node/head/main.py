@@ -15,7 +15,7 @@ from pathlib import Path
 from farandole.node.arguments import duration, positive
 from farandole.node.head import runs
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
-from farandole.node.head.job import Job, collect
+from farandole.node.head.job import RunKeeper, collect
 from farandole.node.head.reap import GRACE
 from farandole.node.head.runs import RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
 from farandole.node.head.status import others, owner
@@ -134,7 +134,7 @@ def stop(run: Run) -> int:
 
 def job(run: Run) -> int:
     """Do everything of a run, in its unit."""
-    Job(run)()
+    RunKeeper(run)()
     return 0
 
 
