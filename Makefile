@@ -90,7 +90,7 @@ docs: setup ## build the site of all pages in .farandole/site, with a search tha
 
 tables: setup ## regenerate the tables of variables and of evidence
 	python -c 'from farandole.lab.prove import document; document()'
-	for role in roles/*/; do aar-doc --output-template docs/role-table.md.j2 $$role markdown; done
+	for specs in roles/*/meta/argument_specs.yml; do aar-doc --output-template docs/role-table.md.j2 $${specs%/meta/*} markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml
 	uv pip compile --quiet --extra dev --generate-hashes --no-header --no-annotate --output-file requirements.txt pyproject.toml

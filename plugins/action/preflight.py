@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ansible import constants, context
@@ -15,6 +16,7 @@ from farandole.core.findings import Finding, FindingsError, count, refused, repo
 from farandole.core.project import refuse_other
 from farandole.inventory import excluded
 from farandole.inventory.cluster import Node, read_node
+from farandole.inventory.facts import ClusterFacts, describe, typed
 from farandole.inventory.state import claim
 from farandole.links.judge import Bars
 from farandole.plays.action import Action
@@ -50,6 +52,9 @@ options:
   roles_dir:
     description: Folder of the roles, whose argument specs define which variables exist. Required for V(inventory).
     type: path
+  cluster:
+    description: What is known of the cluster, C(cluster_facts) of role C(cluster). Required for V(hosts).
+    type: dict
   accounts:
     description: The accounts that will run jobs, the job user first, with their uids. Required for V(hosts).
     type: dict
@@ -81,11 +86,6 @@ options:
     description: Whether the stack will be installed too, so that V(hosts) checks C(nccl_version).
     type: bool
     default: true
-  queue:
-    description: The nodes that get a queue of Farandole's; V(hosts) checks that none has another one.
-    type: list
-    elements: str
-    default: []
   state_dir:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
     type: path
@@ -98,7 +98,7 @@ EXAMPLES = r"""
   farandole.cluster.preflight:
     phase: inventory
     roles_dir: "{{ role_path | dirname }}"
-    state_dir: "{{ preflight_state_dir }}"
+    state_dir: "{{ cluster_state }}"
   run_once: true
 """
 
@@ -109,10 +109,9 @@ msg:
   type: str
   sample: "4 nodes, Debian 12: no finding"
 excluded:
-  description: The nodes that are left out, in check mode also those that would be.
+  description: The nodes that are left out, and why; in check mode also those that would be.
   returned: some are
-  type: list
-  elements: str
+  type: dict
 """
 
 
@@ -156,9 +155,9 @@ class ActionModule(Action):
     """Runs on the control machine alone."""
 
     _requires_connection = False
-    required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts",)))
+    required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts", "cluster")))
     # Those that are left out from now on.
-    left_out: Iterable[str] = ()
+    left_out: Mapping[str, str] = MappingProxyType({})
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Checks the inventory or the hosts."""
@@ -167,7 +166,7 @@ class ActionModule(Action):
         if refused(findings):
             raise FindingsError(findings)
         result = self.shown(report(findings, f"{checked}: {{problems}}"))
-        return {**result, "excluded": [*self.left_out]} if self.left_out else result
+        return {**result, "excluded": {**self.left_out}} if self.left_out else result
 
     def _inventory(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
         self._claim(arguments, variables, write=False)
@@ -186,17 +185,20 @@ class ActionModule(Action):
         findings = findings or judge_settings(groups, nodes, hostvars, specs.values(), revoked)
         if not findings:
             self._claim(arguments, variables, write=not self._task.check_mode)
-            findings = excluded.set_aside(excluded.read(Path(arguments["state_dir"])), self._checked(variables))
+            state = Path(arguments["state_dir"])
+            cluster = describe(groups, state, revoked)
+            findings = excluded.set_aside(excluded.read(state), self._checked(cluster, variables))
         return [*findings, *judge_ansible()], f"{count(len(nodes), 'node')} in the inventory"
 
     def _hosts(self, arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> tuple[list[Finding], str]:
-        hostvars = variables["hostvars"]
+        hostvars, cluster = variables["hostvars"], typed(arguments["cluster"])
         request = Request(
             state=Path(arguments["state_dir"]),
             accounts=arguments["accounts"],
-            head=next(iter(variables["groups"].get("head") or ()), ""),
+            head=cluster.head,
             stack=arguments["stack"],
-            queue=arguments["queue"],
+            # The head runs it.
+            queue=[cluster.head, *cluster.queue] if cluster.queue else [],
             measure=arguments["network"],
             network=arguments["fabric_network"],
             bars=Bars(arguments["bandwidth_share"], arguments["bandwidth_floor"]),
@@ -205,7 +207,7 @@ class ActionModule(Action):
         )
         outcome = check(
             request,
-            self._checked(variables),
+            self._checked(cluster, variables),
             hostvars,
             lambda names: readable(names, hostvars),
             lambda name, probe: self._nccl(hostvars[name], name, probe),
@@ -215,12 +217,10 @@ class ActionModule(Action):
         return [*outcome.findings], outcome.about
 
     @staticmethod
-    def _checked(variables: Mapping[str, Any]) -> excluded.Checked:
-        groups, revoked = variables["groups"], variables.get("ssh_trust_revoked") or ()
-        tested = excluded.members(variables["ansible_play_hosts_all"], revoked)
-        cluster = excluded.members(groups["cluster"], revoked)
-        servers = {*groups.get("head", ()), *groups.get("builders", ())[:1]}
-        return excluded.Checked(cluster, servers, tested, excluded.PROBE, variables.get("inventory_dir") or "")
+    def _checked(cluster: ClusterFacts, variables: Mapping[str, Any]) -> excluded.Checked:
+        tested = excluded.members(variables["ansible_play_hosts_all"], cluster.revoked)
+        servers = {cluster.head, *cluster.builders[:1]}
+        return excluded.Checked(cluster.trusted, servers, tested, excluded.PROBE, variables.get("inventory_dir") or "")
 
     @staticmethod
     def _nccl(own: Mapping[str, Any], name: str, probe: Mapping[str, Any]) -> list[Finding]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.inventory.excluded import members
 from farandole.plays.action import Action
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
@@ -23,8 +22,8 @@ short_description: Read or create the lock of the stack
 description:
   - Runs on the control machine. An existing lock is returned unchanged if it fits the nodes and the request, and
     refused if it does not fit or was edited. Without a lock, the versions are resolved from the results of
-    M(node_probe), registered as C(_preflight_probe) on the hosts of group C(cluster), and written to C(stack.lock.yml)
-    next to the inventory. In check mode nothing is written or fetched.
+    M(node_probe), registered as C(_preflight_probe) on O(nodes), and written to C(stack.lock.yml) next to the
+    inventory. In check mode nothing is written or fetched.
 options:
   inventory_dir: {description: "Folder of the inventory, where the lock is.", type: path, required: true}
   frameworks:
@@ -32,6 +31,7 @@ options:
       only read.
     type: list
     elements: str
+  nodes: {description: Names of the nodes that the versions must fit., type: list, elements: str, default: []}
   pins: {description: "Versions that the lock must use, as C(NAME==VERSION).", type: list, elements: str, default: []}
   packages: {description: "The user's own packages, as requirements.", type: list, elements: str, default: []}
   requirements:
@@ -62,6 +62,7 @@ EXAMPLES = """
   farandole.cluster.stack_lock:
     inventory_dir: "{{ inventory_dir }}"
     frameworks: [tensorflow, pytorch]
+    nodes: "{{ cluster_facts.members }}"
   register: _stack_locked
   run_once: true
 """
@@ -71,12 +72,6 @@ lock: {description: The lock; in check mode a new one has not been written., typ
 lock_path: {description: Path of the lock., type: str, returned: always}
 cache: {description: Path of the cache., type: str, returned: always}
 """
-
-
-def probes(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The probes of the nodes that were probed in this run."""
-    names = members(variables["groups"]["cluster"], variables.get("_excluded_nodes") or ())
-    return probes_of({name: variables["hostvars"][name].get("_preflight_probe") or {} for name in names})
 
 
 class ActionModule(Action):
@@ -105,14 +100,15 @@ class ActionModule(Action):
             frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages,
             sources=cache / "sources" if arguments["build_wheels"] else None,
         )  # fmt: skip
-        if not (found := probes(variables)):
+        asked = {name: variables["hostvars"][name].get("_preflight_probe") or {} for name in arguments["nodes"]}
+        if not (probes := probes_of(asked)):
             inventory = shlex.quote(folder)
             raise FarandoleError(
                 "no node was probed in this run, and the versions depend on the nodes: run  "
                 f"farandole lock -i {inventory}  or  "
                 f"ansible-playbook -i {inventory} playbooks/preflight.yml playbooks/lock.yml"
             )
-        nodes = read(found)
+        nodes = read(probes)
         if path.exists():
             lock = locks.read(path)
             locks.check(path, lock, nodes, wanted, configure)

@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole.core import programs
 from farandole.core.errors import FarandoleError
-from farandole.inventory import cluster, excluded, state
+from farandole.inventory import cluster, excluded, facts, state
 from farandole.inventory import mounts as storage
 from farandole.links import fabric
 from farandole.plays import folders, removal
@@ -27,16 +27,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cache_root": lambda home: str(cache.cache_root(home)),
     "caffe_archive": caffe.archive,
     "certificate_files": trust.certificate_files,
+    "cluster_facts": lambda *values, **options: facts.plain(facts.describe(*values, **options)),
+    "cluster_without": facts.without,
     "depot_debs": nccl.depot_debs,
-    "excluded": excluded.names,
-    "excluded_words": excluded.reasons,
     "fabric": fabric.choice,
     "folder_files": folders.folder_files,
     "horovod_source": sources.horovod_source,
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "member_addresses": cluster.member_addresses,
-    "members": excluded.members,
     "nccl_decision": nccl.decision,
     "job_keys": trust.job_keys,
     "login_files": trust.login_files,
@@ -63,7 +62,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_patches": parts.stack_patches,
     "stack_requirements": parts.stack_requirements,
     "stack_unavailable": plan.unavailable,
-    "state_folder": lambda folder: str(state.state_folder(folder)),
+    "state_folder": lambda *folders: str(state.state_folder(*folders)),
     "storage_homes": storage.homes,
     "unmeasured_nodes": excluded.unmeasured,
     "validation_files": files.answers,

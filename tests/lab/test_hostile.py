@@ -140,14 +140,14 @@ def test_a_node_that_keeps_another_busy_does_not_get_it_left_out(cluster: Cluste
     excluding = ("--extra-vars", "on_bad_node=exclude")
     done = cluster.play(*excluding, playbook="playbooks/preflight.yml")
     assert cluster.ssh(evil, "rm", "/root/flooded").returncode == 0, done.output
-    assert (done.rc, excluded.names(cluster.state)) == (0, []), done.output
+    assert (done.rc, excluded.read(cluster.state)) == (0, {}), done.output
     # Nor does one that refuses what another one sends, which that one then tells of.
     cluster.ssh(evil, "ln", "-sf", PYTHON, "/usr/bin/python3")
     cluster.ssh(evil, "ip", "route", "add", "blackhole", target)
     done = cluster.play(*excluding, playbook="playbooks/preflight.yml")
     cluster.ssh(evil, "ip", "route", "delete", "blackhole", target)
     assert done.rc != 0 and "[pair-link-closed]" in done.output, done.output
-    assert excluded.names(cluster.state) == []
+    assert excluded.read(cluster.state) == {}
 
 
 # Runs in place of Python and changes the answers that the control machine asked for in advance.

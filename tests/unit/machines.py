@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from farandole.inventory import facts
 from farandole.preflight.answer import ssh_command
 
 from .loading import act
@@ -63,7 +64,8 @@ def probe(name: str = "node-1", address: str = "192.0.2.1", **changes: Any) -> d
 def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = False, **changes: Any) -> dict[str, Any]:
     """What preflight says of nodes that have answered, with what it has recorded."""
     given = {
-        "phase": "hosts", "accounts": {}, "state_dir": str(state), "fabric_network": "", "stack": True, "queue": [],
+        "phase": "hosts", "accounts": {}, "state_dir": str(state), "fabric_network": "", "stack": True,
+        "cluster": facts.plain(facts.describe(variables["groups"], state, variables.get("ssh_trust_revoked", ()))),
         "network": "nothing", "on_bad_node": "stop", "bandwidth_share": 0.85, "bandwidth_floor": 0.0,
     }  # fmt: skip
     recorded = state / "preflight.json"

@@ -16,6 +16,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.findings import Finding
 from farandole.inventory import excluded
 from farandole.inventory.excluded import Checked, Decision, Entry
+from farandole.inventory.facts import describe
 from farandole.jobs import start as jobs
 from farandole.trust.authority import Members
 
@@ -179,11 +180,12 @@ def test_the_record_is_private_and_read_again(tmp_path: Path) -> None:
     with excluded.changing(state):
         pass
     assert path.stat().st_ino == before
-    assert excluded.names(state) == ["node-2", "node-3"]
-    assert excluded.names(state, by="person") == ["node-2"]
-    assert excluded.members(NODES[:4], ["node-1"], excluded.names(state)) == ["node-4"]
-    lines = excluded.unmeasured(state, NODES, ["node-1", "node-3"])
-    assert lines == {"node.node-2": f"excluded since {SINCE} by ada: its fan is loud"}
+    cluster = describe({"cluster": NODES[:4], "head": NODES[3:4], "slurm": NODES[:3]}, state, ["node-1"])
+    why = f"excluded since {SINCE} by ada: its fan is loud"
+    assert ([*cluster.excluded], cluster.excluded["node-2"]) == (["node-2", "node-3"], why)
+    assert (cluster.set_aside, cluster.left_out) == (["node-2"], ["node-1", "node-2", "node-3"])
+    assert (cluster.trusted, cluster.members, cluster.queue) == (NODES[1:4], ["node-4"], NODES[1:3])
+    assert excluded.unmeasured(cluster.excluded, NODES, ["node-1", "node-3"]) == {"node.node-2": why}
 
 
 ENTRY = "{since: '2026-01-02T03:04:05Z', by: check, person: '', code: x, why: y, measurement: preflight}"
@@ -324,7 +326,7 @@ FINE: dict[str, dict[str, Any]] = {name: {} for name in NODES[:4]}
 
 def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
     found = preflight(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
-    assert (found["failed"], found["excluded"], excluded.read(tmp_path)) == (False, ["node-3"], {})
+    assert (found["failed"], [*found["excluded"]], excluded.read(tmp_path)) == (False, ["node-3"], {})
     assert preflight(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
     assert not preflight(tmp_path, {**FINE, "node-3": DOWN})["failed"]
     assert [*excluded.read(tmp_path)] == ["node-3"]
@@ -354,4 +356,4 @@ def test_the_words_of_an_excluded_node_count_no_more(tmp_path: Path) -> None:
     lie = {"machine_id": "node-4", "os_version": "7"}
     assert preflight(tmp_path, {**FINE, "node-2": lie}, on_bad_node="stop")["failed"]
     found = preflight(tmp_path, {**FINE, "node-2": lie})
-    assert (found["failed"], found["excluded"]) == (False, ["node-2"])
+    assert (found["failed"], [*found["excluded"]]) == (False, ["node-2"])

@@ -110,8 +110,8 @@ def test_unknown_names_are_answered_with_those_that_exist(tmp_path: Path) -> Non
 
 
 def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
-    unprobed = {"groups": {"cluster": ["node-1"]}, "hostvars": {"node-1": {}}}
-    said = act("stack_lock", {"inventory_dir": str(tmp_path), "frameworks": ["pytorch"]}, unprobed)["msg"]
+    given = {"inventory_dir": str(tmp_path), "nodes": ["node-1"], "frameworks": ["pytorch"]}
+    said = act("stack_lock", given, {"hostvars": {"node-1": {}}})["msg"]
     assert f"farandole lock -i {tmp_path}" in said
     assert f"ansible-playbook -i {tmp_path} playbooks/preflight.yml playbooks/lock.yml" in said
 

@@ -42,7 +42,8 @@ class Inventory:
 
     def variables(self, **own: Any) -> None:
         hosts = {name: {"_preflight_probe": {"probe": probe}} for name, probe in self.probes.items()}
-        inventory = {"cluster": {"hosts": hosts, "vars": {"base_state_dir": str(self.root), **own}}}
+        nodes = {"hosts": hosts, "vars": {"base_state_dir": str(self.root), **own}}
+        inventory = {"cluster": nodes, "head": {"hosts": {next(iter(hosts)): None}}}
         (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
 
     def lock(self, *options: str, fails: bool = False) -> str:
@@ -56,9 +57,8 @@ class Inventory:
     def task(self, *, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
         """What the task of a playbook returns, or of what it refuses."""
         hostvars = {name: {"_preflight_probe": {"probe": probe}} for name, probe in self.probes.items()}
-        variables = {"groups": {"cluster": [*self.probes]}, "hostvars": hostvars}
-        given = {"inventory_dir": str(self.folder), "frameworks": ["tensorflow", "pytorch"], **arguments}
-        return act("stack_lock", given, variables, check_mode=check_mode)
+        given = {"inventory_dir": str(self.folder), "nodes": [*self.probes], "frameworks": ["tensorflow", "pytorch"]}
+        return act("stack_lock", {**given, **arguments}, {"hostvars": hostvars}, check_mode=check_mode)
 
 
 @pytest.fixture
@@ -241,10 +241,10 @@ def test_nodes_that_were_not_probed_are_probed(mine: Inventory) -> None:
     mine.variables()
     command = ["farandole", "lock", "-i", str(mine.folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    # This inventory has no head. Only preflight reports that, so it must have run.
+    # This inventory has no addresses. Only preflight reports that, so it must have run.
     assert done.returncode
     assert "preflight has not checked these nodes yet" in done.stderr
-    assert "[head-not-one]" in done.stdout
+    assert "[address-missing]" in done.stdout
 
 
 def test_a_playbook_writes_a_lock_once_and_then_reads_it(mine: Inventory) -> None:

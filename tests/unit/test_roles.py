@@ -8,12 +8,13 @@ import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 
+from farandole.inventory.cluster import JOB_USER, JOB_USER_ID
 from farandole.preflight.inventory import OUR_VARIABLES
 
 from .loading import load
 
 ROOT = Path(__file__).parents[2]
-ROLES = sorted(path.parent for path in ROOT.glob("roles/*/meta") if path.is_dir())
+ROLES = sorted(path.parents[1] for path in ROOT.glob("roles/*/meta/argument_specs.yml"))
 
 
 def options(role: Path) -> dict[str, dict[str, object]]:
@@ -24,7 +25,8 @@ def options(role: Path) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_defaults_match_the_argument_specs(role: Path) -> None:
     defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
-    assert set(defaults) == set(options(role)) - OUR_VARIABLES
+    required = {name for name, option in options(role).items() if option.get("required")}
+    assert set(defaults) == set(options(role)) - OUR_VARIABLES - required
     for name, value in defaults.items():
         if "{{" not in str(value):
             assert options(role)[name].get("default") == value, name
@@ -48,3 +50,8 @@ def test_the_readmes_table_matches_the_argument_specs(role: Path, tmp_path: Path
     copy = shutil.copytree(role, tmp_path / role.name)
     subprocess.run(["aar-doc", "--output-template", "docs/role-table.md.j2", copy, "markdown"], cwd=ROOT, check=True)
     assert (copy / "README.md").read_text() == (role / "README.md").read_text(), "run `make tables`"
+
+
+def test_the_job_user_is_the_same_without_role_base() -> None:
+    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main.yml").read_text())
+    assert (defaults["base_user"], defaults["base_user_id"]) == (JOB_USER, JOB_USER_ID)

@@ -174,10 +174,9 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
         "difference": lambda one, other: [name for name in one if name not in other],
     }
     values = {
-        "groups": {"cluster": ["node-1", "node-2", "node-3", "node-4"], "head": ["node-1"]},
+        "cluster_facts": {"head": "node-1", "trusted": ["node-1", "node-2", "node-3"]},
         "hostvars": {f"node-{number}": {"ansible_host": f"192.0.2.{number}"} for number in range(1, 5)},
         "inventory_hostname": "node-1",
-        "ssh_trust_revoked": ["node-4"],
         "cluster_users": [{"name": "alice", "uid": 2001}],
         "base_user": "trainer",
         "base_user_id": 2000,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,34 +15,22 @@ from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
-from farandole.inventory.cluster import builders
+from farandole.inventory.facts import ClusterFacts, of_inventory
 from farandole.inventory.state import claim
-from farandole.inventory.variables import host_variables
+from farandole.inventory.variables import folder_of
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The nodes of an inventory, those that it cannot do without, and its state folder."""
-
-    nodes: list[str]
-    servers: dict[str, str]
-    state: Path
+def cluster_of(inventory: Path, *, write: bool) -> ClusterFacts:
+    """The cluster of an inventory, whose state folder belongs to no other."""
+    known = of_inventory(inventory)
+    claim(known.state, folder_of(inventory), write=write)
+    return known
 
 
-def cluster_of(inventory: Path, *, write: bool) -> Cluster:
-    groups = {group: host_variables(inventory.absolute(), group) for group in ("cluster", "head", "builders")}
-    nodes = groups["cluster"]
-    state = excluded.folder_of(inventory, next(iter(nodes.values())))
-    claim(state, inventory.absolute() if inventory.is_dir() else inventory.absolute().parent, write=write)
-    named = {group: list(hosts) for group, hosts in groups.items()}
-    servers = {builders(named)[0]: "it builds the stack", named["head"][0]: "it is the head"}
-    return Cluster(list(nodes), servers, state)
-
-
-def refuse_unknown(name: str, known: Cluster) -> None:
+def refuse_stranger(name: str, known: ClusterFacts) -> None:
     if name not in known.nodes:
         raise FarandoleError(f"there is no node {name}; the nodes are {', '.join(known.nodes)}")
 
@@ -73,9 +61,10 @@ def exclude(
 ) -> None:
     """Leave a node out of all runs and jobs until a person includes it again."""
     known = cluster_of(inventory, write=True)
-    refuse_unknown(name, known)
-    if name in known.servers:
-        raise FarandoleError(f"{name} cannot be left out: {known.servers[name]}; give this to another node first")
+    refuse_stranger(name, known)
+    servers = {known.builders[0]: "it builds the stack", known.head: "it is the head"}
+    if name in servers:
+        raise FarandoleError(f"{name} cannot be left out: {servers[name]}; give this to another node first")
     if not why.strip():
         raise FarandoleError("--why is empty")
     with excluded.changing(known.state) as entries:
@@ -93,7 +82,7 @@ def include(name: Name, inventory: Inventory) -> None:
     known = cluster_of(inventory, write=True)
     with excluded.changing(known.state) as entries:
         if name not in entries:
-            refuse_unknown(name, known)
+            refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out")
         one = entries.pop(name)
     typer.echo(on_terminal(f"{name} takes part again; it was {one.words}"))
@@ -107,7 +96,7 @@ def confirm(name: Name, inventory: Inventory) -> None:
     with excluded.changing(known.state) as entries:
         one = entries.get(name)
         if one is None:
-            refuse_unknown(name, known)
+            refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
         if one.person:
             raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(one.words)}")

@@ -16,7 +16,6 @@ from farandole.cli.options import OneInventory
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.core.table import table
-from farandole.inventory import excluded
 from farandole.links.examine import links_in
 from farandole.links.predict import PAYLOAD, Measured, Network, Prediction, TrainingJob, measured, predict
 
@@ -104,8 +103,7 @@ def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str
 def _measured(inventory: Path) -> Measured | None:
     """What preflight measured between the nodes that take part."""
     known = cluster_of(inventory, write=False)
-    names = excluded.members(known.nodes, excluded.names(known.state))
-    return measured(links_in(known.state / "preflight.json"), names)
+    return measured(links_in(known.state / "preflight.json"), known.members)
 
 
 def predict_command(

@@ -10,9 +10,10 @@ import typer
 
 from farandole.cli.options import WITHOUT_VAULT, Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError
+from farandole.inventory.cluster import job_users
 from farandole.inventory.variables import host_variables
 from farandole.plays.playbook import Login, play
-from farandole.plays.removal import loss, users
+from farandole.plays.removal import loss
 
 
 @with_login(*WITHOUT_VAULT)
@@ -36,7 +37,7 @@ def remove(
     if unknown := [name for name in names if name not in known]:
         raise FarandoleError(f"--hosts: there is no node {', '.join(unknown)}; the nodes are {', '.join(known)}")
     if not yes:
-        typer.echo(loss(names, users(known[names[0]]), accounts))
+        typer.echo(loss(names, job_users(known[names[0]]), accounts))
         if not sys.stdin.isatty():
             raise FarandoleError("nothing was removed; to remove it: --yes")
         typer.confirm("Remove it?", abort=True)

@@ -20,7 +20,6 @@ from farandole.core.findings import count, several
 from farandole.core.schema import fields, words
 from farandole.core.table import table
 from farandole.core.text import on_terminal
-from farandole.inventory import excluded
 from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import Answer, ask_all
 from farandole.jobs.login import login_to
@@ -98,18 +97,22 @@ def status(
 def look(inventory: Path, login: Login) -> Status:
     """Ask all nodes, and read what this machine knows."""
     known, variables = cluster_of(inventory, write=False), host_variables(inventory.absolute())
-    revoked = next(iter(variables.values())).get("ssh_trust_revoked") or ()
-    asked = {name: login_to(name, own, login) for name, own in variables.items() if name not in revoked}
+    asked = {name: login_to(name, variables[name], login) for name in known.trusted}
     answers = ask_all(asked)
     path = locks.path_of(inventory.absolute())
     lock = locks.read(path)["id"] if path.exists() else ""
-    head = next(name for name, why in known.servers.items() if why == "it is the head")
-    first = answers.get(head) or Answer(up=False)
-    out = excluded.reasons(known.state)
-    nodes = {name: judge(answers.get(name), out.get(name, ""), lock, first, name) for name in known.nodes}
+    first = answers.get(known.head) or Answer(up=False)
+    nodes = {name: judge(answers.get(name), known.excluded.get(name, ""), lock, first, name) for name in known.nodes}
     last = latest(inventory)
     return Status(
-        str(inventory), head, lock, nodes, first.uses, first.queue, verdict(known.state), bool(last and is_alive(last))
+        str(inventory),
+        known.head,
+        lock,
+        nodes,
+        first.uses,
+        first.queue,
+        verdict(known.state),
+        bool(last and is_alive(last)),
     )
 
 

@@ -13,6 +13,8 @@ HostVars = Mapping[str, Mapping[str, Any]]
 # All names by which Ansible's ssh plugin knows them; the last one that is set counts.
 USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
 KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
+# The defaults of base_user and base_user_id.
+JOB_USER, JOB_USER_ID = "trainer", 2000
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,22 @@ def read_node(name: str, variables: Mapping[str, Any]) -> Node:
 
 def builders(groups: Mapping[str, Sequence[str]]) -> list[str]:
     """The nodes that may build; the first one does."""
-    return list(groups.get("builders") or groups["head"])
+    return list(groups.get("builders") or groups.get("head", ()))
+
+
+def job_user(variables: Mapping[str, Any]) -> str:
+    """The account that runs jobs, from the variables of any node."""
+    return str(variables.get("base_user") or JOB_USER)
+
+
+def job_users(variables: Mapping[str, Any]) -> list[str]:
+    """The accounts of all who start jobs, the job user first, from the variables of any node."""
+    return [job_user(variables), *(str(person["name"]) for person in variables.get("cluster_users") or ())]
 
 
 def accounts(people: Sequence[Mapping[str, Any]], job_user: str, job_user_id: int) -> dict[str, int]:
     """The uids of all who start jobs, by name, the job user first."""
-    return {job_user: int(job_user_id), **{str(one["name"]): int(one["uid"]) for one in people}}
+    return {job_user: int(job_user_id), **{str(person["name"]): int(person["uid"]) for person in people}}
 
 
 def node_address(variables: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -20,7 +19,6 @@ from farandole.core.files import write_private
 from farandole.core.findings import Finding, finding, refused
 from farandole.core.schema import UnfitError, fields, named, text, words
 from farandole.core.text import one_line
-from farandole.inventory.state import state_folder
 
 FILE = "excluded.yml"
 HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
@@ -80,13 +78,6 @@ def by_person(person: str, why: str) -> Entry:
     return Entry(now(), "person", one_line(person, 100), "", one_line(why), "")
 
 
-def folder_of(inventory: Path, variables: Mapping[str, Any]) -> Path:
-    """The state folder of a cluster, from its inventory and the variables of one of its nodes."""
-    given = variables.get("preflight_state_dir") or variables.get("base_state_dir")
-    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
-    return Path(given) if given else state_folder(folder)
-
-
 def read(state: Path) -> dict[str, Entry]:
     """The nodes that are left out, in the order in which they were."""
     path = state / FILE
@@ -120,25 +111,14 @@ def changing(state: Path) -> Iterator[dict[str, Entry]]:
             write_private(state / FILE, HEADER + content, durable=True)
 
 
-def names(state: str | Path, by: str = "") -> list[str]:
-    """The nodes that are left out; by a person alone, those that only a person takes back."""
-    return [name for name, one in read(Path(state)).items() if one.person or by != "person"]
-
-
-def reasons(state: str | Path) -> dict[str, str]:
-    """Why each of these nodes is left out."""
-    return {name: one.words for name, one in read(Path(state)).items()}
-
-
 def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
     """The nodes that take part."""
     return [name for name in cluster if not any(name in out for out in left_out)]
 
 
-def unmeasured(state: str | Path, cluster: Collection[str], hosts: Collection[str]) -> dict[str, str]:
+def unmeasured(reasons: Mapping[str, str], cluster: Collection[str], hosts: Collection[str]) -> dict[str, str]:
     """A line for a validation's report about each node that it leaves out."""
-    known = read(Path(state)).items()
-    return {f"node.{name}": one.words for name, one in known if name in cluster and name not in hosts}
+    return {f"node.{name}": why for name, why in reasons.items() if name in cluster and name not in hosts}
 
 
 @dataclass(frozen=True)

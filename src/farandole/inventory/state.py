@@ -19,9 +19,12 @@ WRITER, FORMAT = "version", 1
 SETTING = "FARANDOLE_STATE"
 
 
-def state_folder(inventory: str | Path) -> Path:
-    """The state folder of an inventory that does not set another; a list of hosts has no folder and no name."""
-    return states(inventory) / Path(inventory or "inventory").name
+def state_folder(inventory: str | Path, given: str = "") -> Path:
+    """The state folder of an inventory: what its base_state_dir gives, or else one by the name of its folder.
+
+    A list of hosts on the command line has no folder and no name.
+    """
+    return Path(given) if given else states(inventory) / Path(inventory or "inventory").name
 
 
 def states(inventory: str | Path = "") -> Path:

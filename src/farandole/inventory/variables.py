@@ -25,14 +25,29 @@ def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[st
 
     try:
         manager = VariableManager(loader, read)
-        found = read.groups.get(group)
-        hosts = found.get_hosts() if found else ()
-        if not hosts and group in NEEDED:
-            raise FarandoleError(f"{inventory}: group {group} is missing or empty; {EXAMPLE} is an example")
-        found = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
-        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in found.items()}
+        hosts = [read.get_host(name) for name in _groups(inventory, read, group).get(group, ())]
+        known = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
+        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in known.items()}
     except AnsibleError as error:
         raise FarandoleError(f"{inventory} cannot be read: {error}") from None
+
+
+def folder_of(inventory: Path) -> Path:
+    """The folder of an inventory, which may be given as one of its files."""
+    return inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
+
+
+def groups_of(inventory: Path) -> dict[str, list[str]]:
+    """The hosts of each group."""
+    return _groups(inventory, _opened(inventory)[1], *NEEDED)
+
+
+def _groups(inventory: Path, read: Any, *needed: str) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = read.get_groups_dict()
+    for name in needed:
+        if name in NEEDED and not groups.get(name):
+            raise FarandoleError(f"{inventory}: group {name} is missing or empty; {EXAMPLE} is an example")
+    return groups
 
 
 def _with_login(variables: dict[str, Any], templar: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.text import on_terminal, one_line
-from farandole.inventory.cluster import login_key, login_name
+from farandole.inventory.cluster import job_user, job_users, login_key, login_name
 from farandole.inventory.variables import host_variables
 from farandole.node.head.runs import reason as why
 from farandole.plays.playbook import Login
@@ -107,10 +107,9 @@ def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
     ]
     ssh += ["-o", "IdentitiesOnly=yes", *without_keys(arguments)] if login.private_key else arguments
     address = str(known.get("ansible_host") or name)
-    job_user = str(known.get("base_user") or "trainer")
     # People with accounts of their own start jobs as themselves.
-    themselves = {job_user: (), **{str(one["name"]): () for one in known.get("cluster_users") or ()}}
-    become = {"root": ("runuser", "-u", job_user, "--"), **themselves}.get(user, ("sudo", "-n", "-u", job_user, "--"))
+    account, themselves = job_user(known), dict.fromkeys(job_users(known), ())
+    become = {"root": ("runuser", "-u", account, "--"), **themselves}.get(user, ("sudo", "-n", "-u", account, "--"))
     return Head(name, tuple(ssh), f"{user}@{address}" if user else address, become)
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.text import on_terminal, one_line
-from farandole.inventory import excluded
-from farandole.inventory.variables import host_variables
+from farandole.inventory.facts import of_inventory
 from farandole.jobs.files import get, send
 from farandole.jobs.follow import follow
 from farandole.jobs.login import Head
@@ -60,12 +59,11 @@ class Wish:
 
 def left_out(inventory: Path, hosts: str) -> list[str]:
     """The nodes that a run does not use; refuses to be told to use them."""
-    known = host_variables(inventory.absolute())
-    entries = excluded.read(excluded.folder_of(inventory, next(iter(known.values()))))
-    wanted = [name.strip() for name in hosts.split(",")] if hosts else list(known)
-    out = {name: one for name, one in entries.items() if name in wanted}
-    for name, one in out.items():
-        words = on_terminal(f"{name} is left out: {one.words}")
+    cluster = of_inventory(inventory)
+    wanted = [name.strip() for name in hosts.split(",")] if hosts else cluster.nodes
+    out = {name: why for name, why in cluster.excluded.items() if name in wanted}
+    for name, why in out.items():
+        words = on_terminal(f"{name} is left out: {why}")
         if hosts:
             raise FarandoleError(f"--hosts: {words}; to use it again: farandole node include {name} -i {inventory}")
         console.print(words, markup=False)

@@ -19,14 +19,6 @@ NEEDED = ("ca-certificates", "openssh-server")
 LINES = 100
 
 
-def users(variables: Mapping[str, Any]) -> list[str]:
-    """The accounts of those who start jobs, the same on all nodes."""
-    return [
-        str(variables.get("base_user", "trainer")),
-        *(str(one["name"]) for one in variables.get("cluster_users") or ()),
-    ]
-
-
 def loss(names: Sequence[str], users: Sequence[str], accounts: bool) -> str:
     """What will be lost."""
     who = ", ".join(users)

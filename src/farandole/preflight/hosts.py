@@ -56,7 +56,7 @@ class Outcome:
     """What the user is told, and who is left out from now on."""
 
     findings: Sequence[Finding]
-    left_out: Sequence[str]
+    left_out: Mapping[str, str]
     about: str
 
 
@@ -97,7 +97,8 @@ def check(
             entries.clear()
             entries.update(decision.entries)
     write_private(request.record, record(findings, probes, network, links.links, chosen.known()))
-    return Outcome(findings, [*decision.entries], ", ".join(filter(None, [about(probes), links.about])))
+    left_out = {name: entry.words for name, entry in decision.entries.items()}
+    return Outcome(findings, left_out, ", ".join(filter(None, [about(probes), links.about])))
 
 
 def _look(

@@ -15,7 +15,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from farandole.core.findings import Finding, finding, some
 from farandole.inventory import mounts as storage
-from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES, Node
+from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES, Node, job_user
 from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]
@@ -24,6 +24,8 @@ Options = Mapping[str, Mapping[str, Any]]
 
 # Variables that several roles read; they have no default.
 OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
+# What playbooks know of the cluster, from the defaults of role cluster.
+KNOWN_OF_CLUSTER = frozenset({"cluster_facts", "cluster_state"})
 # The tags of the playbooks besides the names of the roles.
 TAGS = frozenset({"quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.
@@ -155,7 +157,7 @@ def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozens
     known = sorted(frozenset().union(*ours.values()))
     users: dict[str, list[str]] = {}
     for node in nodes:
-        for variable in sorted(node.variables.difference(known)):
+        for variable in sorted(node.variables.difference(known, KNOWN_OF_CLUSTER)):
             users.setdefault(variable, []).append(node.name)
     hosts: dict[Finding, list[str]] = {}
     for variable, names in users.items():
@@ -247,7 +249,7 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
         shares = own.get("storage_home", "none") != "none"
-        users = storage.shared_homes(own.get("cluster_users") or [], str(own.get("base_user") or "trainer"))
+        users = storage.shared_homes(own.get("cluster_users") or [], job_user(own))
         mounts = own.get("storage_mounts") or []
         for fault in storage.faults(mounts, users if shares else []):
             hosts.setdefault(finding("mount-wrong", "all", seen=fault), []).append(host)

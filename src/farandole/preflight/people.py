@@ -11,7 +11,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from farandole.core.findings import Finding, finding
-from farandole.inventory.cluster import login_name
+from farandole.inventory.cluster import JOB_USER_ID, job_user, login_name
 
 Person = Mapping[str, Any]
 # As Debian's adduser wants it, so that neither sshd's patterns nor sudo's read it as anything else.
@@ -39,8 +39,8 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
     for name in names:
         own = hostvars[name]
         taken.setdefault(login_name(own) or "root", "the account with which Ansible logs in")
-        taken.setdefault(str(own.get("base_user") or "trainer"), "the job user")
-        uids[int(own.get("base_user_id") or 2000)] = "the job user"
+        taken.setdefault(job_user(own), "the job user")
+        uids[int(own.get("base_user_id") or JOB_USER_ID)] = "the job user"
     return uneven or [one for person in people for one in judge_person(person, taken, uids)]
 
 

@@ -11,9 +11,9 @@ import yaml
 
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
-from farandole.inventory import excluded
 from farandole.inventory import state as states
-from farandole.inventory.variables import host_variables
+from farandole.inventory.facts import of_inventory
+from farandole.inventory.variables import folder_of, host_variables
 from farandole.stack import own
 from farandole.stack.cache import Builds, default_root, lab_builds
 
@@ -34,11 +34,10 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
                 f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
             )
         found[name] = json.loads(next(iter(kinds)))
-    own = next(iter(values.values()))
-    folder = inventory.absolute() if inventory.is_dir() else inventory.absolute().parent
-    found["folder"] = folder
-    found["state"] = excluded.folder_of(inventory, own)
-    found["hosts"] = excluded.members(values, excluded.names(found["state"]))
+    own, cluster = next(iter(values.values())), of_inventory(inventory)
+    found["folder"] = folder_of(inventory)
+    found["state"] = cluster.state
+    found["hosts"] = [*cluster.members]
     found["stack_cache"] = str(own.get("stack_cache") or default_root())
     found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
     return found
