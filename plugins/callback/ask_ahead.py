@@ -14,7 +14,7 @@ from ansible.plugins.loader import action_loader
 
 from farandole.inventory.state import states
 from farandole.plays.ahead.action import FOLDER, OVERRIDES
-from farandole.plays.ahead.calls import Run
+from farandole.plays.ahead.calls import RunCalls
 
 DOCUMENTATION = """
 name: ask_ahead
@@ -53,7 +53,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
         with suppress(FileExistsError):
-            Run.begin(FOLDER, record())
+            RunCalls.begin(FOLDER, record())
         # Modules without an action of their own have Ansible's, which no collection can replace.
         action_loader.add_directory(str(OVERRIDES))
 
@@ -74,14 +74,14 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Keeps the calls of a run that came to its end; after a failure, those of the run before are worth more."""
-        run = Run.current(FOLDER)
+        run = RunCalls.current(FOLDER)
         if run and not (context.CLIARGS.get("check") or stats.failures or stats.dark):
             for name in stats.processed:
                 run.host(name).keep()
 
     @staticmethod
     def _forget(result: Any) -> None:
-        if run := Run.current(FOLDER):
+        if run := RunCalls.current(FOLDER):
             own = result.host.get_name()
             for name in {own, result.task.delegate_to or own}:
                 run.host(str(name)).forget()

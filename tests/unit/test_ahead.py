@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.plays.ahead import action, node
-from farandole.plays.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, Host, Run
+from farandole.plays.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, HostCalls, RunCalls
 
 
 def call(module: str = "stat", arguments: str = "{}", environment: str = "{}", user: str = "root") -> Call:
@@ -18,45 +18,45 @@ def call(module: str = "stat", arguments: str = "{}", environment: str = "{}", u
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> HostCalls:
     """A host whose last run called four modules."""
-    Run.begin(tmp_path / "run", tmp_path / "record")
-    run = Run.current(tmp_path / "run")
+    RunCalls.begin(tmp_path / "run", tmp_path / "record")
+    run = RunCalls.current(tmp_path / "run")
     assert run
     former = run.host("node/1")
     for name in "abcd":
         former.add(call(name))
     former.keep()
-    Run.begin(tmp_path / "next", tmp_path / "record")
-    following = Run.current(tmp_path / "next")
+    RunCalls.begin(tmp_path / "next", tmp_path / "record")
+    following = RunCalls.current(tmp_path / "next")
     assert following
     return following.host("node/1")
 
 
 def test_nothing_is_asked_outside_a_run(tmp_path: Path) -> None:
-    assert Run.current(tmp_path / "none") is None
+    assert RunCalls.current(tmp_path / "none") is None
 
 
-def test_a_call_and_those_after_it_are_asked_for(host: Host) -> None:
+def test_a_call_and_those_after_it_are_asked_for(host: HostCalls) -> None:
     assert [one.module for one in host.due(call("b"))] == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize("one", [call("c"), call("e"), call("a", user="other"), call("a", '{"x": 1}')])
-def test_too_few_calls_or_others_are_not_asked_for(host: Host, one: Call) -> None:
+def test_too_few_calls_or_others_are_not_asked_for(host: HostCalls, one: Call) -> None:
     assert list(host.due(one)) == []
 
 
-def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: Host) -> None:
+def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: HostCalls) -> None:
     assert [bool(host.due(call("a"))) for _ in range(ATTEMPTS + 1)] == [True] * ATTEMPTS + [False]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"module": "a"}\n', "\0"])
-def test_a_damaged_record_asks_for_nothing(host: Host, damage: str) -> None:
+def test_a_damaged_record_asks_for_nothing(host: HostCalls, damage: str) -> None:
     host.record.write_text(damage)
     assert list(host.due(call("a"))) == []
 
 
-def test_answers_are_used_until_something_changes_or_time_has_passed(host: Host) -> None:
+def test_answers_are_used_until_something_changes_or_time_has_passed(host: HostCalls) -> None:
     given = {call("a").key: Answer('{"changed": false}', "legacy")}
     assert host.answers() is None
     host.store(given)
@@ -69,7 +69,7 @@ def test_answers_are_used_until_something_changes_or_time_has_passed(host: Host)
     assert host.answers() is None
 
 
-def test_the_record_is_private(host: Host) -> None:
+def test_the_record_is_private(host: HostCalls) -> None:
     assert (host.record.stat().st_mode & 0o777, host.record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 

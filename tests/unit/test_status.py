@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farandole.cli.status import LEFT_OUT, NOT_SET_UP, REVOKED, Node, Status, judge, told
+from farandole.cli.status import LEFT_OUT, NOT_SET_UP, REVOKED, NodeState, Status, judge, told
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
 from farandole.jobs.login import Head
@@ -31,7 +31,7 @@ def asked(*lines: str, status: int = 0) -> Answer:
     return answer_of("\n".join(lines), status, "ssh root@192.0.2.1")
 
 
-def cluster(nodes: dict[str, Node], **changes: Any) -> list[str]:
+def cluster(nodes: dict[str, NodeState], **changes: Any) -> list[str]:
     plain: dict[str, Any] = {"runs": (), "queue": None, "validation": None, "applying": False}
     return told(Status("inventory/mine", next(iter(nodes)), STACK, nodes, **(plain | changes)), 400.0)
 
@@ -127,8 +127,10 @@ def test_nodes_that_never_answer_cost_seconds_and_leave_no_process(monkeypatch: 
 
 
 def test_many_nodes_that_are_alike_fit_in_one_line() -> None:
-    nodes = {f"node-{number}": Node(True, STACK, 4, ()) for number in range(1, 65)}
-    nodes["node-9"] = Node(False, "", 0, ("no answer (ssh root@192.0.2.9: Connection timed out)",), "login-timeout")
+    nodes = {f"node-{number}": NodeState(True, STACK, 4, ()) for number in range(1, 65)}
+    nodes["node-9"] = NodeState(
+        False, "", 0, ("no answer (ssh root@192.0.2.9: Connection timed out)",), "login-timeout"
+    )
     lines = cluster(nodes)
     assert len(lines) <= 10
     assert lines[1].split()[:4] == ["node-1", "to", "node-8,", "node-10"]
@@ -138,7 +140,7 @@ def test_many_nodes_that_are_alike_fit_in_one_line() -> None:
 
 
 def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
-    up = {"node-1": Node(True, STACK, 4, ())}
+    up = {"node-1": NodeState(True, STACK, 4, ())}
     run = {"number": 7, "owner": "alice", "since": 100.0, "slots": {"node-1": 2}}
     assert "run 7 of alice on node-1 (2), for 5 min" in cluster(up, runs=(run,))
     many = cluster(up, runs=(run,) * 500)
@@ -146,11 +148,11 @@ def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
     assert "and 490 more" in many
     assert "queue: empty" in cluster(up, queue=[])
     assert "nothing runs" not in cluster(up, queue=[])
-    assert not re.search("nothing runs|queue: empty", "\n".join(cluster({"node-1": Node(False, "", 0, (), "x")})))
+    assert not re.search("nothing runs|queue: empty", "\n".join(cluster({"node-1": NodeState(False, "", 0, (), "x")})))
 
 
 def test_a_queue_that_does_not_answer_is_not_good() -> None:
-    up = {"node-1": Node(True, STACK, 4, ())}
+    up = {"node-1": NodeState(True, STACK, 4, ())}
     queues: tuple[Any, ...] = (None, [], "timed out")
     found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in queues]
     assert [one.good for one in found] == [True, True, False]
@@ -158,7 +160,7 @@ def test_a_queue_that_does_not_answer_is_not_good() -> None:
 
 
 def test_a_verdict_about_another_stack_says_so() -> None:
-    up = {"node-1": Node(True, STACK, 4, ())}
+    up = {"node-1": NodeState(True, STACK, 4, ())}
     was = {"verdict": "green", "time": "2026-01-02T03:04:05Z"}
     assert cluster(up, validation={**was, "stack": STACK})[-1] == "last validation: green, 2026-01-02 03:04 UTC"
     assert OTHER in cluster(up, validation={**was, "stack": OTHER})[-1]

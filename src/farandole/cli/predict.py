@@ -72,31 +72,35 @@ def answer(predictions: Sequence[Sequence[Prediction]]) -> str:
     return f"{table(rows)}\n\n{' '.join(found)}"
 
 
-def limit(prediction: Prediction, network: Network, found: Measured | None) -> str:
+def limit(prediction: Prediction, network: Network, measurement: Measured | None) -> str:
     """What takes most of the time, and which node that is about."""
     share = f"{prediction.exchange_ms:.0f} ms that {prediction.workers} workers need for their gradients"
     if prediction.exchange_ms < prediction.alone_ms / 100:
         return "The network costs almost nothing."
     if prediction.latency_ms > prediction.bandwidth_ms:
-        node = f" of {found.farthest}" if found and found.network.round_trip_us == network.round_trip_us else ""
+        node = (
+            f" of {measurement.farthest}"
+            if measurement and measurement.network.round_trip_us == network.round_trip_us
+            else ""
+        )
         why = f"Latency costs most, {prediction.latency_ms:.0f} of the {share}"
         return f"{why}: {network.round_trip_us:.0f} µs for a message{node} there and back."
     why = f"Bandwidth costs most, {prediction.bandwidth_ms:.0f} of the {share}: {network.mb_per_s:.1f} MB/s"
-    if not found or found.network.mb_per_s != network.mb_per_s:
+    if not measurement or measurement.network.mb_per_s != network.mb_per_s:
         return f"{why}."
-    if network.mb_per_s < SLOWER * found.usual_mb_per_s:
-        return f"{why} on {found.slowest}, the slowest node, where {found.usual_mb_per_s:.1f} are usual."
-    return f"{why} on the slowest node, {found.slowest}."
+    if network.mb_per_s < SLOWER * measurement.usual_mb_per_s:
+        return f"{why} on {measurement.slowest}, the slowest node, where {measurement.usual_mb_per_s:.1f} are usual."
+    return f"{why} on the slowest node, {measurement.slowest}."
 
 
-def basis(found: Measured | None, most: int, *, assumed: Collection[str]) -> str:
+def basis(measurement: Measured | None, most: int, *, assumed: Collection[str]) -> str:
     parts = [f"{' and '.join(assumed)}: as given."] if assumed else []
-    if found and len(assumed) < 2:
-        parts.append(f"Measured between {some(found.names)} on {found.when or 'an unknown date'}.")
-        if found.missing:
-            parts.append(f"Not measured: {some(found.missing)}.")
-        if most > len(found.names):
-            parts.append(f"More than {len(found.names)} nodes: as if the others were no worse.")
+    if measurement and len(assumed) < 2:
+        parts.append(f"Measured between {some(measurement.names)} on {measurement.when or 'an unknown date'}.")
+        if measurement.missing:
+            parts.append(f"Not measured: {some(measurement.missing)}.")
+        if most > len(measurement.names):
+            parts.append(f"More than {len(measurement.names)} nodes: as if the others were no worse.")
     return " ".join(parts)
 
 
@@ -130,12 +134,12 @@ def predict_command(
     chosen = numbers(nodes)
     given = {"--mbit": mbit, "--delay-us": delay_us}
     assumed = [f"{name} {positive(name, value):g}" for name, value in given.items() if value is not None]
-    found = _measured(inventory) if inventory else None
-    if not found and len(assumed) < 2:
+    measurement = _measured(inventory) if inventory else None
+    if not measurement and len(assumed) < 2:
         measure = f"farandole preflight -i {shlex.quote(str(inventory or 'INVENTORY'))}"
         why = "no connections between its nodes have been measured" if inventory else "there is no -i INVENTORY"
         raise FarandoleError(f"{why}: run  {measure}  or give --mbit and --delay-us")
-    network = found.network if found else Network(math.inf, 0)
+    network = measurement.network if measurement else Network(math.inf, 0)
     if mbit is not None:
         network = replace(network, mb_per_s=mbit / 8 * PAYLOAD)
     if delay_us is not None:
@@ -143,4 +147,4 @@ def predict_command(
     ways = [replace(job, overlaps=False, turns=mpi), job]
     predictions = [[predict(way, network, number) for way in ways] for number in chosen]
     typer.echo(answer(predictions))
-    typer.echo(f"{limit(predictions[-1][0], network, found)}\n{basis(found, chosen[-1], assumed=assumed)}")
+    typer.echo(f"{limit(predictions[-1][0], network, measurement)}\n{basis(measurement, chosen[-1], assumed=assumed)}")

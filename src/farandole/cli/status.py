@@ -40,7 +40,7 @@ VERDICT = fields(
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeState:
     """How a node is, and what is not as it should be."""
 
     up: bool
@@ -61,7 +61,7 @@ class Status:
     inventory: str
     head: str
     lock: str
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, NodeState]
     runs: tuple[dict[str, Any], ...]
     # Its jobs, or why it does not tell them; nothing if there is none, or the head does not answer.
     queue: list[dict[str, str]] | str | None
@@ -85,12 +85,12 @@ def status(
     Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue answers, if there is one;
     else with 1.
     """
-    found = look(inventory, login)
+    seen = look(inventory, login)
     if as_json:
-        typer.echo(json.dumps({"format": FORMAT, "good": found.good, **asdict(found)}))
+        typer.echo(json.dumps({"format": FORMAT, "good": seen.good, **asdict(seen)}))
     else:
-        typer.echo(on_terminal("\n".join(told(found, time.time()))))
-    if not found.good:
+        typer.echo(on_terminal("\n".join(told(seen, time.time()))))
+    if not seen.good:
         raise typer.Exit(1)
 
 
@@ -116,13 +116,13 @@ def look(inventory: Path, login: Login) -> Status:
     )
 
 
-def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -> Node:
+def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -> NodeState:
     """How a node is, by its answer, and by what this machine and the head know of it."""
     if not answer:
-        return Node(False, "", 0, ("revoked, so it was not asked",), REVOKED)
+        return NodeState(False, "", 0, ("revoked, so it was not asked",), REVOKED)
     left_out = (f"left out: {out}",) if out else ()
     if not answer.up:
-        return Node(False, "", 0, (answer.why, *left_out), answer.code)
+        return NodeState(False, "", 0, (answer.why, *left_out), answer.code)
     wrong = list(left_out)
     if not answer.stack:
         wrong.append("no stack yet")
@@ -131,7 +131,7 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
     if answer.stack and head.up and not head.slots.get(name) and not out:
         wrong.append("the head gives it no slots")
     code = LEFT_OUT if out else NOT_SET_UP if wrong else ""
-    return Node(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
+    return NodeState(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
 
 
 def verdict(state: Path) -> Mapping[str, str] | None:
@@ -146,14 +146,14 @@ def verdict(state: Path) -> Mapping[str, str] | None:
 # What is shown
 
 
-def told(found: Status, now: float) -> list[str]:
+def told(seen: Status, now: float) -> list[str]:
     """The lines for a person."""
-    again = f"-i {shlex.quote(found.inventory)}"
-    lines = [*rows(found), ""]
-    if found.applying:
+    again = f"-i {shlex.quote(seen.inventory)}"
+    lines = [*rows(seen), ""]
+    if seen.applying:
         lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
-    lines += [*jobs(found, now), validation(found, again)]
-    codes = {node.code for node in found.nodes.values()} - {""}
+    lines += [*jobs(seen, now), validation(seen, again)]
+    codes = {node.code for node in seen.nodes.values()} - {""}
     if codes - {LEFT_OUT, NOT_SET_UP, REVOKED}:
         lines.append(f"next, to find out why a node does not answer: farandole preflight {again}")
     elif NOT_SET_UP in codes:
@@ -163,10 +163,10 @@ def told(found: Status, now: float) -> list[str]:
     return lines
 
 
-def rows(found: Status) -> list[str]:
+def rows(seen: Status) -> list[str]:
     """A line for each group of nodes that are alike."""
-    groups: dict[Node, list[str]] = {}
-    for name, node in found.nodes.items():
+    groups: dict[NodeState, list[str]] = {}
+    for name, node in seen.nodes.items():
         groups.setdefault(node, []).append(name)
     lines = [["nodes", "", "stack", "slots", ""]]
     for node, names in groups.items():
@@ -176,34 +176,34 @@ def rows(found: Status) -> list[str]:
     return table(lines).splitlines()
 
 
-def jobs(found: Status, now: float) -> list[str]:
+def jobs(seen: Status, now: float) -> list[str]:
     """What runs."""
-    if not found.nodes[found.head].up:
-        return [f"it is unknown what runs, because the head, {found.head}, does not answer"]
+    if not seen.nodes[seen.head].up:
+        return [f"it is unknown what runs, because the head, {seen.head}, does not answer"]
     lines = [
         f"run {run['number']} of {run['owner']} on "
         f"{', '.join(f'{node} ({slots})' for node, slots in run['slots'].items())}, "
         f"for {max(0, now - run['since']) / 60:.0f} min"
-        for run in found.runs
+        for run in seen.runs
     ]
-    if isinstance(found.queue, str):
-        lines.append(f"queue: it does not answer ({found.queue})")
-    elif found.queue is not None:
+    if isinstance(seen.queue, str):
+        lines.append(f"queue: it does not answer ({seen.queue})")
+    elif seen.queue is not None:
         lines += [
             f"job {job['id']} of {job['owner']}: {job['state'].lower()}, {job['time']}, "
             f"{count(int(job['nodes']), 'node')}"
-            for job in found.queue
+            for job in seen.queue
         ]
-        lines.append("" if found.queue else "queue: empty")
+        lines.append("" if seen.queue else "queue: empty")
     rest = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return [line for line in lines if line][:SHOWN] + rest or ["nothing runs"]
 
 
-def validation(found: Status, again: str) -> str:
+def validation(seen: Status, again: str) -> str:
     """The last verdict, and how old it is."""
-    if not found.validation:
+    if not seen.validation:
         return f"never validated; to do that: farandole validate {again}"
-    was = datetime.strptime(found.validation["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    of = found.validation.get("stack", "")
-    other = f", of another stack, {of}" if of and of != found.lock else ""
-    return f"last validation: {found.validation['verdict']}, {was:%Y-%m-%d %H:%M} UTC{other}"
+    was = datetime.strptime(seen.validation["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    of = seen.validation.get("stack", "")
+    other = f", of another stack, {of}" if of and of != seen.lock else ""
+    return f"last validation: {seen.validation['verdict']}, {was:%Y-%m-%d %H:%M} UTC{other}"

@@ -58,9 +58,9 @@ class Cause:
             raise ValueError(f"cause {self.code}: its severity has to be one of {', '.join(get_args(Severity))}")
         re.compile(self.pattern)
 
-    def description(self, words: Mapping[str, object]) -> str:
+    def description(self, told: Mapping[str, object]) -> str:
         """What happened, as a message to the user."""
-        return self.what.format_map(words)
+        return self.what.format_map(told)
 
     def remedy(self, inventory: Mapping[str, object]) -> str:
         """The command or action that fixes it."""

@@ -102,12 +102,12 @@ def together(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 def grouped(findings: Iterable[Finding]) -> list[Group]:
     """Group findings by their cure, the worst first."""
 
-    def key(one: Finding) -> Hashable:
+    def key(finding: Finding) -> Hashable:
         # How to log in is the only difference between the cures of these.
-        login = one.code in causes() and causes()[one.code].seen == "login"
-        return one.severity, one.code, "" if login else one.cure
+        login = finding.code in causes() and causes()[finding.code].seen == "login"
+        return finding.severity, finding.code, "" if login else finding.cure
 
-    worst = sorted(findings, key=lambda one: get_args(Severity).index(one.severity))
+    worst = sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
     return [_group(group) for group in together(worst, key)]
 
 
@@ -174,8 +174,8 @@ def natural(name: str) -> tuple[str, int, str]:
     return (found[1], int(found[2][:18]), name) if found else (name, -1, name)
 
 
-def _follows(one: str, other: str) -> bool:
-    (stem, at, _), (stem2, at2, _) = natural(one), natural(other)
+def _follows(host: str, other: str) -> bool:
+    (stem, at, _), (stem2, at2, _) = natural(host), natural(other)
     return stem == stem2 and at >= 0 and at2 == at + 1
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from farandole.core.errors import FarandoleError
-from farandole.lab.lab import SSH_SECONDS, Node, node, subnet, wait_for_ssh
+from farandole.lab.lab import SSH_SECONDS, LabNode, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run
 
@@ -86,13 +86,13 @@ class Link(StrEnum):
 Interface = Annotated[Link, typer.Option("--link", help="The interface; eth1 is in the second network.")]
 
 
-def cut(target: Node, link: Interface = Link.eth0) -> None:
+def cut(target: LabNode, link: Interface = Link.eth0) -> None:
     """Unplug the network cable."""
     _in_network(target, "ip", "link", "set", link, "down")
 
 
 def throttle(
-    target: Node,
+    target: LabNode,
     mbit: Annotated[int, typer.Option(min=1, max=100_000, help="Megabits per second.")] = 100,
     link: Interface = Link.eth0,
 ) -> None:
@@ -104,7 +104,7 @@ def throttle(
 
 
 def block(
-    target: Node,
+    target: LabNode,
     sender: Annotated[str, typer.Option("--from", help="Only what this other node sends.")] = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Only this TCP and UDP port.")] = 0,
     *,
@@ -137,7 +137,7 @@ def block(
 
 
 def mtu(
-    target: Node,
+    target: LabNode,
     size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
 ) -> None:
     """Give the node's link another MTU than the other nodes have."""
@@ -145,7 +145,7 @@ def mtu(
 
 
 def slow(
-    target: Node, percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20
+    target: LabNode, percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20
 ) -> None:
     """Limit what the node computes."""
     quota = percent * _PERIOD_US // 100
@@ -156,7 +156,7 @@ def slow(
 
 
 def memory(
-    target: Node,
+    target: LabNode,
     mib: Annotated[
         int, typer.Option(min=64, max=1 << 20, help="MiB that all its processes may use from now on.")
     ] = 1024,
@@ -169,7 +169,7 @@ def memory(
 
 
 def fill(
-    target: Node,
+    target: LabNode,
     path: Annotated[str, typer.Argument(help="The folder on the node.")] = "/opt",
     *,
     inodes: Annotated[bool, typer.Option("--inodes", help="Use up the inodes and leave space.")] = False,
@@ -184,14 +184,14 @@ def fill(
 
 
 def skew(
-    target: Node,
+    target: LabNode,
     seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
 ) -> None:
     """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
     podman("exec", target.container, "sh", "-c", _SKEW, "sh", f"{seconds:+}")
 
 
-def heal(target: Node) -> None:
+def heal(target: LabNode) -> None:
     """Undo cut, throttle, block, mtu, slow, memory, fill and skew."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
     for link in [name for name in Link if (target.root / "sys/class/net" / name).exists()]:
@@ -218,28 +218,28 @@ def forget(lab: str) -> None:
             _remove(group)
 
 
-def pause(target: Node) -> None:
+def pause(target: LabNode) -> None:
     """Freeze the node: it does not answer, but its connections stay open."""
     podman("pause", target.container)
 
 
-def resume(target: Node) -> None:
+def resume(target: LabNode) -> None:
     """Continue a frozen node."""
     podman("unpause", target.container)
 
 
-def kill(target: Node) -> None:
+def kill(target: LabNode) -> None:
     """Cut the node's power."""
     podman("kill", target.container)
 
 
-def start(target: Node) -> None:
+def start(target: LabNode) -> None:
     """Switch a killed node back on."""
     podman("start", target.container)
     wait_for_ssh([target])
 
 
-def reboot(target: Node) -> None:
+def reboot(target: LabNode) -> None:
     """Reboot the node."""
     podman("exec", target.container, "systemctl", "reboot")
     deadline = time.monotonic() + SSH_SECONDS
@@ -256,11 +256,11 @@ def reboot(target: Node) -> None:
 FAULTS = (cut, throttle, block, mtu, slow, memory, fill, skew, heal, pause, kill, reboot)
 
 
-def _in_network(target: Node, *command: str) -> str:
+def _in_network(target: LabNode, *command: str) -> str:
     return run("nsenter", f"--target={target.pid}", "--net", "--", *command)
 
 
-def _host_side(target: Node, link: str) -> str:
+def _host_side(target: LabNode, link: str) -> str:
     """The other end of the node's link, on this machine."""
     index: int = json.loads(_in_network(target, "ip", "-json", "link", "show", link))[0]["link_index"]
     return socket.if_indextoname(index)
@@ -275,7 +275,7 @@ def _tree(controller: str) -> Path | None:
     return None
 
 
-def _confine(target: Node, tree: Path, limits: dict[str, int]) -> None:
+def _confine(target: LabNode, tree: Path, limits: dict[str, int]) -> None:
     """Put all that runs on a node into a group of its own."""
     group = tree / target.container
     group.mkdir(exist_ok=True)
@@ -286,7 +286,7 @@ def _confine(target: Node, tree: Path, limits: dict[str, int]) -> None:
         _move(_processes(target), group)
 
 
-def _unified_group(target: Node) -> Path:
+def _unified_group(target: LabNode) -> Path:
     """The group of a node's container, above those of its systemd."""
     inside = Path(f"/proc/{target.pid}/cgroup").read_text().rpartition("::")[2].strip().strip("/")
     parts = inside.split("/")
@@ -294,7 +294,7 @@ def _unified_group(target: Node) -> Path:
     return _CGROUPS.joinpath(*parts[: depth + 1])
 
 
-def _processes(target: Node) -> Iterator[str]:
+def _processes(target: LabNode) -> Iterator[str]:
     """All processes of a node, by their ids on this machine."""
     namespace = os.stat(f"/proc/{target.pid}/ns/pid").st_ino  # noqa: PTH116
     for folder in Path("/proc").glob("[0-9]*"):

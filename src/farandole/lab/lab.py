@@ -27,7 +27,7 @@ SSH_SECONDS = 90
 
 
 @dataclass(frozen=True)
-class Node:
+class LabNode:
     """One host of a lab."""
 
     name: str
@@ -48,12 +48,12 @@ class Node:
         return Path(f"/proc/{self.pid}/root")
 
 
-def nodes(lab: str | None = None) -> list[Node]:
+def nodes(lab: str | None = None) -> list[LabNode]:
     if not host.ready():
         return []
     label = "farandole.lab" if lab is None else f"farandole.lab={lab}"
     found = [
-        Node(
+        LabNode(
             name=entry["Labels"]["farandole.node"],
             lab=entry["Labels"]["farandole.lab"],
             suite=entry["Labels"]["farandole.suite"],
@@ -66,7 +66,7 @@ def nodes(lab: str | None = None) -> list[Node]:
     return sorted(found, key=lambda node: (node.lab, _index(node.name)))
 
 
-def node(lab: str, name: str) -> Node:
+def node(lab: str, name: str) -> LabNode:
     """Return one node, or refuse with a list of the existing ones."""
     found = nodes(lab)
     for candidate in found:
@@ -76,7 +76,7 @@ def node(lab: str, name: str) -> Node:
     raise FarandoleError(f"{lab} has no node {name} (it has: {existing}); `farandole lab status` shows all")
 
 
-def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, progress: Progress) -> list[Node]:
+def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, progress: Progress) -> list[LabNode]:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
     host.prepare()
     reap_strays()
@@ -153,7 +153,7 @@ def _settle(lab: str, progress: Progress) -> None:
             return
 
 
-def _starts(node: Node) -> bool:
+def _starts(node: LabNode) -> bool:
     if node.state not in ("paused", "exited", "stopped"):
         return False
     try:
@@ -255,7 +255,7 @@ def _index(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def wait_for_ssh(waiting: list[Node]) -> None:
+def wait_for_ssh(waiting: list[LabNode]) -> None:
     """Wait until nodes answer by ssh."""
     deadline = time.monotonic() + SSH_SECONDS
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -267,7 +267,7 @@ def wait_for_ssh(waiting: list[Node]) -> None:
         )
 
 
-def _ask(pool: ThreadPoolExecutor, waiting: list[Node], deadline: float) -> Iterator[tuple[Node, bool]]:
+def _ask(pool: ThreadPoolExecutor, waiting: list[LabNode], deadline: float) -> Iterator[tuple[LabNode, bool]]:
     return zip(waiting, pool.map(lambda node: answers(node.address, deadline), waiting), strict=True)
 
 

@@ -73,14 +73,14 @@ class Action(ActionBase):  # type: ignore[misc]
             tell(str(variables.get("inventory_hostname", "")), text)
 
     @contextmanager
-    def telling(self, variables: Mapping[str, Any], words: Callable[[], str]) -> Iterator[None]:
+    def telling(self, variables: Mapping[str, Any], progress: Callable[[], str]) -> Iterator[None]:
         """Tells again and again how far something is, as long as it goes on; no words if that cannot be known."""
         done = threading.Event()
 
         def look() -> None:
             while not done.wait(LOOK):
                 with suppress(OSError):
-                    if said := words():
+                    if said := progress():
                         self.tell(variables, said)
 
         thread = threading.Thread(target=look, daemon=True)

@@ -54,7 +54,7 @@ def in_use(nodes: Sequence[str], hostvars: HostVars) -> str:
 
 
 @dataclass(frozen=True)
-class Node:
+class Removal:
     """What was removed from a node, and what stays."""
 
     removed: tuple[str, ...]
@@ -90,9 +90,9 @@ def report(
 ) -> tuple[str, str]:
     """What was removed and what stays, and which of the nodes are not done: without the last of these answers."""
     done = [name for name in nodes if "removed" in _answer(hostvars[name], answers[-1])]
-    same: dict[Node, list[str]] = {}
+    same: dict[Removal, list[str]] = {}
     for name in done:
-        same.setdefault(_node([_answer(hostvars[name], answer) for answer in answers]), []).append(name)
+        same.setdefault(_removal([_answer(hostvars[name], answer) for answer in answers]), []).append(name)
     lines = [line for node, names in same.items() for line in node.lines(names, check_mode=check_mode)]
     rest, where = [name for name in cluster if name not in nodes], shlex.quote(inventory)
     if done and rest:
@@ -117,9 +117,9 @@ def _missed(name: str, variables: Mapping[str, Any]) -> str:
     return f"{name} is not done, for the reason above: run this again for it"
 
 
-def _node(answers: Sequence[Mapping[str, Any]]) -> Node:
+def _removal(answers: Sequence[Mapping[str, Any]]) -> Removal:
     packages = {str(name) for answer in answers for name in answer.get("packages") or ()}
-    return Node(
+    return Removal(
         tuple(_lines(answers, "removed")),
         tuple(_lines(answers, "left")),
         # They become part of a command.

@@ -66,9 +66,9 @@ def _node(name: str, pairs: Sequence[Sequence[Any]], poor: set[tuple[str, str]])
     return f"{name}: {len(below)} of {len(mine)} connections measured are below the bar, {seen}"
 
 
-def _cell(one: Sequence[Any]) -> str:
-    way = f"{one[0]} → {one[1]}"
-    return f"{way}: nothing gets through" if one[2] is None else f"{way}: {one[2]:,.0f} MB/s, bar {one[3] or 0:,.0f}"
+def _cell(pair: Sequence[Any]) -> str:
+    way = f"{pair[0]} → {pair[1]}"
+    return f"{way}: nothing gets through" if pair[2] is None else f"{way}: {pair[2]:,.0f} MB/s, bar {pair[3] or 0:,.0f}"
 
 
 def _svg(grades: Any, rates: Any, names: Sequence[str], bad: Sequence[str]) -> Markup:
@@ -119,31 +119,31 @@ def _heads(name: str, place: int, left: float, top: float, size: int, bad: bool)
 
 
 def _cells(
-    found: str, run: Sequence[tuple[int, str]], name: str, place: int, rates: Any, left: float, top: float, size: int,
+    grade: str, run: Sequence[tuple[int, str]], name: str, place: int, rates: Any, left: float, top: float, size: int,
     numbered: bool,
 ) -> list[str]:  # fmt: skip
     """Cells of the same kind beside each other; single ones where each has a number or a sign of its own."""
-    if found in ("good", "none", "self") and not numbered:
+    if grade in ("good", "none", "self") and not numbered:
         across, wide = left + run[0][0] * size, len(run) * size
         return [
-            f'<rect class="cell {found}" x="{across}" y="{top + place * size}" width="{wide - 1}" height="{size - 1}"/>'
+            f'<rect class="cell {grade}" x="{across}" y="{top + place * size}" width="{wide - 1}" height="{size - 1}"/>'
         ]
     parts = []
     for at, other in run:
         x, y = left + at * size, top + place * size
         rate = rates.get((name, other))
-        seen = "not measured" if found == "none" else "" if found == "self" else SIGNS[found]
+        seen = "not measured" if grade == "none" else "" if grade == "self" else SIGNS[grade]
         title = f"{name} → {other}: {'' if rate is None else f'{rate:,.0f} MB/s, '}{seen}"
-        hint = "" if found == "self" else f"<title>{escape(title)}</title>"
-        parts.append(f'<rect class="cell {found}" x="{x}" y="{y}" width="{size - 1}" height="{size - 1}">{hint}</rect>')
+        hint = "" if grade == "self" else f"<title>{escape(title)}</title>"
+        parts.append(f'<rect class="cell {grade}" x="{x}" y="{y}" width="{size - 1}" height="{size - 1}">{hint}</rect>')
         if numbered and rate is not None:
             words = f"{rate:.0f}" if rate < 9999.5 else f"{rate / 1000:.0f}k"
-            parts.append(f'<text class="rate {found}" x="{x + size / 2 - 0.5}" y="{y + size / 2 + 3.5}">{words}</text>')
-        elif found in ("bad", "closed"):
+            parts.append(f'<text class="rate {grade}" x="{x + size / 2 - 0.5}" y="{y + size / 2 + 3.5}">{words}</text>')
+        elif grade in ("bad", "closed"):
             low, far = 0.3 * size, 0.4 * size - 1
             path = f"M{x + low:.1f} {y + low:.1f}l{far:.1f} {far:.1f}m{-far:.1f} 0l{far:.1f} {-far:.1f}"
-            parts.append(f'<path class="sign {found}" d="{path}"/>')
-        elif found == "slow":
+            parts.append(f'<path class="sign {grade}" d="{path}"/>')
+        elif grade == "slow":
             parts.append(
                 f'<path class="sign slow" d="M{x + 0.3 * size:.1f} {y + size / 2 - 0.5:.1f}h{0.4 * size - 1:.1f}"/>'
             )

@@ -126,19 +126,22 @@ def nearest(
     return None
 
 
-def cure(request: Request, found: Request | None) -> list[str]:
+def cure(request: Request, nearest: Request | None) -> list[str]:
     """The nearest set that works, as commands and settings."""
-    if not found:
+    if not nearest:
         return ["no part of it works on these nodes"]
-    lines, options = ["nearest set that works:"], [f"--want {name}=={version}" for name, version in found.from_command]
-    for (setting, before), after in zip(request.settings().items(), found.settings().values(), strict=True):
+    lines, options = (
+        ["nearest set that works:"],
+        [f"--want {name}=={version}" for name, version in nearest.from_command],
+    )
+    for (setting, before), after in zip(request.settings().items(), nearest.settings().values(), strict=True):
         if before != after:
             written = yaml.safe_dump(after, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
             lines.append(f"   in the inventory: {setting}: {written}")
-    if found.accelerator != request.accelerator:
-        options.insert(0, f"--accelerator {found.accelerator}")
-    if found.frameworks != request.frameworks:
-        options.insert(0, f"--frameworks {','.join(found.frameworks)}")
-    dropped = [one for one in request.packages if one not in found.packages and one[1] != SETTING]
+    if nearest.accelerator != request.accelerator:
+        options.insert(0, f"--accelerator {nearest.accelerator}")
+    if nearest.frameworks != request.frameworks:
+        options.insert(0, f"--frameworks {','.join(nearest.frameworks)}")
+    dropped = [one for one in request.packages if one not in nearest.packages and one[1] != SETTING]
     lines += [f"   without {requirement}, which {where} names" for requirement, where in dropped]
     return [*lines, f"   {' '.join([f'farandole lock -i {request.inventory}', *options])}"]

@@ -141,9 +141,9 @@ def add(kind: str, **fields: Any) -> None:
                 os.close(handle)
 
 
-def text(words: object) -> str:
+def text(message: object) -> str:
     """A text of several lines, harmless and of bounded length; the end says most."""
-    return on_terminal(str(words)[-TEXT:])
+    return on_terminal(str(message)[-TEXT:])
 
 
 # Reading

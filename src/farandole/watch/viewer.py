@@ -111,13 +111,13 @@ class Viewer:
             return
         self._show([line for line in stay if not (self.live and line.style == "play")])
 
-    def skip(self, words: str) -> None:
+    def skip(self, note: str) -> None:
         """Take in what is over, and show only how it ended."""
         if self.as_json:
             return
         for raw in self.reader.lines():
             self.watched.see(parse(raw))
-        self.lines([Text(words)])
+        self.lines([Text(note)])
 
     def _show(self, stay: list[Text]) -> None:
         now = time.monotonic()

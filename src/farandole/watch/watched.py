@@ -32,7 +32,7 @@ LONG = 5
 
 
 @dataclass
-class Host:
+class HostState:
     """A host in the present task: how it stands there, since when, and what it says of itself."""
 
     state: str = ""
@@ -46,7 +46,7 @@ class Watched:
 
     # The seconds of each task when it last ran to its end.
     last: Mapping[str, float] = field(default_factory=dict)
-    hosts: dict[str, Host] = field(default_factory=dict)
+    hosts: dict[str, HostState] = field(default_factory=dict)
     # Hosts for which a task failed because of what was found elsewhere.
     blamed: set[str] = field(default_factory=set)
     changes: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Watched:
         return lines
 
     def _begin(self, event: Event) -> list[Text]:
-        self.hosts[words(event, "host")] = Host("running", seconds(event))
+        self.hosts[words(event, "host")] = HostState("running", seconds(event))
         return []
 
     def _progress(self, event: Event) -> list[Text]:
@@ -119,7 +119,7 @@ class Watched:
         name = words(event, "host")
         # A task that ran in the background may answer when another one runs.
         if whole(event, "task") == self.number:
-            self.hosts[name] = Host(state, seconds(event))
+            self.hosts[name] = HostState(state, seconds(event))
         if state in LOST | {"changed"}:
             self.news.setdefault(state, []).extend([] if event.get("findings") else [name])
         self.blamed |= {name} if event.get("findings") else set()
@@ -219,9 +219,9 @@ class Watched:
         """A line for each host, or for each group of hosts if they would be too many."""
         rows = [([name], host) for name, host in self.hosts.items()]
         if len(rows) > min(height, 8):
-            rows = grouped(rows, words=True)
+            rows = grouped(rows, apart=True)
         if len(rows) > height:
-            rows = grouped(rows, words=False)
+            rows = grouped(rows, apart=False)
         shown = [(several(names), host) for names, host in rows[:height]]
         pad = min(40, max((len(name) for name, _ in shown), default=0))
         return [row(name.ljust(pad), host, now, check=self.check) for name, host in shown]
@@ -237,13 +237,13 @@ class Watched:
 KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why", "end"}
 
 
-def grouped(rows: Iterable[tuple[list[str], Host]], *, words: bool) -> list[tuple[list[str], Host]]:
+def grouped(rows: Iterable[tuple[list[str], HostState]], *, apart: bool) -> list[tuple[list[str], HostState]]:
     """Join the hosts that are in the same state; those that say something of themselves only if need be."""
-    groups = together(rows, lambda row: (row[1].state, row[1].words if words else ""))
+    groups = together(rows, lambda row: (row[1].state, row[1].words if apart else ""))
     joined = [
         (
             [name for names, _ in group for name in names],
-            Host(group[0][1].state, min(host.since for _, host in group), group[0][1].words),
+            HostState(group[0][1].state, min(host.since for _, host in group), group[0][1].words),
         )
         for group in groups
     ]
@@ -255,7 +255,7 @@ def said_of(state: str, check: bool) -> str:
     return "would change" if check and state == "changed" else SAID.get(state, state)
 
 
-def row(name: str, host: Host, now: float, *, check: bool = False) -> Text:
+def row(name: str, host: HostState, now: float, *, check: bool = False) -> Text:
     """The line of a host or group."""
     line = Text(f"  {name}  ").append(f"{said_of(host.state, check):<13}", STYLES[host.state])
     if host.state == "running":

@@ -26,7 +26,7 @@ from ansible.vars.clean import remove_internal_keys
 
 from farandole.core.files import write_private
 from farandole.plays.ahead import node
-from farandole.plays.ahead.calls import Answer, Call, Host, Run
+from farandole.plays.ahead.calls import Answer, Call, HostCalls, RunCalls
 
 # The modules in an archive as base64, and the full name and the profile of each.
 Packed = tuple[str, dict[str, tuple[str, str]]]
@@ -79,7 +79,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
     def _execute_module(
         self, module_name: Any = None, module_args: Any = None, tmp: Any = None, task_vars: Any = None, **options: Any
     ) -> dict[str, Any]:
-        run = Run.current(FOLDER)
+        run = RunCalls.current(FOLDER)
         if run is None or any(options.values()) or not self._askable(task_vars):
             return dict(super()._execute_module(module_name, module_args, tmp, task_vars, **options))
         name = module_name or self._task.action
@@ -108,7 +108,9 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         user = self.get_become_option("become_user") if self._connection.become else ""
         return Call(name, encode(arguments), json.dumps(environment), str(user))
 
-    def _answer(self, run: Run, host: Host, call: Call, task_vars: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _answer(
+        self, run: RunCalls, host: HostCalls, call: Call, task_vars: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
         """The result of a call if the node has given it already; None if the module has to be called."""
         answers = host.answers()
         if answers is None and (calls := host.due(call)):
@@ -125,7 +127,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
     def _decoded(self, answer: Answer) -> dict[str, Any]:
         return decode(answer)
 
-    def _ask(self, run: Run, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
+    def _ask(self, run: RunCalls, calls: Sequence[Call], task_vars: Mapping[str, Any]) -> dict[str, Answer]:
         """Make all calls on the node, in check mode."""
         packed, modules = self._packed(run, sorted({call.module for call in calls}), task_vars)
         # What Ansible adds to the arguments of every module.
@@ -141,7 +143,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
         printed = self._low_level_execute_command(command, in_data=program.encode())["stdout"]
         return told(printed, [(call.key, modules[call.module][1]) for call in known])
 
-    def _packed(self, run: Run, names: Sequence[str], task_vars: Mapping[str, Any]) -> Packed:
+    def _packed(self, run: RunCalls, names: Sequence[str], task_vars: Mapping[str, Any]) -> Packed:
         """These modules in one archive, which is made again only if one of its sources changes: that takes seconds."""
         path = run.packed / self._version(names)
         with run.alone():

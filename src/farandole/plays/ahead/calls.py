@@ -44,7 +44,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostCalls:
     """The calls and answers of a host; its tasks run one after the other."""
 
     path: Path
@@ -98,7 +98,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCalls:
     """The temporary folder of a run, and the folder with the record of the last run of its kind."""
 
     folder: Path
@@ -116,13 +116,13 @@ class Run:
         (folder / "record").symlink_to(record)
 
     @classmethod
-    def current(cls, folder: Path) -> Run | None:
+    def current(cls, folder: Path) -> RunCalls | None:
         with suppress(OSError):
             return cls(folder, (folder / "record").readlink())
         return None
 
-    def host(self, name: str) -> Host:
-        return Host(self.folder / quote(name, safe=""), self.record / quote(name, safe=""))
+    def host(self, name: str) -> HostCalls:
+        return HostCalls(self.folder / quote(name, safe=""), self.record / quote(name, safe=""))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
