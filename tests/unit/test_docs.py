@@ -80,6 +80,15 @@ def test_a_misspelt_command_is_noticed(words: list[str]) -> None:
     assert misspelt(words)
 
 
+def test_contributors_are_sent_to_paths_that_exist() -> None:
+    named = re.findall(r"`([\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = {
+        name for name in named if "/" in name and not re.search("NAME|CODE|test_x|^[.]farandole|tasks/|meta/", name)
+    }
+    assert len(paths) > 30
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
 # The node's half of an action is documented in the action.
 DOCUMENTED = [path.stem for path in ROOT.glob("plugins/modules/*.py") if "DOCUMENTATION = " in path.read_text()]
 
