@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from farandole.core.findings import Finding, Group, grouped, several, together
 from farandole.report.compare import Comparison
 from farandole.report.figures import bandwidth, figures, losses, pace, scaling
-from farandole.report.matrix import matrix
+from farandole.report.matrix import MARKS, matrix
 
 LARGEST = 2_000_000
 # How much is shown if a page gets too large: checks, lines of each log, jobs, nodes, characters of a text.
@@ -107,6 +107,7 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "scaling": scaling(result),
         "pace": pace(result),
         "matrix": _matrix(preflight, result["hosts"]) if preflight else None,
+        "marks": {"good": "", "none": "", **MARKS},
         "time_line": time_line(result),
         "cut": _missing(result, whole),
         "comparison": comparison,
