@@ -129,13 +129,13 @@ def up_s() -> int:
 
 def cpu_flags(cpuinfo: str) -> list[str] | None:
     """Those instruction sets of x86 that matter; null if the processor names none."""
-    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return [flag for flag in CPU_FLAGS if flag in found[1].split()] if found else None
+    match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return [flag for flag in CPU_FLAGS if flag in match[1].split()] if match else None
 
 
 def memory_mb(meminfo: str) -> int:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    return int(found[1]) >> 10 if found else 0
+    match = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    return int(match[1]) >> 10 if match else 0
 
 
 def mount_table(mountinfo: str) -> dict[str, tuple[str, set[str]]]:
@@ -173,19 +173,19 @@ def ceiling() -> dict[str, int | None]:
 
 
 def hard_limit(limits: str, name: str, unit: int) -> int | None:
-    found = re.search(rf"^{name}\s+\S+\s+(\d+)", limits, re.MULTILINE)
-    return int(found[1]) // unit if found else None
+    match = re.search(rf"^{name}\s+\S+\s+(\d+)", limits, re.MULTILINE)
+    return int(match[1]) // unit if match else None
 
 
 def links() -> dict[str, dict[str, Any]]:
     """The MTU of each interface, and its speed in Mb/s and duplex where it has any."""
-    found = {}
+    by_name = {}
     for folder in sorted(Path("/sys/class/net").iterdir()):
         if mtu := number(read(folder / "mtu")):
             speed = number(read(folder / "speed"))
             duplex = read(folder / "duplex")
-            found[folder.name] = {"mtu": mtu, "speed": speed, "duplex": duplex if duplex in ("half", "full") else ""}
-    return found
+            by_name[folder.name] = {"mtu": mtu, "speed": speed, "duplex": duplex if duplex in ("half", "full") else ""}
+    return by_name
 
 
 def number(text: str) -> int | None:
@@ -213,8 +213,8 @@ def packages(status: str) -> dict[str, str]:
 
 def nvidia_devices() -> int:
     """The number of NVIDIA's GPUs on the bus, with or without a driver."""
-    found = [read(path.parent / "class") for path in Path("/sys/bus/pci/devices").glob("*/vendor") if nvidia(path)]
-    return sum(kind.startswith(DISPLAY) for kind in found)
+    classes = [read(path.parent / "class") for path in Path("/sys/bus/pci/devices").glob("*/vendor") if nvidia(path)]
+    return sum(kind.startswith(DISPLAY) for kind in classes)
 
 
 def nvidia(vendor: Path) -> bool:
@@ -224,9 +224,9 @@ def nvidia(vendor: Path) -> bool:
 def driver_library() -> str:
     """The version of the driver's library, which differs from the loaded driver's after an upgrade without a reboot."""
     for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"):
-        found = re.fullmatch(r"libcuda\.so\.(\d+(\.\d+)+)", Path(os.path.realpath(f"{folder}/libcuda.so.1")).name)
-        if found:
-            return found[1]
+        match = re.fullmatch(r"libcuda\.so\.(\d+(\.\d+)+)", Path(os.path.realpath(f"{folder}/libcuda.so.1")).name)
+        if match:
+            return match[1]
     return ""
 
 
@@ -256,14 +256,14 @@ def xids(log: str) -> list[list[Any]]:
 
 def rdma_ports() -> dict[str, dict[str, Any]]:
     """State and rate in Gb/s of each port."""
-    found = {}
+    ports = {}
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         rate = re.match(r"\d+", read(port / "rate"))
-        found[f"{port.parts[-3]}/{port.name}"] = {
+        ports[f"{port.parts[-3]}/{port.name}"] = {
             "active": read(port / "state").endswith("ACTIVE"),
             "rate": int(rate[0]) if rate else 0,
         }
-    return found
+    return ports
 
 
 def shell_commands(account: pwd.struct_passwd, runuser: str) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
@@ -284,8 +284,8 @@ def shell_commands(account: pwd.struct_passwd, runuser: str) -> dict[str, tuple[
 
 def pam_environment(text: str) -> dict[str, str]:
     """The variables of /etc/environment, which every session gets."""
-    found = re.findall(r"^\s*(?:export\s+)?(\w+)=(.*?)\s*$", text, re.MULTILINE)
-    return {name: value.strip("\"'") for name, value in found}
+    pairs = re.findall(r"^\s*(?:export\s+)?(\w+)=(.*?)\s*$", text, re.MULTILINE)
+    return {name: value.strip("\"'") for name, value in pairs}
 
 
 def shell_answer(output: str) -> Any:

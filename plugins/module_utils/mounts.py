@@ -19,10 +19,10 @@ class Mount(NamedTuple):
 
 def mounts_in(table: str) -> list[Mount]:
     """The lines of mountinfo, in which blanks in paths are escaped."""
-    found = []
+    mounts = []
     for line in table.splitlines():
         own, _, other = line.partition(" - ")
-        words, source = own.split(), other.split()
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4])
-        found.append(Mount(point, source[0], {*words[5].split(","), *source[2].split(",")}))
-    return found
+        fields, source = own.split(), other.split()
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        mounts.append(Mount(point, source[0], {*fields[5].split(","), *source[2].split(",")}))
+    return mounts

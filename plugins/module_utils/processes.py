@@ -14,12 +14,12 @@ NOBODYS = 65535
 
 def processes(uid: int) -> list[int]:
     """The processes of an account that have not ended."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == uid and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def kill_all(uid: int) -> None:

@@ -50,13 +50,13 @@ def ending(code: int, began: float) -> str:
     if 0 <= code <= 128:
         return f"It ended with status {code}."
     # A shell reports the death of its command as 128 and the signal.
-    words = (
+    how = (
         f"ended with status {code}, as a shell says of {name(code - 128)}"
         if code > 0
         else f"was killed by {name(-code)}"
     )
     said = "; ".join(kernel(began))
-    return f"It {words}.{f' The kernel said meanwhile: {said}' if said else ''}"
+    return f"It {how}.{f' The kernel said meanwhile: {said}' if said else ''}"
 
 
 def name(number: int) -> str:
@@ -72,12 +72,12 @@ def kernel(began: float) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    found = [
+    lines = [
         line[2]
         for line in re.finditer(r"^\[ *(\d+\.\d+)\] (.*)$", done.stdout, re.MULTILINE)
         if float(line[1]) > began - CLOCKS_S and FATAL.search(line[2])
     ]
-    return [plain(line)[:300] for line in found[-2:]]
+    return [plain(line)[:300] for line in lines[-2:]]
 
 
 def plain(text: str) -> str:

@@ -164,8 +164,8 @@ def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
     """Make all accounts as they have to be; says what was done."""
     due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
     for name, uid in users.items():
-        one = wanted(name, uid, job_user=name == module.params["job_user"])
-        due += [*one, *(lingering(name) if module.params["linger"] else [])]
+        commands = wanted(name, uid, job_user=name == module.params["job_user"])
+        due += [*commands, *(lingering(name) if module.params["linger"] else [])]
     former = {name: known for name in members() if name not in users and (known := user_id(name))}
     for name in former:
         due += locking(name)

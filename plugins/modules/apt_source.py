@@ -199,10 +199,10 @@ def signed_by(file: Path, number: int) -> str:
     """The signing key of an existing entry; apt refuses two entries for one repository with different keys."""
     if file.suffix == ".sources":
         stanzas = [part for part in re.split(r"\n\s*\n", file.read_text()) if re.search(r"(?im)^types:", part)]
-        found = re.search(r"(?im)^signed-by:\s*(\S+)", stanzas[number - 1])
+        match = re.search(r"(?im)^signed-by:\s*(\S+)", stanzas[number - 1])
     else:
-        found = re.search(r"\bsigned-by=([^\]\s]+)", file.read_text().splitlines()[number - 1])
-    return found[1] if found else ""
+        match = re.search(r"\bsigned-by=([^\]\s]+)", file.read_text().splitlines()[number - 1])
+    return match[1] if match else ""
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ def has_ended(unit: dict[str, str]) -> bool:
 
 def names_of(unit: dict[str, str]) -> tuple[str, str]:
     """The names of the unit's step and of the build that it belongs to."""
-    found = re.fullmatch(r"(.*) \[(\S*) \w+\]", unit["Description"])
-    return (found[1], found[2]) if found else ("", "")
+    match = re.fullmatch(r"(.*) \[(\S*) \w+\]", unit["Description"])
+    return (match[1], match[2]) if match else ("", "")
 
 
 def file_of(name: str, directory: Path, kind: str) -> Path:

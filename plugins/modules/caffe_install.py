@@ -60,7 +60,7 @@ def inner(path: str) -> str:
 
 def wanted(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
     """The members with the paths, modes and owner that they get; refused if one of them is not safe."""
-    found: dict[str, tarfile.TarInfo] = {}
+    members_by_name: dict[str, tarfile.TarInfo] = {}
     for member in members:
         member.name = inner(member.name)
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -72,18 +72,18 @@ def wanted(members: list[tarfile.TarInfo]) -> list[tarfile.TarInfo]:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         member.mode = 0o755 if member.isdir() or member.mode & 0o111 else 0o644
-        if member.name in found and not member.isdir():
+        if member.name in members_by_name and not member.isdir():
             raise RefusedError(f"{member.name!a} is in it twice")
-        found[member.name] = member
-    links = {name for name, member in found.items() if member.issym()}
-    for name, member in found.items():
+        members_by_name[member.name] = member
+    links = {name for name, member in members_by_name.items() if member.issym()}
+    for name, member in members_by_name.items():
         above = [name, *([member.linkname] if member.islnk() else [])]
         for path in above:
-            if through := next((one for one in parents(path) if one in links), None):
+            if through := next((parent for parent in parents(path) if parent in links), None):
                 raise RefusedError(f"{name!a} would be written through the link {through!a}")
-        if member.islnk() and not (member.linkname in found and found[member.linkname].isreg()):
+        if member.islnk() and not (member.linkname in members_by_name and members_by_name[member.linkname].isreg()):
             raise RefusedError(f"{name!a} is a hard link to something outside")
-    return list(found.values())
+    return list(members_by_name.values())
 
 
 def parents(path: str) -> list[str]:

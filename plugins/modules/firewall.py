@@ -100,14 +100,14 @@ def rules(members: list[str], ssh: set[int], opened: list[str]) -> str:
 
 
 def elements(members: list[str], version: int) -> str:
-    found = sorted({address for text in members if (address := ip_address(text)).version == version})
-    return f"elements = {{ {', '.join(map(str, found))} }}; " if found else ""
+    addresses = sorted({address for text in members if (address := ip_address(text)).version == version})
+    return f"elements = {{ {', '.join(map(str, addresses))} }}; " if addresses else ""
 
 
 def ports_of(text: str) -> tuple[int, int]:
     """The first and the last port of a range."""
-    if found := PORTS.fullmatch(text):
-        first, last = int(found[1]), int(found[2] or found[1])
+    if match := PORTS.fullmatch(text):
+        first, last = int(match[1]), int(match[2] or match[1])
         if FIRST <= first <= last <= LAST:
             return first, last
     raise ValueError(f"{text} is neither a port from {FIRST} to {LAST} nor a range of them, such as 30000-32767")
@@ -140,15 +140,15 @@ def runs(module: AnsibleModule) -> bool:
 
 def closed_services(ours: list[tuple[int, int]], proc: Path = Path("/proc/net")) -> list[int]:
     """The ports above 1023 on which somebody listens for more than this machine itself, and that will be closed."""
-    found = set()
+    ports = set()
     for state, names in SOCKETS.items():
         for name in names:
             for row in (proc / name).read_text().splitlines()[1:] if (proc / name).exists() else []:
                 _, local, _, now, *_ = row.split()
                 address, port = local.split(":")
                 if now == state and int(port, 16) >= FIRST and not is_loopback(address):
-                    found.add(int(port, 16))
-    return sorted(port for port in found if not any(first <= port <= last for first, last in ours))
+                    ports.add(int(port, 16))
+    return sorted(port for port in ports if not any(first <= port <= last for first, last in ours))
 
 
 def is_loopback(address: str) -> bool:
@@ -193,8 +193,8 @@ def main() -> None:
     if due and not module.check_mode:
         for path, text in stale.items():
             write(module, path, text, *([nft, "--check", "--file"] if path == FILE else []))
-        for words in (["daemon-reload"], ["enable", "--quiet", UNIT.name], ["reload-or-restart", UNIT.name]):
-            module.run_command(["systemctl", *words], check_rc=True)
+        for verb in (["daemon-reload"], ["enable", "--quiet", UNIT.name], ["reload-or-restart", UNIT.name]):
+            module.run_command(["systemctl", *verb], check_rc=True)
         if not loaded(module, nft):
             module.fail_json(msg=f"the kernel does not have the table that {FILE} describes; nft list table {TABLE}")
     diff = {"before": FILE.read_text() if FILE.exists() and FILE not in stale else "", "after": ""}

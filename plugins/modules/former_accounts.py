@@ -83,12 +83,12 @@ def members(group: str) -> list[str] | None:
 
 def stays(account: pwd.struct_passwd) -> list[str]:
     """What stays with an account, and what that means."""
-    found = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
+    reasons = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
     keys = Path(account.pw_dir) / ".ssh/authorized_keys"
     with suppress(OSError):
         if keys.stat().st_size:
-            found.append(f"{keys}, which lets people log in again: its keys were ignored until now")
-    return found
+            reasons.append(f"{keys}, which lets people log in again: its keys were ignored until now")
+    return reasons
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def main() -> None:
             module.run_command(["groupdel", module.params["group"]], check_rc=True)
     module.exit_json(
         changed=bool(removed), removed=removed, left=left,
-        diff={"before": "".join(f"{one}\n" for one in removed), "after": ""},
+        diff={"before": "".join(f"{what}\n" for what in removed), "after": ""},
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     changed = after != before
     # A server that does not answer takes seconds, so it is asked last.
     if changed and name not in names(after):
-        asked = (module.run_command(["timeout", "5", "getent", "-s", one, "ahosts", name])[0] for one in SERVICES)
+        asked = (module.run_command(["timeout", "5", "getent", "-s", db, "ahosts", name])[0] for db in SERVICES)
         after = after if 0 in asked else with_own(after, name)
     if changed and not module.check_mode:
         put(FILE, after)

@@ -98,8 +98,8 @@ def repair(module: AnsibleModule, names: list[str]) -> list[str]:
 def describe(module: AnsibleModule, path: str) -> Deb:
     """Read the name and version of a deb."""
     form = "--showformat=${Package} ${Version}"
-    words = run(module, f"reading the deb {path}", ["dpkg-deb", "--show", form, path])
-    name, _, version = words.partition(" ")
+    shown = run(module, f"reading the deb {path}", ["dpkg-deb", "--show", form, path])
+    name, _, version = shown.partition(" ")
     return Deb(path, name, version)
 
 

@@ -94,7 +94,9 @@ Mount = dict[str, Any]
 
 def unit_name(where: str) -> str:
     """The name that systemd requires for the units of a mount point."""
-    escaped = re.sub(r"[^\w:./]", lambda one: "".join(f"\\x{byte:02x}" for byte in one[0].encode()), where, flags=re.A)
+    escaped = re.sub(
+        r"[^\w:./]", lambda char: "".join(f"\\x{byte:02x}" for byte in char[0].encode()), where, flags=re.A
+    )
     return escaped.strip("/").replace("/", "-")
 
 
@@ -111,22 +113,22 @@ def texts(mount: Mount) -> dict[str, str]:
 def own_units() -> dict[str, str]:
     """The units on disk that this module wrote."""
     paths = [path for kind in ("mount", "automount") for path in UNITS.glob(f"*.{kind}") if not path.is_symlink()]
-    found = {path.name: path.read_text(errors="replace") for path in paths}
-    return {name: text for name, text in found.items() if text.startswith(MARKER)}
+    texts = {path.name: path.read_text(errors="replace") for path in paths}
+    return {name: text for name, text in texts.items() if text.startswith(MARKER)}
 
 
 def place(text: str) -> str:
     """The mount point that a unit names."""
-    found = re.search("^Where=(.*)$", text, re.MULTILINE)
-    return found[1].replace("%%", "%") if found else ""
+    match = re.search("^Where=(.*)$", text, re.MULTILINE)
+    return match[1].replace("%%", "%") if match else ""
 
 
 def mounted() -> dict[str, list[str]]:
     """The types of what is mounted, by mount point."""
-    found: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for mount in mounts_in(TABLE.read_text()):
-        found.setdefault(mount.point, []).append(mount.kind)
-    return found
+        kinds.setdefault(mount.point, []).append(mount.kind)
+    return kinds
 
 
 def loaded(module: AnsibleModule, names: list[str]) -> bool:
@@ -145,29 +147,29 @@ def loaded(module: AnsibleModule, names: list[str]) -> bool:
 
 def refusals(mounts: list[Mount], supplied: list[str]) -> list[str]:
     """Why new file systems cannot be mounted here."""
-    found, now = [], mounted()
+    reasons, now = [], mounted()
     for mount in mounts:
         where, kind = Path(mount["where"]), mount["type"]
         if kind not in supplied and not helped(kind):
-            found.append(
+            reasons.append(
                 f"nothing here can mount type {kind} for {where}: there is no /sbin/mount.{kind}, and the kernel does "
                 "not know it; add the Debian package that brings it to base_extra_packages"
             )
         if str(where) in now:
-            found.append(f"{where} is already mounted by somebody else, as {now[str(where)][-1]}: unmount it there")
+            reasons.append(f"{where} is already mounted by somebody else, as {now[str(where)][-1]}: unmount it there")
         elif (where.exists() or where.is_symlink()) and (where.is_symlink() or not where.is_dir()):
-            found.append(f"{where} is not a folder: move it away")
-        elif where.is_dir() and not mount["hides"] and (files := sorted(one.name for one in where.iterdir())):
-            found.append(f"{where} contains files, such as {files[0]}, which the mount would hide: move them away")
-    return found
+            reasons.append(f"{where} is not a folder: move it away")
+        elif where.is_dir() and not mount["hides"] and (files := sorted(file.name for file in where.iterdir())):
+            reasons.append(f"{where} contains files, such as {files[0]}, which the mount would hide: move them away")
+    return reasons
 
 
 def helped(kind: str) -> bool:
     """Whether mount(8) or the kernel knows a type of file system, or a module of the kernel does."""
-    words = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
+    kinds = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
     helpers = [f"/sbin/mount.{kind}", f"/usr/sbin/mount.{kind}"]
     probing = ["modprobe", "--dry-run", "--quiet", kind]
-    return kind in words or any(map(os.path.exists, helpers)) or bounded(probing)[0] == 0
+    return kind in kinds or any(map(os.path.exists, helpers)) or bounded(probing)[0] == 0
 
 
 def bounded(command: list[str]) -> tuple[int | None, str]:
@@ -201,15 +203,15 @@ def unmount(where: str) -> str:
 
 def users(where: str) -> list[str]:
     """The processes that use a file system; the kernel knows without asking the server."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             links = [process / "cwd", process / "root", process / "exe", *(process / "fd").iterdir()]
             if any(f"{link.readlink()}/".startswith(f"{where}/") for link in links):
-                found.append(f"{(process / 'comm').read_text().strip()} (process {process.name})")
+                processes.append(f"{(process / 'comm').read_text().strip()} (process {process.name})")
         except OSError:
             continue
-    return found[:5]
+    return processes[:5]
 
 
 def change(module: AnsibleModule, wanted: dict[str, str], differing: list[str], gone: dict[str, str]) -> None:

@@ -97,8 +97,8 @@ class Packages:
             return
         # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
         form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
-        words = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
-        if broken := [word[1] for word in words if word[0] == "reinstreq"]:
+        rows = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
+        if broken := [word[1] for word in rows if word[0] == "reinstreq"]:
             self.must("apt-get", "--quiet", "update")
             self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
         self.must("dpkg", "--configure", "--pending")
@@ -125,12 +125,12 @@ def stale() -> bool:
 
 def lacking(names: list[str], installed: set[str]) -> list[str]:
     """The first alternative of each package that is not installed."""
-    found = []
+    missing = []
     for name in names:
         alternatives = [alternative.strip() for alternative in name.split("|")]
         if not (all(map(NAME.fullmatch, alternatives)) and installed & set(alternatives)):
-            found.append(alternatives[0])
-    return found
+            missing.append(alternatives[0])
+    return missing
 
 
 def main() -> None:

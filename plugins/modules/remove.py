@@ -94,16 +94,16 @@ class Removal:
 
     def path(self, path: Path) -> None:
         """Remove a path and what killed runs have left of it."""
-        found = [*path.parent.glob(f".{glob.escape(path.name)}.*"), path]
-        found = [one for one in found if exists(one) and may_remove(one)]
-        for one in found:
-            if mounted := [mount for mount in self.mounts if mount == one or one in mount.parents]:
-                self.left.append(f"{one}: {mounted[0]} is a mount point; unmount it and run this again")
+        targets = [*path.parent.glob(f".{glob.escape(path.name)}.*"), path]
+        targets = [target for target in targets if exists(target) and may_remove(target)]
+        for target in targets:
+            if mounted := [mount for mount in self.mounts if mount == target or target in mount.parents]:
+                self.left.append(f"{target}: {mounted[0]} is a mount point; unmount it and run this again")
                 continue
-            self.gone.append(one)
+            self.gone.append(target)
             if self.active:
-                discard(one)
-        if set(found) & set(self.gone):
+                discard(target)
+        if set(targets) & set(self.gone):
             self.removed.append(str(path))
 
     def folder(self, path: Path) -> None:
@@ -114,7 +114,7 @@ class Removal:
             self.left.append(f"{path}, because it is a {'link' if path.is_symlink() else 'mount point'}")
         elif not path.is_dir():
             self.left.append(f"{path}, because it is not a folder")
-        elif others := sorted(one.name for one in path.iterdir() if one not in self.gone):
+        elif others := sorted(entry.name for entry in path.iterdir() if entry not in self.gone):
             self.left.append(f"{path}, because others have put something there: {', '.join(others[:5])}")
         else:
             self.removed.append(str(path))
@@ -247,7 +247,7 @@ def main() -> None:
         removed=removal.removed,
         left=removal.left,
         packages=packages,
-        diff={"before": "".join(f"{one}\n" for one in removal.removed), "after": ""},
+        diff={"before": "".join(f"{what}\n" for what in removal.removed), "after": ""},
     )
 
 

@@ -39,18 +39,18 @@ def active_run(file: TextIO) -> Any:
         return None
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(run: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether both are the same run."""
-    return all(one.get(name) == other.get(name) for name in ("place", "pid", "started"))
+    return all(run.get(name) == other.get(name) for name in ("place", "pid", "started"))
 
 
 def held_by_another(file: TextIO, run: dict[str, Any], over: Any) -> Any:
     """The active run that blocks this one; None if there is none. `over` is a run known to have ended."""
     deadline = time.monotonic() + GRACE
-    while (found := active_run(file)) and not same(found, run) and not (over and same(found, over)):
+    while (active := active_run(file)) and not same(active, run) and not (over and same(active, over)):
         # A control machine knows which of its own runs are dead, so waiting would not help.
-        if found.get("place") == run["place"] or time.monotonic() > deadline:
-            return found
+        if active.get("place") == run["place"] or time.monotonic() > deadline:
+            return active
         time.sleep(0.2)
     return None
 

@@ -103,22 +103,22 @@ class Accounting:
                 # Their history stays.
                 self.change("modify", "user", user, "where", f"account={name}", "set", "fairshare=0", "maxsubmitjobs=0")
 
-    def ask(self, *words: str) -> list[str]:
-        _, out, _ = self.module.run_command([*SACCTMGR, *words], check_rc=True)
+    def ask(self, *arguments: str) -> list[str]:
+        _, out, _ = self.module.run_command([*SACCTMGR, *arguments], check_rc=True)
         return [*out.splitlines()]
 
-    def add(self, *words: str) -> None:
-        self.change("add", *words)
+    def add(self, *arguments: str) -> None:
+        self.change("add", *arguments)
 
-    def change(self, *words: str) -> None:
-        self.added.append(" ".join(words))
+    def change(self, *arguments: str) -> None:
+        self.added.append(" ".join(arguments))
         if not self.module.check_mode:
-            code, out, err = self.module.run_command(["sacctmgr", "--immediate", "--quiet", *words])
+            code, out, err = self.module.run_command(["sacctmgr", "--immediate", "--quiet", *arguments])
             if code:
-                self.fail(f"sacctmgr {' '.join(words)} failed: {(err or out).strip()}")
+                self.fail(f"sacctmgr {' '.join(arguments)} failed: {(err or out).strip()}")
 
-    def fail(self, words: str) -> None:
-        self.module.fail_json(msg=words)
+    def fail(self, message: str) -> None:
+        self.module.fail_json(msg=message)
 
 
 def main() -> None:

@@ -40,26 +40,26 @@ PATIENCE_S = 20
 
 def nodes(printed: str) -> dict[str, tuple[bool, str]]:
     """Whether each node is drained, and the reason, from `scontrol --oneliner show nodes`."""
-    found = {}
+    known = {}
     for line in printed.splitlines():
         name, flags = re.match(r"NodeName=(\S+)", line), re.search(r" State=(\S+)", line)
         reason = re.search(r" Reason=(.*?)(?: \[[^\]\[]*@[^\]\[]*\])?$", line.rstrip())
         if name and flags:
-            found[name[1]] = ("DRAIN" in flags[1], reason[1].strip() if reason else "")
-    return found
+            known[name[1]] = ("DRAIN" in flags[1], reason[1].strip() if reason else "")
+    return known
 
 
 def changes(known: dict[str, tuple[bool, str]], excluded: dict[str, str]) -> dict[str, tuple[str, str]]:
     """The state and reason to set, by node."""
-    found = {}
+    due = {}
     for name, (drained, reason) in known.items():
         if name in excluded:
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
             if not drained or (reason.startswith(OURS) and reason != wanted):
-                found[name] = ("drain", wanted)
+                due[name] = ("drain", wanted)
         elif drained and (reason.startswith(OURS) or LESS.match(reason)):
-            found[name] = ("resume", "")
-    return found
+            due[name] = ("resume", "")
+    return due
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def main() -> None:
     known, until = nodes(out), time.monotonic() + PATIENCE_S
     wanted = changes(known, module.params["excluded"])
     for name, (state, reason) in wanted.items() if not module.check_mode else ():
-        words = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
+        settings = [f"NodeName={name}", f"State={state}", *([f"Reason={reason}"] if reason else [])]
         # A node whose settings have changed cannot be taken back until it has registered with them.
-        code, _, err = patient(module, ["scontrol", "update", *words], until - time.monotonic())
+        code, _, err = patient(module, ["scontrol", "update", *settings], until - time.monotonic())
         if code and not LESS.match(known[name][1]):
             module.fail_json(msg=f"{name} could not be changed to {state}: {err.strip()}")
         if code:

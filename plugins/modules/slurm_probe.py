@@ -54,11 +54,11 @@ def cgroups(root: Path) -> str:
 
 def hardware(printed: str) -> dict[str, object]:
     """The counts in what `slurmd -C` prints."""
-    found = {name: re.search(rf"\b{key}=(\d+)", printed) for name, key in NAMES.items()}
-    counts: dict[str, object] = {name: int(match[1]) for name, match in found.items() if match}
+    matches = {name: re.search(rf"\b{key}=(\d+)", printed) for name, key in NAMES.items()}
+    counts: dict[str, object] = {name: int(match[1]) for name, match in matches.items() if match}
     boards = re.search(r"\bBoards=(\d+)", printed)
-    if boards and found["sockets"]:
-        counts["sockets"] = int(boards[1]) * int(found["sockets"][1])
+    if boards and matches["sockets"]:
+        counts["sockets"] = int(boards[1]) * int(matches["sockets"][1])
     return counts
 
 
@@ -74,16 +74,16 @@ def partitions(settings: str, busy: set[str] | None) -> list[dict[str, object]]:
 def main() -> None:
     """Answer with what was read."""
     module = AnsibleModule(argument_spec={"node": {"type": "bool", "default": True}}, supports_check_mode=True)
-    found = []
+    busy = []
     if SETTINGS.exists() and shutil.which("squeue"):
         code, jobs, _ = module.run_command(["timeout", "10", "squeue", "--all", "--noheader", "--format=%P"])
-        found = partitions(SETTINGS.read_text(), None if code else {*re.split(r"[\s,]+", jobs)})
+        busy = partitions(SETTINGS.read_text(), None if code else {*re.split(r"[\s,]+", jobs)})
     installed = shutil.which("slurmd")
     if module.params["node"] and not installed and not module.check_mode:
         module.fail_json(msg="slurmd is not installed")
     if not module.params["node"] or not installed:
         # In check mode, it would be installed before.
-        module.exit_json(changed=False, partitions=found)
+        module.exit_json(changed=False, partitions=busy)
     _, printed, _ = module.run_command(["slurmd", "-C"], check_rc=True)
     gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     _, version, _ = module.run_command(["slurmd", "-V"], check_rc=True)
@@ -92,7 +92,7 @@ def main() -> None:
         "cgroups": cgroups(CGROUPS),
         "version": "".join(re.findall(r"\b\d{2}\.\d{2}\b", version)[:1]),
     }
-    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=found)
+    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=busy)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def remembered(folder: Path, revoked: str) -> dict[str, Any]:
 def openssh(module: AnsibleModule) -> float:
     """The version of OpenSSH: 9.2 for `OpenSSH_9.2p1 Debian-2`."""
     _, _, version = module.run_command(["ssh", "-V"], check_rc=True)
-    found = re.match(r"OpenSSH_(\d+\.\d+)", version)
-    return float(found[1]) if found else 0.0
+    match = re.match(r"OpenSSH_(\d+\.\d+)", version)
+    return float(match[1]) if match else 0.0
 
 
 def main() -> None:

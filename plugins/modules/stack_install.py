@@ -170,9 +170,9 @@ def place(incoming: Path, root: Path, stack: str, mpi: str) -> None:
     sweep(root)
 
 
-def same(one: Path, other: Path) -> bool:
+def same(tree: Path, other: Path) -> bool:
     """Whether two trees have the same contents."""
-    return other.is_dir() and not other.is_symlink() and digest(text(scan(one))) == digest(text(scan(other)))
+    return other.is_dir() and not other.is_symlink() and digest(text(scan(tree))) == digest(text(scan(other)))
 
 
 def test(module: AnsibleModule, target: Path, incoming: Path) -> None:

@@ -50,17 +50,17 @@ class Process(NamedTuple):
 
 def processes() -> list[Process]:
     """The processes of jobs."""
-    found = []
+    running = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words, marked = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes()
-            runs = COMMAND in words[:3] and b"_job" in words
-            if runs or any(word.startswith(ROOT) for word in words[:2]) or b"\0" + MARK in b"\0" + marked:
-                found.append(Process(int(entry.name), job(entry, words)))
-    return found
+            argv, marked = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes()
+            runs = COMMAND in argv[:3] and b"_job" in argv
+            if runs or any(word.startswith(ROOT) for word in argv[:2]) or b"\0" + MARK in b"\0" + marked:
+                running.append(Process(int(entry.name), job(entry, argv)))
+    return running
 
 
-def job(entry: Path, words: list[bytes]) -> str:
+def job(entry: Path, argv: list[bytes]) -> str:
     """Whose job a process belongs to, and which."""
     uid = entry.stat().st_uid
     try:
@@ -68,9 +68,9 @@ def job(entry: Path, words: list[bytes]) -> str:
     except KeyError:
         owner = str(uid)
     number = re.search(r"/runs/(\d+)/", f"{(entry / 'cwd').readlink()}/")
-    if b"_job" in words[:-2]:
-        return f"run {words[words.index(b'_job') + 1].decode(errors='replace')} of {owner}"
-    program = Path(os.fsdecode(next(iter(words[1:2] if words[0].endswith(b"python") else words)) or words[0])).name
+    if b"_job" in argv[:-2]:
+        return f"run {argv[argv.index(b'_job') + 1].decode(errors='replace')} of {owner}"
+    program = Path(os.fsdecode(next(iter(argv[1:2] if argv[0].endswith(b"python") else argv)) or argv[0])).name
     return f"run {number[1]} of {owner}" if number else f"{program} of {owner}"
 
 
@@ -85,11 +85,11 @@ def end(module: AnsibleModule) -> None:
     for unit in builds(module):
         module.run_command(["systemctl", "stop", unit], check_rc=True)
     deadline, told = time.monotonic() + GRACE_S, set()
-    while found := processes():
+    while running := processes():
         late = time.monotonic() > deadline
         if time.monotonic() > deadline + GRACE_S:
-            module.fail_json(msg=f"some processes do not end: {', '.join(str(one.pid) for one in found)}; reboot")
-        for process in found:
+            module.fail_json(msg=f"some processes do not end: {', '.join(str(one.pid) for one in running)}; reboot")
+        for process in running:
             if late or process.pid not in told:
                 told.add(process.pid)
                 with suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ def end(module: AnsibleModule) -> None:
 def main() -> None:
     """Look, and end what is found if that is wanted."""
     module = AnsibleModule(argument_spec={"end": {"type": "bool", "default": False}}, supports_check_mode=True)
-    running = sorted({one.job for one in processes()} | {f"build {unit}" for unit in builds(module)})
+    running = sorted({process.job for process in processes()} | {f"build {unit}" for unit in builds(module)})
     changed = bool(running) and module.params["end"]
     if changed and not module.check_mode:
         end(module)
