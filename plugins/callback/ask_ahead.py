@@ -58,7 +58,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         action_loader.add_directory(str(OVERRIDES))
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Discards answers after a change."""
         changed = result.is_changed() and not result.task.check_mode
         # A command that was skipped, because what it creates exists, took no time.
         if changed or (result.task.action in COMMANDS and result.result.get("delta")):

@@ -76,14 +76,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._write("play", name=self.play)
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
-        """Tells of a task, with the number by which later events name it."""
         self._task(task)
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         self._task(task)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        """Tells that a host begins a task."""
         self._write("begin", task=self.numbers.get(task._uuid, 0), host=host.get_name())
 
     def v2_runner_on_ok(self, result: Any) -> None:
@@ -95,15 +93,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._write("message", host=result.host.get_name(), text=events.text(said["msg"]))
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        """Tells of a host that has nothing to do in a task."""
         self._done("skipped", result)
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        """Tells of a failure, with its message."""
         self._failed("ignored" if ignore_errors else "failed", result)
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Tells of a node that does not answer."""
         self._failed("ignored" if result.task.ignore_unreachable else "unreachable", result)
 
     def v2_on_file_diff(self, result: Any) -> None:
@@ -117,7 +112,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             )
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Ends: keeps the durations of a run that succeeded, and adds a line to the recap."""
         names = ("ok", "changed", "failures", "dark", "skipped")
         hosts = {name: {key: getattr(stats, key).get(name, 0) for key in names} for name in sorted(stats.processed)}
         now, check = time.time(), options()["check"]

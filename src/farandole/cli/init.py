@@ -63,7 +63,8 @@ def init(
 
 def read_hosts(hosts: Sequence[str], head: str) -> tuple[dict[str, str], str]:
     """The address of each node by its name, and the name of the head."""
-    words = [*([head] if head and head not in hosts and head not in _names(hosts) else []), *hosts]
+    known = {*hosts, *(host.partition("=")[0] for host in hosts)}
+    words = [*([head] if head and head not in known else []), *hosts]
     if not words:
         raise FarandoleError("which hosts? name at least one, for example  farandole init mine 192.0.2.11 192.0.2.12")
     pairs = [_node(word, number) for number, word in enumerate(words, 1)]
@@ -73,10 +74,6 @@ def read_hosts(hosts: Sequence[str], head: str) -> tuple[dict[str, str], str]:
             raise FarandoleError(f"{both} have the same {kind}, {twice[0]}; nothing was written: name each host once")
     place = words.index(head) if head in words else [one for one, _ in pairs].index(head) if head else 0
     return dict(pairs), pairs[place][0]
-
-
-def _names(hosts: Sequence[str]) -> list[str]:
-    return [host.partition("=")[0] for host in hosts]
 
 
 def _node(word: str, number: int) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from farandole.core.text import on_terminal
 from farandole.inventory.state import states
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
-from farandole.report.page import number, page, signed
+from farandole.report.page import page
 from farandole.report.read import file_of, read
 
 GONE = "The reports of a lab are removed with it; if you copied one before, name its folder"
@@ -77,12 +77,5 @@ def _latest(inventory: Path | None) -> Path:
 
 def changes(comparison: Comparison) -> str:
     parts = [f"since {comparison.old_time}, the verdict was {comparison.old_verdict} and is {comparison.new_verdict}"]
-    rows = [*comparison.verdicts, *comparison.stack]
-    if rows:
-        parts.append(table([("what", "was", "is"), *rows]))
-    figures = [
-        (one.id, number(one.old), number(one.new), signed(one.share), one.judgement) for one in comparison.figures
-    ]
-    if figures:
-        parts.append(table([("figure", "was", "is", "change", "more than noise?"), *figures]))
+    parts += [table([head, *rows]) for head, rows in comparison.tables() if rows]
     return "\n\n".join(parts) + "\n"

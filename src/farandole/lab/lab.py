@@ -5,13 +5,14 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import natural
 from farandole.lab import host, image, inventory
 from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run
@@ -63,17 +64,17 @@ def nodes(lab: str | None = None) -> list[LabNode]:
         )
         for entry in query("ps", "--all", "--filter", f"label={label}")
     ]
-    return sorted(found, key=lambda node: (node.lab, _index(node.name)))
+    return sorted(found, key=lambda node: (node.lab, natural(node.name)))
 
 
 def node(lab: str, name: str) -> LabNode:
     """Return one node, or refuse with a list of the existing ones."""
-    found = nodes(lab)
-    for candidate in found:
-        if candidate.name == name:
-            return candidate
-    existing = ", ".join(candidate.name for candidate in found) or "none"
-    raise FarandoleError(f"{lab} has no node {name} (it has: {existing}); `farandole lab status` shows all")
+    existing = {candidate.name: candidate for candidate in nodes(lab)}
+    if name not in existing:
+        raise FarandoleError(
+            f"{lab} has no node {name} (it has: {', '.join(existing) or 'none'}); `farandole lab status` shows all"
+        )
+    return existing[name]
 
 
 def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, progress: Progress) -> list[LabNode]:
@@ -251,24 +252,17 @@ def _container(lab: str, name: str) -> str:
     return f"farandole-{lab}-{name}"
 
 
-def _index(name: str) -> int:
-    return int(name.rpartition("-")[2])
-
-
 def wait_for_ssh(waiting: list[LabNode]) -> None:
     """Wait until nodes answer by ssh."""
     deadline = time.monotonic() + SSH_SECONDS
     with ThreadPoolExecutor(max_workers=32) as pool:
-        silent = [node.name for node, answered in _ask(pool, waiting, deadline) if not answered]
+        answered = pool.map(lambda node: answers(node.address, deadline), waiting)
+        silent = [node.name for node, heard in zip(waiting, answered, strict=True) if not heard]
     if silent:
         raise FarandoleError(
             f"no ssh on {', '.join(silent)} after {SSH_SECONDS} s; `farandole lab status` shows their state, "
             "`farandole lab down` removes the lab"
         )
-
-
-def _ask(pool: ThreadPoolExecutor, waiting: list[LabNode], deadline: float) -> Iterator[tuple[LabNode, bool]]:
-    return zip(waiting, pool.map(lambda node: answers(node.address, deadline), waiting), strict=True)
 
 
 def answers(address: str, deadline: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farandole.report.figures import MAXIMA
+from farandole.report.figures import MAXIMA, number, signed
 from farandole.report.matrix import grade
 
 Result = Mapping[str, Any]
@@ -37,11 +37,22 @@ class Comparison:
     verdicts: Sequence[tuple[str, str, str]]
     figures: Sequence[Figure]
 
+    def tables(self) -> list[tuple[tuple[str, ...], Sequence[Sequence[str]]]]:
+        """Heads and rows, for those who show them as text."""
+        figures = [(one.id, number(one.old), number(one.new), signed(one.share), one.judgement) for one in self.figures]
+        return [
+            (("what", "was", "is"), [*self.verdicts, *self.stack]),
+            (("figure", "was", "is", "change", "more than noise?"), figures),
+        ]
+
 
 def compare(old: Result, new: Result) -> Comparison:
     before, after = ({one["id"]: one for one in result["checks"]} for result in (old, new))
     names = list(dict.fromkeys([*after, *before]))
-    status = [(name, *(_status(checks, name) for checks in (before, after))) for name in names]
+    status = [
+        (name, *(str(checks[name]["status"]) if name in checks else "absent" for checks in (before, after)))
+        for name in names
+    ]
     return Comparison(
         old["time"],
         old["verdict"],
@@ -50,10 +61,6 @@ def compare(old: Result, new: Result) -> Comparison:
         [one for one in status if one[1] != one[2]],
         [_figure(before[name], after[name]) for name in names if _both(before, after, name)],
     )
-
-
-def _status(checks: Mapping[str, Any], name: str) -> str:
-    return str(checks[name]["status"]) if name in checks else "absent"
 
 
 def _both(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:

@@ -19,6 +19,20 @@ SIZES = {
 TICKS = (8, 512, 16384, 1 << 20)
 
 
+def number(value: float | None) -> str:
+    """A number in few digits; a hyphen if there is none."""
+    if value is None:
+        return "-"
+    if value and abs(value) < 0.001:
+        return f"{value:.1g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def signed(share: float | None) -> str:
+    """A change in percent."""
+    return "" if share is None else f"{100 * share:+.1f} %"
+
+
 def figures(checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every number beside its bar and its limit, with its place on a scale in percent."""
     values = {one["id"]: one["value"] for one in checks}

@@ -8,8 +8,8 @@ from typing import Any
 
 from farandole.core.findings import several
 from farandole.report.compare import Comparison
-from farandole.report.figures import figures
-from farandole.report.page import ALARMS, ORDER, alarms, command, counts, number, problems, signed, when
+from farandole.report.figures import figures, number
+from farandole.report.page import ALARMS, ORDER, alarms, command, counts, problems, when
 
 LINES = 40
 
@@ -35,11 +35,8 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
     if comparison:
         yield f"\n### Changed since {plain(when(comparison.old_time))}\n"
         yield f"The verdict was {comparison.old_verdict} and is {comparison.new_verdict}."
-        yield from table(("what", "was", "is"), [*comparison.verdicts, *comparison.stack])
-        rows = [
-            (one.id, number(one.old), number(one.new), signed(one.share), one.judgement) for one in comparison.figures
-        ]
-        yield from table(("figure", "was", "is", "change", "more than noise?"), rows)
+        for head, rows in comparison.tables():
+            yield from table(head, rows)
     rows = [
         (one["id"], number(one["value"]), number(one["bar"]), number(one["limit"]), one["status"])
         for one in figures(checks)

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from farandole.core.findings import Finding, Group, grouped, several, together
 from farandole.report.compare import Comparison
-from farandole.report.figures import bandwidth, figures, losses, pace, scaling
+from farandole.report.figures import bandwidth, figures, losses, number, pace, scaling, signed
 from farandole.report.matrix import MARKS, matrix
 
 LARGEST = 2_000_000
@@ -181,20 +181,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def number(value: float | None) -> str:
-    """A number in few digits; a hyphen if there is none."""
-    if value is None:
-        return "-"
-    if value and abs(value) < 0.001:
-        return f"{value:.1g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"
-
-
-def signed(share: float | None) -> str:
-    """A change in percent."""
-    return "" if share is None else f"{100 * share:+.1f} %"
 
 
 def time_line(result: Mapping[str, Any]) -> list[dict[str, Any]]:

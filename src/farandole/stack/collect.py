@@ -57,11 +57,7 @@ def _collect(wanted: Sequence[Mapping[str, str]], lock: Lock, cache: Path, say: 
 
 def inspect(lock: Lock, cache: Path, say: Say) -> None:
     """Refuse packages of the user's with an MPI or an NCCL of their own, which only the wheels tell."""
-    wheels = [wheel for wheel in own_wheels(lock) if not sources.cached([wheel], cache / "wheels", say)]
-    if wheels:
-        with no_space(cache):
-            say(f"looking into the wheels of your own packages, {len(wheels)} files")
-            download_wheels(wheels, lock["platform"]["python"], cache / "wheels", say)
+    _collect(own_wheels(lock), lock, cache, say)
     found = []
     for wheel in own_wheels(lock):
         with ZipFile(cache / "wheels" / wheel["file"]) as files:

@@ -85,9 +85,9 @@ def _fit(version: str, host: str, probe: Mapping[str, Any]) -> Iterator[Finding]
 
 def depot_debs(files: list[dict[str, str]]) -> list[dict[str, Any]]:
     """Files of the control machine with their names on the depot and their sizes."""
-    return [{**file, "name": f"debs/{Path(file['path']).name}", "size": _size(Path(file["path"]))} for file in files]
-
-
-def _size(path: Path) -> int:
-    # The task that sends the file reports that it is missing.
-    return path.stat().st_size if path.is_file() else 0
+    # The task that sends a file reports that it is missing.
+    return [
+        {**file, "name": f"debs/{path.name}", "size": path.stat().st_size if path.is_file() else 0}
+        for file in files
+        for path in [Path(file["path"])]
+    ]
