@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.core.causes import Cause, causes, excused
+from farandole.core.causes import causes, excused
 from farandole.explain.diagnosis import of_job
 
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
@@ -66,6 +66,11 @@ class Check:
     # Where the middle half of the rounds lies.
     spread: list[float] | None = None
 
+    def explain(self, why: Explanation) -> Check:
+        """Give it its cause and its cure."""
+        self.code, self.cause, self.cure = why
+        return self
+
 
 def judge(results: Mapping[str, Result], bars: Bars, inventory: str = "inventory") -> list[Check]:
     """Judge every job by itself, then compare those that belong together."""
@@ -84,43 +89,41 @@ def explain(result: Result) -> Explanation:
     """
     nodes = result["job"]["nodes"]
     if why := result.get("unusable"):
-        return _explanation(causes()["report-unusable"], nodes, seen=why)
+        return explanation("report-unusable", nodes, seen=why)
     if result["wrong"]:
         first = result["wrong"][0]
-        return _explanation(causes()[first["code"]], nodes, host=first["host"], seen=first["seen"])
+        return explanation(first["code"], nodes, host=first["host"], seen=first["seen"])
     return (
         _recognized(result, cascade=False)
         or _unresponsive(result)
         or _hanging(result)
         or _first_failure(result)
         or _recognized(result, cascade=True)
-        or _explanation(causes()["job-failed"], nodes)
+        or explanation("job-failed", nodes)
     )
 
 
-def _explanation(cause: Cause, nodes: Sequence[str], **words: str) -> Explanation:
+def explanation(code: str, nodes: Sequence[str], inventory: str = "", **fields: str) -> Explanation:
     """A cure names only nodes of the inventory, whatever a log contains."""
-    host = words.get("host", "")
-    cure = cause.remedy({"host": shlex.quote(host) if host in nodes else "that node"})
-    return cause.code, cause.description(words), cure
+    cause, host = causes()[code], fields.get("host", "")
+    there = {"host": shlex.quote(host) if host in nodes else "that node", "inventory": shlex.quote(inventory)}
+    return code, cause.description(fields), cause.remedy(there)
 
 
 def _recognized(result: Result, *, cascade: bool) -> Explanation | None:
     nodes, verdict = result["job"]["nodes"], of_job(result["said"])
     for hit in verdict.cascades[-1:] if cascade else verdict.roots[:1]:
         host = nodes[hit.rank] if hit.rank is not None and hit.rank < len(nodes) else hit.host
-        code, what, cure = _explanation(hit.cause, nodes, **{"host": host, **hit.words})
+        code, what, cure = explanation(hit.cause.code, nodes, **{"host": host, **hit.words})
         return code, f"on {host}: {what}" if hit.cause.seen == "log" and host in nodes else what, cure
     return None
 
 
 def _unresponsive(result: Result) -> Explanation | None:
-    nodes = result["job"]["nodes"]
-    silent = [host for host in _silent(result) if host in nodes]
-    if not silent:
-        return None
-    cause, names = causes()["node-silent"], ", ".join(silent)
-    return cause.code, cause.description({"seen": names}), cause.remedy({"host": ", ".join(map(shlex.quote, silent))})
+    silent = [host for host in _silent(result) if host in result["job"]["nodes"]]
+    cause = causes()["node-silent"]
+    cure = cause.remedy({"host": ", ".join(map(shlex.quote, silent))})
+    return (cause.code, cause.description({"seen": ", ".join(silent)}), cure) if silent else None
 
 
 def _silent(result: Result) -> list[str]:
@@ -131,12 +134,12 @@ def _silent(result: Result) -> list[str]:
 def _hanging(result: Result) -> Explanation | None:
     """Also explains what is wrong with a job that exited with 0."""
     nodes = result["job"]["nodes"]
-    code, words = _fault(result)
+    code, seen = _fault(result)
     if code == "job-hangs":
         left = {host: names for host, names in result["left"].items() if names}
-        words = "".join(f"; {', '.join(names)} still ran on {host} and was killed" for host, names in left.items())
+        seen = "".join(f"; {', '.join(names)} still ran on {host} and was killed" for host, names in left.items())
         code = "mpi-hangs" if result["job"]["group"] == "mpi" else code
-    return _explanation(causes()[code], nodes, seen=words) if code != "job-failed" else None
+    return explanation(code, nodes, seen=seen) if code != "job-failed" else None
 
 
 def _first_failure(result: Result) -> Explanation | None:
@@ -155,7 +158,7 @@ def _first_failure(result: Result) -> Explanation | None:
     if failed is None:
         return None
     host = nodes[failed] if failed < len(nodes) else "a node"
-    return _explanation(causes()["worker-failed"], nodes, rank=str(failed), host=host, seen=last_lines[failed])
+    return explanation("worker-failed", nodes, rank=str(failed), host=host, seen=last_lines[failed])
 
 
 def failure(result: Result) -> str:
@@ -208,9 +211,8 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
     job, ranks = result["job"], result["ranks"]
     common: dict[str, Any] = {"hosts": list(job["nodes"]), "seconds": result["seconds"]}
     if why := failure(result):
-        code, cause, cure = explain(result)
-        words = f"{job['title']}: {why}"
-        yield Check(job["id"], RED, words, **common, code=code, cause=cause, cure=cure, log=result["said"])
+        check = Check(job["id"], RED, f"{job['title']}: {why}", **common, log=result["said"])
+        yield check.explain(explain(result))
         return
     first = ranks[0]
     if job["group"] == "training":
@@ -249,23 +251,20 @@ def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
             check.words = f"other programs keep all processors busy on {', '.join(busy)}; {words}"
             yield check
             return
-        check.status, check.hosts, cause = SLOW, [nodes[rank] for rank in slow], causes()["worker-slow"]
+        check.status, check.hosts = SLOW, [nodes[rank] for rank in slow]
         seen = "; ".join(
             f"{nodes[rank]} needs {took[rank]:.3g} ms for a step that takes {others[rank]:.3g} ms on the others"
             for rank in slow
         )
-        fields = {"host": shlex.quote(nodes[slowest]), "inventory": shlex.quote(inventory)}
-        check.code, check.cause, check.cure = cause.code, cause.description({"seen": seen}), cause.remedy(fields)
+        check.explain(explanation("worker-slow", nodes, inventory, host=nodes[slowest], seen=seen))
     yield check
 
 
-def _bar(name: str, value: float, bar: float, words: str, common: Mapping[str, Any]) -> Check:
-    check = Check(name, GREEN, words, round(value, 4), bar, **common)
+def _bar(name: str, value: float, bar: float, title: str, common: Mapping[str, Any]) -> Check:
+    check = Check(name, GREEN, title, round(value, 4), bar, **common)
     if value < bar:
         check.status = RED
-        check.code, check.cause, check.cure = _explanation(
-            causes()["below-threshold"], [], seen=f"{value:.3f} is below {bar}"
-        )
+        check.explain(explanation("below-threshold", [], seen=f"{value:.3f} is below {bar}"))
     return check
 
 
@@ -286,7 +285,7 @@ def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, A
     quiet = [one for one in rounds if one["quiet"]]
     busy = ""
     if len(quiet) < ENOUGH and rounds:
-        worst = max(rounds, key=lambda one: float(one["others"]))
+        worst = max(rounds, key=lambda turn: float(turn["others"]))
         busy = (
             f"other programs kept the processors busy in {len(rounds) - len(quiet)} of {len(rounds)} rounds, "
             f"up to {worst['others']:.1f} cores on {worst['where']}"
@@ -313,37 +312,31 @@ def spread(ratios: Sequence[float]) -> list[float] | None:
 
 
 def _speed_check(
-    name: str, ratios: Sequence[float], bar: float, words: str, busy: str, common: Mapping[str, Any]
+    name: str, ratios: Sequence[float], bar: float, seen: str, busy: str, common: Mapping[str, Any]
 ) -> Check:
     """Not measured unless the nodes were idle, and slow only if the rounds agree on it."""
     ordered = sorted(ratios)
     value, second_best = statistics.median(ordered), ordered[-2:][0]
-    check = Check(name, GREEN, words, round(value, 4), bar, **{"spread": spread(ratios), **common})
+    check = Check(name, GREEN, seen, round(value, 4), bar, **{"spread": spread(ratios), **common})
     if busy or value < bar <= second_best:
         why = busy or f"the rounds differ too much, from {ordered[0]:.2f} to {ordered[-1]:.2f}"
-        check.status, check.words = NOT_MEASURED, f"{why}; {words}"
+        check.status, check.words = NOT_MEASURED, f"{why}; {seen}"
     elif value < bar:
-        check.status, (check.code, check.cause, check.cure) = (
-            SLOW,
-            _explanation(causes()["too-slow"], [], seen=f"{value:.3f}, expected at least {bar}"),
-        )
+        check.status = SLOW
+        check.explain(explanation("too-slow", [], seen=f"{value:.3f}, expected at least {bar}"))
     return check
-
-
-def _pair(results: Mapping[str, Result], one: str, other: str) -> tuple[Result, Result] | None:
-    found = [results[name] for name in (one, other) if name in results and not failure(results[name])]
-    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
     for name in sorted({name.split(".")[1] for name in results if name.startswith("parity.")}):
-        if pair := _pair(results, f"parity.{name}.one", f"parity.{name}.all"):
-            one, other = (float(result["loss"]) for result in pair)
-            difference = abs(one - other) / max(abs(one), 1e-9)
-            words = f"{name}: loss with 1 worker {one:.4f}, with {len(pair[1]['ranks'])} {other:.4f}, difference"
-            nodes = list(pair[1]["job"]["nodes"])
+        alone, all_nodes = (results.get(f"parity.{name}.{which}") for which in ("one", "all"))
+        if alone and all_nodes and not (failure(alone) or failure(all_nodes)):
+            wanted, loss = float(alone["loss"]), float(all_nodes["loss"])
+            difference = abs(wanted - loss) / max(abs(wanted), 1e-9)
+            words = f"{name}: loss with 1 worker {wanted:.4f}, with {len(all_nodes['ranks'])} {loss:.4f}, difference"
+            nodes = list(all_nodes["job"]["nodes"])
             check = Check(f"parity.{name}", GREEN, words, round(difference, 6), bars.parity, hosts=nodes)
             if difference > bars.parity:
                 check.status = RED
-                check.code, check.cause, check.cure = _explanation(causes()["parity-missed"], nodes)
+                check.explain(explanation("parity-missed", nodes))
             yield check

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from farandole.core.causes import Cause, causes, patterns, recognize
+from farandole.core.causes import patterns, recognize
 from farandole.core.errors import FarandoleError
 from farandole.core.programs import bundle, source
 from farandole.core.schema import UnfitError
 from farandole.core.text import one_line
 from farandole.validation import plan
 from farandole.validation.answer import connections, lines, manifest, stack
-from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, Explanation, explanation
 
 Answer = Mapping[str, Any]
 HostVars = Mapping[str, Mapping[str, Any]]
@@ -111,35 +110,28 @@ def _trust_check(name: str, answer: Answer, hosts: Collection[str]) -> Check:
         check.log = lines(answer.get("stderr"))
         return explained(check, "answer-malformed", str(error), name)
     if failed:
-        check.code, check.cause, check.cure = failed[0]
         check.log = [cause for _, cause, _ in failed]
-        return check
+        return check.explain(failed[0])
     check.status, check.words = GREEN, f"machines: {len(hosts)} of {len(hosts)}, clean connections: {len(tried)}"
     return check
 
 
-def _failed(tried: Collection[Answer]) -> list[tuple[str, str, str]]:
+def _failed(tried: Collection[Answer]) -> list[Explanation]:
     """Code, cause and cure of each connection that failed, and of nodes that are the same machine."""
-    found = []
-    for one in tried:
-        if one["code"]:
-            cause, seen = _cause(one["code"], one["seen"])
-            what = f"{one['host']} as {one['target']}: {cause.description({'seen': seen})}"
-            found.append((cause.code, what, cause.remedy({"host": shlex.quote(one["host"])})))
+    failed: list[Explanation] = []
     machines: dict[str, set[str]] = {}
-    for one in tried:
-        machines.setdefault(one["machine"], set()).add(one["host"])
-    shared = causes()["machines-shared"]
+    for connection in tried:
+        host, code, seen = connection["host"], connection["code"], one_line(connection["seen"])
+        machines.setdefault(connection["machine"], set()).add(host)
+        if code == "peer-failed" and (match := recognize("peer", connection["seen"])):
+            code, seen = match.cause.code, match.seen
+        if code:
+            code, cause, cure = explanation(code, [host], host=host, seen=seen)
+            failed.append((code, f"{host} as {connection['target']}: {cause}", cure))
     for machine, names in machines.items():
         if machine and len(names) > 1:
-            found.append((shared.code, shared.description({"seen": " and ".join(sorted(names))}), shared.remedy({})))
-    return found
-
-
-def _cause(code: str, seen: str) -> tuple[Cause, str]:
-    """Why a connection failed, and the words that show it."""
-    match = recognize("peer", seen) if code == "peer-failed" else None
-    return (match.cause, match.seen) if match else (causes()[code], one_line(seen))
+            failed.append(explanation("machines-shared", [], seen=" and ".join(sorted(names))))
+    return failed
 
 
 def unanswered(check: Check, answer: Answer, host: str) -> Check:
@@ -153,9 +145,7 @@ def unanswered(check: Check, answer: Answer, host: str) -> Check:
 
 def explained(check: Check, code: str, seen: str, host: str, inventory: str = "") -> Check:
     """Give a check its cause and its cure."""
-    cause, fields = causes()[code], {"host": shlex.quote(host), "inventory": shlex.quote(inventory)}
-    check.code, check.cause, check.cure = code, cause.description({"seen": seen}), cause.remedy(fields)
-    return check
+    return check.explain(explanation(code, [host], inventory, host=host, seen=seen))
 
 
 def stack_checks(stacks: Mapping[str, Answer], inventory: str) -> list[Check]:
