@@ -22,16 +22,16 @@ ANSWERS = fields({"folders": named(text(200), ANSWER)})
 
 def shared(hosts: Sequence[str], hostvars: HostVars, user: str, head: str) -> dict[str, list[Folder]]:
     """The folders that each node shares with others, by node."""
-    found = {host: [*_mounts(hostvars[host], user), *_homes(host, hostvars[host], user, head)] for host in hosts}
+    own = {host: [*_mounts(hostvars[host], user), *_homes(host, hostvars[host], user, head)] for host in hosts}
     users: dict[tuple[str, str], list[str]] = {}
-    for host, folders in found.items():
-        for one in folders:
-            users.setdefault((one["path"], one["what"]), []).append(host)
+    for host, folders in own.items():
+        for folder in folders:
+            users.setdefault((folder["path"], folder["what"]), []).append(host)
     return {
         host: [
-            {**one, "peers": [other for other in users[one["path"], one["what"]] if other != host]} for one in folders
+            {**each, "peers": [name for name in users[each["path"], each["what"]] if name != host]} for each in folders
         ]
-        for host, folders in found.items()
+        for host, folders in own.items()
     }
 
 
@@ -57,21 +57,17 @@ def _homes(host: str, own: Mapping[str, Any], job_user: str, head: str) -> Itera
 
 def usable(folders: Iterable[Folder], written: Answer) -> list[Folder]:
     """The folders where a node can read what others wrote; if it could not write, there is nothing to wait for."""
-    found = _answers(written)
-    return [one for one in folders if one["writable"] and not _code(found, one)]
+    done = {path for path, step in _steps(written).items() if not step["code"]}
+    return [folder for folder in folders if folder["writable"] and folder["path"] in done]
 
 
-def _answers(answer: Answer) -> dict[str, Any]:
-    """What shared_files.py reported; nothing if that is malformed."""
+def _steps(answer: Answer) -> dict[str, Any]:
+    """What shared_files.py reported, by folder; nothing if that is malformed."""
     try:
-        found: dict[str, Any] = ANSWERS(load(str(answer.get("stdout") or ""), LONGEST))["folders"]
+        steps: dict[str, Any] = ANSWERS(load(str(answer.get("stdout") or ""), LONGEST))["folders"]
     except UnfitError:
         return {}
-    return found
-
-
-def _code(answers: Mapping[str, Any], folder: Folder) -> str:
-    return str(answers[folder["path"]]["code"]) if folder["path"] in answers else "answer-malformed"
+    return steps
 
 
 def answers(hostvars: HostVars, shared: Mapping[str, Sequence[Folder]]) -> dict[str, Any]:
@@ -98,32 +94,36 @@ def file_checks(answers: Mapping[str, Mapping[str, Any]]) -> list[Check]:
 
 def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]]) -> Check:
     check = Check(f"files.{path.strip('/').replace('/', '.')}", RED, path, hosts=hosts)
-    found = {host: [_step(answers[host], path, step) for step in ("wrote", "read")] for host in hosts}
-    steps = [(host, step) for host, both in found.items() for step in both if step]
-    check.seconds = max((step["seconds"] for _, step in steps), default=0.0)
+    folders = {host: next(each for each in answers[host]["folders"] if each["path"] == path) for host in hosts}
+    steps = []
     for host in hosts:
-        for step, answer in zip(("wrote", "read"), found[host], strict=True):
-            asked = step == "wrote" or usable(_own(answers[host], path), answers[host]["wrote"])
-            if asked and not answer:
-                return _unusable(check, answers[host][step], host)
-    failed = list(_failures(steps))
-    if failed:
+        for what in ("wrote", "read"):
+            answer = answers[host][what]
+            if step := _steps(answer).get(path):
+                steps.append((host, step))
+                check.seconds = max(check.seconds, step["seconds"])
+            elif what == "wrote" or usable([folders[host]], answers[host]["wrote"]):
+                malformed = "it names other folders or no results"
+                return (
+                    explained(check, "answer-malformed", malformed, host)
+                    if answer.get("stdout")
+                    else unanswered(check, answer, host)
+                )
+    if failed := list(_failures(steps)):
         check.words = f"{path} fails on {', '.join(dict.fromkeys(host for host, _, _ in failed))}"
-        host, which, seen = failed[0]
-        what = _own(answers[host], path)[0]["what"]
-        explained(check, which, f"{path} on {host}, from {what}: {seen}", host)
-        check.log = [f"{one}: {words}" for one, _, words in failed]
-        return check
+        check.log = [f"{host}: {seen}" for host, _, seen in failed]
+        host, code, seen = failed[0]
+        return explained(check, code, f"{path} on {host}, from {folders[host]['what']}: {seen}", host)
     kept = [step["listing"] for _, step in steps if step["listing"]]
-    what = "all see the same" if kept else "what each writes, the others read"
-    check.status, check.words = GREEN, f"{path} on {', '.join(hosts)}: {what}"
+    result = "all see the same" if kept else "what each writes, the others read"
+    check.status, check.words = GREEN, f"{path} on {', '.join(hosts)}: {result}"
     return check
 
 
 def _failures(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, str, str]]:
     """Node, code and words of each failure, the cause first: a file that is missing may not have been written."""
     failed = [(host, step["code"], step["seen"]) for host, step in steps if step["code"]]
-    yield from sorted(failed, key=lambda one: one[1] == "files-missing")
+    yield from sorted(failed, key=lambda failure: failure[1] == "files-missing")
     seen: dict[str, str] = {}
     for host, step in steps:
         if not step["code"] and step["listing"]:
@@ -131,18 +131,3 @@ def _failures(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[
             if seen and step["listing"] not in seen:
                 yield host, "files-differ", f"it does not show the same files as on {other}"
             seen.setdefault(step["listing"], host)
-
-
-def _own(answer: Mapping[str, Any], path: str) -> list[Folder]:
-    return [one for one in answer["folders"] if one["path"] == path]
-
-
-def _step(answer: Mapping[str, Any], path: str, step: str) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = _answers(answer[step]).get(path)
-    return found
-
-
-def _unusable(check: Check, answer: Answer, host: str) -> Check:
-    if not answer.get("stdout"):
-        return unanswered(check, answer, host)
-    return explained(check, "answer-malformed", "it names other folders or no results", host)
