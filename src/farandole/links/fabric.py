@@ -32,12 +32,15 @@ def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric
     probed = {name: links for name in names if (links := _links(hostvars[name]))}
     if not probed:
         return Fabric()
-    network, findings = _given(wanted) if wanted else _shared(addresses, probed)
-    if network is None:
-        return Fabric(findings=findings)
+    try:
+        network = IPv4Network(wanted, strict=False) if wanted else _shared(addresses, probed)
+    except ValueError:
+        return Fabric(findings=[finding("network-malformed", "all", network=wanted)])
+    if not isinstance(network, IPv4Network):
+        return Fabric(findings=network)
     chosen = {name: _within(network, links, addresses[name]) for name, links in probed.items()}
-    findings = [*_outside(network, chosen), *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]
-    if findings:
+    outside = [finding("network-not-on-node", name, network=network) for name, inside in chosen.items() if not inside]
+    if findings := [*outside, *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]:
         return Fabric(findings=findings)
     own = {name: inside[0] for name, inside in chosen.items()}
     names_of, addresses_of = ({name: link[what] for name, link in own.items()} for what in ("name", "address"))
@@ -50,8 +53,8 @@ def others(names: Sequence[str], hostvars: HostVars, first: Fabric) -> list[Fabr
         return []
     shared = set.intersection(*({*_networks(_links(hostvars[name]))} for name in names))
     away = sorted(network for network in shared if not network.overlaps(IPv4Network(first.network)))
-    found = [choose(names, hostvars, str(network)) for network in away]
-    return [one for one in found if one.network][:COMPARED]
+    chosen = [choose(names, hostvars, str(network)) for network in away]
+    return [fabric for fabric in chosen if fabric.network][:COMPARED]
 
 
 def choice(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
@@ -71,15 +74,13 @@ def address_absent(name: str, address: str, own: Iterable[str]) -> Finding:
 
 def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
     """A line per node for mpirun and horovodrun. A node outside --limit gets as many slots as the largest inside."""
-    known = {name: _slots(hostvars[name]) for name in names}
-    most = max([slots for slots in known.values() if slots], default=1)
+    known = {}
+    for name in names:
+        probe = _probe(hostvars[name])
+        # From the inventory, else the number of GPUs, at least 1; 0 if the node was not probed.
+        known[name] = int(hostvars[name].get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
+    most = max(known.values(), default=0) or 1
     return "".join(f"{name} slots={slots or most}\n" for name, slots in known.items())
-
-
-def _slots(variables: Mapping[str, Any]) -> int:
-    """Slots from the inventory, else the number of GPUs, at least 1; 0 if the node was not probed."""
-    probe = _probe(variables)
-    return int(variables.get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
 
 
 def _probe(variables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,29 +91,19 @@ def _links(variables: Mapping[str, Any]) -> Links:
     return _probe(variables).get("interfaces") or ()
 
 
-def _given(wanted: str) -> tuple[IPv4Network | None, list[Finding]]:
-    try:
-        return IPv4Network(wanted, strict=False), []
-    except ValueError:
-        return None, [finding("network-malformed", "all", network=wanted)]
-
-
-def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> tuple[IPv4Network | None, list[Finding]]:
-    """The smallest of the nodes' own networks that contains every node's address."""
+def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> IPv4Network | list[Finding]:
+    """The smallest of the nodes' own networks that contains every node's address, or why there is none."""
     # OpenMPI's network settings and Horovod's launcher are limited to IPv4.
-    unusable = {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}
-    if unusable:
-        return None, [finding("address-not-ipv4", name, address=own) for name, own in unusable.items()]
+    if unusable := {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}:
+        return [finding("address-not-ipv4", name, address=own) for name, own in unusable.items()]
     homes = {name: _home(addresses[name], links) for name, links in probed.items()}
     if lost := [name for name, home in homes.items() if home is None]:
-        return None, [
-            address_absent(name, addresses[name], [link["address"] for link in probed[name]]) for name in lost
-        ]
+        return [address_absent(name, addresses[name], [link["address"] for link in probed[name]]) for name in lost]
     places = {IPv4Address(address) for address in addresses.values()}
     networks = {home for home in homes.values() if home}
     if fitting := [network for network in networks if all(place in network for place in places)]:
-        return max(fitting, key=lambda network: network.prefixlen), []
-    return None, [_not_shared(addresses, homes)]
+        return max(fitting, key=lambda network: network.prefixlen)
+    return [_not_shared(addresses, homes)]
 
 
 def _not_shared(addresses: Mapping[str, str], homes: Mapping[str, IPv4Network | None]) -> Finding:
@@ -129,10 +120,6 @@ def _within(network: IPv4Network, links: Links, address: str) -> Links:
     """A node's interfaces in the network, the one with its cluster address first."""
     inside = [link for link in links if _ipv4(link["address"]) and IPv4Address(link["address"]) in network]
     return sorted(inside, key=lambda link: link["address"] != address)
-
-
-def _outside(network: IPv4Network, chosen: Mapping[str, Links]) -> list[Finding]:
-    return [finding("network-not-on-node", name, network=network) for name, inside in chosen.items() if not inside]
 
 
 def _ambiguous(network: IPv4Network, chosen: Mapping[str, Links], addresses: Mapping[str, str]) -> list[Finding]:

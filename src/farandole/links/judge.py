@@ -34,17 +34,16 @@ class Bars:
 def judge(measured: Measured, bars: Bars, network: str = "") -> list[Finding]:
     """All findings about the connections between the nodes."""
     return [
-        *judge_silent(measured),
+        *(finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()),
+        *(finding("pair-crowded", name, other=some(others)) for name, others in measured.crowded.items()),
         *judge_closed(measured, network),
         *judge_paths(measured),
-        *judge_names(measured),
+        *(
+            finding("pair-name-wrong", wrong.source, other=wrong.target, seen=", ".join(wrong.seen) or "nothing")
+            for wrong in measured.misnamed
+        ),
         *judge_rates(measured, bars),
     ]
-
-
-def judge_silent(measured: Measured) -> list[Finding]:
-    crowded = [finding("pair-crowded", name, other=some(others)) for name, others in measured.crowded.items()]
-    return [finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()] + crowded
 
 
 def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
@@ -140,39 +139,24 @@ def groups(names: Sequence[str], connected: Any) -> list[list[str]]:
 
 def judge_paths(measured: Measured) -> Iterator[Finding]:
     """Packets that are lost although both ends would send them: a connection opens, and then hangs."""
-    ways = {tuple(sorted((one.source, one.target))): one for one in measured.narrow}
-    bad = meeting_points([*ways], measured)
-    for name in measured.names:
-        if name in bad:
-            mine = [one for way, one in ways.items() if name in way]
-            other = f"it and {others_of(mine, name, measured.names)}"
-            yield finding("pair-path-narrow", name, other=other, seen=size(mine))
-    for way, one in ways.items():
+    ways = {tuple(sorted((narrow.source, narrow.target))): narrow for narrow in measured.narrow}
+    others = {name: {end for way in ways if name in way for end in way} - {name} for name in measured.names}
+    # A node that is in more than one bad pair, and in most of its own, is itself bad.
+    number = len(measured.names) - len(measured.silent) - 1
+    bad = {name for name, ends in others.items() if len(ends) > 1 and 2 * len(ends) > number}
+    for name in ordered(bad, measured.names):
+        mine = [narrow for way, narrow in ways.items() if name in way]
+        yield finding(
+            "pair-path-narrow", name, other=f"it and {some(ordered(others[name], measured.names))}", seen=size(mine)
+        )
+    for way, narrow in ways.items():
         if not bad & {*way}:
-            ends = both_ends(one.source, one.target)
-            yield finding("pair-path-narrow", ends, other=f"{one.source} and {one.target}", seen=size([one]))
+            ends = both_ends(narrow.source, narrow.target)
+            yield finding("pair-path-narrow", ends, other=f"{narrow.source} and {narrow.target}", seen=size([narrow]))
 
 
 def size(narrow: Sequence[Narrow]) -> str:
-    return f"{min(one.passes for one in narrow)} of {max(one.sent for one in narrow)} bytes"
-
-
-def others_of(narrow: Iterable[Narrow], name: str, names: Sequence[str]) -> str:
-    return some(ordered([one.target if one.source == name else one.source for one in narrow], names))
-
-
-def meeting_points(pairs: Sequence[tuple[str, ...]], measured: Measured) -> set[str]:
-    """The nodes that are in more than one bad pair, and in most of their own."""
-    number = len(measured.names) - len(measured.silent) - 1
-    counts = {name: sum(name in pair for pair in pairs) for name in measured.names}
-    return {name for name, bad in counts.items() if bad > 1 and 2 * bad > number}
-
-
-def judge_names(measured: Measured) -> list[Finding]:
-    return [
-        finding("pair-name-wrong", one.source, other=one.target, seen=", ".join(one.seen) or "nothing")
-        for one in measured.misnamed
-    ]
+    return f"{min(path.passes for path in narrow)} of {max(path.sent for path in narrow)} bytes"
 
 
 def best(measured: Measured) -> dict[Way, float]:
@@ -237,10 +221,8 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         seen, usually = compared([way], measured)
-        found = finding(
-            "pair-slow-link", both_ends(*way), other=way[0], to=way[1], seen=seen, usual=usually, which=which
-        )
-        yield graded(found, [way], measured, bars, HOPELESS_LINK)
+        fields = {"other": way[0], "to": way[1], "seen": seen, "usual": usually, "which": which}
+        yield graded(finding("pair-slow-link", both_ends(*way), **fields), [way], measured, bars, HOPELESS_LINK)
 
 
 def slow_nodes(
@@ -266,12 +248,12 @@ def compared(ways: Sequence[Way], measured: Measured) -> tuple[str, str]:
     return speed(max(rates[way] for way in ways)), speed(usual(measured)[kind(measured, ways[0])])
 
 
-def graded(found: Finding, ways: Sequence[Way], measured: Measured, bars: Bars, share: float) -> Finding:
+def graded(slow: Finding, ways: Sequence[Way], measured: Measured, bars: Bars, share: float) -> Finding:
     """A warning, unless it is hopeless. Of two nodes nobody knows which is as it should be."""
     rates = best(measured)
     usually = usual(measured)[kind(measured, ways[0])] if len(measured.names) > 2 else 0
     hopeless = max(share * usually, bars.floor_mbit * MEGA / 8)
-    return found if max(rates[way] for way in ways) < hopeless else replace(found, severity="warn")
+    return slow if max(rates[way] for way in ways) < hopeless else replace(slow, severity="warn")
 
 
 def speed(rate: float) -> str:
