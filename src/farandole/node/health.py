@@ -19,9 +19,9 @@ RECORD = Path("/var/lib/farandole/drained")
 STACKS = Path("/opt/farandole")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
-# MiB and inodes, the same with which preflight refuses a node.
+# MiB and inodes; and MiB of memory that ranks share. Preflight refuses a node with less, too.
 FULL = (20, 100)
-SHM, SHM_MIB = "/dev/shm", 64  # noqa: S108
+SHM, SHM_MIB = "/dev/shm", 256  # noqa: S108
 PLACES = ("/", "/tmp", "/var", "/opt", "/home")  # noqa: S108
 # Seconds that one check, and a command of Slurm's, may take.
 LIMIT, COMMAND_LIMIT = 10, 20

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.findings import Finding, finding, some
+from farandole.node.health import FULL, SHM_MIB
 
 Probe = Mapping[str, Any]
 Former = Mapping[str, Any]
 
-# MiB and inodes below which nothing works, and below which something will soon fail.
-FULL, LITTLE = (20, 100), (500, 10_000)
+# MiB and inodes below which something will soon fail; below FULL, nothing works.
+LITTLE = (500, 10_000)
 # The same for /opt before there is a stack.
 BEFORE_STACK = (4_000, 100_000)
-SHM_MIB, MEMORY_MIB, NOFILE, LINK_MBIT = 256, 2_000, 1_024, 1_000
+MEMORY_MIB, NOFILE, LINK_MBIT = 2_000, 1_024, 1_000
 # Where programs of jobs may lie, besides /opt.
 EXECUTED = ("/tmp", "home")  # noqa: S108
 # Horovod is compiled with these, and TensorFlow's wheels need the first.
