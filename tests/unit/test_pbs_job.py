@@ -26,7 +26,8 @@ def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
     scontrol.chmod(stat.S_IRWXU)
     (tmp_path / "nodes").mkdir()
-    for file in program_files("farandole.node.qsub", {f"{LIBRARY}/pbs-job": "farandole.node.qsub.pbs_job"}):
+    commands = {f"{LIBRARY}/{name}": f"farandole.node.qsub.{name.replace('-', '_')}" for name in ("pbs-job", "hosts")}
+    for file in program_files("farandole.node.qsub", commands):
         path = tmp_path / Path(file["path"]).relative_to(LIBRARY)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = file["content"].replace("/usr/bin/scontrol", str(scontrol)).replace(LIBRARY, str(tmp_path))
@@ -58,6 +59,19 @@ def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]]
     ], done.stderr  # fmt: skip
     assert done.returncode == 7
     assert [one.name.partition(".")[0] for one in (tmp_path / "nodes").iterdir()] == ["42"]
+
+
+def test_horovodrun_gets_the_hosts_of_the_allocation(started: tuple[Path, dict[str, str]]) -> None:
+    program, environment = started
+
+    def options(**changes: str) -> str:
+        command = [program.with_name("hosts")]
+        return subprocess.run(
+            command, env={**environment, **changes}, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert options() == "-np 4 -H node-1:2,node-2:2\n"
+    assert options(SLURM_TASKS_PER_NODE="3,1", SLURM_NTASKS="2") == "-np 2 -H node-1:3,node-2:1\n"
 
 
 def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
