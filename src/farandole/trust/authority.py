@@ -261,7 +261,7 @@ def _withdrawn(ledger: Sequence[Signed], members: Members) -> list[Signed]:
 def follow_inventory(authority: Authority, members: Members, *, rotate: bool) -> str:
     """Revoke keys as the inventory says, whatever the nodes say; return why a new CA is needed, if it is."""
     known = {one.name for one in authority.ledger} | {line.split()[-1] for line in authority.revoked}
-    trust.refuse_unknown(members.revoked, known | set(members.cluster))
+    trust.refuse_misspelt(members.revoked, known | set(members.cluster))
     trust.refuse_no_launcher(members.launchers)
     why = "ssh_trust_rotate asks for a new CA" if rotate else authority.why_renew()
     if why or authority.unfinished:

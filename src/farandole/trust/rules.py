@@ -201,7 +201,7 @@ def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
     _refuse([_finding(codes.get(one.kind, "job-key-revoked"), one.name, one.kind) for one in found])
 
 
-def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:
+def refuse_misspelt(names: Sequence[str], known: Collection[str]) -> None:
     """Refuse misspelt names: the node that the operator meant to revoke would stay trusted."""
     for name in names:
         if name not in known:
