@@ -16,10 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
+from ansible_collections.farandole.cluster.plugins.module_utils.mounts import REMOTE, TABLE, mounts_in
 
-# A file system that a server provides may hang, so nothing is asked of it.
-REMOTE = re.compile(r"nfs|cifs|smb|autofs|fuse|ceph|lustre|gpfs|beegfs|9p|afs|glusterfs|ocfs2|gfs2")
 CPU_FLAGS = ("avx", "avx2", "avx512f", "f16c", "fma")
 # What an unattended upgrade may change under a running cluster.
 PACKAGES = ("libc6", "openssh-server", "libnccl2", "libibverbs1", "rdma-core")

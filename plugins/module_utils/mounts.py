@@ -1,4 +1,4 @@
-"""What is mounted, which the kernel says without asking a server."""
+"""What is mounted, which the kernel says without asking a server; also farandole.node.mounts, for other programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 TABLE = Path("/proc/self/mountinfo")
+# A file system that a server provides may hang, so nothing is asked of it. What is mounted on first use is autofs until
+# then.
+REMOTE = re.compile(r"nfs|cifs|smb|autofs|fuse|ceph|lustre|gpfs|beegfs|9p|afs|gluster|ocfs2|gfs2|virtiofs")
 
 
 class Mount(NamedTuple):

@@ -19,6 +19,7 @@ from farandole.core.errors import FarandoleError
 from farandole.lab.lab import SSH_SECONDS, LabNode, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run
+from farandole.node.mounts import TABLE, mounts_in
 
 _MTU = 1500
 _TABLE = "inet farandole_fault"
@@ -268,11 +269,8 @@ def _host_side(target: LabNode, link: str) -> str:
 
 def _tree(controller: str) -> Path | None:
     """Where the first version of cgroups has its groups for this; None where the second one is in use."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup ") and controller in kind.split()[2].split(","):
-            return Path(mount.split()[4])
-    return None
+    mounted = (mount for mount in mounts_in(TABLE.read_text()) if mount.kind == "cgroup")
+    return next((Path(mount.point) for mount in mounted if controller in mount.options), None)
 
 
 def _confine(target: LabNode, tree: Path, limits: dict[str, int]) -> None:

@@ -15,6 +15,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError
 from farandole.lab import firewall
 from farandole.lab.shell import run
+from farandole.node.mounts import TABLE, mounts_in
 
 RUN = Path("/run/farandole")
 STORE = Path("/var/lib/farandole")
@@ -298,7 +299,7 @@ def power_cycle() -> None:
 
 def _mounted(path: Path) -> bool:
     """Like Path.is_mount, but also for files and for binds within one file system."""
-    return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return any(mount.point == str(path) for mount in mounts_in(TABLE.read_text()))
 
 
 def _load() -> Record | None:

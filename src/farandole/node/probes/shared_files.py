@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from farandole.node.mounts import TABLE, mounts_in
+
 # Seconds until another node's file has to be visible.
 PATIENCE = 10
 Found = dict[str, Any]
@@ -149,8 +151,7 @@ def collect(folder: Found, child: int, answers: int, begun: float) -> Found:
 
 def is_mounted(path: str) -> bool:
     """Whether something is mounted, which the kernel says without asking a server."""
-    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return any(line[4] == path and line[line.index("-") + 1] != "autofs" for line in lines)
+    return any(mount.point == path and mount.kind != "autofs" for mount in mounts_in(TABLE.read_text()))
 
 
 def why(path: str) -> str:

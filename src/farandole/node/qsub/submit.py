@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from farandole.node.mounts import REMOTE
 from farandole.node.qsub.options import Submission
 from farandole.node.qsub.pbs_job import VARIABLE
 
@@ -20,8 +20,6 @@ SBATCH = "/usr/bin/sbatch"
 PBS_JOB = "/usr/local/libexec/farandole/pbs-job"
 # On the head: whose homes all nodes mount from here.
 SHARED = Path("/etc/farandole/storage/home")
-# What is mounted on first use is autofs until then.
-REMOTE = re.compile("nfs|cifs|smb|fuse|autofs|lustre|ceph|gluster|beegfs|gpfs|afs|ocfs2|gfs2|9p|virtiofs")
 
 
 def say(text: str) -> None:
