@@ -75,7 +75,7 @@ class Cluster:
         before_it, bare = self.applied, self.bare
         done = self.start(*arguments, playbook=playbook, before=before, own_session=False).end()
         if playbook == "site.yml" and not PARTLY & {*arguments}:
-            same = tuple(one for one in arguments if one not in SHOWN)
+            same = tuple(argument for argument in arguments if argument not in SHOWN)
             # A run that was refused leaves everything as it was.
             self.applied = same if done.rc == 0 else None if done.changes else before_it
         self.bare = bare and not done.changes
@@ -143,9 +143,9 @@ class Cluster:
         """Run a script as root."""
         return self.ssh(node, "sh", "-c", script)
 
-    def _ssh(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    def _ssh(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["ssh", "-F", self.inventory / ".ssh/config", *words],
+            ["ssh", "-F", self.inventory / ".ssh/config", *arguments],
             text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
 

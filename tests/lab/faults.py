@@ -24,32 +24,32 @@ def console(cluster: Cluster, node: str, script: str) -> str:
 Cure = Callable[[Cluster, Finding], None]
 
 
-def verb(*words: str) -> Cure:
+def verb(*arguments: str) -> Cure:
     """Do what a cure says in words: start the node, correct its clock, change its cable."""
-    return lambda cluster, _: void(cluster.lab("fault", words[0], "node-2", *words[1:]))
+    return lambda cluster, _: void(cluster.lab("fault", arguments[0], "node-2", *arguments[1:]))
 
 
 def void(_: object) -> None:
     """For a command of which only success matters."""
 
 
-def command(found: Finding, pattern: str) -> str:
+def command(finding: Finding, pattern: str) -> str:
     """The command in a printed cure."""
-    match = re.search(pattern, found.cure)
-    assert match, found.cure
+    match = re.search(pattern, finding.cure)
+    assert match, finding.cure
     return match[1]
 
 
-def typed(pattern: str, *then: str, node: str = "", **words: str) -> Cure:
+def typed(pattern: str, *then: str, node: str = "", **meanings: str) -> Cure:
     """Type the command of the cure on the node's console, with these words for those in capitals; then these verbs."""
 
-    def cure(cluster: Cluster, found: Finding) -> None:
-        text = command(found, pattern)
-        for word, meant in words.items():
+    def cure(cluster: Cluster, finding: Finding) -> None:
+        text = command(finding, pattern)
+        for word, meant in meanings.items():
             text = re.sub(rf"\b{word}\b", meant, text)
-        console(cluster, node or found.host, text)
-        for one in then:
-            cluster.lab("fault", one, node or found.host)
+        console(cluster, node or finding.host, text)
+        for name in then:
+            cluster.lab("fault", name, node or finding.host)
 
     return cure
 
@@ -57,11 +57,11 @@ def typed(pattern: str, *then: str, node: str = "", **words: str) -> Cure:
 def taken_out(pattern: str, culprit: str) -> Cure:
     """Look with the command of the cure for a line in a file, and take it out."""
 
-    def cure(cluster: Cluster, found: Finding) -> None:
+    def cure(cluster: Cluster, finding: Finding) -> None:
         # grep's status is not 0 if one of the files is missing.
-        shown = console(cluster, found.host, command(found, pattern) + " || :")
+        shown = console(cluster, finding.host, command(finding, pattern) + " || :")
         (file, number), *_ = re.findall(rf"^([^:\n]+):(\d+):.*{culprit}", shown, re.MULTILINE)
-        console(cluster, found.host, f"sed -i {number}d {shlex.quote(file)}")
+        console(cluster, finding.host, f"sed -i {number}d {shlex.quote(file)}")
 
     return cure
 
@@ -69,11 +69,11 @@ def taken_out(pattern: str, culprit: str) -> Cure:
 def removed(option: str = "") -> Cure:
     """Look with the command of the cure for what is large, and remove it."""
 
-    def cure(cluster: Cluster, found: Finding) -> None:
-        shown = console(cluster, found.host, command(found, r"^(du .+?) on it").replace("du ", f"du {option} "))
+    def cure(cluster: Cluster, finding: Finding) -> None:
+        shown = console(cluster, finding.host, command(finding, r"^(du .+?) on it").replace("du ", f"du {option} "))
         largest = [line.split("\t")[1] for line in shown.splitlines() if line.split("\t")[1].endswith("/filler")]
         assert largest, shown
-        console(cluster, found.host, f"rm -r {shlex.quote(largest[0])}")
+        console(cluster, finding.host, f"rm -r {shlex.quote(largest[0])}")
 
     return cure
 

@@ -46,13 +46,13 @@ def preflight(cluster: Cluster) -> Run:
 
 
 def findings(cluster: Cluster) -> Iterator[Finding]:
-    for found in json.loads((cluster.state / "preflight.json").read_text())["findings"]:
-        yield Finding(**found)
+    for finding in json.loads((cluster.state / "preflight.json").read_text())["findings"]:
+        yield Finding(**finding)
 
 
-def site(cluster: Cluster, found: Finding) -> None:
+def site(cluster: Cluster, finding: Finding) -> None:
     """Run site.yml."""
-    assert "run site.yml" in found.cure
+    assert "run site.yml" in finding.cure
     cluster.play_ok(*QUICK)
 
 
@@ -85,15 +85,15 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
     "fault", [pytest.param(one, id=one.name, marks=() if one.name in SHORT else LONG) for one in FAULTS]
 )
 def test_a_fault_is_named_and_its_cure_helps(ready: Cluster, fault: Fault, record_property: Record) -> None:
-    for words in fault.verbs:
-        name, *options = words.split()
+    for command in fault.verbs:
+        name, *options = command.split()
         ready.lab("fault", name, "node-2", *options)
     for node in fault.nodes if fault.script else ():
         console(ready, node, fault.script)
     try:
-        found = named(ready, fault, record_property)
-        fault.cure(ready, found)
-        again(ready, found.code, fault.severity)
+        finding = named(ready, fault, record_property)
+        fault.cure(ready, finding)
+        again(ready, finding.code, fault.severity)
     finally:
         for node in fault.nodes if fault.clear else ():
             console(ready, node, fault.clear)
@@ -106,16 +106,20 @@ def named(cluster: Cluster, fault: Fault, record_property: Record) -> Finding:
     seconds = time.monotonic() - begun
     stop = fault.severity == "stop"
     # Of warnings there may be more: how fast connections are also depends on what else this machine does.
-    found = [one for one in findings(cluster) if one.severity == fault.severity and (stop or one.code == fault.code)]
-    assert found, run.output
-    assert {one.host for one in found} == {fault.host}, run.output
-    assert re.fullmatch(fault.code, found[0].code), run.output
+    matching = [
+        finding
+        for finding in findings(cluster)
+        if finding.severity == fault.severity and (stop or finding.code == fault.code)
+    ]
+    assert matching, run.output
+    assert {finding.host for finding in matching} == {fault.host}, run.output
+    assert re.fullmatch(fault.code, matching[0].code), run.output
     assert (run.rc != 0) == stop, run.output
     said = " ".join(run.output.split())
-    assert f"[{found[0].code}]" in said and " ".join(found[0].cure.split()) in said
+    assert f"[{matching[0].code}]" in said and " ".join(matching[0].cure.split()) in said
     assert seconds < SECONDS
-    record_property("named", f"{fault.name} | `{found[0].code}` | {seconds:.0f}")
-    return found[0]
+    record_property("named", f"{fault.name} | `{matching[0].code}` | {seconds:.0f}")
+    return matching[0]
 
 
 def again(cluster: Cluster, code: str, severity: str = "warn") -> None:
@@ -123,7 +127,9 @@ def again(cluster: Cluster, code: str, severity: str = "warn") -> None:
     green = preflight(cluster)
     assert green.rc == 0, green.output
     # As to speed, there may be a warning on a busy machine.
-    assert not [one for one in findings(cluster) if (one.code, one.severity) == (code, severity)], green.output
+    assert not [finding for finding in findings(cluster) if (finding.code, finding.severity) == (code, severity)], (
+        green.output
+    )
 
 
 @LONG
@@ -131,9 +137,9 @@ def test_a_changed_host_key_is_named_and_accepted_by_hand(ready: Cluster, record
     new = "rm /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub && ssh-keygen -A && systemctl restart ssh"
     console(ready, "node-2", f"{new}; {NO_CONNECTION}")
     fault = Fault("a host key has changed", "login-host-key-changed", site)
-    found = named(ready, fault, record_property)
-    fingerprint = re.search(r"console: (.+?); only if that is the new key, run here: (.+?), then (.+)", found.cure)
-    assert fingerprint, found.cure
+    finding = named(ready, fault, record_property)
+    fingerprint = re.search(r"console: (.+?); only if that is the new key, run here: (.+?), then (.+)", finding.cure)
+    assert fingerprint, finding.cure
     show, forget, log_in = fingerprint.groups()
     key = console(ready, "node-2", show).split()[1]
     here(forget)
@@ -179,12 +185,12 @@ def test_an_expired_certificate_is_named_and_renewed(
     begun = time.monotonic()
     red = preflight(ready)
     seconds = time.monotonic() - begun
-    found = [one for one in findings(ready) if one.code == "pair-login-failed"]
-    assert {one.host for one in found} == ({"node-2"} if ca == "host_ca" else {"node-1", "node-2", "node-3"})
+    failures = [finding for finding in findings(ready) if finding.code == "pair-login-failed"]
+    assert {finding.host for finding in failures} == ({"node-2"} if ca == "host_ca" else {"node-1", "node-2", "node-3"})
     whose = "a node" if ca == "host_ca" else "the job user"
     record_property("named", f"the certificate of {whose} has expired | `pair-login-failed` | {seconds:.0f}")
     assert "[pair-login-failed]" in red.output
-    site(ready, found[0])
+    site(ready, failures[0])
     again(ready, "pair-login-failed")
     assert ready.play(*QUICK).changes == set()
 
@@ -208,10 +214,10 @@ def test_an_address_that_two_machines_have_is_named(ready: Cluster, record_prope
 def test_a_wrong_line_in_the_host_table_is_named(ready: Cluster, record_property: Record) -> None:
     console(ready, "node-2", "sed -i '1i 10.94.255.1 node-3' /etc/hosts")
     fault = Fault("a name means another address", "pair-name-wrong", site, severity="warn")
-    found = named(ready, fault, record_property)
-    assert "a line with that name outside its block has to go" in found.cure
+    finding = named(ready, fault, record_property)
+    assert "a line with that name outside its block has to go" in finding.cure
     console(ready, "node-2", "sed -i '/^10.94.255.1 /d' /etc/hosts")
-    site(ready, found)
+    site(ready, finding)
     again(ready, "pair-name-wrong")
 
 
@@ -231,7 +237,7 @@ def test_a_bridge_with_one_address_on_every_node_is_never_the_network(ready: Clu
     red = ready.play("--extra-vars", "fabric_network=172.17.0.0/16", playbook="playbooks/preflight.yml")
     seconds = time.monotonic() - begun
     assert red.rc != 0
-    assert {one.code for one in findings(ready) if one.severity == "stop"} == {"address-shared"}, red.output
+    assert {finding.code for finding in findings(ready) if finding.severity == "stop"} == {"address-shared"}, red.output
     record_property("named", f"a docker0 is chosen by hand | `address-shared` | {seconds:.0f}")
     for node in nodes:
         console(ready, node, "ip link delete docker0")
@@ -253,7 +259,7 @@ def storm(cluster: Cluster) -> list[str]:
     head, *others = lab.nodes(cluster.name)
     script = STORM.format(at=int(time.time()) + len(others), to=f"root@{head.address}")
     with ThreadPoolExecutor(len(others)) as pool:
-        said = pool.map(lambda one: cluster.ssh(one.name, "sh", "-c", script).stderr, others)
+        said = pool.map(lambda node: cluster.ssh(node.name, "sh", "-c", script).stderr, others)
     return [line for text in said for line in text.splitlines()]
 
 

@@ -25,11 +25,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "venv/bin/farandole"
 
 
-def run(program: Path, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(program: Path, folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "FARANDOLE_"))}
-    path = os.pathsep.join(one for one in kept["PATH"].split(os.pathsep) if not one.startswith(str(ROOT)))
+    path = os.pathsep.join(part for part in kept["PATH"].split(os.pathsep) if not part.startswith(str(ROOT)))
     return subprocess.run(
-        [program, *words], cwd=folder, text=True, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+        [program, *arguments], cwd=folder, text=True, capture_output=True, check=False, stdin=subprocess.DEVNULL,
         env={**kept, "PATH": path, **more},
     )  # fmt: skip
 
@@ -42,13 +42,13 @@ def fingerprints(cluster: Cluster) -> list[str]:
 
 def test_a_cluster_is_made_from_an_empty_folder(bare: Cluster, program: Path, tmp_path: Path) -> None:
     lab = yaml.safe_load((bare.inventory / "hosts.yml").read_text())["cluster"]
-    one, two = [own["ansible_host"] for own in lab["hosts"].values()]
+    first_address, two = [own["ansible_host"] for own in lab["hosts"].values()]
     keys = [word for key in fingerprints(bare) for word in ("--host-key", key)]
-    words = ("mine", "--head", f"a={one}", two, "--private-key", str(bare.inventory / ".ssh/id_ed25519"))
-    refused = run(program, tmp_path, "init", *words, *keys[2:])
+    arguments = ("mine", "--head", f"a={first_address}", two, "--private-key", str(bare.inventory / ".ssh/id_ed25519"))
+    refused = run(program, tmp_path, "init", *arguments, *keys[2:])
     assert "no --host-key has the fingerprint of a;" in refused.stderr
     assert not [*tmp_path.iterdir()]
-    made = run(program, tmp_path, "init", *words, *keys)
+    made = run(program, tmp_path, "init", *arguments, *keys)
     assert made.returncode == 0, made.stderr
     # What the lab sets for containers on this machine.
     own = {name: value for name, value in lab["vars"].items() if not name.startswith("ansible_")}

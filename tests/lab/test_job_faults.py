@@ -117,10 +117,10 @@ def test_validation_names_what_differs_on_a_node(
     status, bad = validate(ready, "--quick")
     seconds = time.monotonic() - begun
     assert status == 1
-    found = next((check for check in bad if check["code"] == code), {})
-    assert found and "node-2" in f"{found['hosts']} {found['cause']}", bad
+    named = next((check for check in bad if check["code"] == code), {})
+    assert named and "node-2" in f"{named['hosts']} {named['cause']}", bad
     record_property("named", f"{name} | `{code}` | {seconds:.0f}")
-    cured(ready, found["cure"])
+    cured(ready, named["cure"])
     assert validate(ready, "--quick") == (0, [])
 
 

@@ -22,7 +22,7 @@ ROLES = ("base", "build_tools", "ssh_trust", "depot")
 def finished_roles(run: Run) -> set[str]:
     """Those of the first roles that were followed by another one of them."""
     begun = {role(task) for task in run.tasks}
-    return {one for one, after in itertools.pairwise(ROLES) if {one, after} <= begun}
+    return {before for before, after in itertools.pairwise(ROLES) if {before, after} <= begun}
 
 
 def changed_again(run: Run, finished: set[str]) -> set[tuple[str, str]]:

@@ -111,9 +111,9 @@ def test_root_on_a_node_can_mount_and_use_private_tmp(cluster: Cluster) -> None:
 
 def test_ssh_runs_exactly_these_arguments(cluster: Cluster) -> None:
     ssh = ("ssh", "--name", cluster.name, "node-1", "--")
-    words = ["two words", "*", "$HOME", "--", "-n", 'quote"', "it's", "", "a;b"]
-    shown = farandole(*ssh, "python3", "-c", "import sys; print(sys.argv[1:])", *words)
-    assert shown.stdout == f"{words}\n"
+    arguments = ["two words", "*", "$HOME", "--", "-n", 'quote"', "it's", "", "a;b"]
+    shown = farandole(*ssh, "python3", "-c", "import sys; print(sys.argv[1:])", *arguments)
+    assert shown.stdout == f"{arguments}\n"
     assert farandole(*ssh, "sh", "-c", "exit 7").returncode == 7
 
 
@@ -269,7 +269,7 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["fault", "cut", "node-9", "--name", "test-lab"], "it has: node-1, node-2"),
         (["fault", "explode", "node-1"], "No such command 'explode'"),
@@ -287,10 +287,12 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
         (["fault", "start", "node-1", "--name", "test-lab"], "is for a node that is exited"),
     ],
 )
-def test_wrong_arguments_are_refused_with_a_helpful_message(cluster: Cluster, arguments: list[str], words: str) -> None:
+def test_wrong_arguments_are_refused_with_a_helpful_message(
+    cluster: Cluster, arguments: list[str], message: str
+) -> None:
     assert cluster.name == "test-lab"
     done = farandole(*arguments)
     said = " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
     assert done.returncode != 0
-    assert words in said
+    assert message in said
     assert "Traceback" not in said

@@ -45,11 +45,11 @@ def logged(cluster: Cluster, argv: tuple[str, ...], seconds: int = 60) -> tuple[
 
 def workers(cluster: Cluster) -> list[str]:
     """Remaining processes of jobs on all nodes."""
-    found = []
+    processes = []
     for node in BOTH:
         listed = cluster.ssh(node, "ps", "-u", "trainer", "-o", "args=").stdout.splitlines()
-        found += [f"{node}: {line}" for line in listed if "python" in line or "orted" in line or "horovod" in line]
-    return found
+        processes += [f"{node}: {line}" for line in listed if "python" in line or "orted" in line or "horovod" in line]
+    return processes
 
 
 @contextmanager
@@ -138,8 +138,8 @@ def test_a_failing_job_ends_and_leaves_nothing_behind(
     done = job(cluster, (*horovodrun(controller, nodes), "-c", script), nodes, seconds)
     assert failure(done), done
     assert done["seconds"] < seconds + 25
-    found, cause, _ = explain(done)
-    assert found == code, done["said"]
+    explained, cause, _ = explain(done)
+    assert explained == code, done["said"]
     assert named in cause, done["said"]
     assert workers(cluster) == []
 
@@ -168,14 +168,16 @@ def test_horovod_restarts_in_the_same_processes(cluster: Cluster, controller: st
 
 
 @pytest.mark.parametrize(
-    ("controller", "argument", "words"),
+    ("controller", "argument", "message"),
     [("gloo", "alone", "rank 1 on host node-2 cannot be reached"), ("mpi", "", "MPI cannot be started again")],
 )
-def test_a_failed_restart_of_horovod_is_explained(cluster: Cluster, controller: str, argument: str, words: str) -> None:
+def test_a_failed_restart_of_horovod_is_explained(
+    cluster: Cluster, controller: str, argument: str, message: str
+) -> None:
     argv = ("env", "HOROVOD_GLOO_TIMEOUT_SECONDS=5", *horovodrun(controller, BOTH), "-c", AGAIN, argument)
     done = job(cluster, argv)
     assert done["code"]
-    assert any(f"ValueError: Horovod initialization failed: {words}" in line for line in done["said"]), done["said"]
+    assert any(f"ValueError: Horovod initialization failed: {message}" in line for line in done["said"]), done["said"]
     assert not any("terminate called" in line or "Aborted" in line for line in done["said"]), done["said"]
 
 

@@ -140,25 +140,25 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def test_status_tells_the_truth_in_seconds_whatever_a_node_does(site: Cluster) -> None:
-    code, found, shown = status(site)
-    assert (code, found["good"]) == (0, True), shown
-    lock = found["lock"]
-    assert {node["stack"] for node in found["nodes"].values()} == {lock}
-    assert all(node["slots"] > 0 for node in found["nodes"].values())
+    code, answer, shown = status(site)
+    assert (code, answer["good"]) == (0, True), shown
+    lock = answer["lock"]
+    assert {node["stack"] for node in answer["nodes"].values()} == {lock}
+    assert all(node["slots"] > 0 for node in answer["nodes"].values())
     current = "/opt/farandole/current"
     assert site.ssh("node-2", "mv", current, f"{current}.away").returncode == 0
-    code, found, _ = status(site)
-    assert (code, found["nodes"]["node-2"]["code"]) == (1, "node-not-set-up")
+    code, answer, _ = status(site)
+    assert (code, answer["nodes"]["node-2"]["code"]) == (1, "node-not-set-up")
     assert site.ssh("node-2", "mv", f"{current}.away", current).returncode == 0
     for lie, liar in LIES.items():
         said = f"case $BASH_EXECUTION_STRING in '{COMMAND}') {lie};; esac"
         assert site.shell("node-2", f"echo {shlex.quote(said)} > /root/.bashrc").returncode == 0
-        code, found, shown = status(site)
-        assert (code, found["nodes"]["node-1"]["code"], found["nodes"]["node-2"]["code"]) == (1, "", liar), shown
+        code, answer, shown = status(site)
+        assert (code, answer["nodes"]["node-1"]["code"], answer["nodes"]["node-2"]["code"]) == (1, "", liar), shown
     assert site.ssh("node-2", "rm", "/root/.bashrc").returncode == 0
     site.lab("fault", "pause", "node-2")
-    code, found, shown = status(site)
-    assert (code, found["nodes"]["node-2"]["code"]) == (1, "login-timeout"), shown
+    code, answer, shown = status(site)
+    assert (code, answer["nodes"]["node-2"]["code"]) == (1, "login-timeout"), shown
     assert "no answer (ssh root@" in shown
     site.lab("fault", "resume", "node-2")
 

@@ -214,7 +214,7 @@ def test_runs_wait_for_each_other_or_take_free_nodes(site: Cluster, project: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--", "python", "none.py"], "there is no none.py in this folder"),
         (["--time", "2x", "--", "python", "train.py"], "'2x' is not a duration: write 90s, 30m, 2h or 1d"),
@@ -224,10 +224,10 @@ def test_runs_wait_for_each_other_or_take_free_nodes(site: Cluster, project: Pat
         (["--time", "3", "--", "python", "train.py", "600"], "ended at its limit of 3 s (--time)"),
     ],
 )
-def test_a_run_that_cannot_be(site: Cluster, project: Path, arguments: list[str], words: str) -> None:
+def test_a_run_that_cannot_be(site: Cluster, project: Path, arguments: list[str], message: str) -> None:
     done = site.farandole("run", *arguments, folder=project)
     assert done.returncode != 0
-    assert words in done.stderr
+    assert message in done.stderr
     assert running(site) == []
 
 

@@ -51,16 +51,16 @@ def on_head(cluster: Cluster, script: str, user: str = "trainer") -> subprocess.
     return cluster.ssh("node-1", "runuser", "-l", user, "-c", script)
 
 
-def submit(cluster: Cluster, *words: str, user: str = "trainer") -> str:
-    done = on_head(cluster, f"sbatch --parsable --output=job-%j {' '.join(words)}", user)
+def submit(cluster: Cluster, *arguments: str, user: str = "trainer") -> str:
+    done = on_head(cluster, f"sbatch --parsable --output=job-%j {' '.join(arguments)}", user)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def told(cluster: Cluster, job: str, columns: str = "state") -> str:
     """What the accounting says of a job."""
-    words = f"sacct --noheader --parsable2 --allocations --jobs={job} --format={columns}"
-    return cluster.shell("node-1", words).stdout.strip()
+    command = f"sacct --noheader --parsable2 --allocations --jobs={job} --format={columns}"
+    return cluster.shell("node-1", command).stdout.strip()
 
 
 def ended(cluster: Cluster, job: str, seconds: float = 90) -> str:
@@ -87,8 +87,8 @@ def reason(cluster: Cluster, node: str) -> str:
 
 def accounted(cluster: Cluster, wanted: str) -> bool:
     """Whether the last job is in the accounting in these words."""
-    words = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
-    return bool(re.fullmatch(wanted, cluster.shell("node-1", words).stdout.strip()))
+    command = "sacct --noheader --parsable2 --allocations --format=user,jobname,nnodes,state,exitcode | tail -1"
+    return bool(re.fullmatch(wanted, cluster.shell("node-1", command).stdout.strip()))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -156,7 +156,7 @@ def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("options", "why"),
     [
         (["--nodes=3"], "it asks for 3 nodes; partition normal has 2"),
         (["--mem=9000G"], "MiB of memory on each node; the largest node of partition normal has"),
@@ -174,8 +174,8 @@ def test_ranks_that_train_alone_fail(cluster: Cluster) -> None:
         (["--account=caffe"], "you are not in the account caffe; yours: users"),
     ],
 )
-def test_what_can_never_run_is_refused_in_words(cluster: Cluster, words: list[str], why: str) -> None:
-    done = on_head(cluster, f"sbatch {' '.join(words)} {JOB}")
+def test_what_can_never_run_is_refused_in_words(cluster: Cluster, options: list[str], why: str) -> None:
+    done = on_head(cluster, f"sbatch {' '.join(options)} {JOB}")
     assert done.returncode and why in done.stderr
 
 
@@ -212,11 +212,11 @@ def test_the_validation_finds_that_limits_hold_and_that_a_job_over_its_time_leav
     both = ["node-1", "node-2"]
     jobs = plan.jobs(both, ["pytorch"], 120, Bars(), quick=False, queue=both)
     task = validation.task(next(job for job in jobs if job["id"] == "queue.limits"))
-    words = ("runuser", "-u", "trainer", "--", "python3", "-", json.dumps(task))
-    done = cluster.shell("node-1", f"{shlex.join(words)} <<'END'\n{validation.program('job')}\nEND")
-    found = json.loads(done.stdout)
-    assert (found["code"], found["wrong"], found["left"]) == (0, [], {"node-1": [], "node-2": []}), found
-    assert len({rank["machine"] for rank in found["ranks"]}) == 2
+    command = ("runuser", "-u", "trainer", "--", "python3", "-", json.dumps(task))
+    done = cluster.shell("node-1", f"{shlex.join(command)} <<'END'\n{validation.program('job')}\nEND")
+    answer = json.loads(done.stdout)
+    assert (answer["code"], answer["wrong"], answer["left"]) == (0, [], {"node-1": [], "node-2": []}), answer
+    assert len({rank["machine"] for rank in answer["ranks"]}) == 2
 
 
 def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Cluster) -> None:
@@ -314,7 +314,7 @@ def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_pa
     until(lambda: told(cluster, job) == "RUNNING")
     cluster.play_ok(*QUICK, *people(person("alice", 2101, tmp_path)))
     assert cluster.ssh("node-1", "squeue", "--noheader", "--format=%A %T").stdout == f"{job} RUNNING\n"
-    assert {told(cluster, one).split()[0] for one in waiting} == {"CANCELLED"}
+    assert {told(cluster, other).split()[0] for other in waiting} == {"CANCELLED"}
 
     def queued_again() -> None:
         cluster.ssh("node-1", "touch", "/home/bob/go")
@@ -361,7 +361,7 @@ def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition
     until(lambda: nodes(cluster).get("node-3") == "idle")
     assert "the partitions are: batch" in on_head(cluster, "sbatch --partition=normal --wrap=hostname").stderr
     assert told(cluster, job) in ("RUNNING", "COMPLETED")
-    assert [ended(cluster, one) for one in (job, waits)] == ["COMPLETED", "COMPLETED"]
+    assert [ended(cluster, number) for number in (job, waits)] == ["COMPLETED", "COMPLETED"]
     assert reason(cluster, "node-2") == "none"
     joined = submit(cluster, "--nodes=3", "--wrap='srun hostname'")
     assert ended(cluster, joined) == "COMPLETED"
@@ -371,7 +371,7 @@ def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition
 def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
     again = submit(cluster, "--requeue", "--nodelist=node-3", "--wrap='sleep 20'")
-    until(lambda: [told(cluster, one) for one in (job, again)] == ["RUNNING", "RUNNING"])
+    until(lambda: [told(cluster, number) for number in (job, again)] == ["RUNNING", "RUNNING"])
     cluster.lab("fault", "kill", "node-3")
     assert ended(cluster, job, 120) == "NODE_FAIL"
     assert nodes(cluster)["node-3"].startswith("down")

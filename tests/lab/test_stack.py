@@ -32,8 +32,8 @@ def stack_of(cluster: Cluster, node: str) -> str:
 
 def locked(cluster: Cluster) -> str:
     """The id of the locked stack."""
-    found: str = yaml.safe_load((cluster.inventory / "stack.lock.yml").read_text())["id"]
-    return found
+    stack: str = yaml.safe_load((cluster.inventory / "stack.lock.yml").read_text())["id"]
+    return stack
 
 
 def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> list[dict[str, object]]:
@@ -45,14 +45,14 @@ def ranks(cluster: Cluster, framework: str, controller: str, *nodes: str) -> lis
         "-H", ",".join(f"{node}:1" for node in nodes), "python", "-c", probe, framework, "--expect", count,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(found) for found in re.findall(r"\{.*\}", done.stdout)]
+    return [json.loads(line) for line in re.findall(r"\{.*\}", done.stdout)]
 
 
 def proven(cluster: Cluster, *nodes: str) -> bool:
     """Run one job of each framework over these nodes."""
     for framework, controller in (("torch", "gloo"), ("tensorflow", "mpi")):
-        found = ranks(cluster, framework, controller, *nodes)
-        assert sorted(str(rank["host"]) for rank in found) == sorted(nodes)
+        results = ranks(cluster, framework, controller, *nodes)
+        assert sorted(str(rank["host"]) for rank in results) == sorted(nodes)
     return True
 
 
@@ -80,13 +80,13 @@ def test_bare_nodes_get_the_stack_and_a_second_run_changes_nothing(cluster: Clus
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_rank_is_on_its_node_and_has_the_exact_sum(cluster: Cluster, framework: str, controller: str) -> None:
-    found = ranks(cluster, framework, controller, "node-1", "node-2")
-    assert sorted(str(rank["host"]) for rank in found) == ["node-1", "node-2"]
-    assert len({rank["machine"] for rank in found}) == 2
-    assert {rank["stack"] for rank in found} == {locked(cluster)}
-    assert {rank["controller"] for rank in found} == {controller}
-    assert {rank["wanted"] for rank in found} == {3}
-    assert all(one["exact"] for rank in found for one in rank["sums"])  # type: ignore[attr-defined]
+    results = ranks(cluster, framework, controller, "node-1", "node-2")
+    assert sorted(str(rank["host"]) for rank in results) == ["node-1", "node-2"]
+    assert len({rank["machine"] for rank in results}) == 2
+    assert {rank["stack"] for rank in results} == {locked(cluster)}
+    assert {rank["controller"] for rank in results} == {controller}
+    assert {rank["wanted"] for rank in results} == {3}
+    assert all(total["exact"] for rank in results for total in rank["sums"])  # type: ignore[attr-defined]
 
 
 def on_path(cluster: Cluster, node: str, *programs: str) -> list[str]:
@@ -178,7 +178,7 @@ def test_a_third_node_joins_without_a_compiler_from_an_archive_that_was_damaged(
 def test_an_archive_damaged_in_transit_is_refused_before_unpacking(three: Cluster) -> None:
     call = f"id=000000000000 mpi=0 user=trainer url=http://node-1:8480/stacks/none sha256={'0' * 64} size=8 unpacked=1"
     assert three.shell("node-1", "echo nothing >/srv/farandole/spoilt").returncode == 0
-    for url, size, words in (
+    for url, size, message in (
         ("stacks/none", 8, "cannot be fetched: Not Found"),
         ("", 8, "cannot be fetched: Forbidden"),
         ("spoilt", 8, "is damaged: its sha256 is"),
@@ -187,7 +187,7 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(three: Cluste
     ):
         asked = call.replace("stacks/none", url).replace("size=8", f"size={size}")
         said = " ".join(ad_hoc(three, "node-3", "stack_install", asked).stdout.split())
-        assert words in said, said
+        assert message in said, said
     assert three.ssh("node-3", "ls", "/opt/farandole/stacks").stdout.split() == [locked(three)]
 
 
@@ -202,8 +202,8 @@ def proof(cluster: Cluster, node: str) -> dict[str, object]:
     """The validation's finding about a node's stack."""
     cluster.play("--tags", "quick", "--extra-vars", f"validation_hosts={node}", playbook="playbooks/validate.yml")
     result = json.loads((cluster.state / "reports/latest/result.json").read_text())
-    found: dict[str, object] = next(check for check in result["checks"] if check["id"] == f"stack.{node}")
-    return found
+    finding: dict[str, object] = next(check for check in result["checks"] if check["id"] == f"stack.{node}")
+    return finding
 
 
 # Processes of a validation's job on a node.

@@ -33,7 +33,7 @@ WRITER = "while sleep 0.2; do date +%s >>{0}/log && echo written || echo failed;
 
 
 def mounts(*changes: dict[str, str]) -> tuple[str, str]:
-    return "--extra-vars", json.dumps({"storage_mounts": [{**MOUNT, **one} for one in changes or ({},)]})
+    return "--extra-vars", json.dumps({"storage_mounts": [{**MOUNT, **change} for change in changes or ({},)]})
 
 
 def timed(cluster: Cluster, *arguments: str) -> Run:
@@ -143,7 +143,7 @@ def test_a_mount_in_use_is_not_changed_and_its_user_is_named(data: Cluster) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"where": "/etc"}, "[mount-wrong]"),
         ({"where": "/srv/full"}, "/srv/full contains files, such as notes"),
@@ -151,12 +151,12 @@ def test_a_mount_in_use_is_not_changed_and_its_user_is_named(data: Cluster) -> N
     ],
 )
 def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
-    data: Cluster, change: dict[str, str], words: str
+    data: Cluster, change: dict[str, str], message: str
 ) -> None:
     data.shell("node-2", "mkdir -p /srv/full && touch /srv/full/notes")
     refused = data.play(*PART, *mounts({}, change))
     assert refused.rc != 0
-    assert words in refused.flat
+    assert message in refused.flat
     assert "node-2" not in refused.changed_hosts
 
 
