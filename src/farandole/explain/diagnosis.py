@@ -206,7 +206,7 @@ def _needles(tokens: list[str], at: int) -> tuple[tuple[str, ...], int]:
     parts: list[tuple[str, ...]] = [("",)]
 
     def add_way() -> None:
-        ways.append(max(parts, key=lambda words: min(map(len, words))))
+        ways.append(max(parts, key=lambda way: min(map(len, way))))
 
     while at < len(tokens) and tokens[at] != ")":
         token = tokens[at]

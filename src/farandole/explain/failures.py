@@ -115,23 +115,30 @@ class Why:
 
 def why(failures: Sequence[Failure]) -> Why:
     """Sort out why a playbook failed."""
-    refusals = together((one for one in failures if one.findings), lambda one: one.heading)
-    found = [(group[0].heading, [*dict.fromkeys(each for one in group for each in one.findings)]) for group in refusals]
-    others = [one for one in failures if one.text and not one.findings]
-    known = [one for one in others if one.known]
-    messages = together((one for one in others if one.plain and one not in known), lambda one: one.text)
-    unknown = together((one for one in others if not one.plain and one not in known), lambda one: one.task)
+    refusals = together((failure for failure in failures if failure.findings), lambda failure: failure.heading)
+    refused = [
+        (group[0].heading, [*dict.fromkeys(each for failure in group for each in failure.findings)])
+        for group in refusals
+    ]
+    others = [failure for failure in failures if failure.text and not failure.findings]
+    known = [failure for failure in others if failure.known]
+    messages = together(
+        (failure for failure in others if failure.plain and failure not in known), lambda failure: failure.text
+    )
+    unknown = together(
+        (failure for failure in others if not failure.plain and failure not in known), lambda failure: failure.task
+    )
     return Why(
-        found,
-        [(several(one.host for one in group), group[0].text) for group in messages[-SHOWN:]],
+        refused,
+        [(several(failure.host for failure in group), group[0].text) for group in messages[-SHOWN:]],
         [line for group in unknown[:SHOWN] for line in _telling(group)],
-        told(explain(line for one in known for line in one.lines())) if known else [],
+        told(explain(line for failure in known for line in failure.lines())) if known else [],
     )
 
 
 def _telling(failures: Iterable[Failure]) -> list[tuple[str, str]]:
     """The lines of a task's failures that say most, each with the hosts that say it."""
-    lines = [line for one in failures for line in explain(one.lines()).telling or one.lines()]
+    lines = [line for failure in failures for line in explain(failure.lines()).telling or failure.lines()]
     same = together(lines, lambda line: line.text)
     return [(several(line.host for line in group), group[0].text) for group in same[-SHOWN:]]
 

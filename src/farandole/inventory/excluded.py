@@ -68,9 +68,9 @@ def now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def by_check(found: Finding, measurement: str) -> Entry:
+def by_check(problem: Finding, measurement: str) -> Entry:
     """The entry of a node that a check found to be bad."""
-    return Entry(now(), "check", "", found.code, one_line(found.cause), measurement)
+    return Entry(now(), "check", "", problem.code, one_line(problem.cause), measurement)
 
 
 def by_person(person: str, why: str) -> Entry:
@@ -187,14 +187,14 @@ def _needed(out: Mapping[str, Entry], checked: Checked) -> set[str]:
     return {name for name in out if name in checked.servers} if members(checked.tested, out) else {*out}
 
 
-def _about(found: Finding) -> set[str]:
+def _about(problem: Finding) -> set[str]:
     """The nodes that a finding names."""
-    return set(found.host.split(", "))
+    return set(problem.host.split(", "))
 
 
-def _softened(found: Finding) -> Finding:
+def _softened(problem: Finding) -> Finding:
     """The finding about a node that is left out, which no longer stops a run."""
-    return replace(found, severity="warn") if found.severity == "stop" else found
+    return replace(problem, severity="warn") if problem.severity == "stop" else problem
 
 
 def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> bool:

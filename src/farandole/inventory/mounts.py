@@ -90,5 +90,5 @@ def _misplaced(where: str) -> str:
     return ""
 
 
-def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
+def _overlap(first: PurePosixPath, second: PurePosixPath) -> bool:
+    return first.is_relative_to(second) or second.is_relative_to(first)

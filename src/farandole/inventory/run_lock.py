@@ -200,10 +200,10 @@ def _end(keeper: subprocess.Popen[str] | None) -> None:
         keeper.kill()
 
 
-def own_connection(words: Sequence[str], ssh: str) -> list[str]:
+def own_connection(command: Sequence[str], ssh: str) -> list[str]:
     """Change an ssh command so that it never prompts and its connection is not shared."""
     # A program that supplies the password comes before ssh; -v would fill a pipe that nobody reads.
-    options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
+    options = [option for option in command[command.index(ssh) + 1 :] if not re.fullmatch("-v+", option)]
     return [ssh, "-o", "BatchMode=yes", "-o", "ControlMaster=no", *options]
 
 

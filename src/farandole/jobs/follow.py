@@ -95,11 +95,11 @@ def explain(state: State, lines: Sequence[str]) -> None:
     tell(code, state, words.get("host", host), f"{where}{on_terminal(cause)}")
 
 
-def tell(code: str, state: State, host: str, words: str = "", **fields: str) -> None:
+def tell(code: str, state: State, host: str, what: str = "", **fields: str) -> None:
     """Print a cause and its cure, in which only nodes of the run are named."""
     cause = causes()[code]
     there = shlex.quote(host) if host in dict(state.slots) else "that node"
-    console.print(f"cause: {words or cause.description(fields)} [{code}]", markup=False)
+    console.print(f"cause: {what or cause.description(fields)} [{code}]", markup=False)
     console.print(f"cure: {cause.remedy({'host': there})}", markup=False)
 
 

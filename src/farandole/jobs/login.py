@@ -34,13 +34,13 @@ class Head:
     # What makes a command run as the job user there.
     become: tuple[str, ...]
 
-    def command(self, *words: str) -> list[str]:
+    def command(self, *command: str) -> list[str]:
         """A command of the job user's on the head."""
-        return [*self.ssh, self.target, shlex.join([*self.become, *words])]
+        return [*self.ssh, self.target, shlex.join([*self.become, *command])]
 
-    def ask(self, *words: str) -> str:
+    def ask(self, *command: str) -> str:
         """Run a command there and return what it prints."""
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(self.command(*command), capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             raise FarandoleError(self.reason(done.returncode, done.stderr))
         return done.stdout

@@ -59,7 +59,7 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
     unfit = strangers.keys() | measured.silent.keys()
     closed = [one for one in measured.closed if not {one.source, one.target} & unfit]
     ways = {(one.source, one.target) for one in closed}
-    if len(parts := groups(names, lambda one, other: not {(one, other), (other, one)} & ways)) > 1:
+    if len(parts := groups(names, lambda first, second: not {(first, second), (second, first)} & ways)) > 1:
         yield finding("pair-groups-apart", "all", seen="; ".join(some(part) for part in parts), subnet=subnet)
         home = {name: number for number, part in enumerate(parts) for name in part}
         ways = {way for way in ways if home.get(way[0], -1) == home.get(way[1], -2)}
@@ -212,7 +212,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
         seen, usually = compared(mine, measured)
         yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars, HOPELESS_NODE)
     left = [way for way in sure if not bad & {*way}]
-    parts = groups(measured.names, lambda one, other: tuple(sorted((one, other))) in measured_pairs - pairs)
+    parts = groups(measured.names, lambda first, second: tuple(sorted((first, second))) in measured_pairs - pairs)
     # If most were fast alone, the others were not slow because of where they lead.
     if len(left) > 2 and len(parts) > 1 and 2 * len(sure) >= len(measured.alone):
         seen = f"{speed(max(rates[way] for way in left))} between {'; '.join(map(some, parts))}"

@@ -179,42 +179,41 @@ class Endpoint:
         """Connect to these peers, or to all. Begin with the next one, so that none is asked by all at the same time."""
         number = len(peers)
         order = [(place + offset) % number for offset in range(1, number)]
-        order = [one for one in order if only is None or one in only]
         pool = ThreadPoolExecutor(AT_A_TIME)
         tasks = []
-        for one in order:
-            name, address, ports, datagrams, mtu, _, named = peers[one]
-            tasks += [pool.submit(self.try_port, one, name, address, port, nth == 0) for nth, port in enumerate(ports)]
-            tasks.append(pool.submit(self.try_path, one, name, address, datagrams, mtu))
+        for peer in (peer for peer in order if only is None or peer in only):
+            name, address, ports, datagrams, mtu, _, named = peers[peer]
+            tasks += [pool.submit(self.try_port, peer, name, address, port, nth == 0) for nth, port in enumerate(ports)]
+            tasks.append(pool.submit(self.try_path, peer, name, address, datagrams, mtu))
             if names:
-                tasks.append(pool.submit(self.try_name, one, name, named))
+                tasks.append(pool.submit(self.try_name, peer, name, named))
         done, late = wait(tasks, seconds)
         pool.shutdown(wait=False, cancel_futures=True)
-        found = [task.result() for task in tasks if task in done and not task.cancelled()]
-        delays = [what for kind, _, what in found if kind == "delay"]
-        answer = {
-            kind: [[one, *what] for said, one, what in found if said == kind] for kind in ("closed", "path", "name")
-        }
+        answer: dict[str, list[Any]] = {"closed": [], "path": [], "name": [], "delay": [], "well": []}
+        for task in tasks:
+            if task in done and not task.cancelled():
+                kind, row = task.result()
+                answer[kind].append(row)
         owned, seen = {peer[1]: peer[5] for peer in peers}, neighbours()
         for row in answer["closed"]:
             address = peers[row[0]][1]
             if is_mine(address) or stranger(address, owned, seen):
                 row[2] = "another machine"
         return {
-            **{kind: rows[:REPORTED] for kind, rows in answer.items()},
+            **{kind: answer[kind][:REPORTED] for kind in ("closed", "path", "name")},
             "failures": len(answer["closed"]),
             "untried": len(late),
-            "delay_us": round(statistics.median(delays)) if delays else None,
+            "delay_us": round(statistics.median(answer["delay"])) if answer["delay"] else None,
         }
 
-    def try_port(self, one: int, name: str, address: str, port: int, timed: bool) -> tuple[str, int, Any]:
+    def try_port(self, peer: int, name: str, address: str, port: int, timed: bool) -> tuple[str, Any]:
         try:
             with self.connect(name, address, port, b"e") as connection:
-                return ("delay", one, ping(connection)) if timed else ("open", one, None)
+                return ("delay", ping(connection)) if timed else ("well", None)
         except OSError as error:
-            return "closed", one, [port, "another machine" if error.errno == errno.EADDRINUSE else reason(error)]
+            return "closed", [peer, port, "another machine" if error.errno == errno.EADDRINUSE else reason(error)]
 
-    def try_path(self, one: int, name: str, address: str, port: int, peer_mtu: int) -> tuple[str, int, Any]:
+    def try_path(self, peer: int, name: str, address: str, port: int, peer_mtu: int) -> tuple[str, Any]:
         """The largest packet that gets through in one piece, if that is less than both interfaces send."""
         mtu = min(self.mtu, peer_mtu, 65535)
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -226,8 +225,8 @@ class Endpoint:
             # If small ones get lost, too, it is not because of the size.
             if not large and all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
                 lower = (size for size in SIZES if size < mtu and self.passes(sender, name, size))
-                return "path", one, [next(lower, 0), mtu]
-        return "whole", one, None
+                return "path", [peer, next(lower, 0), mtu]
+        return "well", None
 
     def passes(self, sender: socket.socket, name: str, size: int, tries: int = DATAGRAMS) -> bool:
         packet = proof(self.secret, "client").ljust(max(size - IP_UDP_HEADERS, CHECK), b"\0")
@@ -242,13 +241,13 @@ class Endpoint:
         return False
 
     @staticmethod
-    def try_name(one: int, name: str, address: str) -> tuple[str, int, Any]:
+    def try_name(peer: int, name: str, address: str) -> tuple[str, Any]:
         """What the name of a peer resolves to, if not to its address."""
         try:
             seen = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
         except OSError:
             seen = []
-        return ("named", one, None) if seen == [address] else ("name", one, [seen[:4]])
+        return ("well", None) if seen == [address] else ("name", [peer, seen[:4]])
 
     def send(self, name: str, address: str, port: int, seconds: float) -> dict[str, Any]:
         """Bytes in a second that arrive at a peer."""
@@ -309,11 +308,11 @@ def interface_of(address: str) -> str:
 
 def hardware() -> list[str]:
     """The hardware addresses of this node's interfaces."""
-    found = set()
+    addresses = set()
     for path in Path("/sys/class/net").glob("*/address"):
         with suppress(OSError):
-            found.add(path.read_text().strip())
-    return sorted(one for one in found if MAC.fullmatch(one))[:REPORTED]
+            addresses.add(path.read_text().strip())
+    return sorted(filter(MAC.fullmatch, addresses))[:REPORTED]
 
 
 def neighbours() -> dict[str, str]:

@@ -72,20 +72,20 @@ def faults(checks: dict[str, Check], limit: float = LIMIT) -> list[str]:
     """What is wrong here. A check that hangs is a fault, too, and does not keep the others from being made."""
     pool = ThreadPoolExecutor(len(checks))
     running = {name: pool.submit(lambda made: [*made()], check) for name, check in checks.items()}
-    found = []
-    for name, one in running.items():
+    problems: list[str] = []
+    for name, made in running.items():
         try:
-            found += one.result(limit)
+            problems += made.result(limit)
         except (LateError, subprocess.TimeoutExpired):
-            found.append(f"the check of {name} does not end; restart the node")
+            problems.append(f"the check of {name} does not end; restart the node")
         except OSError as error:
-            found.append(f"the check of {name} failed: {error}")
-    return found
+            problems.append(f"the check of {name} failed: {error}")
+    return problems
 
 
-def scontrol(*words: str) -> str | None:
+def scontrol(*arguments: str) -> str | None:
     """What scontrol prints; None if it fails, as when nobody manages this node."""
-    command = ["scontrol", *words]
+    command = ["scontrol", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_LIMIT, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -100,11 +100,11 @@ def state(shown: str) -> tuple[bool, str]:
     return bool(flags and "DRAIN" in flags[1]), reason[1] if reason else ""
 
 
-def decide(found: list[str], drained: bool, reason: str, before: str) -> tuple[str, str]:
+def decide(problems: list[str], drained: bool, reason: str, before: str) -> tuple[str, str]:
     """The state to set, if any, and the reason to remember. `before` is the reason that was remembered."""
     ours = bool(before) and reason == before
-    if found:
-        wanted = OURS + "; also: ".join(found)
+    if problems:
+        wanted = OURS + "; also: ".join(problems)
         # Slurm joins lines, and a quotation mark would end the reason.
         wanted = re.sub(r'[\s"]+', " ", wanted)[:400].strip()
         if drained and not ours:
@@ -119,8 +119,7 @@ def main() -> None:
     shown = scontrol("show", "node", name)
     if shown is not None:
         before = RECORD.read_text() if RECORD.exists() else ""
-        found = faults(CHECKS)
-        wish, reason = decide(found, *state(shown), before)
+        wish, reason = decide(faults(CHECKS), *state(shown), before)
         if reason:
             RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             RECORD.write_text(reason)

@@ -101,14 +101,14 @@ def preflight(path: Path, nodes: Collection[str]) -> dict[str, Any] | None:
     }
 
 
-def _host(one: Mapping[str, Any], interface: str) -> dict[str, Any]:
-    machine = one.get("machine", {})
+def _host(known: Mapping[str, Any], interface: str) -> dict[str, Any]:
+    machine = known.get("machine", {})
     link = machine.get("links", {}).get(interface, {})
     return {
-        "system": f"{one['os_id'].capitalize()} {one['os_version']}, {one['arch']}",
+        "system": f"{known['os_id'].capitalize()} {known['os_version']}, {known['arch']}",
         "kernel": machine.get("kernel", ""),
         "memory_mb": machine.get("memory_mb"),
-        "driver": one.get("nvidia_driver") or "",
+        "driver": known.get("nvidia_driver") or "",
         "interface": interface,
         "mbit": link.get("speed") or None,
         "mtu": link.get("mtu") or None,

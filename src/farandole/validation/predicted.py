@@ -57,13 +57,13 @@ def _job(result: Result) -> TrainingJob | None:
     return TrainingJob(first["gradients_mb"], step_ms, mpi=True, overlaps=False)
 
 
-def _compared(check: Check, job: TrainingJob, found: Measured | None, inventory: str) -> Check:
+def _compared(check: Check, job: TrainingJob, known: Measured | None, inventory: str) -> Check:
     name, hosts = check.id.replace("efficiency", "predicted"), check.hosts
-    if found is None or found.missing:
+    if known is None or known.missing:
         why = "the connections of all these nodes were not measured"
         return Check(name, NOT_MEASURED, f"{why}; run  farandole preflight -i {shlex.quote(inventory)}", hosts=hosts)
-    expected = predict(job, found.network, len(hosts)).efficiency
-    network = f"{found.network.mb_per_s:.4g} MB/s, {found.network.round_trip_us:.0f} µs"
+    expected = predict(job, known.network, len(hosts)).efficiency
+    network = f"{known.network.mb_per_s:.4g} MB/s, {known.network.round_trip_us:.0f} µs"
     what = f"{job.gradients_mb:.2g} MB of gradients every {job.step_ms:.0f} ms"
     words = f"the network ({network}) carries {what} at about {100 * expected:.0f} % of {len(hosts)} workers"
     status = check.status if check.status == NOT_MEASURED else GREEN

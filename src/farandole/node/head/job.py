@@ -176,18 +176,20 @@ def has_shared_home() -> bool:
     return SHARED.exists() and owner(os.getuid()) in SHARED.read_text().split()
 
 
-def rsync(*words: str) -> subprocess.CompletedProcess[str]:
-    return ran("rsync", "--archive", *words, env={**os.environ, "RSYNC_RSH": SSH})
+def rsync(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return ran("rsync", "--archive", *arguments, env={**os.environ, "RSYNC_RSH": SSH})
 
 
 def former(run: Run, source: str) -> list[Run]:
     """The latest earlier runs of the same folder."""
-    return [one for one in all_runs() if one.number < run.number and one.read("run").get("source") == source][-3:]
+    return [other for other in all_runs() if other.number < run.number and other.read("run").get("source") == source][
+        -3:
+    ]
 
 
 def send(run: Run, node: str, before: list[Run]) -> str:
     """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
-    same = [f"--copy-dest=../../{one.number}/code" for one in before]
+    same = [f"--copy-dest=../../{other.number}/code" for other in before]
     there = ["--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *same]
     done = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
     return f"{node}: {reason(done.stderr)}" if done.returncode else ""

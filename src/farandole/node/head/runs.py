@@ -132,8 +132,8 @@ def clock(seconds: float) -> str:
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%d %b %H:%M", then)
 
 
-def systemctl(*words: str) -> subprocess.CompletedProcess[str]:
-    return ran("systemctl", "--user", *words, env=bus())
+def systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return ran("systemctl", "--user", *arguments, env=bus())
 
 
 def bus() -> dict[str, str]:

@@ -66,13 +66,13 @@ def shape(size: int | tuple[int, ...]) -> tuple[int, ...]:
     return size if isinstance(size, tuple) else (size,)
 
 
-def own_gpu(hvd: Any, found: Sequence[Any]) -> Any:
+def own_gpu(hvd: Any, gpus: Sequence[Any]) -> Any:
     """This rank's GPU; each rank of a node has its own."""
     if not hvd.nccl_built():
         ranks.fail("nccl-missing", "Horovod is built without NCCL")
-    if hvd.local_rank() >= len(found):
-        ranks.fail("gpus-missing", f"{len(found)} GPUs are visible, too few for rank {hvd.rank()}")
-    return found[hvd.local_rank()]
+    if hvd.local_rank() >= len(gpus):
+        ranks.fail("gpus-missing", f"{len(gpus)} GPUs are visible, too few for rank {hvd.rank()}")
+    return gpus[hvd.local_rank()]
 
 
 def reduce(hvd: Any, tensor: Tensor, wanted: int) -> Iterator[dict[str, Any]]:
