@@ -47,7 +47,6 @@ def lock(
         bool,
         typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all."),
     ] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="Also fetch the files into this machine's cache.")] = False,
     login: Login,
 ) -> None:
     """Choose a version of everything for a cluster and write it to stack.lock.yml."""
@@ -55,7 +54,7 @@ def lock(
     if names and not upgrade:
         raise FarandoleError(f"{' '.join(names)}: names are for --upgrade; --want NAME==VERSION requires a version")
     wishes = Wishes(
-        frameworks.split(",") if frameworks else [], accelerator, want or [], names or [] if upgrade else None
+        frameworks.split(",") if frameworks else (), accelerator, want or (), (names or []) if upgrade else None
     )
     new: locks.Lock
     old: locks.Lock | None
@@ -65,16 +64,11 @@ def lock(
         new, old, hint = _choose(inventory, path, wishes, login, write=not explain)
     if explain:
         _explain(new, inventory)
-    if collect:
-        # Slow to import, and most runs do not need it.
-        from farandole.stack.collect import collect as fetch
-
-        fetch(new, cache_of(inventory_variables(inventory)), _say)
-    if not explain:
-        if old is None or old["id"] != new["id"]:
-            locks.write(path, new)
-        _report(path, old, new, inventory)
-        console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
+        return
+    if old is None or old["id"] != new["id"]:
+        locks.write(path, new)
+    _report(path, old, new, inventory)
+    console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
 
 
 @dataclass(frozen=True)
