@@ -88,8 +88,7 @@ docs: setup ## build the site of all pages in .farandole/site, with a search tha
 	sphinx-build -q -W --keep-going -c docs . .farandole/site
 	@echo "open .farandole/site/docs/index.html"
 
-tables: setup ## regenerate the tables of variables and of evidence
-	python -c 'from farandole.lab.prove import document; document()'
+tables: setup ## regenerate the tables of variables
 	for specs in roles/*/meta/argument_specs.yml; do aar-doc --output-template docs/role-table.md.j2 $${specs%/meta/*} markdown; done
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml

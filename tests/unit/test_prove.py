@@ -1,4 +1,4 @@
-"""Rows of evidence: written so that they are read again, in place of older ones, and as a table."""
+"""Rows of evidence: written so that they are read again, and in place of older ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import yaml
 
 from farandole.lab import prove
 from farandole.stack.catalogue import EVIDENCE, load
-
-from .loading import ROOT
 
 ROW: prove.Row = {
     "system": "debian-13",
@@ -48,7 +46,6 @@ def test_a_refused_set_is_a_row_that_no_lock_matches(tmp_path: Path) -> None:
     path = tmp_path / "evidence.yml"
     prove.add(path, {key: value for key, value in ROW.items() if key not in ("set", "with")})
     assert load(evidence=path).evidence == ()
-    assert "| debian-13 | 2.5.0 | - |" in prove.markdown(yaml.safe_load(path.read_text()))
 
 
 def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> None:
@@ -56,13 +53,6 @@ def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> N
     for row in rows:
         prove.add(path, row)
     assert yaml.safe_load(path.read_text()) == rows
-
-
-def test_the_documentation_has_the_committed_evidence(tmp_path: Path) -> None:
-    path = tmp_path / "catalogue.md"
-    path.write_text((ROOT / "docs/catalogue.md").read_text())
-    prove.document(path)
-    assert path.read_text() == (ROOT / "docs/catalogue.md").read_text(), "run `make tables`"
 
 
 @pytest.mark.parametrize(

