@@ -1,6 +1,6 @@
-"""Role firewall: strangers are kept out of the ports that jobs use, and the machine's own rules stay as they are.
+"""Role firewall: only nodes can connect to the ports that jobs use, and the machine's own rules stay as they are.
 
-This machine, which is in the lab's network but not in the cluster, is the stranger. The last tests change and remove
+This machine, which is in the lab's network but not in the cluster, plays the outsider. The last tests change and remove
 the firewall.
 """
 

@@ -291,8 +291,8 @@ def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_
     assert three.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""
     assert stack_of(three, "node-1") == stack_of(three, "node-2") == locked(three)
     three.ssh("node-1", "rm", "-rf", "/srv/farandole/stacks")
-    mended = three.play_ok("--extra-vars", f"stack_builds={tmp_path}")
-    tasks = {task for task, _ in mended.changes}
+    repaired = three.play_ok("--extra-vars", f"stack_builds={tmp_path}")
+    tasks = {task for task, _ in repaired.changes}
     assert "stack : Pack the stack" in tasks
     assert not {task for task in tasks if "Compile" in task}
     assert stack_of(three, "node-3") == locked(three)
@@ -345,11 +345,11 @@ def test_packages_of_the_users_own_cost_only_themselves(three: Cluster) -> None:
         assert stack_of(three, node) == locked(three)
     assert proven(three, "node-1", "node-2")
     assert set(three.play().count("changed").values()) == {0}
-    # A changed file of the stack below it is found and mended.
+    # A changed file of the stack below it is found and repaired.
     three.shell("node-2", f"echo >>{CURRENT}/base/venv/bin/torchrun")
-    mended = three.play()
+    repaired = three.play()
     # The head may no longer have its archive.
-    by_stack = {task for task, _ in mended.changes if not task.startswith("depot :")}
+    by_stack = {task for task, _ in repaired.changes if not task.startswith("depot :")}
     assert by_stack == {"stack : Install the stack alongside the others"}
     settings.unlink()
     settings.parent.rmdir()

@@ -163,8 +163,8 @@ def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
 def test_a_killed_run_is_repaired_and_a_mount_is_taken_off_although_its_server_is_dead(data: Cluster) -> None:
     # As a run leaves it that is killed after it has written the units.
     data.shell("node-2", "systemctl disable --now data-re\\\\x2dsults.automount")
-    mended = data.play(*PART, *mounts())
-    assert ("storage : Mount them on first use", "node-2") in mended.changes
+    repaired = data.play(*PART, *mounts())
+    assert ("storage : Mount them on first use", "node-2") in repaired.changes
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     data.lab("fault", "kill", "node-3")
     done = timed(data, *PART)

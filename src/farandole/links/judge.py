@@ -160,7 +160,7 @@ def size(narrow: Sequence[Narrow]) -> str:
 
 
 def best(measured: Measured) -> dict[Way, float]:
-    """The best rate of each way: who was good once is good."""
+    """The best rate of each way, as a busy machine can only make a measurement worse."""
     return {way: max(rates + measured.alone.get(way, [])) for way, rates in measured.rates.items()}
 
 

@@ -84,7 +84,7 @@ def provide(requested: str, root: Path, say: Say, facts: Facts | None = None) ->
             return _digits(facts, folder, say)
         except FarandoleError as error:
             raise FarandoleError(
-                f"there is no data for the sample scripts. {failure}. {_digits_label(facts)}: {error}. Mend "
+                f"there is no data for the sample scripts. {failure}. {_digits_label(facts)}: {error}. Fix "
                 "one of them, or skip the samples: --skip-tags samples"
             ) from error
 
