@@ -44,7 +44,7 @@ def taken(head: Path, **uses: int) -> Any:
 
 
 def slots_of(**wish: Any) -> Slots:
-    with slots.claimed(Run(9), {**WISH, **wish}) as found:
+    with slots.claimed(Run(9), {**WISH, **wish}) as (found, _):
         return found
 
 

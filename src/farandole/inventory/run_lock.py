@@ -144,7 +144,7 @@ def register_on_head(
     mine: ClusterRun, connect: Callable[[], Keeper], ask: Callable[[dict[str, Any]], Mapping[str, Any]]
 ) -> str:
     """Record this run on the head, or refuse if another is alive; return a warning if the head cannot record it."""
-    notice = ""
+    why = ""
     # If the login needs a password, the second attempt can use the connection that asking has left open.
     for _ in range(2):
         keeper, holder = None, 0
@@ -152,52 +152,31 @@ def register_on_head(
             keeper, holder, source = connect()
             mine = replace(mine, source=source)
         except FarandoleError as error:
-            notice = f"no connection can be held open to the head ({error})"
-        try:
-            held = _held_by_another(mine, holder, ask)
-        except NoAnswerError as error:
-            _end(keeper)
-            return _unprotected(notice or f"the head does not answer ({error})")
+            why = f"no connection can be held open to the head ({error})"
+        call = {"run": asdict(mine), "holder": holder}
+        answer = ask(call)
+        if (held := _held(answer)) and held.here and not held.alive:
+            answer = ask({**call, "over": asdict(held)})
+            held = _held(answer)
+        if keeper and (held or "held" not in answer):
+            keeper.kill()
         if held:
-            _end(keeper)
             raise FarandoleError(refusal(held))
+        if "held" not in answer:
+            why = why or f"the head does not answer ({plain(str(answer.get('msg', 'no answer')))})"
+            break
         if holder:
             return ""
-    return _unprotected(notice)
-
-
-class NoAnswerError(FarandoleError):
-    """The head does not say whether another run is active."""
-
-
-def _unprotected(why: str) -> str:
     return f"runs from other control machines are not kept out of this cluster: {why}. Make sure that there are none"
 
 
-def _held_by_another(
-    mine: ClusterRun, holder: int, ask: Callable[[dict[str, Any]], Mapping[str, Any]]
-) -> ClusterRun | None:
+def _held(answer: Mapping[str, Any]) -> ClusterRun | None:
     """The run that blocks this one, as recorded on the head."""
-    call = {"run": asdict(mine), "holder": holder}
-    held = _holder(ask(call))
-    if held and held.here and not held.alive:
-        held = _holder(ask({**call, "over": asdict(held)}))
-    return held
-
-
-def _holder(answer: Mapping[str, Any]) -> ClusterRun | None:
-    if "held" not in answer:
-        raise NoAnswerError(plain(str(answer.get("msg", "no answer"))))
-    if not answer["held"]:
-        return None
-    if held := read(answer["held"]):
-        return held
-    raise FarandoleError("the head says that another run is active, but not which: remove /var/lib/farandole-run on it")
-
-
-def _end(keeper: subprocess.Popen[str] | None) -> None:
-    if keeper:
-        keeper.kill()
+    record = answer.get("held")
+    if record and not (held := read(record)):
+        where = "remove /var/lib/farandole-run on it"
+        raise FarandoleError(f"the head says that another run is active, but not which: {where}")
+    return held if record else None
 
 
 def own_connection(command: Sequence[str], ssh: str) -> list[str]:

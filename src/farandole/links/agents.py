@@ -58,6 +58,7 @@ class Agent:
     def __init__(self, place: Place, secret: str) -> None:
         self.place, self.mark = place, f"{secret} ".encode()
         self.process: asyncio.subprocess.Process | None = None
+        self.requests: Any = None
         self.listening: dict[str, Any] = {}
 
     async def start(self, secret: str, peers: Sequence[str], patience: float, seconds: float) -> None:
@@ -70,6 +71,7 @@ class Agent:
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             start_new_session=True, limit=LONGEST,
         )  # fmt: skip
+        self.requests, self.answers, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
         about = {"name": self.place.name, "address": self.place.address, "secret": secret, "seconds": seconds}
         line = json.dumps({**about, "ports": [LOWEST, HIGHEST, PORTS], "peers": peers})
         answer = await self.ask(program + f"{secret}\n{line}\n".encode(), patience)
@@ -79,13 +81,11 @@ class Agent:
 
     async def ask(self, request: bytes, seconds: float) -> Mapping[str, Any]:
         """Send a request and wait for its answer."""
-        process = cast(asyncio.subprocess.Process, self.process)
-        requests, answers = cast(asyncio.StreamWriter, process.stdin), cast(asyncio.StreamReader, process.stdout)
         try:
             async with asyncio.timeout(seconds):
-                requests.write(request)
-                await requests.drain()
-                answer = await self._answer(answers, cast(asyncio.StreamReader, process.stderr))
+                self.requests.write(request)
+                await self.requests.drain()
+                answer = await self._answer()
         except TimeoutError:
             raise LostError(f"no answer in {seconds:.0f} s") from None
         except (OSError, ValueError) as error:  # ssh has ended; or a line without an end
@@ -94,12 +94,12 @@ class Agent:
             raise LostError(one_line(answer["error"]))
         return answer
 
-    async def _answer(self, output: asyncio.StreamReader, errors: asyncio.StreamReader) -> Mapping[str, Any]:
+    async def _answer(self) -> Mapping[str, Any]:
         ignored = 0
         while ignored < GREETING:
-            line = await output.readline()
+            line = await cast(asyncio.StreamReader, self.answers).readline()
             if not line:
-                raise LostError(await last_words(errors) or "its program ended")
+                raise LostError(await last_words(cast(asyncio.StreamReader, self.errors)) or "its program ended")
             if line.startswith(self.mark):
                 return load(line.removeprefix(self.mark).decode(errors="replace"), LONGEST)
             ignored += len(line)
@@ -112,7 +112,7 @@ class Agent:
         """End the program: it ends when its input does, and ssh with it."""
         process = self.process
         if process and process.returncode is None:
-            cast(asyncio.StreamWriter, process.stdin).close()
+            self.requests.close()
             if not await ends(process):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -10,9 +10,8 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from farandole.node.head import reap as reaping
@@ -64,7 +63,8 @@ class RunKeeper:
     def __call__(self) -> None:
         self.begun, code = time.time(), 1
         try:
-            with self.slots() as (slots, finish):
+            queue = queued(self.run, self.wish, self.stop) if status.QUEUE.exists() else claimed(self.run, self.wish)
+            with queue as (slots, finish):
                 code = self.use(slots)
                 finish(code)
                 self.fetch()
@@ -82,16 +82,6 @@ class RunKeeper:
             "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
             complete=self.complete, dropped=runs.OUTPUT.dropped(), seconds=round(time.time() - self.begun, 1),
         )  # fmt: skip
-
-    @contextmanager
-    def slots(self) -> Iterator[tuple[Slots, Callable[[int], None]]]:
-        """The ranks of each node, from the queue if there is one, and what takes the exit status."""
-        if status.QUEUE.exists():
-            with queued(self.run, self.wish, self.stop) as found:
-                yield found
-        else:
-            with claimed(self.run, self.wish) as slots:
-                yield slots, lambda _: None
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""

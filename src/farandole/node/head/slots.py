@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,16 +19,18 @@ from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, o
 
 # Seconds that others may lock what all need.
 PATIENCE = 10
+# The ranks of each node, and what takes the exit status of what used them.
+Allocated = tuple[Slots, Callable[[int], None]]
 
 
 def fill(count: int, free: Slots) -> Slots:
     """So many ranks on the nodes, in their order; empty if they have too few slots."""
-    found = {}
+    filled = {}
     for node, slots in free.items():
         if slots > 0 and count > 0:
-            found[node] = min(slots, count)
-            count -= found[node]
-    return {} if count else found
+            filled[node] = min(slots, count)
+            count -= filled[node]
+    return {} if count else filled
 
 
 def asked(wish: Any) -> tuple[int, Slots]:
@@ -47,8 +49,8 @@ def asked(wish: Any) -> tuple[int, Slots]:
 
 
 @contextmanager
-def claimed(run: Run, wish: Any) -> Iterator[Slots]:
-    """Slots of this run, which no other run gets meanwhile; yields the number of ranks of each node."""
+def claimed(run: Run, wish: Any) -> Iterator[Allocated]:
+    """Slots of this run, which no other run gets meanwhile."""
     count, slots = asked(wish)
     told = False
     forget_ended()
@@ -58,19 +60,19 @@ def claimed(run: Run, wish: Any) -> Iterator[Slots]:
             # Before others can open and lock it.
             fcntl.flock(file, fcntl.LOCK_EX)
             os.fchmod(handle, 0o644)
-            while not (found := claim(file, count, slots))[0]:
+            while not (claim := claim_of(file, count, slots))[0]:
                 if not wish["wait"]:
-                    raise RefusedError(f"too few free slots for -np {count}: {found[1]}. To wait for them, add --wait")
+                    raise RefusedError(f"too few free slots for -np {count}: {claim[1]}. To wait for them, add --wait")
                 if not told:
-                    say(f"waiting for {count} slots: {found[1]}")
+                    say(f"waiting for {count} slots: {claim[1]}")
                     told = True
                 time.sleep(1)
-            yield found[0]
+            yield claim[0], lambda _: None
     finally:
         Path(path).unlink()
 
 
-def claim(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
+def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
     """The ranks of each node; if there are too few free slots, what is in the way."""
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
@@ -79,17 +81,20 @@ def claim(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
         for _, _, _, uses in others():
             for node in uses.keys() & free.keys():
                 free[node] -= uses[node]
-        if not (found := fill(count, free)):
-            return {}, in_the_way(slots)
-        file.write(json.dumps(found))
-        file.flush()
-        return found, ""
+        if claim := fill(count, free):
+            file.write(json.dumps(claim))
+            file.flush()
+            return claim, ""
+        return {}, in_the_way(slots)
 
 
-def in_the_way(hosts: Iterable[str]) -> str:
+def in_the_way(nodes: Iterable[str]) -> str:
     """The runs that use slots of these nodes."""
-    uses = [one for one in others() if one[3].keys() & set(hosts)]
-    runs = [f"run {number} of {who}, since {clock(since)}, on {', '.join(nodes)}" for number, who, since, nodes in uses]
+    runs = [
+        f"run {number} of {who}, since {clock(since)}, on {', '.join(uses)}"
+        for number, who, since, uses in others()
+        if uses.keys() & set(nodes)
+    ]
     return "; ".join(runs) or "another run is just starting or ending"
 
 

@@ -13,16 +13,16 @@ from typing import Any
 from farandole.node.allocation import tasks
 from farandole.node.head.reap import GRACE, end
 from farandole.node.head.runs import RefusedError, Run, ran, say
-from farandole.node.head.slots import asked, fill
-from farandole.node.head.status import Slots, hostfile
+from farandole.node.head.slots import Allocated, asked, fill
+from farandole.node.head.status import hostfile
 
 # Prints the allocation that it runs in, and ends with the exit status that it reads.
 HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'
 
 
 @contextmanager
-def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[tuple[Slots, Callable[[int], None]]]:
-    """An allocation; yields the ranks of each node, and what the run's exit status has to be told to."""
+def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[Allocated]:
+    """An allocation of the queue's."""
     holder = subprocess.Popen(
         [*allocate(run, wish), "sh", "-c", HOLD],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
