@@ -96,11 +96,7 @@ def stacks(root: Path) -> dict[str, Any]:
         complete -= {
             name for tree in trees(root / "stacks" / current) if (name := tree.name) in complete and drift(root, name)
         }
-    return {
-        "current": current,
-        "former": stack_of(root / "former"),
-        "installed": sorted(complete),
-    }
+    return {"current": current, "former": stack_of(root / "former"), "installed": sorted(complete)}
 
 
 def stack_of(link: Path) -> str:

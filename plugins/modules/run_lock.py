@@ -70,7 +70,7 @@ def main() -> None:
             "run": {"type": "dict", "required": True},
             "holder": {"type": "int", "default": 0},
             "over": {"type": "dict"},
-        },
+        }
     )
     run, holder = module.params["run"], module.params["holder"]
     with os.fdopen(os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:

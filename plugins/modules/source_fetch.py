@@ -31,7 +31,7 @@ def main() -> None:
             "release": {"type": "str", "required": True},
             "file": {"type": "str", "required": True},
             "scratch": {"type": "path", "required": True},
-        },
+        }
     )
     package, release, file = (module.params[key] for key in ("package", "release", "file"))
     folder = Path(module.params["scratch"])

@@ -180,10 +180,7 @@ def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
     # Triton, which comes with a PyTorch for CUDA, crashes a process that has loaded TensorFlow before it.
     modules = sorted(module.params["modules"], key="horovod.tensorflow".__eq__)
     imports = "; ".join(f"import {name}" for name in modules)
-    commands = [
-        [str(target / "mpi/bin/mpirun"), "--version"],
-        [str(target / "venv/bin/python"), "-c", imports],
-    ]
+    commands = [[str(target / "mpi/bin/mpirun"), "--version"], [str(target / "venv/bin/python"), "-c", imports]]
     environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     for command in commands:
         began = time.monotonic()

@@ -44,10 +44,7 @@ from ansible_collections.farandole.cluster.plugins.module_utils.contents import 
 def main() -> None:
     """Verify the stack and what it uses."""
     module = AnsibleModule(
-        argument_spec={
-            "known": {"type": "dict", "default": {}},
-            "root": {"type": "path", "default": "/opt/farandole"},
-        },
+        argument_spec={"known": {"type": "dict", "default": {}}, "root": {"type": "path", "default": "/opt/farandole"}},
         supports_check_mode=True,
     )
     root, known = Path(module.params["root"]).resolve(), module.params["known"]

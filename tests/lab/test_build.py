@@ -204,8 +204,7 @@ def test_root_takes_the_wheel_and_nothing_else(head: Head, check: str) -> None:
     assert check in take
     without = take.replace(check, "") if check else take
     head.build_well(
-        {**PACKAGE, "script": TAKING},
-        {"name": "take the wheel", "script": without, "environment": {"NAME": "evil"}},
+        {**PACKAGE, "script": TAKING}, {"name": "take the wheel", "script": without, "environment": {"NAME": "evil"}}
     )
     listed = head.shell("tar --list --verbose --zstd --file wheel.tar.zst")
     wheels = [line.split()[0] for line in listed.splitlines()[1:]]

@@ -127,13 +127,7 @@ HANG = "import time, horovod.torch as hvd; hvd.init(); hvd.rank() == 1 and time.
     ids=["wrong name", "crash", "hang"],
 )
 def test_a_failing_job_ends_and_leaves_nothing_behind(
-    cluster: Cluster,
-    controller: str,
-    nodes: tuple[str, ...],
-    script: str,
-    seconds: int,
-    code: str,
-    named: str,
+    cluster: Cluster, controller: str, nodes: tuple[str, ...], script: str, seconds: int, code: str, named: str
 ) -> None:
     done = job(cluster, (*horovodrun(controller, nodes), "-c", script), nodes, seconds)
     assert failure(done), done
