@@ -56,8 +56,8 @@ class Browser:
         """Save a picture of the whole page."""
         size = self.devtools("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], most), "scale": 1}
-        found = self.devtools("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.devtools("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def paper(self) -> list[str]:
         """The text of the page as it would be printed, by sheets."""

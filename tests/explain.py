@@ -56,34 +56,34 @@ def answers() -> list[Answer]:
     return [answer(path) for path in sorted([*LOGS.glob("*.txt"), *CORPUS.rglob("*.txt")])]
 
 
-def score(found: list[Answer]) -> str:
+def score(answers: list[Answer]) -> str:
     """The counts, as a sentence."""
-    counts = {kind: sum(one.kind == kind for one in found) for kind in ("right", "wrong", UNSURE)}
-    share = 100 * counts["right"] / len(found) if found else 0
+    counts = {kind: sum(answered.kind == kind for answered in answers) for kind in ("right", "wrong", UNSURE)}
+    share = 100 * counts["right"] / len(answers) if answers else 0
     return (
-        f"{len(found)} logs: {counts['right']} right ({share:.0f} %), {counts['wrong']} wrong, "
+        f"{len(answers)} logs: {counts['right']} right ({share:.0f} %), {counts['wrong']} wrong, "
         f"{counts[UNSURE]} unknown although a cause was wanted"
     )
 
 
-def groups(found: list[Answer]) -> dict[Path, list[Answer]]:
+def groups(answers: list[Answer]) -> dict[Path, list[Answer]]:
     """The answers to logs with which the patterns were written, and to those that were made afterwards."""
-    later = {folder: [one for one in found if one.path.parent == folder] for folder in FIRST_SIGHT}
-    return {ROOT / "tests": [one for one in found if one.path.parent not in FIRST_SIGHT], **later}
+    later = {folder: [answered for answered in answers if answered.path.parent == folder] for folder in FIRST_SIGHT}
+    return {ROOT / "tests": [answered for answered in answers if answered.path.parent not in FIRST_SIGHT], **later}
 
 
 def main() -> int:
     """Print the scores, and each answer that is not right."""
-    found = answers()
-    for one in found:
-        if one.kind != "right":
-            wanted, got = (", ".join(sorted(codes)) or "nothing" for codes in (one.wanted, one.got))
-            print(f"{one.kind}: {one.path.relative_to(ROOT)}: wanted {wanted}, got {got}")
-    for folder, group in groups(found).items():
+    every = answers()
+    for answered in every:
+        if answered.kind != "right":
+            wanted, got = (", ".join(sorted(codes)) or "nothing" for codes in (answered.wanted, answered.got))
+            print(f"{answered.kind}: {answered.path.relative_to(ROOT)}: wanted {wanted}, got {got}")
+    for folder, group in groups(every).items():
         print(f"{folder.relative_to(ROOT)}: {score(group)}")
         if folder in FIRST_SIGHT:
             print(f"  at first sight: {FIRST_SIGHT[folder]}")
-    return int(any(one.kind == "wrong" for one in found))
+    return int(any(answered.kind == "wrong" for answered in every))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def screens(folder: Path, command: str, columns: int, step: float) -> Iterator[l
     """What the terminal shows, every so many seconds and at the end."""
     watched = Watched(last=load(folder.parent / DURATIONS))
     stay = [Text(f"$ {command}", "bold")]
-    found = [event for raw in Reader(folder / EVENTS).lines() if (event := parse(raw))]
-    due = seconds(found[0])
-    for event in found:
+    events = [event for raw in Reader(folder / EVENTS).lines() if (event := parse(raw))]
+    due = seconds(events[0])
+    for event in events:
         while seconds(event) > due:
             yield [*stay, *watched.picture(due, columns, 12)]
             due += step

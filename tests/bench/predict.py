@@ -46,9 +46,9 @@ def job(workers: int, way: str, megabytes: float, step_ms: float) -> dict[str, f
     """Run the sample on the first nodes, as a user on the head would."""
     launcher, *options = way.split()
     hosts = ",".join(f"node-{number}:1" for number in range(1, workers + 1))
-    words = ["horovodrun", launcher, "-np", str(workers), "-H", hosts, "python", SAMPLE, *options]
-    words += ["--model-mb", str(megabytes), "--step-ms", str(step_ms), "--json", "--steps", "5", "--seconds", "20"]
-    command = f"cd / && OMP_NUM_THREADS=1 {shlex.join(words)}"
+    arguments = ["horovodrun", launcher, "-np", str(workers), "-H", hosts, "python", SAMPLE, *options]
+    arguments += ["--model-mb", str(megabytes), "--step-ms", str(step_ms), "--json", "--steps", "5", "--seconds", "20"]
+    command = f"cd / && OMP_NUM_THREADS=1 {shlex.join(arguments)}"
     ssh = ["ssh", "-F", f"inventory/{LAB}/.ssh/config", "node-1"]
     output = run(*ssh, f"runuser -u trainer -- sh -c {shlex.quote(command)}")
     result: dict[str, float] = json.loads(re.findall(r'\{"sample".*\}', output)[-1])
@@ -58,8 +58,8 @@ def job(workers: int, way: str, megabytes: float, step_ms: float) -> dict[str, f
 def outcomes(workers: int) -> Iterator[str]:
     """Run all jobs on so many nodes, and compare each with its prediction."""
     links = links_in(ROOT / ".farandole" / LAB / "preflight.json")
-    found = measured(links, [f"node-{number}" for number in range(1, workers + 1)])
-    assert found
+    result = measured(links, [f"node-{number}" for number in range(1, workers + 1)])
+    assert result
     for megabytes, step_ms in CASES:
         for way in WAYS:
             took = job(workers, way, megabytes, step_ms)
@@ -68,7 +68,7 @@ def outcomes(workers: int) -> Iterator[str]:
                 planned = TrainingJob(
                     megabytes, alone, mpi="--mpi" in way, overlaps="--grouped" not in way, turns=turns
                 )
-                ahead = predict(planned, found.network, workers)
+                ahead = predict(planned, result.network, workers)
                 cells = [f"{workers}", f"{megabytes:g}", f"{step_ms:.0f}", f"{way}{', in turns' * turns}"]
                 cells += [f"{alone:.0f}", f"{ahead.step_ms:.0f}", f"{together:.0f}"]
                 cells += [f"{100 * (ahead.step_ms / together - 1):+.0f} %"]

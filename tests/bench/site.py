@@ -78,9 +78,9 @@ def site(changed: int | None, playbook: str = "site.yml", *arguments: str, **set
     nodes, controller, begun = used(), children(), time.monotonic()
     said = ansible("ansible-playbook", playbook, "--skip-tags", "stack", *arguments, **settings)
     cost = Cost(time.monotonic() - begun, children() - controller, used() - nodes)
-    found = len(re.findall(r"changed=[1-9]", said))
-    if changed not in (None, found):
-        sys.exit(f"{found} nodes changed instead of {changed}:\n{said}")
+    differing = len(re.findall(r"changed=[1-9]", said))
+    if changed not in (None, differing):
+        sys.exit(f"{differing} nodes changed instead of {changed}:\n{said}")
     return cost
 
 
@@ -99,11 +99,13 @@ def mitogen(folder: Path) -> dict[str, str]:
 
 def unlocked(folder: Path) -> str:
     """site.yml without the play that locks the cluster, which needs Ansible's own ssh connection."""
-    plays = yaml.safe_load((ROOT / "site.yml").read_text())
+    playbooks = ROOT / "playbooks"
+    plays = yaml.safe_load((playbooks / "site.yml").read_text())
     kept = [play for play in plays if play["name"] != "Lock the cluster"]
+    assert len(kept) < len(plays)
     for play in kept:
         if imported := play.get("ansible.builtin.import_playbook"):
-            play["ansible.builtin.import_playbook"] = str(ROOT / imported)
+            play["ansible.builtin.import_playbook"] = str(playbooks / imported)
     (folder / "site.yml").write_text(yaml.safe_dump(kept))
     return str(folder / "site.yml")
 
