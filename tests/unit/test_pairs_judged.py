@@ -1,0 +1,213 @@
+"""What is judged of connections between nodes that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import permutations
+
+import pytest
+
+from farandole.links.judge import Bars, judge, slow_ways
+from farandole.links.measure import Closed, Measured, Misnamed, Narrow
+from farandole.links.rounds import chosen_rounds, pairs_of
+from farandole.node.agent import stranger
+
+
+def codes(measured: Measured, bars: Bars | None = None) -> list[tuple[str, str, str]]:
+    return [(one.host, one.code, one.severity) for one in judge(measured, bars or Bars(), "10.0.0.0/24")]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 8, 9, 33])
+def test_in_each_round_everyone_takes_part_once_and_all_meet(number: int) -> None:
+    names = [*range(number)]
+    rounds = number - 1 if number % 2 == 0 else number
+    met = set()
+    for one in range(rounds):
+        pairs = pairs_of(names, one)
+        assert len(pairs) == number // 2
+        assert len({name for pair in pairs for name in pair}) == 2 * len(pairs)
+        met |= {frozenset(pair) for pair in pairs}
+    assert len(met) == number * (number - 1) // 2
+    assert set(chosen_rounds(number)) <= {*range(rounds)}
+    assert len(chosen_rounds(number)) == min(3, rounds)
+
+
+OWN, OTHER, ROUTER = "02:00:00:00:00:01", "02:00:00:00:00:02", "12:34:56:78:9a:bc"
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ({"192.0.2.1": OWN, "192.0.2.2": OTHER}, False),
+        ({"192.0.2.2": OTHER}, False),
+        ({"192.0.2.1": "02:00:00:00:00:09"}, True),
+        # It is a node, too.
+        ({"192.0.2.1": OTHER, "192.0.2.2": OTHER}, True),
+        # In some clouds, one machine answers for all.
+        ({"192.0.2.1": ROUTER, "192.0.2.2": ROUTER}, False),
+        ({"192.0.2.1": ROUTER, "192.0.2.254": ROUTER}, False),
+    ],
+)
+def test_who_answers_at_an_address_is_known_by_its_hardware(seen: dict[str, str], expected: bool) -> None:
+    assert stranger("192.0.2.1", {"192.0.2.1": [OWN], "192.0.2.2": [OTHER]}, seen) == expected
+
+
+# Node-3 runs this program, as root there can: before it answers, it opens many connections to node-2 and says nothing.
+
+
+def shut(names: str, ways: Iterable[str]) -> Measured:
+    """Nodes of one letter each, and ways like "ab" that are closed."""
+    return Measured([*names], [Closed(way[0], way[1], 40000, "no answer") for way in ways])
+
+
+def into(target: str, names: str) -> list[str]:
+    return [name + target for name in names if name != target]
+
+
+def out_of(source: str, names: str) -> list[str]:
+    return [source + name for name in names if name != source]
+
+
+SHUT = {
+    "nothing": ("abc", [], []),
+    "a node that lets nothing in": ("abc", into("c", "abc"), [("c", "pair-node-closed")]),
+    "both ways": ("abcd", into("c", "abcd") + out_of("c", "abcd"), [("c", "pair-node-closed")]),
+    "a node that reaches nobody": ("abcd", out_of("b", "abcd"), [("b", "pair-node-shut-in")]),
+    "one way": ("abcd", ["ac"], [("a, c", "pair-link-closed")]),
+    "two nodes": ("ab", ["ab"], [("a, b", "pair-link-closed")]),
+    "two nodes, both ways": ("ab", ["ab", "ba"], [("b, a", "pair-link-closed"), ("a, b", "pair-link-closed")]),
+    "two bad nodes": (
+        "abcde", into("b", "abcde") + into("d", "abcde"), [("b", "pair-node-closed"), ("d", "pair-node-closed")]
+    ),
+    "most of four": (
+        "abcd", into("a", "abcd") + into("b", "abcd"), [("a", "pair-node-closed"), ("b", "pair-node-closed")]
+    ),
+    "a node and a link": (
+        "abcdef", [*into("f", "abcdef"), "bc"], [("b, c", "pair-link-closed"), ("f", "pair-node-closed")]
+    ),
+    "two groups": (
+        "abcd", [one + other for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")],
+        [("all", "pair-groups-apart")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "ways", "wanted"), SHUT.values(), ids=SHUT)
+def test_a_bad_node_a_bad_link_and_bad_groups_are_told_apart(
+    names: str, ways: list[str], wanted: list[tuple[str, str]]
+) -> None:
+    assert sorted(found[:2] for found in codes(shut(names, ways))) == sorted(wanted)
+
+
+def test_a_closed_port_is_told_with_direction_port_and_rule() -> None:
+    (found,) = judge(shut("abc", into("c", "abc")), Bars(), "10.0.0.0/24")
+    assert "a, b cannot connect to it (TCP 40000: no answer)" in found.cause
+    assert "ufw allow from 10.0.0.0/24" in found.cure
+    (found,) = judge(shut("ab", ["ab"]), Bars())
+    assert "it cannot be told which" in found.cause
+
+
+def test_one_node_alone_cannot_claim_that_another_has_its_address() -> None:
+    lies = [Closed(name, "c", 5, "another machine") for name in "ab"]
+    assert codes(Measured(["a", "b", "c"], lies)) == [("c", "pair-address-shared", "stop")]
+    lied = Measured(["a", "b", "c"], lies[:1])
+    assert codes(lied) == [("a, c", "pair-link-closed", "stop")]
+    # Nor if the one that could contradict is not measured.
+    lied.silent = {"b": "it is off"}
+    assert codes(lied)[1:] == [("a, c", "pair-address-shared", "stop")]
+    lied.silent = {"a": "it is off"}
+    assert codes(lied)[1:] == []
+
+
+def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:
+    narrow = [Narrow(name, "c", 1400, 1500) for name in "abd"]
+    assert codes(Measured([*"abcd"], narrow=narrow)) == [("c", "pair-path-narrow", "stop")]
+    (found,) = judge(Measured([*"abcd"], narrow=narrow[:1]), Bars())
+    assert (found.host, found.code, "1400 of 1500 bytes" in found.cause) == ("a, c", "pair-path-narrow", True)
+    (found,) = judge(Measured([*"ab"], misnamed=[Misnamed("a", "b", ("127.0.1.1",))]), Bars())
+    assert (found.host, found.code, "b means 127.0.1.1" in found.cause) == ("a", "pair-name-wrong", True)
+
+
+def rated(names: str, rate: Callable[[str, str], float], speeds: dict[str, int] | None = None) -> Measured:
+    """Nodes after all rounds, with the rates in MB/s."""
+    measured = Measured([*names], speeds=speeds or {})
+    for number in chosen_rounds(len(names)):
+        for one, other in pairs_of([*names], number):
+            measured.rates[one, other] = [1e6 * rate(one, other)]
+            measured.rates[other, one] = [1e6 * rate(other, one)]
+    return measured
+
+
+TWO = rated("ab", lambda one, _: 11 if one == "a" else 112)
+# Half of the nodes have slower interfaces than the rest.
+HALF = {name: 10_000 if name in "abcd" else 1000 for name in "abcdefgh"}
+RATED: dict[str, tuple[Measured, list[tuple[str, str, str]]]] = {
+    "alike": (rated("abcdef", lambda one, _: 100 if one > "c" else 90), []),
+    "two alike": (rated("ab", lambda one, _: 100 if one == "a" else 60), []),
+    "of two, one": (TWO, [("a, b", "pair-slow-link", "warn")]),
+    "interfaces": (rated("abcdefgh", lambda *way: 1000 if {*way} <= {*"abcd"} else 112, HALF), []),
+    "groups": (
+        rated("abcdefgh", lambda one, other: 112 if (one in "abcd") == (other in "abcd") else 30),
+        [("all", "pair-slow-groups", "warn")],
+    ),
+    "more than a processor fills": (rated("abcd", lambda *way: 900 if "b" in way else 3000), []),
+    "less than it fills": (
+        rated("abcd", lambda *way: 800 if "b" in way else 3000), [("b", "pair-slow-node", "warn")]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("measured", "found"), RATED.values(), ids=RATED)
+def test_only_nodes_and_links_that_can_be_blamed_are_slow(
+    measured: Measured, found: list[tuple[str, str, str]]
+) -> None:
+    assert codes(measured) == found
+
+
+@pytest.mark.parametrize("names", ["abc", "abcd", "abcdefgh"])
+def test_a_slow_node_is_named_and_not_its_partners(names: str) -> None:
+    assert codes(rated(names, lambda *way: 11 if "b" in way else 112)) == [("b", "pair-slow-node", "stop")]
+    assert codes(rated(names, lambda *way: 80 if "b" in way else 112)) == [("b", "pair-slow-node", "warn")]
+    # In one direction only.
+    assert codes(rated(names, lambda *way: 11 if way[1] == "b" else 112)) == [("b", "pair-slow-node", "stop")]
+
+
+def test_the_share_and_the_floor_decide() -> None:
+    uneven = rated("abcdefgh", lambda *way: 80 if "b" in way else 112)
+    assert codes(uneven, Bars(share=0.7)) == []
+    assert codes(uneven, Bars(share=0.7, floor_mbit=720)) == [("b", "pair-slow-node", "stop")]
+    assert codes(uneven, Bars(floor_mbit=1000)) == [("all", "pair-slow-all", "stop")]
+    assert slow_ways(uneven, Bars(share=0.72)) != slow_ways(uneven, Bars(share=0.71))
+
+
+def test_a_slow_link_names_both_ends() -> None:
+    one, other = pairs_of([*"abcdefgh"], chosen_rounds(8)[1])[1]
+    (found,) = judge(rated("abcdefgh", lambda *way: 11 if way == (one, other) else 112), Bars())
+    assert (found.host, found.code) == (f"{one}, {other}", "pair-slow-link")
+    assert f"what {one} sends to {other} arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
+    assert "it cannot be told which" in judge(TWO, Bars())[0].cause
+
+
+def test_two_bad_nodes_that_met_each_other_are_both_named() -> None:
+    bad = set(pairs_of([*"abcdefgh"], chosen_rounds(8)[0])[1])
+    found = codes(rated("abcdefgh", lambda *way: 11 if bad & {*way} else 112))
+    assert found == [(name, "pair-slow-node", "stop") for name in sorted(bad)]
+
+
+def test_a_node_that_reached_the_usual_rate_once_is_good() -> None:
+    noisy = rated("abcd", lambda *way: 11 if "b" in way else 112)
+    assert codes(noisy) != []
+    noisy.alone = {way: [5e6, 111e6] for way in slow_ways(noisy, Bars())}
+    assert codes(noisy) == []
+    # What it reaches alone is not what is usual.
+    even = rated("abc", lambda *_: 100)
+    even.alone = {way: [300e6] for way in [("a", "b"), ("c", "b")]}
+    assert codes(even) == []
+
+
+def test_among_many_slow_links_those_count_that_are_slow_alone() -> None:
+    one, other = pairs_of("abcdef", chosen_rounds(6)[0])[:2]
+    busy = rated("abcdef", lambda *way: 11 if way in (one, other) else 112)
+    assert {host for host, *_ in codes(busy)} == {", ".join(one), ", ".join(other)}
+    busy.alone = {other: [12e6]}
+    assert {host for host, *_ in codes(busy)} == {", ".join(other)}
