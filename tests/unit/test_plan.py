@@ -24,7 +24,8 @@ from farandole.stack.plan import (
     unavailable,
 )
 
-from .stack import LOCK, changed, layered, pack, pack_stack
+from .stack import LOCK, changed, layered, pack_stack
+from .stack import pack as pack_file
 
 THIS, BEFORE = LOCK["id"], "bbbb00000000"
 RUNS: Stacks = {"current": THIS, "former": BEFORE, "installed": [THIS, BEFORE]}
@@ -40,54 +41,54 @@ def cache(tmp_path: Path) -> Builds:
 
 def test_a_node_that_was_not_probed_has_nothing() -> None:
     unknown: list[dict[str, Any]] = [{}, {"_preflight_probe": None}, {"_preflight_probe": {"unreachable": True}}]
-    assert [(stacks_of(variables), free_of(variables)) for variables in unknown] == [(NONE, None)] * 3
-    known = {"_preflight_probe": {"probe": {"stacks": RUNS, "disk_free_mb": 7}}}
-    assert (stacks_of(known), free_of(known)) == (RUNS, 7)
+    for variables in unknown:
+        assert (stacks_of(variables), free_of(variables), system_of(variables)) == (NONE, None, "")
+    probe = {"stacks": RUNS, "disk_free_mb": 7, "os_id": "debian", "os_version": "12"}
+    known = {"_preflight_probe": {"probe": probe}}
+    assert (stacks_of(known), free_of(known), system_of(known)) == (RUNS, 7, "debian-12")
 
 
-def test_nothing_is_done_or_read_if_all_nodes_run_the_stack(cache: Builds) -> None:
-    pack_stack(cache, THIS).path.write_text("damaged")
-    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": RUNS}, "node-1")
-    assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
-    assert cache.stack(LOCK).exists()
-
-
-def test_nodes_that_have_the_stack_only_switch(cache: Builds) -> None:
-    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": HAS}, "node-1")
-    assert (made["lacking"], made["behind"], made["pack"], made["build"]) == ([], ["node-2"], False, False)
+def planned(cache: Builds, lock: Lock, *nodes: Stacks, builder: str = "node-1") -> dict[str, Any]:
+    return plan(lock, cache, {f"node-{number}": own for number, own in enumerate(nodes, 1)}, builder)
 
 
 @pytest.mark.parametrize(
-    "nodes", [{"node-1": RUNS, "node-2": BARE}, {"node-1": BARE, "node-2": BARE}], ids=["one", "all"]
+    ("cached", "nodes", "lacking", "behind", "pack", "build"),
+    [
+        # Neither done nor read.
+        ("damaged", [RUNS, RUNS], [], [], False, False),
+        ("", [RUNS, HAS], [], ["node-2"], False, False),
+        ("whole", [RUNS, BARE], ["node-2"], ["node-2"], False, False),
+        ("whole", [BARE, BARE], ["node-1", "node-2"], ["node-1", "node-2"], False, False),
+        ("", [RUNS, BARE], ["node-2"], ["node-2"], True, False),
+        ("", [BARE, RUNS], ["node-1"], ["node-1"], True, True),
+        ("damaged", [BARE], ["node-1"], ["node-1"], True, True),
+        ("without contents", [RUNS, BARE], ["node-2"], ["node-2"], True, False),
+    ],
 )
-def test_a_packed_stack_is_only_installed(cache: Builds, nodes: dict[str, Stacks]) -> None:
-    built = pack_stack(cache, THIS)
-    made = plan(LOCK, cache, nodes, "node-1")
-    lacking = [name for name, stacks in nodes.items() if stacks is BARE]
-    assert (made["lacking"], made["behind"]) == (lacking, lacking)
-    assert made["archive"] == built.describe()
-    assert (made["pack"], made["build"], made["parts"]) == (False, False, {"openmpi": None, "horovod": None})
+def test_only_what_nodes_lack_is_packed_and_only_what_the_builder_lacks_is_built(
+    cache: Builds, cached: str, nodes: list[Stacks], lacking: list[str], behind: list[str], pack: bool, build: bool
+) -> None:
+    built = None
+    if cached == "without contents":
+        pack_file(cache.stack(LOCK), lock=LOCK, unpacked=1)
+    elif cached:
+        built = pack_stack(cache, THIS)
+        built.path.write_text("damaged" if cached == "damaged" else built.path.read_text())
+    made = planned(cache, LOCK, *nodes)
+    assert (made["lacking"], made["behind"], made["pack"], made["build"]) == (lacking, behind, pack, build)
+    assert (made["work"], bool(made["installs"])) == (pack, bool(lacking))
+    assert made["archive"] == (built.describe() if built and cached == "whole" else None)
+    if lacking:
+        assert made["archive_path"] == str(cache.stack(LOCK))
+        assert made["paths"] == {"openmpi": str(cache.openmpi(LOCK)), "horovod": str(cache.horovod(LOCK))}
+        assert (made["mpi"], made["parts"]) == (openmpi_key(LOCK), {"openmpi": None, "horovod": None})
+    else:
+        assert cache.stack(LOCK).exists() is bool(cached)
 
 
-def test_a_stack_on_the_builder_is_only_packed(cache: Builds) -> None:
-    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE}, "node-1")
-    assert (made["archive"], made["pack"], made["build"]) == (None, True, False)
-    assert made["archive_path"] == str(cache.stack(LOCK))
-
-
-@pytest.mark.parametrize("nodes", [{"node-1": BARE, "node-2": RUNS}, {"node-2": BARE}], ids=["bare", "outside"])
-def test_a_stack_missing_on_the_builder_is_built(cache: Builds, nodes: dict[str, Stacks]) -> None:
-    made = plan(LOCK, cache, nodes, "node-1")
-    assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
-    assert made["paths"] == {"openmpi": str(cache.openmpi(LOCK)), "horovod": str(cache.horovod(LOCK))}
-    assert made["mpi"] == openmpi_key(LOCK)
-    assert made["parts"] == {"openmpi": None, "horovod": None}
-
-
-def test_a_damaged_archive_is_built_again(cache: Builds) -> None:
-    pack_stack(cache, THIS).path.write_text("damaged")
-    made = plan(LOCK, cache, {"node-1": BARE}, "node-1")
-    assert (made["archive"], made["pack"], made["build"]) == (None, True, True)
+def test_a_builder_outside_the_run_builds(cache: Builds) -> None:
+    assert plan(LOCK, cache, {"node-2": BARE}, "node-1")["build"]
 
 
 def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:
@@ -95,7 +96,7 @@ def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:
     made = plan(LOCK, cache, nodes, "node-1")
     refusal = unavailable(made, "/builds", "node-1")
     assert refusal.startswith(f"node-2, node-3 have no stack {THIS}, and no archive of it is in /builds; node-1")
-    assert unavailable(plan(LOCK, cache, {"node-1": RUNS}, "node-1"), "/builds", "node-1") == ""
+    assert unavailable(planned(cache, LOCK, RUNS), "/builds", "node-1") == ""
     pack_stack(cache, THIS)
     assert unavailable(plan(LOCK, cache, nodes, "node-1"), "/builds", "node-1") == ""
 
@@ -103,38 +104,27 @@ def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:
 def test_builds_of_another_cluster_are_not_used(tmp_path: Path) -> None:
     mine, theirs = Builds(tmp_path / "mine/builds"), Builds(tmp_path / "theirs/builds")
     pack_stack(theirs, THIS)
-    pack(theirs.openmpi(LOCK), "poisoned")
+    pack_file(theirs.openmpi(LOCK), "poisoned")
     made = plan(LOCK, mine, {"node-1": BARE}, "node-1")
     assert (made["archive"], made["build"], made["parts"]) == (None, True, {"openmpi": None, "horovod": None})
     assert plan(LOCK, theirs, {"node-1": BARE}, "node-1")["archive"]
 
 
-def test_an_archive_without_a_contents_list_is_packed_again(cache: Builds) -> None:
-    pack(cache.stack(LOCK), lock=LOCK, unpacked=1)
-    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE}, "node-1")
-    assert (made["archive"], made["pack"], made["build"]) == (None, True, False)
-
-
-def test_parts_built_before_are_reused(cache: Builds) -> None:
-    openmpi = pack(cache.openmpi(LOCK), builder="node-1")
+def test_parts_that_this_builder_has_built_before_are_reused(cache: Builds) -> None:
+    openmpi = pack_file(cache.openmpi(LOCK), builder="node-1")
     # Compiled against another torch.
-    pack(cache.horovod(changed("wheels", 2, "sha256", to="16")), builder="node-1")
-    made = plan(LOCK, cache, {"node-1": BARE}, "node-1")
+    pack_file(cache.horovod(changed("wheels", 2, "sha256", to="16")), builder="node-1")
+    made = planned(cache, LOCK, BARE)
     assert made["parts"] == {"openmpi": openmpi.describe(), "horovod": None}
-    horovod = pack(cache.horovod(LOCK), builder="node-1")
-    assert plan(LOCK, cache, {"node-1": BARE}, "node-1")["parts"]["horovod"] == horovod.describe()
-
-
-def test_parts_of_another_builder_are_rebuilt(cache: Builds) -> None:
-    """Root on the new builder would run them, and the old builder may have been revoked."""
-    for part in (cache.openmpi(LOCK), cache.horovod(LOCK)):
-        pack(part, builder="node-1")
-    assert plan(LOCK, cache, {"node-2": BARE}, "node-2")["parts"] == {"openmpi": None, "horovod": None}
+    horovod = pack_file(cache.horovod(LOCK), builder="node-1")
+    assert planned(cache, LOCK, BARE)["parts"]["horovod"] == horovod.describe()
+    # Root on another one would run them, and this one may have been revoked.
+    assert planned(cache, LOCK, BARE, builder="node-2")["parts"] == {"openmpi": None, "horovod": None}
 
 
 def test_every_node_without_space_is_named(cache: Builds) -> None:
     pack_stack(cache, THIS, unpacked=1000 << 20)
-    made = plan(LOCK, cache, {"node-1": RUNS, "node-2": BARE, "node-3": BARE, "node-4": BARE, "node-5": BARE}, "node-1")
+    made = planned(cache, LOCK, RUNS, BARE, BARE, BARE, BARE)
     free = {"node-1": 0, "node-2": 1255, "node-3": 1256, "node-4": None, "node-5": 3}
     with pytest.raises(FarandoleError) as refusal:
         refuse_without_room(LOCK, made, free, "node-1")
@@ -146,7 +136,7 @@ def test_every_node_without_space_is_named(cache: Builds) -> None:
 
 
 def test_the_builder_needs_more_space(cache: Builds) -> None:
-    made = plan(LOCK, cache, {"node-1": BARE, "node-2": BARE}, "node-1")
+    made = planned(cache, LOCK, BARE, BARE)
     refuse_without_room(LOCK, made, {"node-1": 8000, "node-2": 4000}, "node-1")
     for free, words in (
         ((7999, 4000), "node-1 has 7999 .* needs 8000:"),
@@ -165,7 +155,7 @@ WITH_BOTH: Stacks = {"current": LAYER["id"], "former": BASE, "installed": [LAYER
 
 
 def packed(cache: Builds, lock: Lock) -> None:
-    pack(cache.stack(lock), lock=lock, unpacked=100 << 20, contents={f"stacks/{lock['id']}": "07"})
+    pack_file(cache.stack(lock), lock=lock, unpacked=100 << 20, contents={f"stacks/{lock['id']}": "07"})
 
 
 def test_a_base_is_the_stack_without_the_users_packages() -> None:
@@ -179,66 +169,53 @@ def test_a_base_is_the_stack_without_the_users_packages() -> None:
 
 
 def test_adding_a_package_builds_and_installs_only_that(cache: Builds) -> None:
-    made = plan(LAYER, cache, {"node-1": WITH_BASE, "node-2": WITH_BASE}, "node-1")
+    made = planned(cache, LAYER, WITH_BASE, WITH_BASE)
     assert (made["lacking"], made["pack"], made["build"], made["work"]) == ([], False, False, True)
     assert (made["layer"]["pack"], made["layer"]["build"]) == (True, True)
     assert made["base"] == base_of(LAYER)
+    refusal = unavailable(plan(LAYER, cache, {"node-2": WITH_BASE}, "node-1"), "/builds", "node-1")
+    assert refusal.startswith(f"node-2 have no stack {LAYER['id']}, and no archive")
     packed(cache, LAYER)
-    made = plan(LAYER, cache, {"node-1": WITH_BOTH, "node-2": WITH_BASE}, "node-1")
+    made = planned(cache, LAYER, WITH_BOTH, WITH_BASE)
     assert not made["work"]
     assert [(part["id"], part["base"], part["lacking"]) for part in made["installs"]] == [
         (LAYER["id"], BASE, ["node-2"])
     ]
+    # The base was installed with the layer, and may not be packed any more.
+    made = planned(cache, LAYER, WITH_BOTH, {**WITH_BOTH, "installed": [LAYER["id"]]})
+    assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
 
 
 def test_a_bare_node_gets_the_base_and_then_the_layer(cache: Builds) -> None:
-    for lock in (base_of(LAYER), LAYER):
-        packed(cache, lock)
-    made = plan(LAYER, cache, {"node-1": WITH_BOTH, "node-2": WITH_BASE, "node-3": BARE}, "node-1")
+    packed(cache, base_of(LAYER))
+    # So does a builder, before it adds to it.
+    made = planned(cache, LAYER, BARE, BARE)
+    assert (made["pack"], made["build"], made["layer"]["build"]) == (False, False, True)
+    assert made["installs"][0]["archive"]
+    packed(cache, LAYER)
+    made = planned(cache, LAYER, WITH_BOTH, WITH_BASE, BARE)
     assert not made["work"]
     assert [(part["id"], part["base"], part["lacking"]) for part in made["installs"]] == [
         (BASE, "", ["node-3"]),
         (LAYER["id"], BASE, ["node-2", "node-3"]),
     ]
-    free = {"node-1": 0, "node-2": 100, "node-3": 456}
-    refuse_without_room(LAYER, made, free, "node-1")
+    refuse_without_room(LAYER, made, {"node-1": 0, "node-2": 100, "node-3": 456}, "node-1")
     with pytest.raises(FarandoleError, match=r"node-2 has 99 .* needs 100; node-3 has 455 .* needs 456"):
         refuse_without_room(LAYER, made, {"node-1": 0, "node-2": 99, "node-3": 455}, "node-1")
-
-
-def test_a_builder_gets_a_packed_base_before_it_adds_to_it(cache: Builds) -> None:
-    packed(cache, base_of(LAYER))
-    made = plan(LAYER, cache, {"node-1": BARE, "node-2": BARE}, "node-1")
-    assert (made["pack"], made["build"], made["layer"]["build"]) == (False, False, True)
-    assert made["installs"][0]["archive"]
-
-
-def test_what_has_the_layer_needs_no_base(cache: Builds) -> None:
-    """Its base was installed with it, and may not be packed any more."""
-    nodes = {"node-1": WITH_BOTH, "node-2": {**WITH_BOTH, "installed": [LAYER["id"]]}}
-    made = plan(LAYER, cache, nodes, "node-1")
-    assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
-
-
-def test_nodes_that_cannot_get_a_layer_are_named(cache: Builds) -> None:
-    made = plan(LAYER, cache, {"node-2": WITH_BASE}, "node-1")
-    assert unavailable(made, "/builds", "node-1").startswith(f"node-2 have no stack {LAYER['id']}, and no archive")
 
 
 # Rollback
 
 
-def test_a_packed_stack_is_chosen_with_its_lock(cache: Builds) -> None:
+def test_a_stack_is_chosen_that_is_packed_or_on_every_node(cache: Builds) -> None:
     pack_stack(cache, THIS)
     for prefix in (THIS, THIS[:3]):
         assert choose(prefix, {"node-1": BARE}, {HERE}, cache) == LOCK
-
-
-def test_a_stack_on_every_node_needs_no_archive(cache: Builds) -> None:
     nodes = {"node-1": RUNS, "node-2": HAS}
-    lock = choose(BEFORE, nodes, {HERE}, cache)
-    assert lock == {"id": BEFORE}
-    assert plan(lock, cache, nodes, "node-1")["behind"] == ["node-1"]
+    assert choose(BEFORE, nodes, {HERE}, cache) == {"id": BEFORE}
+    assert plan({"id": BEFORE}, cache, nodes, "node-1")["behind"] == ["node-1"]
+    # By default the former one.
+    assert choose("", {"node-1": RUNS, "node-2": {**HAS, "former": BEFORE}}, {HERE}, cache) == {"id": BEFORE}
 
 
 def test_an_unavailable_stack_is_refused_with_the_available_ones(cache: Builds) -> None:
@@ -247,23 +224,12 @@ def test_an_unavailable_stack_is_refused_with_the_available_ones(cache: Builds) 
         choose(THIS, {"node-1": RUNS, "node-2": {**BARE, "installed": [BEFORE]}}, {HERE}, cache)
     assert f"no stack {THIS} is on every node or in {cache.stacks}" in str(refusal.value)
     assert f"available: {BEFORE}, cccc00000000: choose one with -e stack_id=" in str(refusal.value)
-
-
-def test_a_stack_of_another_release_is_not_offered(cache: Builds) -> None:
-    pack_stack(cache, THIS)
+    # Nor is one of another release available.
     with pytest.raises(FarandoleError, match="available: none: choose one"):
         choose(BEFORE, {"node-1": BARE}, {"debian-13"}, cache)
-
-
-def test_an_ambiguous_prefix_is_refused(cache: Builds) -> None:
-    for stack in ("cccc00000000", "cccc11111111"):
-        pack_stack(cache, stack)
+    pack_stack(cache, "cccc11111111")
     with pytest.raises(FarandoleError, match="more than one stack begins with cccc; available: cccc00000000, cccc1"):
         choose("cccc", {"node-1": BARE}, {HERE}, cache)
-
-
-def test_the_default_is_the_former_stack(cache: Builds) -> None:
-    assert choose("", {"node-1": RUNS, "node-2": {**HAS, "former": BEFORE}}, {HERE}, cache) == {"id": BEFORE}
 
 
 @pytest.mark.parametrize(
@@ -287,9 +253,3 @@ def test_a_stack_of_another_release_is_refused() -> None:
         refuse_elsewhere(lock, {"node-1": "debian-13", "node-2": "debian-12", "node-3": ""})
     refuse_elsewhere(lock, {"node-1": "debian-13"})
     refuse_elsewhere({"id": "aaaa"}, {"node-1": "debian-12"})
-
-
-def test_a_nodes_release_is_written_as_in_locks() -> None:
-    probe = {"os_id": "debian", "os_version": "12"}
-    assert system_of({"_preflight_probe": {"probe": probe}}) == "debian-12"
-    assert system_of({}) == ""

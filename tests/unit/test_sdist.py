@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -205,32 +204,34 @@ def test_what_is_read_of_sources(tmp_path: Path) -> None:
     assert sdist.read(tmp_path / "z-1.zip").requires == ("six",)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08"])
-def test_sources_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x-1.tar.gz").write_bytes(content)
-    with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read"):
-        sdist.read(tmp_path / "x-1.tar.gz")
-
-
-@pytest.mark.parametrize("text", ["[build-system\n", "build-system = 1\n", "[build-system]\nrequires = 1\n"])
-def test_a_pyproject_that_is_none(tmp_path: Path, text: str) -> None:
-    with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read"):
-        sdist.read(write_sdist(tmp_path, "x", "1", {"pyproject.toml": text}))
+def built_by(text: str) -> dict[str, str]:
+    return {"pyproject.toml": f"[build-system]\nrequires = {text}\n"}
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
+        (b"", ""),
+        (b"no archive", ""),
+        (b"\x1f\x8b\x08", ""),
+        ({"pyproject.toml": "[build-system\n"}, ""),
+        ({"pyproject.toml": "build-system = 1\n"}, ""),
+        (built_by("1"), ""),
+        # Sources cannot say where to look.
         (about("six @ https://example.org/${HOME}/six.whl"), "it requires six @ https://example.org/${HOME}/six.whl"),
-        ({"pyproject.toml": '[build-system]\nrequires = ["six @ file:///etc/passwd"]\n'}, "only what an index has"),
-        ({"pyproject.toml": '[build-system]\nrequires = ["six\\n--index-url http://example.org"]\n'}, "--index-url"),
-        ({"pyproject.toml": '[build-system]\nrequires = ["-r /etc/passwd"]\n'}, "-r /etc/passwd"),
+        (built_by('["six @ file:///etc/passwd"]'), "only what an index has"),
+        (built_by('["six\\n--index-url http://example.org"]'), "--index-url"),
+        (built_by('["-r /etc/passwd"]'), "-r /etc/passwd"),
         ({"x.egg-info/requires.txt": "six\n--index-url http://example.org\n"}, "--index-url"),
     ],
 )
-def test_sources_cannot_say_where_to_look(tmp_path: Path, files: dict[str, str], words: str) -> None:
+def test_sources_that_cannot_be_read(tmp_path: Path, files: bytes | dict[str, str], words: str) -> None:
+    if isinstance(files, bytes):
+        (tmp_path / "x-1.tar.gz").write_bytes(files)
+    else:
+        write_sdist(tmp_path, "x", "1", files)
     with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read: ") as refusal:
-        sdist.read(write_sdist(tmp_path, "x", "1", files))
+        sdist.read(tmp_path / "x-1.tar.gz")
     assert words in str(refusal.value)
 
 
@@ -240,6 +241,13 @@ def test_what_cannot_be_taken(pages: Path) -> None:
     for name in ("new", "yanked"):
         with pytest.raises(UnsatisfiableError, match=name):
             chosen(pages, name)
+    offer(pages, write_sdist(pages, "changed", "1.0", about()))
+    (pages / "simple/changed/changed-1.0.tar.gz").write_bytes(b"other")
+    with pytest.raises(FarandoleError, match=r"changed-1\.0\.tar\.gz from .* is not the expected file: its sha256 is"):
+        chosen(pages, "changed")
+    offer(pages, write_sdist(pages, "made", "1.0", built_by('["six>99"]')))
+    with pytest.raises(FarandoleError, match=r"made 1\.0 has no wheel, and what builds it has none either: .*six>99"):
+        chosen(pages, "made")
 
 
 BACKEND = """
@@ -252,38 +260,26 @@ def build_wheel(folder, *_):
 """
 
 
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        (["Six>=1,<2", "a_b", "more"], ""),
-        (["six", "a-b"], "error: it needs six<2,>=1, which its sources do not say: add that to stack_packages"),
-    ],
-)
-def test_a_wheel_that_needs_more_than_its_sources_said_is_refused(tmp_path: Path, said: list[str], words: str) -> None:
+def test_a_wheel_that_needs_more_than_its_sources_said_is_refused(tmp_path: Path) -> None:
     requires = 'Requires-Dist: six<2,>=1\\nRequires-Dist: A.b\\nRequires-Dist: no; extra == "x"\\n'
     files = {"backend.py": BACKEND.replace("REQUIRES", f"'{requires}'"), "setup.py": ""}
     files["pyproject.toml"] = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     source, made = write_sdist(tmp_path, "x", "1", files), tmp_path / "cache"
     (made / "left").mkdir(parents=True)
-    variables = {"SOURCE": source.name, "TOOLS": "", "REQUIRES": json.dumps(said), "CACHE_DIRECTORY": str(made)}
-    variables |= {"VENV": "/none", "MPI": "/none"}
-    done = subprocess.run(
-        ["sh", "-eu", ROOT / "roles/stack/files/wheel.sh"],
-        cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr.strip().rpartition("\n")[2]) == (1 if words else 0, words), done.stderr
-    assert [file.name for file in (made / "wheel").iterdir()] == ["x-1-py3-none-any.whl"]
+    variables = {"SOURCE": source.name, "TOOLS": "", "REQUIRES": '["six", "a-b"]', "CACHE_DIRECTORY": str(made)}
+    environment = {**os.environ, **variables, "VENV": "/none", "MPI": "/none"}
+    script = (ROOT / "roles/stack/files/wheel.sh").read_text()
+
+    def status(command: list[str], words: str) -> int:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.stderr.strip().rpartition("\n")[2] == words
+        return done.returncode
+
+    words = "error: it needs six<2,>=1, which its sources do not say: add that to stack_packages"
+    assert status(["sh", "-euc", script], words) == 1
+    (wheel,) = (made / "wheel").iterdir()
+    assert wheel.name == "x-1-py3-none-any.whl"
     assert not (made / "left").exists()
-
-
-def test_a_build_whose_tools_have_no_wheel(pages: Path) -> None:
-    offer(pages, write_sdist(pages, "old", "1.0", {"pyproject.toml": '[build-system]\nrequires = ["six>99"]\n'}))
-    with pytest.raises(FarandoleError, match=r"old 1\.0 has no wheel, and what builds it has none either: .*six>99"):
-        chosen(pages, "old")
-
-
-def test_sources_that_changed_are_refused(pages: Path) -> None:
-    offer(pages, write_sdist(pages, "old", "1.0", about()))
-    (pages / "simple/old/old-1.0.tar.gz").write_bytes(b"other")
-    with pytest.raises(FarandoleError, match=r"old-1\.0\.tar\.gz from .* is not the expected file: its sha256 is"):
-        chosen(pages, "old")
+    # What it checks in the end, of sources that say it all.
+    _, check = script.rstrip().removesuffix("END").split("<<'END'\n")
+    assert status([str(made / "venv/bin/python"), "-c", check, '["Six>=1,<2", "a_b", "more"]', str(wheel)], "") == 0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import some
 from farandole.stack import index, nodes, rules, solver
 from farandole.stack.catalogue import Row, load
 from farandole.stack.problem import Known, Problem, Request, request
@@ -18,14 +17,9 @@ from farandole.stack.solver import Solution
 
 pytestmark = pytest.mark.usefixtures("small_index")
 BOOKWORM = {
-    "os_id": "debian",
-    "os_version": "12",
-    "arch": "x86_64",
-    "python": "3.11",
-    "glibc": "2.36",
-    "nvidia_driver": "",
+    "os_id": "debian", "os_version": "12", "arch": "x86_64", "python": "3.11", "glibc": "2.36", "nvidia_driver": "",
     "cuda": "",
-}
+}  # fmt: skip
 TRIXIE = {**BOOKWORM, "os_version": "13", "python": "3.13", "glibc": "2.41"}
 GPU = {**BOOKWORM, "nvidia_driver": "580.95.05", "cuda": "13.0"}
 BOTH = ("tensorflow", "pytorch")
@@ -59,54 +53,129 @@ def versions(solution: Solution, *names: str) -> list[str]:
     return [found.get(name, "none") for name in names]
 
 
-@pytest.fixture
-def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal by our own rules needs no index."""
-    monkeypatch.setattr(index, "UV", "/usr/bin/false")
-
-
 def test_both_frameworks_on_debian_12() -> None:
     found = solved(Request(BOTH))
-    names = ("torch", "tensorflow", "tf-keras", "numpy", "protobuf", "openmpi", "gxx", "horovod", "cuda", "nccl")
-    assert versions(found, *names) == [
-        *("2.13.0+cpu", "2.21.0", "2.21.0", "2.4.6", "7.36.2", "4.1.4", "12", "0.28.1", "none", "none")
-    ]
     assert "horovod 0.28.1 needs setuptools<81" in [need.short for need in found.needs["setuptools"]]
     assert {wheel.name for wheel in found.wheels} > {"tensorflow-cpu", "torch", "tf-keras"}
     assert not [wheel for wheel in found.wheels if wheel.name.startswith("nvidia-") or wheel.name == "tensorflow"]
 
 
-def test_tensorflow_alone_on_debian_13() -> None:
-    found = solved(Request(("tensorflow",)), TRIXIE)
-    assert versions(found, "torch", "tensorflow", "openmpi", "gxx") == ["none", "2.21.0", "4.1.4", "14"]
+TENSORFLOW, TORCH, CPU_TORCH = ("tensorflow",), ("pytorch",), "2.13.0+cpu"
+KEPT = Known({"numpy": "2.3.4", "pandas": "2.3.3", "torch": CPU_TORCH})
 
 
-def test_torch_alone_includes_numpy() -> None:
-    assert versions(solved(Request(("pytorch",))), "numpy", "tensorflow", "keras") == ["2.4.6", "none", "none"]
+@pytest.mark.parametrize(
+    ("wanted", "probe", "chosen"),
+    [
+        (
+            Request(BOTH), BOOKWORM,
+            {"torch": CPU_TORCH, "tensorflow": "2.21.0", "tf-keras": "2.21.0", "numpy": "2.4.6", "protobuf": "7.36.2",
+             "openmpi": "4.1.4", "gxx": "12", "horovod": "0.28.1", "cuda": "none", "nccl": "none"},
+        ),
+        (Request(TENSORFLOW), TRIXIE, {"torch": "none", "tensorflow": "2.21.0", "openmpi": "4.1.4", "gxx": "14"}),
+        (Request(TORCH), BOOKWORM, {"numpy": "2.4.6", "tensorflow": "none", "keras": "none"}),
+        # There, torch has a build for CUDA alone.
+        (
+            Request(BOTH), TRIXIE,
+            {"torch": "2.15.0", "tensorflow": "2.21.0", "nvidia-nccl-cu13": "2.30.7", "cuda": "none"},
+        ),
+        # Its NCCL is that of the debs.
+        (
+            Request(TORCH), GPU,
+            {"torch": "2.13.0", "cuda": "13.0", "nccl": "2.29.7-1+cuda13.2", "nvidia-nccl-cu13": "2.29.7"},
+        ),
+        (Request(BOTH, accelerator="cpu"), GPU, {"torch": CPU_TORCH, "cuda": "none"}),
+        (request(BOTH, (), "auto", ["openmpi==4.0.0"]), BOOKWORM, {"openmpi": "4.0.0"}),
+        # A pin selects the older set around it.
+        (
+            request(TENSORFLOW, ["numpy==1.25.2"], "auto"), BOOKWORM,
+            {"tensorflow": "2.15.1", "keras": "2.15.0", "tf-keras": "2.15.1", "torch": "none"},
+        ),
+        (request(BOTH, ["numpy==2.3.4"], "auto"), BOOKWORM, {"numpy": "2.3.4", "tensorflow": "2.21.0"}),
+    ],
+)  # fmt: skip
+def test_versions(wanted: Request, probe: Mapping[str, str], chosen: dict[str, str]) -> None:
+    assert dict(zip(chosen, versions(solved(wanted, probe, probe), *chosen), strict=True)) == chosen
 
 
-def test_torch_on_debian_13_is_the_build_for_cuda_if_there_is_no_other() -> None:
-    found = solved(Request(BOTH), TRIXIE)
-    assert versions(found, "torch", "tensorflow", "nvidia-nccl-cu13", "cuda") == ["2.15.0", "2.21.0", "2.30.7", "none"]
+def test_the_former_locks_versions_are_kept() -> None:
+    wanted = replace(problem(Request(BOTH, packages=(("pandas", "stack_packages"),))), known=KEPT)
+    assert versions(solver.solve(wanted), *KEPT.versions) == [*KEPT.versions.values()]
 
 
-@pytest.mark.usefixtures("no_index")
-def test_the_old_manuals_set_on_debian_12_is_refused_with_every_reason() -> None:
-    said = refused(request(BOTH, (), "auto", MANUAL))
-    for reason in (
-        "no node has an NVIDIA driver and a CUDA toolkit",
-        "node-1, node-2: no driver",
-        "CUDA 10.1 needs driver>=418.39 (the oldest driver that runs CUDA 10.1)",
-        "CUDA 10.1 needs g++<=8 (nvcc 10.1 refuses newer host compilers)",
-        "Debian 12 has g++ 11 or 12",
-        "node-1, node-2: Python 3.11",
-        "tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8)",
-        "torch<1.8 needs Python<3.9",
-        "NCCL 2.7.8-1+cuda10.1 needs CUDA==10.1 (the deb was built for it)",
-    ):
+@pytest.mark.parametrize(
+    ("wanted", "probe", "asks", "reasons"),
+    [
+        (
+            request(BOTH, (), "auto", MANUAL), BOOKWORM, False,
+            [
+                "no node has an NVIDIA driver and a CUDA toolkit",
+                "node-1, node-2: no driver", "Debian 12 has g++ 11 or 12", "node-1, node-2: Python 3.11",
+                "CUDA 10.1 needs driver>=418.39 (the oldest driver that runs CUDA 10.1)",
+                "CUDA 10.1 needs g++<=8 (nvcc 10.1 refuses newer host compilers)",
+                "tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8)", "torch<1.8 needs Python<3.9",
+                "NCCL 2.7.8-1+cuda10.1 needs CUDA==10.1 (the deb was built for it)",
+                # Of all that, only OpenMPI 4.0.0 remains.
+                "farandole lock -i INVENTORY --want openmpi==4.0.0",
+            ],
+        ),
+        (
+            request(TORCH, MANUAL, "auto"), GPU, False,
+            [
+                "CUDA 10.1 needs g++<=8", "node-1, node-2: CUDA toolkit 13.0",
+                "in the inventory: stack_pins: [openmpi==4.0.0]",
+            ],
+        ),
+        (
+            Request(TORCH, accelerator="cuda"), {**GPU, "nvidia_driver": "535.129.03"}, True,
+            ["node-1, node-2: driver 535.129.03", "CUDA 13.0 needs driver>=580.65.06 (the oldest driver that"],
+        ),
+        (
+            Request(BOTH), GPU, True,
+            [
+                "   - tensorflow>=2.4,<2.15: Horovod's GPU part was never built against it",
+                "   - tensorflow<2.4: tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8); but node-1",
+                "farandole lock -i INVENTORY --accelerator cpu",
+            ],
+        ),
+        (
+            request(BOTH, ["numpy==1.25.2", "openmpi==4.1.8", "tensorflow==2.21.0"], "auto"), BOOKWORM, True,
+            [
+                "no set of packages satisfies the request; nothing was changed.", "numpy>=1.26.0",
+                "- stack_pins (numpy==1.25.2)", "in the inventory: stack_pins: [openmpi==4.1.8, tensorflow==2.21.0]",
+            ],
+        ),
+        (
+            request(BOTH, ["setuptools==84.2.1"], "auto"), BOOKWORM, True,
+            [
+                "horovod 0.28.1 needs setuptools<81 (its setup.py imports pkg_resources, which setuptools 81 dropped)",
+                "- stack_pins (setuptools==84.2.1)",
+            ],
+        ),
+        (
+            request(BOTH, ["nunpy==2.4.6"], "auto"), BOOKWORM, True,
+            ["no index has a package nunpy (did you mean numpy?)"],
+        ),
+        (
+            request(BOTH, ["openmpi==5.0.7"], "auto"), BOOKWORM, False,
+            ["https://github.com/open-mpi/ompi/issues/12090"],
+        ),
+        (
+            Request(TENSORFLOW, packages=(("wants-torch", "stack_packages"),)), BOOKWORM, True,
+            ["wants-torch needs torch, and Horovod would not be built for it: add pytorch to stack_frameworks"],
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(
+    wanted: Request, probe: Mapping[str, str], asks: bool, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asks:
+        # Our own rules refuse it without an index.
+        monkeypatch.setattr(index, "UV", "/usr/bin/false")
+    said = refused(wanted, probe, probe)
+    for reason in reasons:
         assert reason in said
-    # Of all that, only OpenMPI 4.0.0 remains.
-    assert said.endswith("farandole lock -i INVENTORY --want openmpi==4.0.0")
+    assert ("no node has an NVIDIA driver" in said) == (reasons[0] == "no node has an NVIDIA driver and a CUDA toolkit")
 
 
 @pytest.mark.parametrize("probe", [BOOKWORM, TRIXIE, GPU])
@@ -128,66 +197,6 @@ def test_the_components_are_the_best_of_all_sets_that_fit(probe: Mapping[str, st
     best = next(filter(fits, itertools.product(*rows)), None)
     found = rules.resolve(wanted, roots)
     assert (found and set(found.rows.values())) == (best and {row for row in best if row.version != "none"})
-
-
-def test_a_pin_of_a_component() -> None:
-    assert solved(request(BOTH, (), "auto", ["openmpi==4.0.0"])).rows["openmpi"].version == "4.0.0"
-
-
-@pytest.mark.usefixtures("no_index")
-def test_the_old_manuals_set_on_gpus_is_refused() -> None:
-    said = refused(request(("pytorch",), MANUAL, "auto"), GPU)
-    assert "no node has an NVIDIA driver" not in said
-    assert "CUDA 10.1 needs g++<=8" in said
-    assert "node-1: CUDA toolkit 13.0" in said
-    assert "in the inventory: stack_pins: [openmpi==4.0.0]" in said
-
-
-def test_torch_on_gpus_matches_the_nccl_debs() -> None:
-    found = solved(Request(("pytorch",)), GPU, GPU)
-    assert versions(found, "torch", "cuda", "nccl", "nvidia-nccl-cu13") == [
-        *("2.13.0", "13.0", "2.29.7-1+cuda13.2", "2.29.7")
-    ]
-
-
-def test_tensorflow_on_gpus_is_refused_with_the_reason() -> None:
-    said = refused(Request(BOTH), GPU)
-    assert "   - tensorflow>=2.4,<2.15: Horovod's GPU part was never built against it" in said
-    assert "   - tensorflow<2.4: tensorflow<2.4 needs Python<3.9 (its wheels end at CPython 3.8); but node-1:" in said
-    assert said.endswith("farandole lock -i INVENTORY --accelerator cpu")
-    assert versions(solved(Request(BOTH, accelerator="cpu"), GPU), "torch", "cuda") == ["2.13.0+cpu", "none"]
-
-
-def test_an_old_driver() -> None:
-    said = refused(Request(("pytorch",), accelerator="cuda"), {**GPU, "nvidia_driver": "535.129.03"})
-    assert "   - node-1: driver 535.129.03\n   - CUDA 13.0 needs driver>=580.65.06 (the oldest driver that" in said
-
-
-def test_a_conflict_that_only_the_index_knows() -> None:
-    said = refused(request(BOTH, ["numpy==1.25.2", "openmpi==4.1.8", "tensorflow==2.21.0"], "auto"))
-    assert said.startswith("no set of packages satisfies the request; nothing was changed.")
-    assert "numpy>=1.26.0" in said
-    assert "- stack_pins (numpy==1.25.2)" in said
-    assert "in the inventory: stack_pins: [openmpi==4.1.8, tensorflow==2.21.0]" in said
-
-
-def test_a_conflict_with_what_horovod_needs() -> None:
-    said = refused(request(BOTH, ["setuptools==84.2.1"], "auto"))
-    assert (
-        "horovod 0.28.1 needs setuptools<81 (its setup.py imports pkg_resources, which setuptools 81 dropped)" in said
-    )
-    assert "- stack_pins (setuptools==84.2.1)" in said
-
-
-def test_a_pin_selects_the_older_set_around_it() -> None:
-    found = solved(request(("tensorflow",), ["numpy==1.25.2"], "auto"))
-    assert versions(found, "tensorflow", "keras", "tf-keras", "torch") == ["2.15.1", "2.15.0", "2.15.1", "none"]
-    assert versions(solved(request(BOTH, ["numpy==2.3.4"], "auto")), "numpy", "tensorflow") == ["2.3.4", "2.21.0"]
-
-
-def test_an_unknown_package() -> None:
-    said = refused(request(BOTH, ["nunpy==2.4.6"], "auto"))
-    assert "no index has a package nunpy (did you mean numpy?)" in said
 
 
 @pytest.mark.parametrize(
@@ -212,22 +221,6 @@ def test_packages_of_the_users_own_leave_the_stack_alone() -> None:
     assert {wheel.name for wheel in found.wheels if wheel.package not in found.base} == {"pandas", "six"}
     theirs = {(wheel.file, wheel.sha256) for wheel in found.wheels if wheel.package in found.base}
     assert theirs == {(wheel.file, wheel.sha256) for wheel in alone.wheels}
-
-
-def test_a_framework_does_not_come_with_a_package() -> None:
-    said = refused(Request(("tensorflow",), packages=(("wants-torch", "stack_packages"),)))
-    assert said == "wants-torch needs torch, and Horovod would not be built for it: add pytorch to stack_frameworks"
-
-
-def test_the_former_locks_versions_are_kept() -> None:
-    known = Known({"numpy": "2.3.4", "pandas": "2.3.3", "torch": "2.13.0+cpu"})
-    found = solver.solve(replace(problem(Request(BOTH, packages=(("pandas", "stack_packages"),))), known=known))
-    assert versions(found, "numpy", "pandas", "torch") == ["2.3.4", "2.3.3", "2.13.0+cpu"]
-
-
-@pytest.mark.usefixtures("no_index")
-def test_openmpi_5_is_refused_with_a_link_to_the_issue() -> None:
-    assert "https://github.com/open-mpi/ompi/issues/12090" in refused(request(BOTH, ["openmpi==5.0.7"], "auto"))
 
 
 def test_one_component_with_two_pins() -> None:
@@ -272,7 +265,3 @@ def test_unsupported_nodes(probes: tuple[Mapping[str, str], ...], wanted: str, w
     with pytest.raises(FarandoleError) as refusal:
         solver.solve(Problem(load(), nodes.read(cluster(*probes)), Request(BOTH, accelerator=wanted)))
     assert words in str(refusal.value)
-
-
-def test_many_hosts_stay_readable() -> None:
-    assert some([f"node-{n}" for n in range(9)]) == "node-0, node-1, node-2, node-3, node-4 and 4 more"
