@@ -117,7 +117,7 @@ def test_a_node_that_does_anything_else_is_not_measured() -> None:
         for number, said in enumerate(LIARS.values(), 3)
     ]
     measured = measure([*places(2), *odd])
-    assert codes(measured) == [(place.name, "pair-unmeasured", "warn") for place in odd]
+    assert {*codes(measured)} == {(place.name, "pair-unmeasured", "warn") for place in odd}
     assert all(len(why) < 400 for why in measured.silent.values())
     assert measured.seconds < 15
 
@@ -156,7 +156,7 @@ def test_a_lie_is_not_used(tmp_path: Path) -> None:
         for source in ("node-1", "node-2") for place in liars for port in (1, 2, 3)
     }  # fmt: skip
     assert sorted(measured.silent) == sorted(place.name for place in liars)
-    assert codes(measured) == [(place.name, "pair-unmeasured", "warn") for place in liars]
+    assert {*codes(measured)} == {(place.name, "pair-unmeasured", "warn") for place in liars}
 
 
 # Node-3 runs this program, as root there can: before it answers, it opens many connections to node-2 and says nothing.
