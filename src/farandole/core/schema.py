@@ -112,6 +112,17 @@ def many(check: Check) -> Check:
     return checked
 
 
+def few(least: int, most: int, check: Check = number) -> Check:
+    """A list of so many values."""
+
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise UnfitError(f"is {shown(value)}")
+        return [check(element) for element in value]
+
+    return checked
+
+
 def row(*checks: Check) -> Check:
     """A list with exactly these values."""
 

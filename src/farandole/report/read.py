@@ -11,6 +11,7 @@ from farandole.core.schema import (
     MANY,
     Check,
     UnfitError,
+    few,
     fields,
     load,
     many,
@@ -34,17 +35,6 @@ def real(value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= 1e15:
         raise UnfitError(f"is {shown(value)}")
     return float(value)
-
-
-def row(least: int, most: int, check: Check = real) -> Check:
-    """A list of a few values."""
-
-    def checked(value: Any) -> list[Any]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            raise UnfitError(f"is {shown(value)}")
-        return [check(one) for one in value]
-
-    return checked
 
 
 def last(check: Check) -> Check:
@@ -80,7 +70,7 @@ CHECK = filled(
     {
         **named_so("value", "bar", check=optional(real), missing=None),
         **named_so("code", "cause", "cure", check=WORDS, missing=""),
-        "spread": (optional(row(2, 2)), None),
+        "spread": (optional(few(2, 2, real)), None),
         "hosts": (many(NAME), []),
         "seconds": (real, 0.0),
         "log": (last(LINE), []),
@@ -90,12 +80,12 @@ JOB = filled(
     {"id": NAME, "title": WORDS, "nodes": many(NAME), "begin": real, "seconds": real},
     {
         "ranks": (many(fields({"host": NAME, "rate": optional(real), "step_ms": optional(real)}, {})), []),
-        "loss": (many(row(2, 2)), []),
+        "loss": (many(few(2, 2, real)), []),
         "rounds": (
             many(fields({**dict.fromkeys(("alone", "horovod", "ddp", "others"), real), "quiet": yes_or_no}, {})),
             [],
         ),
-        "sizes": (many(row(2, 3)), []),
+        "sizes": (many(few(2, 3, real)), []),
         "steps_ms": (fields({}, dict.fromkeys(("alone", "together"), many(real))), {}),
     },
 )
@@ -121,7 +111,7 @@ PREFLIGHT = filled(
 )
 SCALING = filled(
     {"id": NAME, "gradients_mb": real, "step_ms": real, "workers": whole(1 << 20), "measured": optional(real)},
-    {"predicted": (many(row(2, 2)), [])},
+    {"predicted": (many(few(2, 2, real)), [])},
 )
 RESULT = filled(
     {"format": whole(1 << 20), "verdict": words("green|slow|red"), "time": NAME, "checks": many(CHECK)},

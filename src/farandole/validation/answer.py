@@ -9,6 +9,7 @@ from farandole.core.causes import Place, causes
 from farandole.core.schema import (
     Check,
     UnfitError,
+    few,
     fields,
     load,
     many,
@@ -25,7 +26,6 @@ from farandole.core.text import one_line
 from farandole.validation.plan import MODULES
 
 LONGEST = 1 << 24
-LONGEST_SERIES = 400
 LINE = text(400)
 NAME = text(100)
 
@@ -42,30 +42,6 @@ def code(place: Place, *others: str) -> Check:
     return check
 
 
-def row_of(most: int, least: int = 0) -> Check:
-    """A list of a few numbers."""
-
-    def check(value: Any) -> list[float]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            raise UnfitError(f"is {shown(value)}")
-        return [number(one) for one in value]
-
-    return check
-
-
-def series(*lengths: int) -> Check:
-    """A list of at most LONGEST_SERIES rows of numbers, all with one of these lengths."""
-    row = row_of(max(lengths), min(lengths))
-
-    def check(value: Any) -> list[list[float]]:
-        rows: list[list[float]] = many(row)(value)
-        if len(rows) > LONGEST_SERIES or len({len(one) for one in rows} | set(lengths)) > len(lengths):
-            raise UnfitError(f"has {len(rows)} rows, or rows of other lengths")
-        return rows
-
-    return check
-
-
 RANK = fields(
     {"rank": whole(1 << 20), "size": whole(1 << 20), "host": NAME, "machine": NAME},
     {
@@ -75,7 +51,7 @@ RANK = fields(
             optional(number),
         ),
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
-        "sizes": series(2, 3),
+        "sizes": many(few(2, 3)),
         "crowded": yes_or_no,
     },
 )
@@ -95,8 +71,8 @@ JOB = fields(
         **dict.fromkeys(("accuracy", "loss", "alone_ms", "together_ms", "gradients_mb"), number),
         "data": NAME,
         "rounds": many(ROUND),
-        "losses": series(2),
-        "steps_ms": fields(dict.fromkeys(("alone", "together"), row_of(100)), {}),
+        "losses": many(few(2, 2)),
+        "steps_ms": fields(dict.fromkeys(("alone", "together"), few(0, 100)), {}),
     },
 )
 CONNECTIONS = fields(
