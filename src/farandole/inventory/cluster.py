@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -94,14 +93,14 @@ def node_names(name: str, hostvars: HostVars) -> list[str]:
 
 def node_sources(name: str, hostvars: HostVars) -> list[str]:
     """The addresses from which a node's job user connects, for its user certificate."""
-    return list(dict.fromkeys([*filter(_is_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
+    return list(dict.fromkeys([*filter(parse_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
 
 
 def member_addresses(
     names: Sequence[str], hostvars: HostVars, shared: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
     """Every address of nodes: those in the inventory, and those in the networks that all nodes share."""
-    known = [[*filter(_is_address, _called(hostvars[name])), *shared.get(name, ())] for name in names]
+    known = [[*filter(parse_address, _called(hostvars[name])), *shared.get(name, ())] for name in names]
     return list(dict.fromkeys(address for own in known for address in own))
 
 
@@ -138,11 +137,3 @@ def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
         }
         for name in names
     ]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

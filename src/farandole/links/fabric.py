@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
 from farandole.core.findings import Finding, finding, report, some
-from farandole.inventory.cluster import HostVars, node_addresses
+from farandole.inventory.cluster import HostVars, node_addresses, parse_address
 
 Links = Sequence[Mapping[str, Any]]
 # More networks than these besides the first are not compared.
@@ -168,7 +168,4 @@ def _home(address: str, links: Links) -> IPv4Network | None:
 
 
 def _ipv4(text: str) -> bool:
-    try:
-        return ip_address(text).version == 4
-    except ValueError:
-        return False
+    return isinstance(parse_address(text), IPv4Address)

@@ -60,17 +60,17 @@ class PlannedJob:
 
 def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
     """The horovodrun command for a worker on each node."""
-    count = str(len(nodes))
-    hosts = ",".join(f"{node}:1" for node in nodes)
-    return "/usr/local/bin/horovodrun", f"--{controller}", "-np", count, "-H", hosts, "python"
+    return "/usr/local/bin/horovodrun", f"--{controller}", *_workers(nodes), "python"
 
 
 def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
     """The mpirun command for a worker on each node."""
-    count = str(len(nodes))
-    hosts = ",".join(f"{node}:1" for node in nodes)
     exported = [word for name in ("FARANDOLE_JOB", "OMP_NUM_THREADS", *environment) for word in ("-x", name)]
-    return "/usr/local/bin/mpirun", "-np", count, "-H", hosts, "--bind-to", "none", *exported, "python"
+    return "/usr/local/bin/mpirun", *_workers(nodes), "--bind-to", "none", *exported, "python"
+
+
+def _workers(nodes: Sequence[str]) -> tuple[str, ...]:
+    return "-np", str(len(nodes)), "-H", ",".join(f"{node}:1" for node in nodes)
 
 
 def jobs(
@@ -78,19 +78,18 @@ def jobs(
     queue: Sequence[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All jobs, or only those that take half a minute; one through the queue, on those nodes that have one."""
-    found = [*_mpi(nodes, seconds), *_horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)]
-    members = [node for node in nodes if node in queue]
-    found += _queued(members, frameworks, seconds)
-    if not quick:
-        found += _limits(members, seconds)
-        found += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
-        found += [*_network(nodes, frameworks, seconds), *_speed(nodes, frameworks, seconds, bars)]
-    return [asdict(job) for job in found]
-
-
-def _mpi(nodes: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     argv = (*mpirun(nodes), "-c", "{probe}", "--expect", str(len(nodes)))
-    yield PlannedJob("mpi", "mpi", "ring, sums, latency and bandwidth over MPI", tuple(nodes), argv, seconds, "mpi")
+    title = "ring, sums, latency and bandwidth over MPI"
+    planned = [PlannedJob("mpi", "mpi", title, tuple(nodes), argv, seconds, "mpi")]
+    planned += _horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)
+    members = [node for node in nodes if node in queue]
+    planned += _queued(members, frameworks, seconds)
+    if not quick:
+        planned += _limits(members, seconds)
+        planned += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
+        if "pytorch" in frameworks and len(nodes) > 1:
+            planned += [_network(nodes, seconds), _speed(nodes, seconds, bars)]
+    return [asdict(job) for job in planned]
 
 
 def _horovod(
@@ -164,21 +163,17 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             yield PlannedJob(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
 
 
-def _network(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
+def _network(nodes: Sequence[str], seconds: int) -> PlannedJob:
     """Exchange larger gradients than those of the samples, which every network carries."""
-    if "pytorch" not in frameworks or len(nodes) == 1:
-        return
     options = ("--model-mb", "25", "--step-ms", "100", "--steps", "8", "--seconds", str(min(15, seconds // 4)))
     argv = (*horovodrun("gloo", nodes), f"{SAMPLES}/gradient_steps.py", "--json", *options)
-    yield PlannedJob("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
+    return PlannedJob("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
 
 
-def _speed(nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars) -> Iterator[PlannedJob]:
+def _speed(nodes: Sequence[str], seconds: int, bars: Bars) -> PlannedJob:
     """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
-    if "pytorch" not in frameworks or len(nodes) == 1:
-        return
     measuring = str(max(10, min(SPEED_SECONDS, seconds // 2)))
     argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
     argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
-    yield PlannedJob("speed", "speed", title, tuple(nodes), argv, seconds, "speed")
+    return PlannedJob("speed", "speed", title, tuple(nodes), argv, seconds, "speed")
