@@ -63,12 +63,6 @@ def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
     return "/usr/local/bin/horovodrun", f"--{controller}", *_workers(nodes), "python"
 
 
-def mpirun(nodes: Sequence[str], *environment: str) -> tuple[str, ...]:
-    """The mpirun command for a worker on each node."""
-    exported = [word for name in ("FARANDOLE_JOB", "OMP_NUM_THREADS", *environment) for word in ("-x", name)]
-    return "/usr/local/bin/mpirun", *_workers(nodes), "--bind-to", "none", *exported, "python"
-
-
 def _workers(nodes: Sequence[str]) -> tuple[str, ...]:
     return "-np", str(len(nodes)), "-H", ",".join(f"{node}:1" for node in nodes)
 
@@ -78,7 +72,9 @@ def jobs(
     queue: Sequence[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All jobs, or only those that take half a minute; one through the queue, on those nodes that have one."""
-    argv = (*mpirun(nodes), "-c", "{probe}", "--expect", str(len(nodes)))
+    exported = ("-x", "FARANDOLE_JOB", "-x", "OMP_NUM_THREADS")
+    argv = ("/usr/local/bin/mpirun", *_workers(nodes), "--bind-to", "none", *exported, "python")
+    argv += ("-c", "{probe}", "--expect", str(len(nodes)))
     title = "ring, sums, latency and bandwidth over MPI"
     planned = [PlannedJob("mpi", "mpi", title, tuple(nodes), argv, seconds, "mpi")]
     planned += _horovod(nodes, frameworks, seconds, quick=quick, gpu=gpu)
