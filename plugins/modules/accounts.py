@@ -28,7 +28,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Create the accounts of those who start jobs
+- name: Create the job user and the users' accounts
   farandole.cluster.accounts:
     users: {trainer: 2000, alice: 2001}
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = """
 module: caffe_install
-short_description: Install the Intel Caffe that the user brings
+short_description: Install the user's Intel Caffe
 description:
   - Fetches the archive, checks its sha256 and each path in it, unpacks it to a separate folder and moves that into
     place.

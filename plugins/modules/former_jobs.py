@@ -15,7 +15,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Cancel the jobs of people who were taken off the list
+- name: Cancel the jobs of removed users
   farandole.cluster.former_jobs:
     uids: [2000, 2001]
 """

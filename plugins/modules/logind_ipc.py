@@ -19,7 +19,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Make logind keep the job user's IPC objects after the last logout
+- name: Keep the job user's IPC objects after the last logout
   farandole.cluster.logind_ipc:
 """
 

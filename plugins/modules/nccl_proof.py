@@ -22,7 +22,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Call the installed NCCL
+- name: Check the version that NCCL reports
   farandole.cluster.nccl_proof:
     version: 2.27.3-1+cuda12.9
     venv: /opt/farandole/current/venv

@@ -21,7 +21,7 @@ author: Farandole
 """
 
 EXAMPLES = """
-- name: Compare the stack with what was built
+- name: Compare the stack with the build
   farandole.cluster.stack_proof:
     known: {stacks/0123456789ab: [3b1f...]}
 """

@@ -264,7 +264,7 @@ def test_a_second_concurrent_run_is_refused(site: Cluster, tmp_path: Path) -> No
 DRIFT = {
     ("base : Write limits and package holds", "echo x >>/etc/security/limits.d/90-farandole.conf"),
     (
-        "base : Create the accounts of those who start jobs",
+        "base : Create the job user and the users' accounts",
         "groupadd --force other && usermod --gid other trainer && echo trainer:known | chpasswd",
     ),
     (

@@ -95,7 +95,7 @@ def test_data_is_mounted_and_proven(server: Cluster) -> None:
     done = server.play_ok(*PART, *mounts())
     # The packages that the login key's removal needs no change for.
     assert {task for task, _ in done.changes} == {task for task, _ in predicted.changes}
-    assert ("storage : Mount them on first use", "node-2") in done.changes
+    assert ("storage : Mount the file systems on first use", "node-2") in done.changes
     assert server.play(*PART, *mounts()).changed_hosts == set()
     assert as_user(server, "node-1", "trainer", "echo here >/data/re-sults/a").returncode == 0
     assert as_user(server, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
@@ -164,7 +164,7 @@ def test_a_killed_run_is_repaired_and_a_mount_is_taken_off_although_its_server_i
     # As a run leaves it that is killed after it has written the units.
     data.shell("node-2", "systemctl disable --now data-re\\\\x2dsults.automount")
     repaired = data.play(*PART, *mounts())
-    assert ("storage : Mount them on first use", "node-2") in repaired.changes
+    assert ("storage : Mount the file systems on first use", "node-2") in repaired.changes
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     data.lab("fault", "kill", "node-3")
     done = timed(data, *PART)

@@ -319,7 +319,7 @@ def test_people_who_are_taken_off_the_list_are_locked_out_everywhere(plain: Clus
         assert plain.ssh("node-1", *thief).stdout == "node-2\n"
 
     ended = (*people(bob), "--extra-vars", "base_end_jobs=true")
-    assert ("base : Create the accounts of those who start jobs", "node-2") in trust(plain, *ended).changes
+    assert ("base : Create the job user and the users' accounts", "node-2") in trust(plain, *ended).changes
     assert [plain.ssh(node, "pgrep", "-u", "alice").returncode for node in ("node-1", "node-2")] == [1, 1]
     assert plain.ssh("node-2", "test", "-e", "/home/alice/.ssh/authorized_keys").returncode == 0
     assert trust(plain, *ended).changed_hosts == set()
