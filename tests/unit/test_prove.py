@@ -16,7 +16,6 @@ ROW: prove.Row = {
     "verdict": "fails",
     "ran": 'site.yml: "x" was not declared | in this scope, ' + "and so on " * 20,
     "wanted": "pytorch torch==2.5.0",
-    "seconds": {"lock": 3, "site": 200},
     "set": "gxx==14 openmpi==4.1.4 horovod==0.28.1 torch==2.5.0",
     "with": "six==1.17.0 " * 30,
 }

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -82,27 +81,26 @@ def prove(
 
 def attempt(suite: Suite, frameworks: Sequence[str], want: Sequence[str]) -> Row:
     """Take all steps, and describe how far they came."""
-    seconds: dict[str, int] = {}
     row: Row = {"system": SYSTEMS[suite], "date": f"{datetime.now(UTC):%Y-%m-%d}", "verdict": "fails", "ran": ""}
-    row |= {"wanted": " ".join([",".join(frameworks), *want]), "seconds": seconds}
+    row["wanted"] = " ".join([",".join(frameworks), *want])
     try:
         run("lab", "up", "--name", LAB, "--nodes", "2", "--suite", suite.value)
         SETTINGS.parent.mkdir()
         SETTINGS.write_text(json.dumps({"stack_frameworks": list(frameworks), "stack_pins": list(want)}))
-        seconds["lock"] = run("lock", "-i", str(INVENTORY))
+        run("lock", "-i", str(INVENTORY))
         row |= parts(locks.read(locks.path_of(INVENTORY)))
-        seconds["site"] = run("-i", str(INVENTORY), "site.yml", program="ansible-playbook")
-        seconds["validate"] = run("validate", "-i", str(INVENTORY))
+        run("-i", str(INVENTORY), "site.yml", program="ansible-playbook")
+        run("validate", "-i", str(INVENTORY))
         row |= {"verdict": "works", "ran": validated()}
     except StepError as error:
         row["ran"] = str(error)
     return row
 
 
-def run(*arguments: str, program: str = "farandole") -> int:
-    """Run a command, show its output and return the seconds it took; StepError if it fails."""
+def run(*arguments: str, program: str = "farandole") -> None:
+    """Run a command and show its output; StepError if it fails."""
     console.print(f"== {program} {' '.join(arguments)}", markup=False)
-    begun, output = time.monotonic(), list[str]()
+    output = []
     command = [str(Path(sys.executable).with_name(program)), *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment() | {"ANSIBLE_NOCOLOR": "1", "NO_COLOR": "1"}, text=True, errors="replace",
@@ -113,7 +111,6 @@ def run(*arguments: str, program: str = "farandole") -> int:
             output.append(line)
     if process.returncode:
         raise StepError(f"{arguments[-1 if program != 'farandole' else 0]}: {cause(''.join(output))}")
-    return round(time.monotonic() - begun)
 
 
 def parts(lock: Mapping[str, Any]) -> dict[str, str]:
@@ -167,8 +164,6 @@ def text(row: Row) -> str:
     lines = []
     for key, value in row.items():
         shown = json.dumps(value, ensure_ascii=False) if key in ("ran", "wanted") else value
-        if isinstance(value, dict):
-            shown = "{" + ", ".join(f"{name}: {number}" for name, number in value.items()) + "}"
         # Versions contain dots and dashes, at which textwrap would break.
         wrapped = textwrap.wrap(f"{key}: {shown}", 116, break_on_hyphens=False, break_long_words=False)
         lines += [f"  {wrapped[0]}", *(f"    {line}" for line in wrapped[1:])]
