@@ -152,7 +152,7 @@ def test_each_cluster_has_its_own_builds(cache: Builds, tmp_path: Path) -> None:
     pack_stack(Builds(tmp_path / "theirs"), "cccc00000000")
     for name, builds in (("mine", {}), ("theirs", {"stack_builds": str(tmp_path / "theirs")})):
         (tmp_path / name).mkdir(exist_ok=True)
-        inventory = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}}
+        inventory = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}, "head": {"hosts": {"node-1": None}}}
         (tmp_path / name / "hosts.yml").write_text(yaml.safe_dump(inventory))
     assert [builds.root for builds in builds_of(tmp_path / "mine")] == [tmp_path / ".farandole/mine/builds"]
     assert [builds.root for builds in builds_of(tmp_path / "theirs")] == [tmp_path / "theirs"]
