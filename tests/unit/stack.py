@@ -198,30 +198,6 @@ class Truncates(Quiet):
         self.wfile.write(content[: len(content) // 2])
 
 
-class NotHttp(Quiet):
-    """Answers as a service other than HTTP."""
-
-    def do_GET(self) -> None:
-        self.wfile.write(b"220 mail.example.org ready\r\n")
-
-
-class Login(Quiet):
-    """Answers everything with a page to log in."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<html><body>Please log in</body></html>")
-
-
-class Forbids(Quiet):
-    """A proxy that lets nobody through."""
-
-    def do_GET(self) -> None:
-        self.send_error(403, "Not with me")
-
-
 # The same password, quoted for a URL and as the user knows it.
 QUOTED, SECRET = "s%40cr%2Fet%3A1", "s@cr/et:1"
 
@@ -238,46 +214,42 @@ class Guarded(Quiet):
             self.end_headers()
 
 
-class Silent(Quiet):
-    """Accepts the connection and sends nothing."""
+def answering(*sent: bytes | float, **headers: str) -> type[Quiet]:
+    """A server that sends these bytes, and waits so many seconds, in this order; with headers, first those."""
+
+    class Answers(Quiet):
+        def do_GET(self) -> None:
+            if headers:
+                self.send_response(200)
+                for name, value in headers.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.end_headers()
+            with suppress(ConnectionError):
+                for part in sent:
+                    if isinstance(part, bytes):
+                        self.wfile.write(part)
+                    else:
+                        time.sleep(part)
+
+    return Answers
+
+
+BINARY = {"Content_Type": "application/octet-stream"}
+NotHttp = answering(b"220 mail.example.org ready\r\n")
+Login = answering(b"<html><body>Please log in</body></html>", Content_Type="text/html")
+Silent = answering(2.0)
+Stalls = answering(b"a", 2.0, **BINARY)
+# Bounded, so that no test fills a disk.
+Endless = answering(*[bytes(1 << 20)] * 256, **BINARY)
+# So that no read times out.
+Trickles = answering(*(b"a", 0.05) * 40, Content_Length="1000000")
+
+
+class Forbids(Quiet):
+    """A proxy that lets nobody through."""
 
     def do_GET(self) -> None:
-        time.sleep(2)
-
-
-class Stalls(Quiet):
-    """Sends one byte and then nothing."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"a")
-        time.sleep(2)
-
-
-class Endless(Quiet):
-    """Sends without end."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        with suppress(ConnectionError):
-            # Bounded, so that no test fills a disk.
-            for _ in range(256):
-                self.wfile.write(bytes(1 << 20))
-
-
-class Trickles(Quiet):
-    """Sends single bytes, so that no read times out."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
-        with suppress(ConnectionError):
-            for _ in range(40):
-                self.wfile.write(b"a")
-                time.sleep(0.05)
+        self.send_error(403, "Not with me")
 
 
 @contextmanager

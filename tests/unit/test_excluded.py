@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,19 +136,15 @@ def test_only_the_same_check_takes_back_what_it_excluded(exclude: bool) -> None:
     assert decide(bad("node-1"), entries=entries, exclude=exclude).entries == entries
 
 
-def test_a_run_stops_if_it_needs_a_node_that_is_left_out() -> None:
-    cases: list[tuple[str, Entry, dict[str, Any]]] = [
-        # It is limited to that node, or the node has become the head meanwhile.
-        ("node-2", CHECK, {"tested": ["node-2"]}),
-        ("node-2", ELSEWHERE, {"tested": ["node-2"]}),
-        ("node-1", CHECK, {}),
-        ("node-1", ELSEWHERE, {"tested": ["node-2"]}),
-    ]
-    for name, entry, changes in cases:
-        decision = decide(bad(name), entries={name: entry}, **changes)
-        assert decision.entries == {name: entry}
-        assert told(decision) == [(name, "login-timeout", "stop"), (name, "node-excluded", "stop")]
-        assert decide(entries={name: entry}, **changes).entries == ({name: entry} if entry is ELSEWHERE else {})
+@pytest.mark.parametrize("entry", [CHECK, ELSEWHERE])
+@pytest.mark.parametrize(("name", "changes"), [("node-2", {"tested": ["node-2"]}), ("node-1", {})])
+def test_a_run_stops_if_it_is_limited_to_a_node_that_is_left_out_or_it_is_the_head_now(
+    name: str, entry: Entry, changes: dict[str, Any]
+) -> None:
+    decision = decide(bad(name), entries={name: entry}, **changes)
+    assert decision.entries == {name: entry}
+    assert told(decision) == [(name, "login-timeout", "stop"), (name, "node-excluded", "stop")]
+    assert decide(entries={name: entry}, **changes).entries == ({name: entry} if entry is ELSEWHERE else {})
 
 
 @pytest.mark.parametrize(
@@ -205,24 +202,19 @@ ENTRY = "{since: '2026-01-02T03:04:05Z', by: check, person: '', code: x, why: y,
         f"node-2: {ENTRY.replace('why: y', 'more: y')}",
         "node-2: !!python/object/apply:os.system [id]",
         "\x00",
-        "[" * 100_000,
+        "[" * 20_000,
         "x" * (1 << 20) + "x",
     ],
 )
-def test_a_broken_record_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "excluded.yml").write_text(f"node-2: {ENTRY}\n")
+def test_a_broken_record_is_refused_and_not_replaced(tmp_path: Path, content: str) -> None:
+    record = tmp_path / "excluded.yml"
+    record.write_text(f"node-2: {ENTRY}\n")
     assert [*excluded.read(tmp_path)] == ["node-2"]
-    (tmp_path / "excluded.yml").write_text(content)
-    with pytest.raises(FarandoleError, match=r"excluded.yml cannot be used: .*correct it, or move it away") as error:
-        excluded.read(tmp_path)
-    assert len(str(error.value)) < 600
-
-
-def test_a_broken_record_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "excluded.yml").write_text("node-2: {}")
-    with pytest.raises(FarandoleError), excluded.changing(tmp_path):
+    record.write_text(content)
+    with pytest.raises(FarandoleError, match=r"excluded.yml cannot be used: ") as error, excluded.changing(tmp_path):
         raise AssertionError
-    assert (tmp_path / "excluded.yml").read_text() == "node-2: {}"
+    assert len(str(error.value)) < 600
+    assert record.read_text() == content
 
 
 # The command
@@ -233,9 +225,9 @@ def inventory(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     hosts = {name: {"ansible_host": f"192.0.2.{number}"} for number, name in enumerate(NODES, 1)}
-    shared = {"base_state_dir": str(tmp_path / "state")}
-    groups = {"cluster": {"hosts": hosts, "vars": shared}, "head": {"hosts": {"node-1": None}}}
-    (folder / "hosts.yml").write_text(json.dumps({**groups, "builders": {"hosts": {"node-6": None}}}))
+    cluster = {"hosts": hosts, "vars": {"base_state_dir": str(tmp_path / "state")}}
+    groups = {"cluster": cluster, "head": {"hosts": {"node-1": None}}, "builders": {"hosts": {"node-6": None}}}
+    (folder / "hosts.yml").write_text(json.dumps(groups))
     return folder
 
 
@@ -279,13 +271,11 @@ def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
     ],
 )
 def test_what_the_command_refuses(inventory: Path, words: list[str], refusal: str) -> None:
-    state = inventory.parent / "state"
     entries = {"node-2": CHECK, "node-4": PERSON}
-    with excluded.changing(state) as known:
+    with excluded.changing(inventory.parent / "state") as known:
         known.update(entries)
-    with pytest.raises(AssertionError, match=refusal):
-        raise AssertionError(node(inventory, *words))
-    assert excluded.read(state) == entries
+    assert re.search(refusal, node(inventory, *words))
+    assert excluded.read(inventory.parent / "state") == entries
 
 
 def test_a_run_does_not_use_them(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
