@@ -76,53 +76,31 @@ def test_the_network_contains_nodes_outside_limit() -> None:
     assert finding.cause.endswith(": a, b in 10.0.0.0/24; c in 192.0.2.0/24")
 
 
-REFUSED = {
-    "two networks": (
-        "",
-        {
-            "a": ("10.0.0.1", node(link("10.0.0.1/24"))),
-            "b": ("10.0.0.2", node(link("10.0.0.2/24"))),
-            "c": ("192.0.2.3", node(link("192.0.2.3/24"))),
-        },
-        {"all": "network-not-shared"},
-    ),
-    "an address that the node does not have": (
-        "",
-        {"a": ("203.0.113.1", node(link("10.0.0.1/24")))},
-        {"a": "address-absent"},
-    ),
-    "IPv6": ("", {"a": ("2001:db8::1", node(link("2001:db8::1/64")))}, {"a": "address-not-ipv4"}),
-    "no address": ("", {"a": ("", node(link("10.0.0.1/24")))}, {"a": "address-not-ipv4"}),
-    "a bridge in the network": (
-        "",
-        {name: (f"172.16.5.{n}", node(link(f"172.16.5.{n}/12"))) for n, name in enumerate("abc", 1)},
-        dict.fromkeys("abc", "interfaces-ambiguous"),
-    ),
-    "the decoy by hand": (
-        "172.17.0.0/16",
-        {name: (f"10.0.0.{n}", node(link(f"10.0.0.{n}/24"))) for n, name in enumerate("ab", 1)},
-        dict.fromkeys("ab", "address-shared"),
-    ),
-    "a network that is none": ("ib0", {"a": ("10.0.0.1", node(link("10.0.0.1/24")))}, {"all": "network-malformed"}),
-    "a network where a node is not": (
-        "10.0.0.0/24",
-        {"a": ("10.0.0.1", node(link("10.0.0.1/24"))), "b": ("10.0.9.2", node(link("10.0.9.2/24")))},
-        {"b": "network-not-on-node"},
-    ),
-}
-
-
-@pytest.mark.parametrize(("wanted", "nodes", "codes"), REFUSED.values(), ids=REFUSED)
-def test_a_problem_is_a_finding(wanted: str, nodes: Any, codes: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "links", "codes"),
+    [
+        ("", ["10.0.0.1/24", "10.0.0.2/24", "192.0.2.3/24"], {"all": "network-not-shared"}),
+        ("", ["203.0.113.1 10.0.0.1/24"], {"a": "address-absent"}),
+        ("", ["2001:db8::1/64"], {"a": "address-not-ipv4"}),
+        ("", [" 10.0.0.1/24"], {"a": "address-not-ipv4"}),
+        # The bridge of Docker is in this network, and its own one is named by hand.
+        ("", ["172.16.5.1/12", "172.16.5.2/12", "172.16.5.3/12"], dict.fromkeys("abc", "interfaces-ambiguous")),
+        ("172.17.0.0/16", ["10.0.0.1/24", "10.0.0.2/24"], dict.fromkeys("ab", "address-shared")),
+        ("ib0", ["10.0.0.1/24"], {"all": "network-malformed"}),
+        ("10.0.0.0/24", ["10.0.0.1/24", "10.0.9.2/24"], {"b": "network-not-on-node"}),
+    ],
+)
+def test_a_problem_is_a_finding(wanted: str, links: list[str], codes: dict[str, str]) -> None:
+    nodes = {}
+    for name, text in zip("abc", links, strict=False):
+        address, _, other = text.partition(" ")
+        nodes[name] = (address.partition("/")[0], node(link(other or address)))
     found = choose(wanted, **nodes)
-    assert [(one.host, one.code) for one in found.findings] == [*codes.items()]
+    assert [(each.host, each.code) for each in found.findings] == [*codes.items()]
     assert (found.network, found.interfaces) == ("", {})
-
-
-def test_a_bridge_is_excluded_by_the_smallest_network_of_the_nodes() -> None:
-    _, nodes, _ = REFUSED["a bridge in the network"]
-    (cure,) = {one.cure for one in choose("", **nodes).findings}
-    assert cure.endswith("172.16.5.0/30")
+    if "interfaces-ambiguous" in codes.values():
+        # The smallest network of the nodes has no bridge in it.
+        assert {each.cure.split()[-1] for each in found.findings} == {"172.16.5.0/30"}
 
 
 def test_nodes_that_nobody_asked_are_reported_only_to_a_role() -> None:
@@ -135,11 +113,7 @@ def test_a_role_gets_the_choice_or_a_refusal() -> None:
     nodes = {"a": ("10.0.0.1", node(link("10.0.0.1/24")))}
     choice = {"network": "10.0.0.0/24", "interfaces": {"a": "eth0"}, "refusal": ""}
     assert fabric.choice(*arguments("", nodes)) == choice
-    assert fabric.choice(*arguments("10.9.0.0/16", nodes))["refusal"] == (
-        "found 1 problem with the network for jobs; the settings of jobs were not changed.\n\n"
-        "1. a: none of its interfaces has an address in 10.9.0.0/16 [network-not-on-node]\n"
-        "   cure: correct fabric_network, or give it an address there"
-    )
+    assert "[network-not-on-node]" in fabric.choice(*arguments("10.9.0.0/16", nodes))["refusal"]
 
 
 def test_the_hostfile_has_a_line_per_node_in_inventory_order() -> None:
@@ -151,10 +125,8 @@ def test_the_hostfile_has_a_line_per_node_in_inventory_order() -> None:
 def test_the_probe_reads_the_interfaces() -> None:
     said = [
         {"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
-        {
-            "ifname": "eth0",
-            "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}, {"local": "fe80::1", "prefixlen": 64}],
-        },
+        {"ifname": "eth0", "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]},
+        {"ifname": "eth0", "addr_info": [{"local": "fe80::1", "prefixlen": 64}]},
         {"ifname": "eth1", "addr_info": []},
         {},
     ]
