@@ -33,17 +33,13 @@ def host(tmp_path: Path) -> HostCalls:
     return following.host("node/1")
 
 
-def test_nothing_is_asked_outside_a_run(tmp_path: Path) -> None:
+def test_a_call_and_those_after_it_are_asked_for(host: HostCalls, tmp_path: Path) -> None:
     assert RunCalls.current(tmp_path / "none") is None
-
-
-def test_a_call_and_those_after_it_are_asked_for(host: HostCalls) -> None:
-    assert [one.module for one in host.due(call("b"))] == ["b", "c", "d"]
-
-
-@pytest.mark.parametrize("one", [call("c"), call("e"), call("a", user="other"), call("a", '{"x": 1}')])
-def test_too_few_calls_or_others_are_not_asked_for(host: HostCalls, one: Call) -> None:
-    assert list(host.due(one)) == []
+    assert [due.module for due in host.due(call("b"))] == ["b", "c", "d"]
+    # Too few of them, or others.
+    for begun in (call("c"), call("e"), call("a", user="other"), call("a", '{"x": 1}')):
+        assert list(host.due(begun)) == []
+    assert (host.record.stat().st_mode & 0o777, host.record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: HostCalls) -> None:
@@ -69,26 +65,18 @@ def test_answers_are_used_until_something_changes_or_time_has_passed(host: HostC
     assert host.answers() is None
 
 
-def test_the_record_is_private(host: HostCalls) -> None:
-    assert (host.record.stat().st_mode & 0o777, host.record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-
-
-@pytest.mark.parametrize("printed", ["", "no JSON", "[1]", '{"changed": fal', "{" * 5000])
-def test_what_is_no_result_counts_as_a_failure(printed: str) -> None:
-    assert action.decode(Answer(printed, "legacy")) == {"failed": True}
-
-
-ASKED = [("key", "legacy"), ("other", "legacy")]
+def test_what_is_no_result_counts_as_a_failure() -> None:
+    for printed in ("", "no JSON", "[1]", '{"changed": fal', "{" * 5000):
+        assert action.decode(Answer(printed, "legacy")) == {"failed": True}
 
 
 def test_answers_belong_to_the_calls_in_the_order_of_the_questions() -> None:
+    asked = [("key", "legacy"), ("other", "legacy")]
     given = {"key": Answer("a", "legacy"), "other": Answer("{'key': 'x'}", "legacy")}
-    assert action.told('{"outputs": ["a", {"key": "x"}], "key": "b"}', ASKED) == given
-
-
-@pytest.mark.parametrize("outputs", ["5", "{}", "[]", '["a"]', '["a", "b", "c"]', f'["a", "{"x" * action.LONGEST}"]'])
-def test_too_few_too_many_or_too_long_answers_are_none(outputs: str) -> None:
-    assert action.told(f'{{"outputs": {outputs}}}', ASKED) == {}
+    assert action.told('{"outputs": ["a", {"key": "x"}], "key": "b"}', asked) == given
+    # Too few, too many or too long ones are none.
+    for outputs in ("5", "{}", "[]", '["a"]', '["a", "b", "c"]', f'["a", "{"x" * action.LONGEST}"]'):
+        assert action.told(f'{{"outputs": {outputs}}}', asked) == {}
 
 
 def test_a_module_that_does_not_end_is_killed_with_its_children(

@@ -17,7 +17,7 @@ def test_an_incomplete_fingerprint_is_refused(given: str) -> None:
     asked = {"name": "x", "uri": "http://x", "key_url": "http://x/key", "key_fingerprint": given}
     for check_mode in (True, False):
         answer = run_module("apt_source", asked, check_mode=check_mode)
-        assert answer["msg"] == f"key_fingerprint must be a full fingerprint of 40 hexadecimal digits, not {given!r}"
+        assert "key_fingerprint must be a full fingerprint" in answer["msg"]
 
 
 def test_a_key_is_stored_in_the_format_that_apt_reads() -> None:
@@ -26,15 +26,11 @@ def test_a_key_is_stored_in_the_format_that_apt_reads() -> None:
     assert apt_source.suffix(b"\x98\x33\x04") == ".gpg"
 
 
-KEY = "0123456789ABCDEF0123456789ABCDEF01234567"
-
-
 def test_the_entry_names_its_signing_key() -> None:
-    source = apt_source.Source("https://example.org/apt", ["/"], [], f"/etc/apt/keyrings/x.asc {KEY}")
-    assert source.text() == (
-        "# Managed by Farandole.\nTypes: deb\nURIs: https://example.org/apt\nSuites: /\n"
-        f"Signed-By: /etc/apt/keyrings/x.asc {KEY}\n"
-    )
+    signed = "/etc/apt/keyrings/x.asc 0123456789ABCDEF0123456789ABCDEF01234567"
+    entry = apt_source.Source("https://example.org/apt", ["/"], [], signed).text()
+    fields = dict(line.split(": ", 1) for line in entry.splitlines() if not line.startswith("#"))
+    assert fields == {"Types": "deb", "URIs": "https://example.org/apt", "Suites": "/", "Signed-By": signed}
 
 
 def test_the_distributions_own_key_is_found_in_both_formats(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from farandole.cli import bundle
 from farandole.core.errors import FarandoleError
 
-from .loading import ROOT
 from .stack import LOCK
 
 
@@ -37,10 +36,8 @@ def test_the_archive_is_written_as_a_whole(tmp_path: Path) -> None:
 def test_the_files_are_those_of_the_lock(tmp_path: Path) -> None:
     place = "farandole/bundle/cache/farandole"
     found = bundle.cached(LOCK, tmp_path, tmp_path / "sources/openmpi.tar.bz2")
-    assert list(found) == [
-        *(f"{place}/wheels/{one['file']}" for one in LOCK["wheels"]),
-        f"{place}/sources/openmpi.tar.bz2",
-    ]
+    wheels = [f"{place}/wheels/{wheel['file']}" for wheel in LOCK["wheels"]]
+    assert list(found) == [*wheels, f"{place}/sources/openmpi.tar.bz2"]
 
 
 def test_only_what_git_tracks_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +51,6 @@ def test_only_what_git_tracks_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(bundle, "ROOT", tmp_path / "none")
     with pytest.raises(FarandoleError, match="is not a git checkout"):
         bundle.project()
-
-
-def test_setup_uses_the_packages_in_the_bundle() -> None:
-    assert "--find-links bundle/python" in (ROOT / "Makefile").read_text()
-    assert "export XDG_CACHE_HOME=$PWD/bundle/cache" in bundle.ENV
 
 
 def test_without_a_lock_there_is_nothing_to_carry(tmp_path: Path) -> None:

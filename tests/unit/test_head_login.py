@@ -51,11 +51,12 @@ def test_no_other_key_than_the_one_that_is_typed_is_tried(
     for name in ("k", "typed", *"abcdef"):
         (tmp_path / name).touch()
     variables = {"ansible_ssh_private_key_file": "k", variable: f"-v {KEYS} -o Compression=yes -C"}
-    others = logs_in(tmp_path, Login(), **variables)
-    assert {*"kabcde"} <= {*others["identityfile"]}
+    assert {*"kabcde"} <= {*logs_in(tmp_path, Login(), **variables)["identityfile"]}
     typed = logs_in(tmp_path, Login(private_key=Path("typed")), **variables)
     assert (typed["identitiesonly"], typed["compression"]) == (["yes"], ["yes"])
     assert "typed" in typed["identityfile"]
+    others = ["-v", "-o", "UserKnownHostsFile=/a b", "-p", "22", "-oPort=1"]
+    assert [*without_keys(others)] == others
     assert not {*"kabcdef"} & {*typed["identityfile"], *typed.get("certificatefile", ())}
 
 
@@ -64,8 +65,3 @@ def test_a_typed_key_that_does_not_exist_is_no_reason_to_try_others(tmp_path: Pa
     done = CliRunner().invoke(app, ["runs", "-i", str(tmp_path), "--private-key", "/none"])
     assert done.exit_code == 2
     assert "/none" in done.output
-
-
-def test_other_options_stay_as_they_are() -> None:
-    words = ["-v", "-o", "UserKnownHostsFile=/a b", "-p", "22", "-oPort=1"]
-    assert [*without_keys(words)] == words

@@ -24,18 +24,14 @@ def test_only_root_can_replace_the_labs_files(place: Path) -> None:
         assert not folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), folder
 
 
-def test_the_lock_does_not_follow_a_symlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_does_not_follow_links_or_truncate_and_belongs_to_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("whole")
-    (tmp_path / "lock").symlink_to(victim)
-    with pytest.raises(FarandoleError, match=f"remove {tmp_path}/lock"):
-        hold(tmp_path / "lock", monkeypatch)
-    assert victim.read_text() == "whole"
-
-
-def test_the_lock_does_not_truncate_and_belongs_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("whole")
+    (tmp_path / "symlink").symlink_to(victim)
+    with pytest.raises(FarandoleError, match=f"remove {tmp_path}/symlink"):
+        hold(tmp_path / "symlink", monkeypatch)
     os.link(victim, tmp_path / "link")
     hold(tmp_path / "link", monkeypatch)
     assert victim.read_text() == "whole"
