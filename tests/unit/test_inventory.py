@@ -46,7 +46,7 @@ def folder(path: Path, content: str, **variables: str) -> Path:
         ("cluster:\n  hosts:\n    - node-1\n", "hosts.yml, line 3, column 5: hosts of cluster "),
         ("all:\n  children:\n    cluster:\n      hosts: [a]\n", "hosts.yml, line 4, column 14: hosts of cluster "),
         ("", "hosts.yml is empty"),
-        ("- node-1\n", "hosts.yml is empty, or no mapping"),
+        ("- node-1\n", "hosts.yml is empty, or not a mapping"),
         ("\x00", "hosts.yml is not YAML: "),
     ],
 )

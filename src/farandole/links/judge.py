@@ -221,8 +221,9 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         seen, usually = compared([way], measured)
-        fields = {"other": way[0], "to": way[1], "seen": seen, "usual": usually, "which": which}
-        yield graded(finding("pair-slow-link", both_ends(*way), **fields), [way], measured, bars, HOPELESS_LINK)
+        ends = both_ends(*way)
+        link = finding("pair-slow-link", ends, other=way[0], to=way[1], seen=seen, usual=usually, which=which)
+        yield graded(link, [way], measured, bars, HOPELESS_LINK)
 
 
 def slow_nodes(
