@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.farandole.cluster.plugins.module_utils.accounts import account as find_account
 from ansible_collections.farandole.cluster.plugins.module_utils.mounts import REMOTE, TABLE, mounts_in
 
 CPU_FLAGS = ("avx", "avx2", "avx512f", "f16c", "fma")
@@ -74,7 +75,7 @@ def read(path: Path | str) -> str:
 
 def machine(user: str, root: bool) -> dict[str, Any]:
     """All of it; the shells only if the account exists and this is root."""
-    account = find_account(user)
+    account = find_account(user) if user else None
     gpus = nvidia_devices()
     commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {}
     if account and root and (runuser := shutil.which("runuser")):
@@ -111,12 +112,6 @@ def own_queue(folder: Path) -> str:
     """The settings of a Slurm that is not Farandole's; empty without one."""
     files = (folder / name / "slurm.conf" for name in ("slurm", "slurm-llnl"))
     return next((str(file) for file in files if file.exists() and OURS not in read(file)), "")
-
-
-def find_account(user: str) -> pwd.struct_passwd | None:
-    with suppress(KeyError, ValueError):
-        return pwd.getpwnam(user) if user else None
-    return None
 
 
 def up_s() -> int:

@@ -37,13 +37,12 @@ RETURN = """
 done: {description: "What was done, or would be.", type: list, returned: always}
 """
 
-import grp
-import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.accounts import account, group
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
 from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all, processes
 
@@ -59,10 +58,8 @@ Command = list[str]
 
 
 def members() -> list[str]:
-    try:
-        return grp.getgrnam(GROUP).gr_mem
-    except KeyError:
-        return []
+    common = group(GROUP)
+    return common.gr_mem if common else []
 
 
 def shadow() -> dict[str, list[str]]:
@@ -70,36 +67,21 @@ def shadow() -> dict[str, list[str]]:
     return {line.split(":")[0]: line.split(":") for line in Path("/etc/shadow").read_text().splitlines()}
 
 
-def group_id(name: str) -> int | None:
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
-
-
-def user_id(name: str) -> int | None:
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
-
-
 def wanted(name: str, uid: int, *, job_user: bool) -> Iterator[Command]:
     """The commands that make an account as it has to be."""
-    if group_id(name) is None:
+    if not group(name):
         yield ["groupadd", "--gid", str(uid), name]
-    try:
-        account = pwd.getpwnam(name)
-    except KeyError:
+    present = account(name)
+    if not present:
         home = ["--create-home", "--key", "HOME_MODE=0700", "--shell", "/bin/bash", "--password", "*"]
         yield ["useradd", "--uid", str(uid), "--gid", name, "--groups", GROUP, *home, name]
         return
     # Those of a directory service are as they are.
     known = shadow().get(name)
     if known:
-        if account.pw_gid != uid:
+        if present.pw_gid != uid:
             yield ["usermod", "--gid", name, name]
-        if account.pw_shell != "/bin/bash":
+        if present.pw_shell != "/bin/bash":
             yield ["usermod", "--shell", "/bin/bash", name]
         # No password matches `*` either, but sshd may refuse an account with `!`.
         if known[1].startswith("!") or (job_user and known[1] != "*"):
@@ -162,11 +144,11 @@ def sudoers(admins: list[str]) -> str:
 
 def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
     """Make all accounts as they have to be; says what was done."""
-    due: list[Command] = [] if group_id(GROUP) is not None else [["groupadd", "--system", GROUP]]
+    due: list[Command] = [] if group(GROUP) else [["groupadd", "--system", GROUP]]
     for name, uid in users.items():
         commands = wanted(name, uid, job_user=name == module.params["job_user"])
         due += [*commands, *(lingering(name) if module.params["linger"] else [])]
-    former = {name: known for name in members() if name not in users and (known := user_id(name))}
+    former = {name: known for name in members() if name not in users and (known := account(name))}
     for name in former:
         due += locking(name)
     for command in due if not module.check_mode else ():
@@ -175,8 +157,8 @@ def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
     done += keep(SUDOERS, sudoers(module.params["admins"]), 0o440, check_mode=module.check_mode)
     # Before anything is ended, so that no job starts afterwards.
     done += keep(LISTED, "".join(f"{uid}\n" for uid in users.values()), 0o644, check_mode=module.check_mode)
-    for name, uid in former.items() if module.params["end_jobs"] else ():
-        done += end(module, name, uid)
+    for name, known in former.items() if module.params["end_jobs"] else ():
+        done += end(module, name, known.pw_uid)
     return done
 
 

@@ -32,12 +32,12 @@ removed: {description: What was removed., type: list, returned: always}
 left: {description: "What stays, each with the reason.", type: list, returned: always}
 """
 
-import grp
 import pwd
 from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.accounts import account, group
 from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all
 
 # Below are the accounts of the system.
@@ -73,14 +73,6 @@ def remove(module: AnsibleModule, account: pwd.struct_passwd, *, with_home: bool
     (CRONTABS / name).unlink(missing_ok=True)
 
 
-def members(group: str) -> list[str] | None:
-    """The members of a group; None if there is no such group."""
-    try:
-        return grp.getgrnam(group).gr_mem
-    except KeyError:
-        return None
-
-
 def stays(account: pwd.struct_passwd) -> list[str]:
     """What stays with an account, and what that means."""
     reasons = [f"account {account.pw_name} with its home {account.pw_dir}, because it was not asked for"]
@@ -102,26 +94,25 @@ def main() -> None:
         supports_check_mode=True,
     )
     removed, left = [], []
-    group = members(module.params["group"])
-    for name in dict.fromkeys([*module.params["names"], *(group or ())]):
-        try:
-            account = pwd.getpwnam(name)
-        except KeyError:
+    common = group(module.params["group"])
+    for name in dict.fromkeys([*module.params["names"], *(common.gr_mem if common else ())]):
+        present = account(name)
+        if not present:
             continue
         if module.params["keep"]:
-            left += stays(account)
+            left += stays(present)
             continue
-        if account.pw_uid < FIRST_UID:
+        if present.pw_uid < FIRST_UID:
             where = f"base_user, cluster_users and group {module.params['group']}"
-            module.fail_json(msg=f"{name} is an account of the system (uid {account.pw_uid}): take it out of {where}")
-        home = Path(account.pw_dir)
-        with_home = home.is_dir() and is_local(module, account.pw_dir)
+            module.fail_json(msg=f"{name} is an account of the system (uid {present.pw_uid}): take it out of {where}")
+        home = Path(present.pw_dir)
+        with_home = home.is_dir() and is_local(module, present.pw_dir)
         removed.append(f"account {name}{f' with its home {home}' if with_home else ''}")
         if home.is_dir() and not with_home:
             left.append(f"{home}, because it is on storage that other machines can use")
         if not module.check_mode:
-            remove(module, account, with_home=with_home)
-    if group is not None:
+            remove(module, present, with_home=with_home)
+    if common:
         removed.append(f"group {module.params['group']}")
         if not module.check_mode:
             module.run_command(["groupdel", module.params["group"]], check_rc=True)

@@ -87,6 +87,12 @@ class Cluster:
         assert done.rc == 0, done.output
         return done
 
+    def play_failing(self, *arguments: str, playbook: str = "site.yml", before: tuple[str, ...] = ()) -> Run:
+        """Run a playbook that has to fail."""
+        done = self.play(*arguments, playbook=playbook, before=before)
+        assert done.rc != 0, done.output
+        return done
+
     def ensure(self, *arguments: str) -> None:
         """Run site.yml with these arguments, unless that was the last thing that was done with it."""
         if self.applied != arguments:

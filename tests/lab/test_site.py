@@ -239,15 +239,13 @@ def halted_run(cluster: Cluster) -> Iterator[int]:
 def test_a_second_concurrent_run_is_refused(site: Cluster, tmp_path: Path) -> None:
     other_state = ("--extra-vars", f"base_state_dir={tmp_path / 'state'}")
     with halted_run(site) as pid:
-        refused = site.play()
-        assert refused.rc != 0
+        refused = site.play_failing()
         assert refused.changed_hosts == set()
         assert f"on this machine (process {pid}, since" in refused.flat
         assert f"kill {pid}" in refused.flat
         # Only the head knows about both: another clone here, and another machine with the same state folder.
         assert f"on this machine (process {pid}, since" in site.play(*LOCK, *other_state).flat
-        elsewhere = site.play(*LOCK, before=ELSEWHERE)
-        assert elsewhere.rc != 0
+        elsewhere = site.play_failing(*LOCK, before=ELSEWHERE)
         assert re.search(rf"from 10\.94\.\d+\.1 \(process {pid}, since", elsewhere.flat), elsewhere.output
         # The record on the head is the reason for the refusal.
         site.ssh("node-1", "mv", "/var/lib/farandole-run", "/run/kept")
@@ -298,13 +296,11 @@ def test_all_nodes_have_the_same_host_table(site: Cluster) -> None:
 
 def test_the_validation_play_is_green_and_names_faults(site: Cluster) -> None:
     assert "clean connections: 6" in site.play("--tags", "quick", playbook="playbooks/validate.yml").output
-    limited = site.play("--limit", "node-2", playbook="playbooks/validate.yml")
-    assert limited.rc != 0
+    limited = site.play_failing("--limit", "node-2", playbook="playbooks/validate.yml")
     assert "nothing would be proven" in limited.output
     site.lab("fault", "cut", "node-3")
     try:
-        red = site.play("--limit", "node-1", playbook="playbooks/validate.yml")
-        assert red.rc != 0
+        red = site.play_failing("--limit", "node-1", playbook="playbooks/validate.yml")
         assert re.search(r"\[peer-(timeout|no-route|unreachable|silent)\]", red.output), red.output
     finally:
         site.lab("fault", "heal", "node-3")
@@ -324,8 +320,7 @@ def test_no_secret_is_logged_and_the_ca_is_encrypted(site: Cluster, tmp_path: Pa
         ["ssh-keygen", "-y", "-P", "", "-f", site.state / "ca" / "user_ca"], capture_output=True, check=False
     )
     assert b"incorrect passphrase" in opened.stderr
-    locked_out = site.play()
-    assert locked_out.rc != 0
+    locked_out = site.play_failing()
     assert "ssh_trust_ca_passphrase" in locked_out.output
     site.play_ok(*QUICK, *unlocked)
     shutil.rmtree(site.state / "ca")

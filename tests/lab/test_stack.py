@@ -263,8 +263,7 @@ def test_a_full_disk_is_reported_before_anything_changes(three: Cluster) -> None
     three.ssh("node-3", "mount", "-t", "tmpfs", "-o", "size=300m", "none", "/opt/farandole")
     try:
         # The probe measures /opt; the module measures the target folder itself.
-        done = three.play()
-        assert done.rc != 0
+        done = three.play_failing()
         assert "node-3" in done.output
         assert re.search(r"/opt/farandole has \d+ MiB free, and the stack needs \d+ MiB", done.output)
         assert three.ssh("node-3", "ls", "-A", "/opt/farandole/stacks").stdout == ""
@@ -372,8 +371,7 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
     three.play_ok(playbook="playbooks/rollback.yml")
     assert {stack_of(three, node) for node in ("node-1", "node-2", "node-3")} == {before}
     assert proven(three, "node-1", "node-2")
-    unknown = three.play("--extra-vars", "stack_id=ffffffffffff", playbook="playbooks/rollback.yml")
-    assert unknown.rc != 0
+    unknown = three.play_failing("--extra-vars", "stack_id=ffffffffffff", playbook="playbooks/rollback.yml")
     assert "no stack ffffffffffff is on every node or in" in unknown.output
     three.play_ok("--extra-vars", f"stack_id={locked(three)}", playbook="playbooks/rollback.yml")
     assert stack_of(three, "node-3") == locked(three)
@@ -381,8 +379,7 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
 
 def test_a_cluster_with_two_releases_is_refused(cluster: Cluster) -> None:
     cluster.lab("up", "--nodes", "4", "--suite", "trixie")
-    refused = cluster.play()
-    assert refused.rc != 0
+    refused = cluster.play_failing()
     assert "the nodes have 2 platforms" in refused.output
     assert "node-4: Debian 13" in refused.output
     assert "Move node-4 out of group cluster" in refused.output

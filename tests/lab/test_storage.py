@@ -132,8 +132,7 @@ def test_a_server_that_dies_hangs_neither_a_job_nor_a_run_nor_the_boot(data: Clu
 def test_a_mount_in_use_is_not_changed_and_its_user_is_named(data: Cluster) -> None:
     stay = ("systemd-run", "--quiet", "--unit=stay", f"--working-directory={MOUNT['where']}", "sleep", "600")
     data.ssh("node-2", *stay)
-    refused = data.play(*PART, *mounts({"options": f"{MOUNT['options']},noatime"}))
-    assert refused.rc != 0
+    refused = data.play_failing(*PART, *mounts({"options": f"{MOUNT['options']},noatime"}))
     assert re.search(r"/data/re-sults is in use by sleep \(process \d+\)", refused.flat)
     assert as_user(data, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     data.ssh("node-2", "systemctl", "stop", "stay")
@@ -154,8 +153,7 @@ def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
     data: Cluster, change: dict[str, str], message: str
 ) -> None:
     data.shell("node-2", "mkdir -p /srv/full && touch /srv/full/notes")
-    refused = data.play(*PART, *mounts({}, change))
-    assert refused.rc != 0
+    refused = data.play_failing(*PART, *mounts({}, change))
     assert message in refused.flat
     assert "node-2" not in refused.changed_hosts
 
