@@ -70,8 +70,8 @@ NAN = "Test net output #0: accuracy = nan"
         (
             [*GOOD[:-2], GOOD[-1], FAILED],
             [
-                "rank 1 on node-2 said: F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) ?[2J. Cure: "
-                "the snapshot could not be written",
+                "rank 1 on node-2 said: F1124 io.cpp:69] Check failed: proto.SerializeToOstream(&output) \\x1b[2J. "
+                "Cure: the snapshot could not be written",
                 f"{DONE}1 times, wanted 2: not from rank 0 on node-1",
             ],
         ),

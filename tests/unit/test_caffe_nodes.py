@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {"problems": [], "digests": SAME, "model": [], "cores": 2
     [
         ("tcp", {}, []),
         ("opa", {"adapters": ["hfi1_0"]}, ["node-1: there is no Omni-Path adapter"]),
-        ("tcp", {"problems": ["there is no x\x1b[2J"]}, ["node-2: there is no x?[2J"]),
+        ("tcp", {"problems": ["there is no x\x1b[2J"]}, ["node-2: there is no x\\x1b[2J"]),
         ("tcp", {"digests": {**SAME, "/c/bin/caffe": "d"}}, ["node-2: the program /c/bin/caffe differs from that of"]),
         ("tcp", {"digests": {"s": "a", "n": "d"}}, ["node-2: the net n differs from that of node-1"]),
         ("tcp", {"machine": "1"}, ["node-2: it is the same machine as node-1"]),

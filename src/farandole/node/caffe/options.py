@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from farandole.core.text import visible
 from farandole.node.arguments import duration, positive
 
 INSTALLED = "/opt/farandole/caffe/current/bin/caffe"
@@ -34,7 +35,7 @@ def say(text: str, problems: Iterable[str] = ()) -> None:
 
 def plain(text: object, length: int = 300) -> str:
     """What a node or a log says, without characters that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))[:length]
+    return visible(str(text))[:length]
 
 
 def parser() -> argparse.ArgumentParser:

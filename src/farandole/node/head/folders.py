@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from farandole.core.text import visible
 from farandole.node.head import runs
 from farandole.node.head.runs import RefusedError, chosen, ran, reason
 
@@ -122,11 +123,6 @@ def become_rsync(folder: Path, arguments: list[str]) -> NoReturn:
 def is_git(name: str) -> bool:
     """Whether git takes this name for that of a repository."""
     return OF_GIT.fullmatch(NO_WIDTH.sub("", name)) is not None
-
-
-def visible(text: str) -> str:
-    """Escape what a terminal would obey."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def deepest(folder: Path, path: str) -> Path:

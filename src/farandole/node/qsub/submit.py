@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from farandole.core.text import visible
 from farandole.node.mounts import REMOTE
 from farandole.node.qsub.options import Submission
 from farandole.node.qsub.pbs_job import VARIABLE
@@ -24,8 +25,8 @@ SHARED = Path("/etc/farandole/storage/home")
 
 def say(text: str) -> None:
     # What a script says may hold sequences that change the terminal.
-    safe = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
-    print("\n".join(f"qsub: {line}" for line in safe.splitlines()), file=sys.stderr, flush=True)
+    lines = visible(text, keep="\n").splitlines()
+    print("\n".join(f"qsub: {line}" for line in lines), file=sys.stderr, flush=True)
 
 
 def environment_of(job: Submission) -> dict[str, str]:
