@@ -81,8 +81,8 @@ def reduce(hvd: Any, tensor: Tensor, wanted: int) -> Iterator[dict[str, Any]]:
         for size in SIZES:
             # Rank 0 contributes 1, so that every rank's contribution counts.
             total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").cpu().numpy()
-            found = sorted({total.min().item(), total.max().item()})
-            yield {"type": kind, "elements": size, "sum": found[-1], "exact": found == [wanted]}
+            ends = sorted({total.min().item(), total.max().item()})
+            yield {"type": kind, "elements": size, "sum": ends[-1], "exact": ends == [wanted]}
 
 
 def pace(hvd: Any, tensor: Tensor, side: int) -> dict[str, Any]:
@@ -116,23 +116,23 @@ def lengths(size: int, ranks: int) -> list[int]:
     return [max(1, size // ranks) + rank for rank in range(ranks)]
 
 
-def extremes(values: Any) -> tuple[Any, ...]:
-    """The smallest and the largest value."""
-    return (values.min().item(), values.max().item()) if len(values) else ()
+def differing(values: Any, wanted: int, what: str, host: str) -> Iterator[Error]:
+    """Check that all values are the same."""
+    ends = (values.min().item(), values.max().item()) if len(values) else ()
+    if set(ends) != {wanted}:
+        yield ranks.error("wrong-values", f"{what} {' to '.join(map(str, ends))}, not {wanted}", host)
 
 
 def gather(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
     """Check allgather for every type; returns the errors by type."""
-    own = hvd.rank()
-    wrong: dict[str, list[Error]] = {}
-    for kind in MOVED:
-        wrong[kind] = []
-        for size in SIZES:
-            parts = lengths(size, len(hosts))
-            part = tensor(parts[own], number(own), kind)
-            whole = hvd.allgather(part, name=f"gather.{kind}.{size}").cpu().numpy()
-            wrong[kind] += misplaced(whole, parts, kind, hosts)
-    return wrong
+
+    def errors(kind: str, size: int) -> Iterator[Error]:
+        parts, own = lengths(size, len(hosts)), hvd.rank()
+        part = tensor(parts[own], number(own), kind)
+        whole = hvd.allgather(part, name=f"gather.{kind}.{size}").cpu().numpy()
+        return misplaced(whole, parts, kind, hosts)
+
+    return {kind: [error for size in SIZES for error in errors(kind, size)] for kind in MOVED}
 
 
 def misplaced(whole: Any, parts: Sequence[int], kind: str, hosts: Sequence[str]) -> Iterator[Error]:
@@ -142,43 +142,31 @@ def misplaced(whole: Any, parts: Sequence[int], kind: str, hosts: Sequence[str])
         return
     start = 0
     for rank, length in enumerate(parts):
-        found, wanted = extremes(whole[start : start + length]), number(rank)
+        what = f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {hosts[rank]} are"
+        yield from differing(whole[start : start + length], number(rank), what, hosts[rank])
         start += length
-        if set(found) != {wanted}:
-            yield ranks.error(
-                "wrong-values",
-                f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {hosts[rank]} "
-                f"are {found[0]} to {found[1]}, not {wanted}",
-                hosts[rank],
-            )
 
 
 def broadcast(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
     """Check broadcasts from the first and the last rank; returns the errors by type."""
-    wrong: dict[str, list[Error]] = {}
-    for kind in MOVED:
-        wrong[kind] = []
-        for size in SIZES:
-            for root in sorted({0, len(hosts) - 1}):
-                own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
-                received = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
-                wrong[kind] += mistaken(received, size, kind, root, hosts)
-    return wrong
+
+    def errors(kind: str, size: int) -> Iterator[Error]:
+        for root in sorted({0, len(hosts) - 1}):
+            own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
+            received = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
+            yield from mistaken(received, size, kind, root, hosts)
+
+    return {kind: [error for size in SIZES for error in errors(kind, size)] for kind in MOVED}
 
 
 def mistaken(received: Any, size: int, kind: str, root: int, hosts: Sequence[str]) -> Iterator[Error]:
     """Check a broadcast array."""
-    found, wanted = extremes(received), number(root)
     if len(received) != size:
         seen = f"{len(received)} {kind} came from rank {root} on {hosts[root]}, not {size}"
         yield ranks.error("wrong-values", seen, hosts[root])
-    elif set(found) != {wanted}:
-        yield ranks.error(
-            "wrong-values",
-            f"the {size} {kind} broadcast by rank {root} on {hosts[root]} "
-            f"came as {found[0]} to {found[1]}, not {wanted}",
-            hosts[root],
-        )
+    else:
+        what = f"the {size} {kind} broadcast by rank {root} on {hosts[root]} came as"
+        yield from differing(received, number(root), what, hosts[root])
 
 
 def main() -> int:
@@ -194,16 +182,16 @@ def main() -> int:
     }
     wanted = hvd.size() * (hvd.size() + 1) // 2
     every = hvd.allgather_object(own, name="ranks")
-    hosts = [one["host"] for one in every]
+    hosts = [rank["host"] for rank in every]
     sums = list(reduce(hvd, tensor, wanted))
     moved = {"gathers": gather(hvd, tensor, hosts), "broadcasts": broadcast(hvd, tensor, hosts)}
     mine = [
-        ranks.error("wrong-values", f"the sum of {one['elements']} {one['type']} is {one['sum']}, not {wanted}")
-        for one in sums
-        if not one["exact"]
+        ranks.error("wrong-values", f"the sum of {total['elements']} {total['type']} is {total['sum']}, not {wanted}")
+        for total in sums
+        if not total["exact"]
     ]
-    mine += [one for kinds in moved.values() for errors in kinds.values() for one in errors]
-    results = {what: {kind: not found for kind, found in kinds.items()} for what, kinds in moved.items()}
+    mine += [error for kinds in moved.values() for errors in kinds.values() for error in errors]
+    results = {what: {kind: not errors for kind, errors in kinds.items()} for what, kinds in moved.items()}
     if options.pace:
         own |= pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
     ranks.show({**own, "wanted": wanted, "sums": sums, **results})
