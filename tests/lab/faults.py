@@ -118,130 +118,76 @@ touch ../lib/libmpi.so.40
 """
 FIRST = 'runuser -u trainer -- sh -c \'cd && touch .bashrc && sed -i "1i {}" .bashrc || echo "{}" >.bashrc\''
 
+
+def firewall(name: str, code: str, host: str = "node-2", **rules: str) -> Fault:
+    """A firewall that blocks too much; the cure inserts a rule."""
+    script = FIREWALL.format(**{**OPEN, **rules})
+    return Fault(name, code, typed("(nft insert .+? accept)", node="node-2"), [], script, host=host, clear=NO_FIREWALL)
+
+
+def mounted(name: str, code: str, options: str, pattern: str = "run on it (.+?), and take") -> Fault:
+    """A file system mounted in a way that does not fit; the cure mounts it again."""
+    new = options.startswith("-t")
+    kind = {"clear": "umount /opt"} if new else {"severity": "warn"}
+    return Fault(name, code, typed(pattern), [], f"mount {options}", **kind)
+
+
+def shadowed(name: str, code: str, script: str, culprit: str = "/opt/conda", clear: str = "") -> Fault:
+    """A setting of the machine that gets in the way; the cure finds its line."""
+    cure = taken_out("with (grep .+?) on it", culprit)
+    return Fault(name, code, cure, [], script, severity="warn", clear=clear)
+
+
+REBOOT = typed("as root: (.+), then reboot", "reboot")
 FAULTS = [
     Fault("a node is off", "login-no-route|login-timeout", verb("start"), ["kill"]),
     Fault("a node is cut off", "login-no-route|login-timeout", verb("heal"), ["cut"]),
     Fault("a node is frozen", "login-timeout", verb("resume"), ["pause"]),
     Fault("a firewall drops ssh", "login-timeout", verb("heal"), ["block --port 22"], NO_CONNECTION),
     Fault(
-        "no sshd runs",
-        "login-refused",
-        typed("run (.+?) on its console"),
-        script=f"systemctl disable --now ssh; {NO_CONNECTION}",
+        "no sshd runs", "login-refused", typed("run (.+?) on its console"), [],
+        f"systemctl disable --now ssh; {NO_CONNECTION}",
     ),
-    Fault(
-        "a firewall lets in nothing but ssh",
-        "pair-node-closed",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "input": "drop", "inputs": f"{USUAL} tcp dport 22 accept;"}),
-        clear=NO_FIREWALL,
+    firewall(
+        "a firewall lets in nothing but ssh", "pair-node-closed", input="drop", inputs=f"{USUAL} tcp dport 22 accept;"
     ),
-    Fault(
-        "a firewall refuses all but ssh",
-        "pair-node-closed",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "inputs": f"{USUAL} tcp dport 22 accept; reject;"}),
-        clear=NO_FIREWALL,
+    firewall("a firewall refuses all but ssh", "pair-node-closed", inputs=f"{USUAL} tcp dport 22 accept; reject;"),
+    firewall(
+        "a firewall drops what one other node sends", "pair-link-closed", "node-3, node-2",
+        inputs=f"{USUAL} ip saddr {NODE_3} drop;",
     ),
-    Fault(
-        "a firewall drops what one other node sends",
-        "pair-link-closed",
-        typed("(nft insert .+? accept)", node="node-2"),
-        script=FIREWALL.format(**{**OPEN, "inputs": f"{USUAL} ip saddr {NODE_3} drop;"}),
-        clear=NO_FIREWALL,
-        host="node-3, node-2",
-    ),
-    Fault(
-        "a firewall lets nothing out",
-        "pair-node-shut-in",
-        typed("(nft insert .+? accept)"),
-        script=FIREWALL.format(**{**OPEN, "output": "drop", "outputs": USUAL}),
-        clear=NO_FIREWALL,
-    ),
+    firewall("a firewall lets nothing out", "pair-node-shut-in", output="drop", outputs=USUAL),
     Fault("a link carries 100 Mbit/s", "pair-slow-node", verb("heal"), ["throttle --mbit 100"]),
     Fault(
-        "an MTU that differs",
-        "link-differs",
-        typed(r"(ip link set .+ mtu N)", INTERFACE="eth0", N="1500"),
-        ["mtu --bytes 1400"],
-        severity="warn",
+        "an MTU that differs", "link-differs", typed(r"(ip link set .+ mtu N)", INTERFACE="eth0", N="1500"),
+        ["mtu --bytes 1400"], severity="warn",
     ),
     Fault(
-        "two nodes have one machine id",
-        "machines-shared",
-        typed("as root: (.+), then reboot", "reboot"),
-        script="echo 0123456789abcdef0123456789abcdef >/etc/machine-id",
-        nodes=["node-1", "node-2"],
+        "two nodes have one machine id", "machines-shared", REBOOT, [],
+        "echo 0123456789abcdef0123456789abcdef >/etc/machine-id", ["node-1", "node-2"],
     ),
-    Fault(
-        "a node has no machine id",
-        "machine-id-missing",
-        typed("as root: (.+), then reboot", "reboot"),
-        script=": >/etc/machine-id",
-    ),
+    Fault("a node has no machine id", "machine-id-missing", REBOOT, [], ": >/etc/machine-id"),
     Fault("a clock is an hour ahead", "clock-wrong", verb("heal"), ["skew --seconds 3600"]),
     Fault("a clock is an hour behind", "clock-wrong", verb("heal"), ["skew --seconds -3600"]),
     Fault("a full disk", "node-disk-full", removed(), ["fill /opt"], clear="umount /opt"),
     Fault("no inodes left", "node-disk-full", removed("--inodes"), ["fill --inodes /opt"], clear="umount /opt"),
-    Fault(
-        "a small /dev/shm",
-        "shm-small",
-        typed("run on it (mount .+?);"),
-        script="mount -o remount,size=64m /dev/shm",
-        severity="warn",
+    mounted("a small /dev/shm", "shm-small", "-o remount,size=64m /dev/shm", "run on it (mount .+?);"),
+    mounted("noexec on /tmp", "mount-noexec", "-o remount,noexec /tmp"),
+    mounted("noexec on /opt", "stack-noexec", "-t tmpfs -o noexec,size=8g none /opt"),
+    mounted("/opt is mounted read-only", "disk-read-only", "-t tmpfs -o ro,size=8g none /opt", "run (mount .+)"),
+    shadowed(
+        "another OpenMPI and a conda Python come first in PATH", "command-shadowed",
+        OTHERS + FIRST.replace("{}", "export PATH=/opt/conda/bin:\\$PATH"), clear="rm -r /opt/conda",
     ),
-    Fault(
-        "noexec on /tmp",
-        "mount-noexec",
-        typed("run on it (.+?), and take"),
-        script="mount -o remount,noexec /tmp",
-        severity="warn",
+    shadowed(
+        "another OpenMPI's libraries come first", "library-shadowed",
+        OTHERS + "echo LD_LIBRARY_PATH=/opt/conda/lib >>/etc/environment", clear="rm -r /opt/conda",
     ),
-    Fault(
-        "noexec on /opt",
-        "stack-noexec",
-        typed("run on it (.+?), and take"),
-        script="mount -t tmpfs -o noexec,size=8g none /opt",
-        clear="umount /opt",
+    shadowed("another Python's home is set", "variable-harmful", "echo PYTHONHOME=/opt/conda >>/etc/environment"),
+    shadowed(
+        "few files may be open", "limit-low", "echo 'trainer - nofile 512' >/etc/security/limits.d/99-site.conf", "512"
     ),
-    Fault(
-        "/opt is mounted read-only",
-        "disk-read-only",
-        typed("run (mount .+)"),
-        script="mount -t tmpfs -o ro,size=8g none /opt",
-        clear="umount /opt",
-    ),
-    Fault(
-        "another OpenMPI and a conda Python come first in PATH",
-        "command-shadowed",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        severity="warn",
-        clear="rm -r /opt/conda",
-        script=OTHERS + FIRST.replace("{}", "export PATH=/opt/conda/bin:\\$PATH"),
-    ),
-    Fault(
-        "another OpenMPI's libraries come first",
-        "library-shadowed",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        severity="warn",
-        clear="rm -r /opt/conda",
-        script=OTHERS + "echo LD_LIBRARY_PATH=/opt/conda/lib >>/etc/environment",
-    ),
-    Fault(
-        "another Python's home is set",
-        "variable-harmful",
-        taken_out("with (grep .+?) on it", "/opt/conda"),
-        script="echo PYTHONHOME=/opt/conda >>/etc/environment",
-        severity="warn",
-    ),
-    Fault(
-        "few files may be open",
-        "limit-low",
-        taken_out("with (grep .+?) on it", "512"),
-        severity="warn",
-        script="echo 'trainer - nofile 512' >/etc/security/limits.d/99-site.conf",
-    ),
-]
+]  # fmt: skip
 SHORT = {
     "no sshd runs", "a firewall lets in nothing but ssh", "a firewall drops what one other node sends",
     "a link carries 100 Mbit/s", "a clock is an hour ahead", "a full disk",
