@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.findings import finding
+from farandole.links.examine import links_in
 from farandole.report.compare import compare
 from farandole.report.figures import figures
 from farandole.report.markdown import markdown
@@ -414,7 +415,7 @@ def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path)
     path = tmp_path / "preflight.json"
     findings = [asdict(finding("shm-small", "node-1", seen=1, wanted=2))]
     path.write_text(json.dumps({"findings": findings, "hosts": hosts, "links": links}))
-    found = kept.preflight(path, names[:2])
+    found = kept.preflight(path, names[:2], links_in(path))
     assert found is not None
     assert [one["code"] for one in found["findings"]] == ["shm-small"]
     assert [one[:2] for one in found["pairs"]] == [["node-1", "node-2"], ["node-2", "node-1"]]
@@ -425,7 +426,7 @@ def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path)
     # Nodes to which nothing was measured are in the matrix, too.
     assert "2 of 6 measured" in page(checked(result(hosts=[*names], preflight=found)))
     path.write_text("{")
-    assert kept.preflight(path, names) is None
+    assert kept.preflight(path, names, {}) is None
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.schema import UnfitError, fields, many, named, number, optional, text, words
-from farandole.links.examine import LINKS
 from farandole.validation.judge import Result
 
 # Nobody looks at more rounds of a job.
@@ -75,18 +74,13 @@ def phases(begins: Mapping[str, float], started: float, ended: float) -> list[di
     ]
 
 
-def preflight(path: Path, nodes: Collection[str]) -> dict[str, Any] | None:
+def preflight(path: Path, nodes: Collection[str], links: Mapping[str, Any]) -> dict[str, Any] | None:
     """What preflight found, and measured of these nodes; nothing if there is no record of this version."""
     try:
-        content = json.loads(path.read_text())
-        found = PREFLIGHT(content)
+        found = PREFLIGHT(json.loads(path.read_text()))
         when = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except (OSError, ValueError, UnfitError):
         return None
-    try:
-        links = LINKS(content.get("links"))
-    except UnfitError:
-        links = {}
     fabric = found.get("fabric") or {}
     interfaces = fabric.get("interfaces", {})
     return {

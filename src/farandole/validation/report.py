@@ -34,6 +34,8 @@ SHOWN = 8
 
 def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Judge what a validation measured, write the report, and return its text, its verdict and where it is."""
+    earlier = folder.parent / "preflight.json"
+    links, ended = links_in(earlier), time.time()
     results = {item["item"]["id"]: job_result(item) for item in measured["jobs"]}
     bars = Bars.changed(measured["bars"])
     judged = judge(results, bars, measured["inventory"])
@@ -42,16 +44,15 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
         *stack_checks(measured["stacks"], measured["inventory"]),
         *file_checks(measured["files"]),
         *judged,
-        *predictions(results, judged, links_in(folder.parent / "preflight.json"), measured["inventory"]),
+        *predictions(results, judged, links, measured["inventory"]),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]
-    links, ended = links_in(folder.parent / "preflight.json"), time.time()
     series = {
         "started": f"{datetime.fromtimestamp(measured['started'], UTC):%Y-%m-%dT%H:%M:%SZ}",
         "phases": kept.phases(measured.get("phases") or {}, measured["started"], ended),
         "jobs": kept.jobs(results, measured["started"]),
         "scaling": list(scaling(results, judged, links)),
-        "preflight": kept.preflight(folder.parent / "preflight.json", measured["about"]["hosts"]),
+        "preflight": kept.preflight(earlier, measured["about"]["hosts"], links),
     }
     data = sorted({one["data"] for one in results.values() if "data" in one})
     seconds = round(ended - measured["started"], 1)
