@@ -8,8 +8,7 @@ from itertools import permutations
 import pytest
 
 from farandole.links.judge import Bars, judge, slow_ways
-from farandole.links.measure import Closed, Measured, Misnamed, Narrow
-from farandole.links.rounds import chosen_rounds, pairs_of
+from farandole.links.measure import Closed, Measured, Misnamed, Narrow, chosen_rounds, pairs_of
 from farandole.node.agent import stranger
 
 

@@ -68,11 +68,6 @@ def now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def by_check(problem: Finding, measurement: str) -> Entry:
-    """The entry of a node that a check found to be bad."""
-    return Entry(now(), "check", "", problem.code, one_line(problem.cause), measurement)
-
-
 def by_person(person: str, why: str) -> Entry:
     """The entry of a node that a person takes out."""
     return Entry(now(), "person", one_line(person, 100), "", one_line(why), "")
@@ -156,10 +151,15 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     kept = {name: one for name, one in entries.items() if not _healed(name, one, bad, checked)}
     new = _culprits([one for one in stops if not kept.keys() & _about(one)], checked)
     possible = bool(new) and _goes_on(stops, kept, new, checked)
-    added = {name: by_check(one, checked.measurement) for name, one in new.items()} if possible and exclude else {}
+    added = {
+        name: Entry(now(), "check", "", culprit.code, one_line(culprit.cause), checked.measurement)
+        for name, culprit in (new.items() if possible and exclude else ())
+    }
     out = {**kept, **added}
     spared = out.keys() - _needed(out, checked)
-    told = [_softened(one) if spared & _about(one) else one for one in findings] + _noted(out, checked)
+    # What is said of a node that is left out no longer stops a run.
+    told = [replace(one, severity="warn") if one in stops and spared & _about(one) else one for one in findings]
+    told += _noted(out, checked)
     if possible and not exclude:
         told += [finding("exclusion-possible", name, inventory=shlex.quote(checked.inventory)) for name in new]
     if refused(told):
@@ -190,11 +190,6 @@ def _needed(out: Mapping[str, Entry], checked: Checked) -> set[str]:
 def _about(problem: Finding) -> set[str]:
     """The nodes that a finding names."""
     return set(problem.host.split(", "))
-
-
-def _softened(problem: Finding) -> Finding:
-    """The finding about a node that is left out, which no longer stops a run."""
-    return replace(problem, severity="warn") if problem.severity == "stop" else problem
 
 
 def _healed(name: str, entry: Entry, bad: Collection[str], checked: Checked) -> bool:

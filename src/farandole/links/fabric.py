@@ -96,7 +96,11 @@ def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> IPv4Ne
     # OpenMPI's network settings and Horovod's launcher are limited to IPv4.
     if unusable := {name: address or "none" for name, address in addresses.items() if not _ipv4(address)}:
         return [finding("address-not-ipv4", name, address=own) for name, own in unusable.items()]
-    homes = {name: _home(addresses[name], links) for name, links in probed.items()}
+    own = {name: [link for link in links if link["address"] == addresses[name]] for name, links in probed.items()}
+    homes = {
+        name: IPv4Network((links[0]["address"], links[0]["prefix"]), strict=False) if links else None
+        for name, links in own.items()
+    }
     if lost := [name for name, home in homes.items() if home is None]:
         return [address_absent(name, addresses[name], [link["address"] for link in probed[name]]) for name in lost]
     places = {IPv4Address(address) for address in addresses.values()}
@@ -160,11 +164,6 @@ def _networks(links: Links) -> Iterator[IPv4Network]:
             network = IPv4Network((link["address"], link["prefix"]), strict=False)
             if not (network.is_loopback or network.is_link_local or network.prefixlen == network.max_prefixlen):
                 yield network
-
-
-def _home(address: str, links: Links) -> IPv4Network | None:
-    own = (link for link in links if link["address"] == address)
-    return next((IPv4Network((link["address"], link["prefix"]), strict=False) for link in own), None)
 
 
 def _ipv4(text: str) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.schema import Check, fields, many, number, optional, row, text, whole, within, words
-from farandole.links import rounds
 from farandole.links.agents import PORT, Agent, Place
 
 START_S, ANSWER_S = 8, 10
@@ -223,8 +222,8 @@ class Measurement:
         if len(names) == 2:
             await self.send([(names[1], names[0])], all_at_once, together)
         if slow(self.result):
-            for number in rounds.chosen_rounds(len(names)):
-                pairs = rounds.pairs_of(names, number)
+            for number in chosen_rounds(len(names)):
+                pairs = pairs_of(names, number)
                 await self.send(pairs, in_rounds, together)
                 await self.send([(target, source) for source, target in pairs], in_rounds, together)
         for _ in range(TRIES):
@@ -265,3 +264,22 @@ def measure(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return asyncio.run(measured(places, slow, names=names))
+
+
+def pairs_of(names: Sequence[str], number: int) -> list[Way]:
+    """A round in which every node takes part once, by the circle method; an odd one out rests.
+
+    Among as many rounds as there are other nodes, every two meet once.
+    """
+    places: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    *circle, fixed = places
+    turns = len(circle)
+    met = [(fixed, circle[number % turns])]
+    met += [(circle[(number + k) % turns], circle[(number - k) % turns]) for k in range(1, (turns + 1) // 2)]
+    return [(first, second) for first, second in met if first is not None and second is not None]
+
+
+def chosen_rounds(number: int) -> list[int]:
+    """The rounds that tell a bad node from a bad link: three at distances 1, 2, 4, or all if there are fewer."""
+    rounds = number - 1 if number % 2 == 0 else number
+    return list(dict.fromkeys([*(distance % rounds for distance in (1, 2, 4)), *range(rounds)]))[:3]
