@@ -39,21 +39,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
-app.command()(init.init)
-app.add_typer(lab.app, name="lab")
-app.add_typer(node.app, name="node")
-app.command()(lock.lock)
-app.command()(bundle.bundle)
-app.command()(prove.prove)
-app.add_typer(stack.app, name="stack")
-app.command()(preflight.preflight)
-app.command()(apply.apply)
-app.command()(validate.validate)
-app.command()(status.status)
-app.command()(report.report)
-app.command()(apply.watch)
+for name, group in {"lab": lab.app, "node": node.app, "stack": stack.app}.items():
+    app.add_typer(group, name=name)
+for command in (
+    *(init.init, lock.lock, bundle.bundle, prove.prove, preflight.preflight, apply.apply, validate.validate),
+    *(status.status, report.report, apply.watch, remove.remove),
+):
+    app.command()(command)
 app.command("predict")(predict.predict_command)
-app.command()(remove.remove)
 app.command("explain")(explain.command)
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
 for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
