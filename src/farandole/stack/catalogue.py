@@ -126,20 +126,16 @@ class Platform:
         return [*names, f"linux_{self.arch}"]
 
     @property
-    def tags(self) -> dict[Tag, int]:
-        """All wheel tags that it supports, with their rank."""
+    def tags(self) -> tuple[Tag, ...]:
+        """All wheel tags that it supports, best first."""
         return _tags(self.python, tuple(self.wheel_platforms))
 
 
 @cache
-def _tags(python: str, platforms: tuple[str, ...]) -> dict[Tag, int]:
+def _tags(python: str, platforms: tuple[str, ...]) -> tuple[Tag, ...]:
     major, minor = (int(number) for number in python.split("."))
     own = f"cp{major}{minor}"
-    found = [
-        *cpython_tags((major, minor), [own], platforms),
-        *compatible_tags((major, minor), own, platforms),
-    ]
-    return {tag: rank for rank, tag in reversed(list(enumerate(found)))}
+    return (*cpython_tags((major, minor), [own], platforms), *compatible_tags((major, minor), own, platforms))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.markers import default_environment
+from packaging.pylock import Package, Pylock
+from packaging.utils import canonicalize_name
 
 from farandole.core.errors import FarandoleError
 from farandole.core.text import one_line, without_passwords
@@ -110,8 +112,13 @@ def ask(question: Question) -> list[Wheel]:
         named = {question.instead.get(package, package): (package, by) for package, _, by in chosen}
         _write(folder / "exact.txt", (f"{question.instead.get(name, name)}==={version}" for name, version, _ in chosen))
         _uv(question, folder, ["exact.txt", "--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml"])
-        found = tomllib.loads((folder / "pylock.toml").read_text()).get("packages", [])
-    return [_wheel(one, question.platform, *named[one["name"]]) for one in found]
+        pylock = Pylock.from_dict({"packages": [], **tomllib.loads((folder / "pylock.toml").read_text())})
+    platform = question.platform
+    environment = default_environment()
+    environment["python_full_version"] = f"{platform.python}.0"
+    # The files that fit the platform best, or the sources.
+    files = pylock.select(environment=environment, tags=platform.tags)
+    return [_wheel(package, file, *named[package.name]) for package, file in files]
 
 
 def build(version: str) -> str:
@@ -142,31 +149,19 @@ def _line(line: str) -> tuple[str, str, tuple[str, ...]]:
     return canonicalize_name(name), version, tuple(one for one in names if one and not one.startswith("-"))
 
 
-def _wheel(found: Mapping[str, Any], platform: Platform, package: str, needed_by: tuple[str, ...]) -> Wheel:
-    """The file that fits the platform best, or the sources."""
-    tags = platform.tags
-    ranked = [(0, _file(found["sdist"]), found["sdist"])] if "sdist" in found else []
-    for wheel in found.get("wheels", ()):
-        if fitting := parse_wheel_filename(_file(wheel))[3] & tags.keys():
-            ranked.append((min(tags[tag] for tag in fitting), _file(wheel), wheel))
-    _, file, best = min(ranked, key=lambda entry: entry[:2])
-    local = best["url"].startswith("file:")
-    size = best.get("size") or (Path(unquote(urlsplit(best["url"]).path)).stat().st_size if local else 0)
+def _wheel(package: Package, file: Any, called: str, needed_by: tuple[str, ...]) -> Wheel:
+    address = urlsplit(web.bare(file.url))
     return Wheel(
-        package=package,
-        name=found["name"],
-        version=found["version"],
-        file=file,
-        sha256=best["hashes"]["sha256"],
+        package=called,
+        name=package.name,
+        version=str(package.version),
+        file=file.filename,
+        sha256=file.hashes["sha256"],
         # Without password and signature.
-        url=urlunsplit(urlsplit(web.bare(best["url"]))._replace(query="", fragment="")),
-        size=size,
+        url=urlunsplit(address._replace(query="", fragment="")),
+        size=file.size or (Path(unquote(address.path)).stat().st_size if address.scheme == "file" else 0),
         needed_by=needed_by,
     )
-
-
-def _file(found: Mapping[str, Any]) -> str:
-    return unquote(urlsplit(found["url"]).path.rsplit("/", 1)[-1])
 
 
 def _uv(question: Question, folder: Path, arguments: list[str]) -> None:
