@@ -34,11 +34,11 @@ def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
         path.write_text(text.replace("/run/farandole/pbs", str(tmp_path / "nodes")))
         path.chmod(int(file["mode"], 8))
     program = tmp_path / "pbs-job"
-    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A"], "start": str(tmp_path)}
+    knowledge = {"interpreter": ["/bin/sh"], "keep": ["A", "name"], "start": str(tmp_path)}
     return program, {
         "SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "a\nexport EVIL=1", "SLURM_JOB_PARTITION": "normal",
         "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)",
-        "A": "kept", "PATH": "/nowhere", "HOME": str(tmp_path), "FARANDOLE_PBS": json.dumps(knowledge),
+        "A": "kept", "name": "ana", "PATH": "/nowhere", "HOME": str(tmp_path), "FARANDOLE_PBS": json.dumps(knowledge),
     }  # fmt: skip
 
 
@@ -48,13 +48,13 @@ def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]]
     script = tmp_path / "script"
     script.write_text(
         f"#!{program}\n"
-        'cat "$PBS_NODEFILE"; echo "$PBS_JOBID $PBS_NP $PBS_NUM_PPN $PBS_QUEUE $PBS_ENVIRONMENT $A $B ${EVIL-}"\n'
+        'cat "$PBS_NODEFILE"; echo "$PBS_JOBID $PBS_NP $PBS_NUM_PPN $PBS_QUEUE $PBS_ENVIRONMENT $A $B $name ${EVIL-}"\n'
         'umask; pwd; echo "$#:$1 ${FARANDOLE_PBS-unset}"\nstat -c %a "$PBS_NODEFILE"; exit 7\n'
     )
     script.chmod(stat.S_IRWXU)
     done = subprocess.run([script, "a b"], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
-        "node-1", "node-1", "node-2", "node-2", "42 4 2 normal PBS_BATCH kept profile ", "0027", str(tmp_path),
+        "node-1", "node-1", "node-2", "node-2", "42 4 2 normal PBS_BATCH kept profile ana ", "0027", str(tmp_path),
         "1:a b unset", "600",
     ], done.stderr  # fmt: skip
     assert done.returncode == 7

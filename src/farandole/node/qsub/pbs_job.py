@@ -25,11 +25,11 @@ VARIABLE = "FARANDOLE_PBS"
 NODE_FILES = Path("/run/farandole/pbs")
 # Functions such as module are for the shells that the job starts, too.
 LOGIN = """
-. "$1"
-/bin/rm -f -- "$1"
 for name in module ml _module_raw; do
   if declare -F "$name" > /dev/null; then export -f "$name"; fi
 done
+. "$1"
+/bin/rm -f -- "$1"
 cd -- "$2" || exit
 shift 2
 exec "$@"
