@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,48 +231,38 @@ def test_what_the_other_launcher_would_have_done(job: Job) -> None:
     assert (done.returncode, (done.stdout + done.stderr).count("group size: 1")) == (0, 2), done.stderr
 
 
-def test_what_a_node_lacks_is_refused(job: Job) -> None:
-    folder = job.cluster.ssh("node-2", "readlink", "-f", "/opt/farandole/caffe/current").stdout.strip()
-    with job.without("node-2", f"{folder}/lib/libstandin.so.1"):
-        assert job.refused() == [
-            f"node-2: {INSTALLED} does not find libstandin.so.1. Put it into the folder lib beside its bin, on all "
-            "nodes, or its folder on LD_LIBRARY_PATH"
-        ]
-    with job.without("node-2", f"{WORK}/snapshots"):
-        assert job.refused() == [
-            "node-2: no snapshot can be written to snapshots: No such file or directory. Caffe would hang forever "
-            "after the training. Make the folder there: mkdir -p snapshots"
-        ]
-    with job.without("node-2", f"{WORK}/train_lmdb"), job.without("node-2", f"{WORK}/solver.prototxt"):
-        assert job.refused() == [
-            "node-2: the solver solver.prototxt cannot be read: No such file or directory. Put it there",
-            "node-2: the data train_lmdb cannot be read: No such file or directory. Put it there, or correct its path",
-        ]
-    with job.without("node-2", "/usr/bin/mpiexec.hydra"):
-        assert job.refused() == [
-            "node-2: there is no /usr/bin/mpiexec.hydra, which starts the ranks. Install the same MPI as elsewhere"
-        ]
-    with job.without("node-2", WORK):
-        assert job.refused() == [
-            f"node-2: {WORK}, where the job starts, cannot be entered: No such file or directory. Make that folder "
-            "there"
-        ]
-    job.shell("echo '# other' >>solver.prototxt", "node-2")
-    assert job.refused() == [
-        "node-2: the solver solver.prototxt differs from that of node-1. Copy it again, or run site.yml"
-    ]
-    job.shell("sed -i '/# other/d' solver.prototxt", "node-2")
+@pytest.mark.parametrize(
+    ("gone", "named"),
+    [
+        (["/opt/farandole/caffe/current/lib/libstandin.so.1"], ["does not find libstandin.so.1"]),
+        ([f"{WORK}/snapshots"], ["no snapshot can be written to snapshots"]),
+        ([f"{WORK}/train_lmdb", f"{WORK}/solver.prototxt"], ["the solver solver.prototxt", "the data train_lmdb"]),
+        (["/usr/bin/mpiexec.hydra"], ["there is no /usr/bin/mpiexec.hydra"]),
+        ([WORK], [f"{WORK}, where the job starts, cannot be entered"]),
+    ],
+    ids=["library", "snapshots", "solver and data", "launcher", "folder"],
+)
+def test_what_a_node_lacks_is_refused(job: Job, gone: list[str], named: list[str]) -> None:
+    with ExitStack() as away:
+        for path in gone:
+            away.enter_context(job.without("node-2", path))
+        said = job.refused()
+    assert all(what in line for line, what in zip(said, named, strict=True)), said
+    assert {line.partition(":")[0] for line in said} == {"node-2"}
     assert job.left() == []
 
 
+def test_a_solver_that_differs_is_refused(job: Job) -> None:
+    job.shell("echo '# other' >>solver.prototxt", "node-2")
+    (said,) = job.refused()
+    assert "node-2: the solver solver.prototxt differs from that of node-1" in said
+    job.shell("sed -i '/# other/d' solver.prototxt", "node-2")
+
+
 def test_what_is_asked_wrongly_is_refused(job: Job) -> None:
-    assert job.refused(solver="gone.prototxt") == [
-        "node-1: the solver gone.prototxt cannot be read: No such file or directory. It has to be on all nodes, under "
-        "this name"
-    ]
-    assert job.refused("--network", "opa")[0] == (
-        "node-1: there is no Omni-Path adapter (/sys/class/infiniband/hfi1*): use --network tcp"
-    )
+    (said,) = job.refused(solver="gone.prototxt")
+    assert said.startswith("node-1: the solver gone.prototxt cannot be read"), said
+    assert job.refused("--network", "opa")[0].startswith("node-1: there is no Omni-Path adapter")
     (said,) = job.refused("--num_omp_threads", "60")
     assert "for 1 process per node, but --num_omp_threads asks for 60 threads: at most " in said
     job.shell("printf 'node-1\\nnode-9\\n' >wrong")
