@@ -1,4 +1,4 @@
-"""The page of a validation: read back from any file, compared, and looked at by a real browser."""
+"""The page of a validation, read back from any file and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, browser, missing
 from typer.testing import CliRunner
 
 from farandole.cli.app import app
@@ -27,63 +26,8 @@ from farandole.report.read import checked, read
 from farandole.validation import kept
 from farandole.validation.judge import Bars, judge
 
-from .loading import load_probe
-
-ROOT = Path(__file__).resolve().parents[2]
-EVIL = '"><img src=http://127.0.0.1:9/x onerror=document.title=1><script>document.title=2</script>'
-
-
-def check(name: str, status: str = "green", **changes: Any) -> dict[str, Any]:
-    bad = {"code": "node-silent", "cause": "it is off", "cure": "start it"} if status == "red" else {}
-    return {"id": name, "status": status, "words": "seen", "hosts": ["node-1", "node-10"], **bad, **changes}
-
-
-def result(**changes: Any) -> dict[str, Any]:
-    job = {"nodes": ["node-1", "node-10"], "begin": 1.0, "seconds": 2.0, "title": "a job"}
-    made = {
-        "format": 3,
-        "time": "2026-01-02T03:04:05Z",
-        "verdict": "red",
-        "hosts": ["node-1", "node-10"],
-        "cluster": "mine",
-        "seconds": 9.0,
-        "stack": "0123456789ab",
-        "versions": {"torch": "2.13.0"},
-        "bars": {"efficiency": 0.8},
-        "phases": [{"name": "jobs", "begin": 0.0, "seconds": 9.0}],
-        "jobs": [
-            {**job, "id": "mpi", "sizes": [[8, 5.0, 6.0], [4 << 20, 4000.0, 3900.0]]},
-            {**job, "id": "parity.x.one", "loss": [[1, 2.0], [2, 1.0]]},
-            {**job, "id": "parity.x.all", "loss": [[1, 2.0], [2, 1.0]]},
-            {
-                **job,
-                "id": "training.x",
-                "ranks": [{"host": one, "rate": 5.0, "step_ms": None} for one in ("node-1", "node-10")],
-            },
-        ],
-        "scaling": [
-            {
-                "id": "speed",
-                "gradients_mb": 1.0,
-                "step_ms": 9.0,
-                "workers": 2,
-                "measured": 0.9,
-                "predicted": [[1, 1.0], [2, 0.95]],
-            }
-        ],
-        "checks": [
-            check("horovod.x", "red", log=[f"line {number} {EVIL}" for number in range(300)]),
-            check("speed.efficiency", value=0.9, bar=0.8, spread=[0.88, 0.92]),
-            check("rdma", "not measured", hosts=[]),
-        ],
-        "preflight": {
-            "hosts": {"node-1": {"system": "Debian 12, x86_64", "memory_mb": 2048, "mbit": 10_000}},
-            "nodes": {"node-1": {"delay_us": 9.0, "mb_per_s": None}},
-            "pairs": [["node-1", "node-10", 500.0, 800.0]],
-            "findings": [{"host": "node-1", "code": "x", "cause": "a", "cure": "b", "severity": "note"}],
-        },
-    }
-    return {**made, **changes}
+from .loading import ROOT, load_probe
+from .shown import EVIL, check, result, seen
 
 
 def test_the_page_shows_what_is_wrong_first_and_escapes_everything() -> None:
@@ -99,14 +43,7 @@ def test_the_page_shows_what_is_wrong_first_and_escapes_everything() -> None:
 
 def test_what_preflight_found_is_to_mend_too() -> None:
     found = [
-        {
-            "host": f"node-{number}",
-            "code": "pair-slow-node",
-            "cause": f"cause {number}",
-            "cure": "cable",
-            "severity": what,
-        }
-        for number, what in enumerate(("note", "warn", "stop"))
+        seen(number, "pair-slow-node", f"cause {number}", what) for number, what in enumerate(("note", "warn", "stop"))
     ]
     text = page(checked(result(preflight={"findings": found, "time": "2026-01-02T03:04:05Z"})))
     assert "preflight on 2 January 2026, 03:04 UTC found 1 problem and 1 warning." in text
@@ -120,10 +57,9 @@ def test_what_preflight_found_is_to_mend_too() -> None:
 
 def test_one_cause_on_many_nodes_is_one_card() -> None:
     found = [
-        {"host": f"node-{number}", "code": code, "cause": f"{code} of {number % 2}", "cure": code, "severity": "warn"}
-        for code in ("shm-small", "limit-low")
-        for number in range(1, 9)
-    ]
+        seen(number, code, f"{code} of {number % 2}", "warn")
+        for code in ("shm-small", "limit-low") for number in range(1, 9)
+    ]  # fmt: skip
     read_back = checked(result(preflight={"findings": found}, checks=[check("a", "red"), check("b", "red")]))
     text, short = page(read_back), markdown(read_back)
     assert "found 2 warnings." in text
@@ -242,14 +178,11 @@ def test_whatever_is_wrong_in_a_result_there_is_a_page_or_a_message(wrong: Any) 
             container[key] = right
 
 
-def test_a_gigantic_log_is_cut() -> None:
+def test_a_huge_result_and_a_gigantic_log_are_cut() -> None:
     lines = [f"line {number} {'x' * 80}" for number in range(600_000)]
     text = page(checked(result(checks=[check("x", "red", log=lines), check("y", "red", log=["y" * 50_000_000])])))
     assert len(text.encode()) <= 2_000_000
     assert "line 599999 " in text and "line 0 " not in text
-
-
-def test_a_huge_result_is_cut_and_says_so() -> None:
     many = [check(f"c{number}", "red", log=["x" * 390] * 40, words="w" * 1900) for number in range(900)]
     text = page(checked(result(checks=many)))
     assert len(text.encode()) <= 2_000_000
@@ -427,77 +360,3 @@ def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path)
     assert "2 of 6 measured" in page(checked(result(hosts=[*names], preflight=found)))
     path.write_text("{")
     assert kept.preflight(path, names, {}) is None
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    if missing():
-        pytest.skip("there is no chromium; make test installs it")
-    with browser() as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(page(checked(result(hosts=["node-1", EVIL]))))
-    return path
-
-
-@pytest.mark.parametrize("width", [360, 721, 900, 1185])
-def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, width: int) -> None:
-    nodes = [f"a-rather-long-name-of-a-node-{number}.example.org" for number in range(12)]
-    job = {"nodes": nodes, "begin": 1.0, "seconds": 2.0, "title": "a job"}
-    ranks = [{"host": one, "rate": 12345.0, "step_ms": None} for one in nodes]
-    jobs = [{**job, "id": f"training.a_sample_with_a_long_name_{number}", "ranks": ranks} for number in range(8)]
-    pairs = [[one, other, 900.0, 800.0] for one in nodes for other in nodes if one != other]
-    preflight = {
-        "hosts": {one: {"system": "Debian 12, x86_64", "kernel": "6.1.0-35-amd64"} for one in nodes},
-        "pairs": pairs,
-    }
-    path = tmp_path / "index.html"
-    sizes = [[1 << power, 12.5, 1234.5] for power in range(3, 23)]
-    jobs.append({**job, "id": "mpi", "sizes": sizes})
-    checks = [check("speed.efficiency", "not measured", value=0.9, bar=0.8, spread=[0.88, 0.92])]
-    found = checked(result(hosts=nodes, jobs=jobs, preflight=preflight, checks=checks))
-    path.write_text(page(found, compare(checked(result(verdict="green")), found)))
-    chromium.show(path, width=width)
-    chromium.run("for (const one of document.querySelectorAll('details')) one.open = true")
-    assert chromium.run("return document.documentElement.scrollWidth") <= width
-    # Beside each other while there is room, below each other on a phone.
-    rows = "return [...document.querySelectorAll('.stacked tbody tr')].map(row => getComputedStyle(row).display)"
-    assert {*chromium.run(rows)} == ({"grid"} if width == 360 else {"table-row"})
-
-
-def test_the_page_in_the_dark(chromium: Browser, file: Path) -> None:
-    chromium.show(file)
-    paper = "return getComputedStyle(document.body).backgroundColor"
-    light = chromium.run(paper)
-    chromium.show(file, dark=True)
-    assert sum(map(int, chromium.run(paper)[4:-1].split(","))) < 150 < sum(map(int, light[4:-1].split(",")))
-
-
-def test_hostile_words_stay_text_and_nothing_is_fetched(chromium: Browser, file: Path) -> None:
-    chromium.ask("se/log", {"type": "performance"})
-    chromium.show(file)
-    assert chromium.run("return document.querySelectorAll('script, img').length") == 0
-    assert EVIL in chromium.run("return document.body.textContent")
-    assert chromium.run("return document.title").startswith("red: mine")
-    events = [json.loads(one["message"])["message"] for one in chromium.ask("se/log", {"type": "performance"})]
-    urls = {one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"}
-    assert urls <= {file.as_uri()}
-
-
-def test_paper_shows_what_is_folded(chromium: Browser, file: Path) -> None:
-    # What is folded takes no room.
-    room = "return document.querySelector('details:has(pre)').getBoundingClientRect().height"
-    chromium.show(file)
-    assert chromium.run(room) < 100
-    chromium.show(file, media="print", dark=True)
-    assert chromium.run(room) > 1000
-    assert chromium.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    sheets = chromium.paper()
-    assert "Red: 2 nodes of mine" in sheets[0] and "What to fix" in sheets[0]
-    # The last line of the log, which is folded on the screen, the versions, and the end of the page.
-    text = " ".join(" ".join(sheets).split())
-    assert "line 299 " in text and "torch 2.13.0" in text and "3 checks" in text and "runs no script" in text
