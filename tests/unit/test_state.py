@@ -28,30 +28,19 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 def test_state_belongs_to_the_first_inventory(folders: tuple[Path, Path, Path]) -> None:
     mine, one, other = folders
-    state.claim(mine, one)
-    state.claim(mine, one)
+    # Reading claims nothing.
+    state.claim(mine, one, write=False)
+    assert not mine.exists()
+    (other / "link").symlink_to(one)
+    for inventory_ in (one, one, other / "link"):
+        state.claim(mine, inventory_)
     assert state.owner(mine) == one
     assert [(mine / name).stat().st_mode & 0o777 for name in (".", "inventory")] == [0o700, 0o600]
     assert sorted(path.name for path in mine.iterdir()) == ["inventory", "version"]
-    with pytest.raises(FarandoleError, match=r"belongs to the inventory .*/a/prod, .*/b/prod: .*base_state_dir"):
-        state.claim(mine, other)
+    for write in (True, False):
+        with pytest.raises(FarandoleError, match=r"belongs to the inventory .*/a/prod, .*/b/prod: .*base_state_dir"):
+            state.claim(mine, other, write=write)
     assert state.owner(mine) == one
-
-
-def test_a_symlink_leads_to_the_same_inventory(folders: tuple[Path, Path, Path]) -> None:
-    mine, one, other = folders
-    (other / "link").symlink_to(one)
-    state.claim(mine, one)
-    state.claim(mine, other / "link")
-
-
-def test_reading_does_not_claim(folders: tuple[Path, Path, Path]) -> None:
-    mine, one, other = folders
-    state.claim(mine, one, write=False)
-    assert not mine.exists()
-    state.claim(mine, one)
-    with pytest.raises(FarandoleError):
-        state.claim(mine, other, write=False)
 
 
 def test_the_suggested_command_moves_an_inventory(tmp_path: Path) -> None:
@@ -204,9 +193,11 @@ def test_a_symlink_made_by_a_node_is_not_followed(checkout: Path, tmp_path: Path
     assert not (checkout / "inventory/prod/.ssh/known_hosts").exists()
 
 
-def test_the_default_state_is_in_the_checkout_under_the_inventorys_name() -> None:
+def test_the_default_state_is_in_the_checkout_under_the_inventorys_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state.state_folder("/inventories/mine") == ROOT / ".farandole/mine"
     assert state.state_folder("") == ROOT / ".farandole/inventory"
+    monkeypatch.setenv(state.SETTING, "/states")
+    assert state.state_folder("/inventories/mine") == Path("/states/mine")
 
 
 def test_the_state_of_an_installed_package_is_beside_the_inventory(
@@ -220,11 +211,6 @@ def test_the_state_of_an_installed_package_is_beside_the_inventory(
     assert state.states(tmp_path / "mine/hosts.yml") == tmp_path / ".farandole"
     monkeypatch.chdir(tmp_path)
     assert state.state_folder("") == tmp_path / ".farandole/inventory"
-
-
-def test_a_setting_says_where_the_states_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(state.SETTING, str(tmp_path / "states"))
-    assert state.state_folder("/inventories/mine") == tmp_path / "states/mine"
 
 
 def test_the_state_of_an_older_version_is_taken_and_signed(folders: tuple[Path, Path, Path]) -> None:

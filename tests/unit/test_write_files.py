@@ -35,34 +35,32 @@ def state(folder: Path) -> dict[Path, tuple[str, int, int]]:
     return {path: (path.read_text(), path.stat().st_mode, path.stat().st_ino) for path in folder.iterdir()}
 
 
-def test_writes_once_and_then_leaves_it_alone(tmp_path: Path) -> None:
+def test_writes_only_what_differs(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     files = wanted(folder / "b", "two\n"), wanted(folder / "a", "öne\n")
     code, result = run(*files)
     assert (code, result["changed"]) == (0, True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "öne\n", "b": "two\n"}
+    assert {path.stat().st_mode & 0o7777 for path in folder.iterdir()} == {0o644}
     before = state(folder)
     code, result = run(*files)
     assert (code, result["changed"], result["written"], result["diff"]) == (0, False, [], [])
     assert state(folder) == before
-
-
-def test_only_differing_files_are_written(tmp_path: Path) -> None:
-    kept, other = tmp_path / "kept", tmp_path / "other"
-    run(wanted(kept, "1"), wanted(other, "1"))
-    before = state(tmp_path)
-    _, result = run(wanted(kept, "1"), wanted(other, "2"))
-    assert result["written"] == [str(other)]
-    assert state(tmp_path)[kept] == before[kept]
-    assert other.read_text() == "2"
+    _, result = run(files[0], wanted(folder / "a", "other\n"))
+    assert result["written"] == [str(folder / "a")]
+    assert state(folder)[folder / "b"] == before[folder / "b"]
+    assert (folder / "a").read_text() == "other\n"
 
 
 def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
     there, new = tmp_path / "there", tmp_path / "made" / "new"
     there.write_text("old\n")
     before = state(tmp_path)
-    code, result = run(wanted(there, "new\n"), wanted(new, "first\n"), check_mode=True)
-    assert (code, result["changed"], result["written"]) == (0, True, [str(there), str(new)])
+    # Neither the owner nor the folder need be there yet.
+    files = wanted(there, "new\n"), wanted(new, "first\n", owner="no-such-user")
+    code, result = run(*files, check_mode=True, sweep=[tmp_path / "own"])
+    assert (code, result["changed"], result["swept"]) == (0, True, [])
+    assert result["written"] == [str(there), str(new)]
     assert [(one["after_header"], one["before"], one["after"]) for one in result["diff"]] == [
         (str(there), "old\n", "new\n"),
         (str(new), "", "first\n"),
@@ -70,27 +68,16 @@ def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
     assert state(tmp_path) == before
 
 
-def test_check_mode_accepts_an_owner_that_does_not_exist_yet(tmp_path: Path) -> None:
-    code, result = run(wanted(tmp_path / "a", "", owner="no-such-user"), check_mode=True)
-    assert (code, result["changed"]) == (0, True)
-
-
 def test_an_invalid_file_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "ssh.conf"
-    path.write_text("User old\n")
+    run(wanted(path, "User new\n", validate=CHECK))
+    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "User new\n")]
     before = state(tmp_path)
     code, result = run(wanted(path, "Colour blue\n", validate=CHECK))
     assert (code, result["failed"]) == (1, True)
     assert result["msg"].startswith(f"{path} was not written, because its validation failed: ")
     assert "Bad configuration option: colour" in result["msg"]
     assert state(tmp_path) == before
-
-
-def test_a_valid_file_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "ssh.conf"
-    code, _ = run(wanted(path, "User new\n", validate=CHECK))
-    assert code == 0
-    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "User new\n")]
 
 
 def test_a_file_is_private_until_it_is_in_place(tmp_path: Path) -> None:
@@ -134,27 +121,16 @@ def test_the_mode_is_corrected_even_if_the_content_is_right(tmp_path: Path) -> N
         assert (path.stat().st_mode & 0o7777, result["changed"]) == (int(mode, 8), changed)
 
 
-def test_the_default_mode_is_0644(tmp_path: Path) -> None:
-    run(wanted(tmp_path / "a", ""))
-    assert (tmp_path / "a").stat().st_mode & 0o7777 == 0o644
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_gets_its_owner_and_the_owners_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("to", "name"), [("owner", "nobody"), ("group", "daemon")])
+def test_a_file_gets_its_owner_and_group(tmp_path: Path, to: str, name: str) -> None:
     path, nobody = tmp_path / "a", pwd.getpwnam("nobody")
+    # By default the owner's group.
+    owned = (nobody.pw_uid, nobody.pw_gid) if to == "owner" else (0, grp.getgrnam(name).gr_gid)
     run(wanted(path, "text"))
     for changed in (True, False):
-        _, result = run(wanted(path, "text", owner="nobody"))
-        assert (path.stat().st_uid, path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
-        assert result["changed"] is changed
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_gets_another_group(tmp_path: Path) -> None:
-    path, group = tmp_path / "a", grp.getgrnam("daemon")
-    for changed in (True, False):
-        _, result = run(wanted(path, "text", group="daemon"))
-        assert (path.stat().st_uid, path.stat().st_gid) == (0, group.gr_gid)
+        _, result = run(wanted(path, "text") | {to: name})
+        assert (path.stat().st_uid, path.stat().st_gid) == owned
         assert result["changed"] is changed
 
 
@@ -181,14 +157,8 @@ def test_other_files_in_a_swept_folder_are_removed(tmp_path: Path) -> None:
     for check_mode in (True, False):
         _, result = run(wanted(kept, "1"), check_mode=check_mode, sweep=[folder])
         assert (result["changed"], result["written"], result["swept"]) == (True, [], others)
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
-        "b",
-        "own",
-        "own/__pycache__",
-        "own/__pycache__/kept.pyc",
-        "own/jobs",
-        "own/jobs/kept",
-    ]
+    left = ["b", "own", "own/__pycache__", "own/__pycache__/kept.pyc", "own/jobs", "own/jobs/kept"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == left
     _, result = run(wanted(kept, "1"), sweep=[folder])
     assert (result["changed"], result["swept"]) == (False, [])
 
@@ -215,8 +185,3 @@ def test_only_our_own_lines_change(tmp_path: Path, before: str | None, after: st
         code, result = run(file)
         assert (code, result["changed"]) == (0, changed)
         assert path.read_text() == after
-
-
-def test_a_swept_folder_may_not_exist_yet(tmp_path: Path) -> None:
-    code, result = run(wanted(tmp_path / "own/a", ""), check_mode=True, sweep=[tmp_path / "own"])
-    assert (code, result["swept"]) == (0, [])
