@@ -34,12 +34,17 @@ def load(kind: str, name: str) -> ModuleType:
 
 
 def act(
-    name: str, arguments: dict[str, Any], variables: dict[str, Any] | None = None, *, check_mode: bool = False
+    name: str,
+    arguments: dict[str, Any],
+    variables: dict[str, Any] | None = None,
+    *,
+    check_mode: bool = False,
+    connection: Any = None,
 ) -> dict[str, Any]:
-    """What an action that needs no connection returns, or of what it refuses."""
+    """What an action returns, or of what it refuses."""
     action = object.__new__(load("action", name).ActionModule)
     action._task = SimpleNamespace(check_mode=check_mode, no_log=False)
-    action._display = SimpleNamespace(display=print)
+    action._display, action._connection = SimpleNamespace(display=print), connection
     given = {option: about.get("default") for option, about in action.spec().items()}
     return acted(action, {**given, **arguments}, variables or {})
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ from farandole.core.files import sha256
 from farandole.plays import sending
 from farandole.stack.cache import recall_whole
 
-from .loading import load
-from .stack import run_action, run_module, tree
+from .loading import act, load
+from .stack import run_module, tree
 
 action, module = load("action", "send_files"), load("modules", "send_files")
 
@@ -55,12 +57,12 @@ def bundle(tmp_path: Path, **contents: str) -> Path:
 def test_files_are_sent_once(tmp_path: Path) -> None:
     files = wanted(tmp_path, a="one", b="two")
     assert call(tmp_path, files)["missing"] == ["stacks/a", "stacks/b"]
+    # A user's own link is followed.
+    path = Path(files[0]["path"])
+    path.symlink_to(path.rename(tmp_path / "elsewhere"))
     sending.bundle(files, tmp_path / "bundle.tar")
     assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
-    assert {name: content for name, (_, content) in tree(tmp_path / "depot").items()} == {
-        "stacks/a": "one",
-        "stacks/b": "two",
-    }
+    assert stored(tmp_path) == {"stacks/a": "one", "stacks/b": "two"}
     assert not (tmp_path / "bundle.tar").exists()
     # nginx runs as another user and must be able to read it.
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "depot/stacks").iterdir()} == {0o644}
@@ -84,13 +86,8 @@ def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path)
     assert said == "sent 3 of 5 MB"
 
 
-def test_a_users_symlink_is_followed(tmp_path: Path) -> None:
-    files = wanted(tmp_path, a="one")
-    path = Path(files[0]["path"])
-    path.symlink_to(path.rename(tmp_path / "elsewhere"))
-    sending.bundle(files, tmp_path / "bundle.tar")
-    assert call(tmp_path, files, bundle=str(tmp_path / "bundle.tar"))["changed"]
-    assert (tmp_path / "depot/stacks/a").read_text() == "one"
+def stored(tmp_path: Path) -> dict[str, str]:
+    return {name: content for name, (_, content) in tree(tmp_path / "depot").items()}
 
 
 def test_damaged_files_are_not_stored(tmp_path: Path) -> None:
@@ -100,11 +97,12 @@ def test_damaged_files_are_not_stored(tmp_path: Path) -> None:
     there.write_text("older")
     answer = call(tmp_path, files, bundle=str(bundle(tmp_path, **{"stacks/a": "one", "stacks/b": "twx"})))
     assert answer["msg"] == f"stacks/b arrived damaged in {tmp_path / 'depot'}: run again"
-    assert {name: content for name, (_, content) in tree(tmp_path / "depot").items()} == {
-        "stacks/a": "one",
-        "stacks/b": "older",
-    }
+    assert stored(tmp_path) == {"stacks/a": "one", "stacks/b": "older"}
     assert not (tmp_path / "bundle.tar").exists()
+    (tmp_path / "file").touch()
+    packed = str(bundle(tmp_path, **{"stacks/a": "one"}))
+    answer = call(tmp_path, files, bundle=packed, directory=str(tmp_path / "file"))
+    assert answer["msg"].startswith(f"the files cannot be written to {tmp_path / 'file'}: ")
 
 
 @pytest.mark.parametrize("cut", [600, 1024 + 300, 10], ids=["in a file", "in a header", "at once"])
@@ -118,30 +116,19 @@ def test_a_truncated_bundle_is_refused(tmp_path: Path, cut: int) -> None:
     assert set(tree(tmp_path / "depot")) <= {"stacks/a"}
 
 
-@pytest.mark.parametrize("name", ["stacks/other", "../outside/x", "stacks/../../outside/x"])
-def test_an_unrequested_name_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["stacks/other", "../outside/x", "stacks/../../outside/x", "a link"])
+def test_an_unrequested_name_and_a_link_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "depot").mkdir()
     path = bundle(tmp_path, **{name: "x"})
+    if name == "a link":
+        name, link = "stacks/a", tarfile.TarInfo("stacks/a")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        with tarfile.open(path, "w") as tar:
+            tar.addfile(link)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(module.DamagedError, match=f"^{re.escape(name)}$"):
         module.unpack(path, tmp_path / "depot", {"stacks/a": "01"})
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_link_in_a_bundle_is_refused(tmp_path: Path) -> None:
-    path, link = tmp_path / "bundle.tar", tarfile.TarInfo("stacks/a")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    with tarfile.open(path, "w") as tar:
-        tar.addfile(link)
-    with pytest.raises(module.DamagedError, match=r"^stacks/a$"):
-        module.unpack(path, tmp_path / "depot", {"stacks/a": "01"})
-    assert not (tmp_path / "depot").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "depot").write_text("a file")
-    answer = call(tmp_path, wanted(tmp_path, a="one"), bundle=str(bundle(tmp_path, **{"stacks/a": "one"})))
-    assert answer["msg"].startswith(f"the files cannot be written to {tmp_path / 'depot'}: ")
 
 
 def test_damaged_or_missing_local_files_are_not_sent(tmp_path: Path) -> None:
@@ -240,16 +227,22 @@ def test_a_copied_file_is_recorded_once_it_is_complete(tmp_path: Path) -> None:
     made, target = tmp_path / "made", tmp_path / "cache/stacks/a.tar.zst"
     made.write_text("packed")
     asked = {"path": str(made), "sha256": sha256(made), "to": str(target), "about": {"unpacked": 7}}
-    assert run_action("keep_file", asked, tmp_path, check_mode=True)["changed"]
-    wrong = run_action("keep_file", {**asked, "sha256": "0" * 64}, tmp_path)
+
+    def keep(*, check_mode: bool = False, **changes: str) -> dict[str, Any]:
+        here = SimpleNamespace(fetch_file=shutil.copyfile)
+        variables = {"inventory_hostname": "localhost"}
+        return act("keep_file", {**asked, **changes}, variables, check_mode=check_mode, connection=here)
+
+    assert keep(check_mode=True)["changed"]
+    wrong = keep(sha256="0" * 64)
     assert f"from {made} of localhost is not the expected file: its sha256 is {asked['sha256']}" in wrong["msg"]
     assert f"expected {'0' * 64}. It was not kept: check that source and run again" in wrong["msg"]
     assert list(target.parent.iterdir()) == []
-    answer = run_action("keep_file", asked, tmp_path)
+    answer = keep()
     built = recall_whole(target)
     assert built
     assert (answer["changed"], answer["file"], built.about) == (True, built.describe(), {"unpacked": 7})
-    assert not run_action("keep_file", asked, tmp_path)["changed"]
+    assert not keep()["changed"]
 
 
 def test_the_newest_and_the_requested_files_are_kept(tmp_path: Path) -> None:
