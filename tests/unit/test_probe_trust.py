@@ -69,67 +69,29 @@ def test_every_connection_is_clean(tmp_path: Path) -> None:
 
 
 STRANGER, NOISE = "peer-stranger", "peer-failed"
+UNSIGNED = "No ED25519 host key is known for node-2 and you have requested strict checking."
+REVOKED = "Host key ED25519-CERT SHA256:0 revoked by file /etc/farandole/ssh/revoked_keys"
+FAILED = "Host key verification failed."
+GOOD = says("node-2", "id-of-node-2")
 UNCLEAN = {
     "another machine": (says("node-9", "id-of-node-2"), STRANGER, "'node-9 id-of-node-2'"),
-    "a login script prints": (
-        "echo Welcome\n" + says("node-2", "id-of-node-2"),
-        STRANGER,
-        "'Welcome node-2 id-of-node-2'",
-    ),
-    "a logout script prints": (says("node-2", "id-of-node-2") + "\necho Bye", STRANGER, "'node-2 id-of-node-2 Bye'"),
+    "a login script prints": (f"echo Welcome\n{GOOD}", STRANGER, "'Welcome node-2 id-of-node-2'"),
+    "a logout script prints": (f"{GOOD}\necho Bye", STRANGER, "'node-2 id-of-node-2 Bye'"),
     "no answer": ("true", STRANGER, "''"),
-    "a login script complains": (
-        "echo 'stty: not a tty' >&2\n" + says("node-2", "id-of-node-2"),
-        NOISE,
-        "stty: not a tty",
-    ),
+    "a login script complains": (f"echo 'stty: not a tty' >&2\n{GOOD}", NOISE, "stty: not a tty"),
     "no output": ("exit 3", NOISE, "exit status 3"),
-    "unsigned": (
-        complains(
-            "No ED25519 host key is known for node-2 and you have requested strict checking.",
-            "Host key verification failed.",
-        ),
-        "peer-host-key-unsigned",
-        "Host key verification failed",
-    ),
-    "revoked": (
-        complains(
-            "Host key ED25519-CERT SHA256:0 revoked by file /etc/farandole/ssh/revoked_keys",
-            "Host key verification failed.",
-        ),
-        "peer-host-key-revoked",
-        "revoked by file /etc/farandole/ssh/revoked_keys",
-    ),
-    "certificate refused": (
-        complains("trainer@node-2: Permission denied (publickey)."),
-        "peer-certificate-refused",
-        "trainer@node-2: Permission denied (publickey)",
-    ),
-    "silent": (
-        complains("ssh: connect to host node-2 port 22: Connection timed out"),
-        "peer-timeout",
-        "connect to host node-2 port 22: Connection timed out",
-    ),
-    "no route": (
-        complains("ssh: connect to host node-2 port 22: No route to host"),
-        "peer-no-route",
-        "connect to host node-2 port 22: No route to host",
-    ),
-    "refused": (
-        complains("ssh: connect to host node-2 port 22: Connection refused"),
-        "peer-refused",
-        "connect to host node-2 port 22: Connection refused",
-    ),
-    "unknown": (
-        complains("ssh: Could not resolve hostname node-2: Name or service not known"),
-        "peer-name-unknown",
-        "Could not resolve hostname node-2",
-    ),
-    "closed": (
-        complains("kex_exchange_identification: Connection closed by remote host"),
-        "peer-closed",
-        "kex_exchange_identification: Connection closed by",
-    ),
+    "unsigned": (complains(UNSIGNED, FAILED), "peer-host-key-unsigned", "Host key verification failed"),
+    "revoked": (complains(REVOKED, FAILED), "peer-host-key-revoked", "revoked by file /etc/farandole/ssh/revoked_keys"),
+} | {
+    code: (complains(line), code, line.removeprefix("ssh: ").rstrip("."))
+    for code, line in (
+        ("peer-certificate-refused", "trainer@node-2: Permission denied (publickey)."),
+        ("peer-timeout", "ssh: connect to host node-2 port 22: Connection timed out"),
+        ("peer-no-route", "ssh: connect to host node-2 port 22: No route to host"),
+        ("peer-refused", "ssh: connect to host node-2 port 22: Connection refused"),
+        ("peer-name-unknown", "ssh: Could not resolve hostname node-2: Name or service not known"),
+        ("peer-closed", "kex_exchange_identification: Connection closed by remote host"),
+    )
 }
 
 

@@ -10,6 +10,7 @@ import yaml
 from farandole.lab import prove
 from farandole.stack.catalogue import EVIDENCE, load
 
+FATAL = "\nfatal: [n]: FAILED! =>\n    msg:"
 ROW: prove.Row = {
     "system": "debian-13",
     "date": "2026-11-23",
@@ -58,18 +59,12 @@ def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> N
     ("output", "words"),
     [
         (
-            "error: no set of packages satisfies it.\n\n   Because a, not b.\n   - c\n\nnearest set that works:\n",
+            "error: no set of packages satisfies it.\n\n   Because a, not b.\n   - c\n\nnearest set:\n",
             "Because a, not b.",
         ),
-        (
-            "\nfatal: [n]: FAILED! =>\n    msg: |-\n        x\n        a.cc:1: error: no C++20\n        error: y\n",
-            "no C++20",
-        ),
-        (
-            "\nfatal: [n]: FAILED! =>\n    msg: |-\n        x\n        a.ImportError: gone\n    running: false\n",
-            "a.ImportError: gone",
-        ),
-        ("\nfatal: [n]: FAILED! =>\n    msg: 'it cannot\n        be'\n\nPLAY RECAP ***\n", "'it cannot be'"),
+        (f"{FATAL} |-\n        x\n        a.cc:1: error: no C++20\n        error: y\n", "no C++20"),
+        (f"{FATAL} |-\n        x\n        a.ImportError: gone\n    running: false\n", "a.ImportError: gone"),
+        (f"{FATAL} 'it cannot\n        be'\n\nPLAY RECAP ***\n", "'it cannot be'"),
         ("x\nmpi.sum is red: no\n  cause: no route [x]\n  cure: none\n", "no route [x]"),
         ("one\nc.cc:3:1: error: 'x' was not declared\nmake: *** [a] Error 1\n", "'x' was not declared"),
         ("Killed\n", "Killed"),

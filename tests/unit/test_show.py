@@ -43,9 +43,12 @@ def printed(*words: str) -> str:
     return done.output
 
 
-def test_nothing_differs_between_a_lock_and_itself() -> None:
-    assert show.differences(LOCK, LOCK) == []
-    assert show.differences(LOCK, changed("why", to={})) == []
+def test_nothing_differs_between_a_lock_and_itself_and_a_component_is_told_once() -> None:
+    for same in (LOCK, changed("why", to={})):
+        assert show.differences(LOCK, same) == []
+    new = changed("versions", "openmpi", to="4.1.8")
+    new["openmpi"]["version"] = "4.1.8"
+    assert show.differences(LOCK, new) == [("openmpi", "4.1.4", "4.1.8")]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +75,6 @@ def test_a_difference_is_shown_with_both_values(new: Lock, change: tuple[str, st
     assert all(cell.startswith(words) for cell, words in zip(row, change, strict=True))
 
 
-def test_a_component_is_reported_once() -> None:
-    new = changed("versions", "openmpi", to="4.1.8")
-    new["openmpi"]["version"] = "4.1.8"
-    assert show.differences(LOCK, new) == [("openmpi", "4.1.4", "4.1.8")]
-
-
 def test_a_stack_is_found_by_a_prefix_of_its_id(cache: Builds) -> None:
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
@@ -86,19 +83,14 @@ def test_a_stack_is_found_by_a_prefix_of_its_id(cache: Builds) -> None:
     assert show.find("aab")["id"] == OTHER
 
 
-@pytest.mark.parametrize(
-    ("prefix", "words"), [("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")], ids=str
-)
-def test_an_ambiguous_or_unknown_prefix_is_refused(cache: Builds, prefix: str, words: str) -> None:
-    for stack in (LOCK["id"], OTHER):
-        pack_stack(cache, stack)
-    with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
-        show.find(prefix)
-
-
-def test_an_empty_cache_has_no_stack(cache: Builds) -> None:
+def test_an_ambiguous_or_unknown_prefix_is_refused(cache: Builds) -> None:
     with pytest.raises(FarandoleError, match=f"no stack begins with aaa in {cache.stacks}; packed there: none"):
         show.find("aaa")
+    for stack in (LOCK["id"], OTHER):
+        pack_stack(cache, stack)
+    for prefix, words in (("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")):
+        with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
+            show.find(prefix)
 
 
 def test_a_lock_file_can_be_given_instead_of_an_id(tmp_path: Path) -> None:
@@ -152,7 +144,7 @@ def test_each_cluster_has_its_own_builds(cache: Builds, tmp_path: Path) -> None:
     pack_stack(Builds(tmp_path / "theirs"), "cccc00000000")
     for name, builds in (("mine", {}), ("theirs", {"stack_builds": str(tmp_path / "theirs")})):
         (tmp_path / name).mkdir(exist_ok=True)
-        inventory = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}, "head": {"hosts": {"node-1": None}}}
+        inventory = {"cluster": {"hosts": {"node-1": {}}, "vars": builds}, "head": {"hosts": {"node-1": {}}}}
         (tmp_path / name / "hosts.yml").write_text(yaml.safe_dump(inventory))
     assert [builds.root for builds in builds_of(tmp_path / "mine")] == [tmp_path / ".farandole/mine/builds"]
     assert [builds.root for builds in builds_of(tmp_path / "theirs")] == [tmp_path / "theirs"]
