@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.inventory.facts import typed
 from farandole.plays.action import Action
 from farandole.plays.removal import report
 
@@ -19,7 +20,10 @@ options:
     type: list
     elements: str
     required: true
-  state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
+  cluster:
+    description: What is known of the cluster, C(cluster_facts) of role C(cluster).
+    type: dict
+    required: true
 author: Farandole
 """
 
@@ -27,7 +31,7 @@ EXAMPLES = """
 - name: Say what was removed
   farandole.cluster.removal_report:
     answers: [_stack_removed, _base_removed]
-    state_dir: .farandole/mine
+    cluster: "{{ cluster_facts }}"
   run_once: true
 """
 
@@ -43,9 +47,8 @@ class ActionModule(Action):
             variables["ansible_play_hosts_all"],
             variables["hostvars"],
             arguments["answers"],
-            cluster=variables["groups"]["cluster"],
+            typed(arguments["cluster"]),
             inventory=variables["inventory_dir"],
-            state=arguments["state_dir"],
             check_mode=self._task.check_mode,
         )
         result = self.shown(text)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from farandole.inventory.facts import describe
 from farandole.plays.removal import HostVars, in_use, report
 
 from .loading import ROOT, load
@@ -166,10 +167,11 @@ def test_the_report_names_what_stays_and_what_is_not_done() -> None:
     lost = {"_stack_use": {"unreachable": True, "msg": "No route to host"}}
     text, missed = report(
         ["node-1", "node-2", "node-3"],
-        {"node-1": ANSWER, "node-2": lost, "node-3": {"ssh_trust_revoked": ["node-3"]}},
+        {"node-1": ANSWER, "node-2": lost, "node-3": {}},
         ["_stack_removed", "_base_removed"],
-        cluster=["node-1", "node-2", "node-3", "node-4"], inventory="/inventory/mine", state="/state",
-    )  # fmt: skip
+        describe({"cluster": ["node-1", "node-2", "node-3", "node-4"]}, "/state", ["node-3"]),
+        inventory="/inventory/mine",
+    )
     assert "node-1: removed\n  /opt/farandole\n" in text
     # Their words are shown, but never run.
     assert "\\x1b[2Jaccount trainer" in text
@@ -181,8 +183,8 @@ def test_the_report_names_what_stays_and_what_is_not_done() -> None:
 
 
 def test_a_removal_of_the_whole_cluster_tells_nobody_to_take_nodes_out() -> None:
-    answers = {"node-1": ANSWER}
-    text, missed = report(["node-1"], answers, ["_base_removed"], cluster=["node-1"], inventory="i", state="s")
+    cluster = describe({"cluster": ["node-1"]}, "/state")
+    text, missed = report(["node-1"], {"node-1": ANSWER}, ["_base_removed"], cluster, inventory="i")
     assert "Take " not in text
     assert missed == ""
 

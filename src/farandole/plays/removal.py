@@ -10,6 +10,7 @@ from typing import Any
 
 from farandole.core.findings import some
 from farandole.core.text import one_line
+from farandole.inventory.facts import ClusterFacts
 
 HostVars = Mapping[str, Mapping[str, Any]]
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
@@ -82,10 +83,9 @@ def report(
     nodes: Sequence[str],
     hostvars: HostVars,
     answers: Sequence[str],
+    cluster: ClusterFacts,
     *,
-    cluster: Sequence[str],
     inventory: str,
-    state: str,
     check_mode: bool = False,
 ) -> tuple[str, str]:
     """What was removed and what stays, and which of the nodes are not done: without the last of these answers."""
@@ -94,20 +94,22 @@ def report(
     for name in done:
         same.setdefault(_removal([_answer(hostvars[name], answer) for answer in answers]), []).append(name)
     lines = [line for node, names in same.items() for line in node.lines(names, check_mode=check_mode)]
-    rest, where = [name for name in cluster if name not in nodes], shlex.quote(inventory)
+    rest, where = [name for name in cluster.nodes if name not in nodes], shlex.quote(inventory)
     if done and rest:
         lines.append(
             f"Take {', '.join(done)} out of {where} and run site.yml, or the others go on starting jobs there. If "
             "a machine is gone for good, also name it in ssh_trust_revoked."
         )
-    lines.append(f"On this machine stay the cluster's certificate authority and reports, {state}, and its inventory.")
-    missed = [_missed(name, hostvars[name]) for name in nodes if name not in done]
+    lines.append(
+        f"On this machine stay the cluster's certificate authority and reports, {cluster.state}, and its inventory."
+    )
+    missed = [_missed(name, hostvars[name], cluster) for name in nodes if name not in done]
     return "\n".join(lines), "; ".join(missed)
 
 
-def _missed(name: str, variables: Mapping[str, Any]) -> str:
+def _missed(name: str, variables: Mapping[str, Any], cluster: ClusterFacts) -> str:
     """Why a node is not done, and what to do."""
-    if name in (variables.get("ssh_trust_revoked") or ()):
+    if name in cluster.revoked:
         return f"{name} is revoked, so nothing was done there: reinstall it"
     if (answer := _answer(variables, "_stack_use")).get("unreachable"):
         return (
