@@ -176,10 +176,13 @@ def test_each_role_has_its_name_as_a_tag() -> None:
     roles = {path.parts[-3] for path in ROOT.glob("roles/*/tasks/main.yml")}
     assert {tag for line in tags for tag in re.findall(r"\w+", line)} == inventory.TAGS | roles | {"always"}
     # Checked whatever the tags are, so nothing that another task has to find out first.
-    checked = re.findall(
-        r"^ *farandole\.cluster\.(\w+) : Validating arguments", listed("--list-tasks", "--tags", "none"), re.MULTILINE
-    )
+    always = listed("--list-tasks", "--tags", "none")
+    checked = re.findall(r"^ *farandole\.cluster\.(\w+) : Validating arguments", always, re.MULTILINE)
     assert {*checked} == {"preflight", "validation"}
+    # Nothing is sent to nodes that are left out. Where they are not skipped, no node is changed: the head has the lock.
+    plays = re.findall(r"play #\d+ \(cluster\): (.*?)\t(.*?)(?=play #|\Z)", always, re.DOTALL)
+    entered = {name for name, tasks in plays if "Skip revoked" not in tasks}
+    assert entered == {"Lock the cluster", "Preflight", "Validate the cluster"}
 
 
 @pytest.mark.parametrize(
