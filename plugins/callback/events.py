@@ -54,7 +54,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     # So that it can be switched off: ANSIBLE_CALLBACKS_ENABLED=farandole.cluster.plain_terminal
     CALLBACK_NEEDS_ENABLED = True
 
-    recorder: events.Recorder | None = None
+    # Of the run that is recorded.
+    durations: Path | None = None
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
         """Begins, if there is a folder that can be written."""
@@ -66,14 +67,14 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         with suppress(FarandoleError, OSError):
             given = os.environ.get(events.VARIABLE)
             folder = Path(given) if given else events.new_folder(about["inventory"])
-            self.recorder = events.Recorder(folder)
+            events.record(folder)
             self.durations = folder.parent / events.DURATIONS
             run = asdict(this_run(os.getpid()))
-            self._write("start", format=events.FORMAT, run=run, **about)
+            events.add("start", format=events.FORMAT, run=run, **about)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self.play = one_line(play.get_name(), events.NAME)
-        self._write("play", name=self.play)
+        events.add("play", name=self.play)
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002
         self._task(task)
@@ -82,7 +83,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._task(task)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        self._write("begin", task=self.numbers.get(task._uuid, 0), host=host.get_name())
+        events.add("begin", task=self.numbers.get(task._uuid, 0), host=host.get_name())
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Tells of a host that is done with a task, and of what a report says."""
@@ -90,7 +91,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         said = result.result
         # Actions of ours show their reports themselves.
         if result.task.action.rsplit(".", 1)[-1] == "debug" and isinstance(said.get("msg"), str):
-            self._write("message", host=result.host.get_name(), text=events.text(said["msg"]))
+            events.add("message", host=result.host.get_name(), text=events.text(said["msg"]))
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._done("skipped", result)
@@ -107,7 +108,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         found = said.get("results", ()) if result.task.loop else [said]
         texts = [self._get_diff(one["diff"]) for one in found if one.get("changed") and one.get("diff")]
         if text := "".join(texts):
-            self._write(
+            events.add(
                 "diff", task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), text=events.text(text)
             )
 
@@ -115,8 +116,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         names = ("ok", "changed", "failures", "dark", "skipped")
         hosts = {name: {key: getattr(stats, key).get(name, 0) for key in names} for name in sorted(stats.processed)}
         now, check = time.time(), options()["check"]
-        self._write("end", hosts=hosts)
-        if self.recorder and self.begun and not (check or stats.failures or stats.dark):
+        events.add("end", hosts=hosts)
+        if self.durations and self.begun and not (check or stats.failures or stats.dark):
             durations.save(self.durations, self.begun, now)
         self._display.display(summary(hosts, now - self.started, self.elsewhere, check=check))
         self._display.display("")
@@ -125,17 +126,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         name = one_line(task.get_name().removeprefix(COLLECTION), events.NAME)
         self.begun.append((f"{self.play} / {name}", time.time()))
         self.numbers[task._uuid] = len(self.begun)
-        self._write("task", task=len(self.begun), name=name)
+        events.add("task", task=len(self.begun), name=name)
 
     def _done(self, status: str, result: Any, **more: Any) -> None:
-        self._write(status, task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), **more)
+        events.add(status, task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), **more)
 
     def _failed(self, status: str, result: Any) -> None:
         kept = failure_of(result, lost=status == "unreachable")
         found = [asdict(one) for one in kept.findings] if kept else []
         self.elsewhere |= {result.host.get_name()} if found else set()
         self._done(status, result, text=events.text(kept.text if kept else ""), findings=found)
-
-    def _write(self, kind: str, **fields: Any) -> None:
-        if self.recorder:
-            self.recorder.write(kind, **fields)

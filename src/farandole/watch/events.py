@@ -107,22 +107,10 @@ def is_alive(folder: Path) -> bool:
 # Writing
 
 
-class Recorder:
-    """Writes events to a run's file; a disk that is full costs them and not the run."""
-
-    def __init__(self, folder: Path) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self.handle = os.open(folder / EVENTS, flags, 0o600)
-        os.environ[VARIABLE] = str(folder)
-
-    def write(self, kind: str, **fields: Any) -> None:
-        with suppress(OSError):
-            os.write(self.handle, line(kind, **fields))
-
-
-def line(kind: str, **fields: Any) -> bytes:
-    """An event as a line, in ASCII."""
-    return f"{json.dumps({'event': kind, 'time': round(time.time(), 3), **fields})}\n".encode()
+def record(folder: Path) -> None:
+    """Let this process and those that it starts append to the file of a run."""
+    os.close(os.open(folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    os.environ[VARIABLE] = str(folder)
 
 
 def tell(host: str, text: str) -> None:
@@ -131,12 +119,13 @@ def tell(host: str, text: str) -> None:
 
 
 def add(kind: str, **fields: Any) -> None:
-    """Append an event from anywhere in a run; nothing if nobody records events."""
+    """Append an event, a line of ASCII, if this is part of a run; a disk that is full costs events and not the run."""
     if folder := os.environ.get(VARIABLE):
+        event = json.dumps({"event": kind, "time": round(time.time(), 3), **fields})
         with suppress(OSError):
             handle = os.open(Path(folder) / EVENTS, os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(handle, line(kind, **fields))
+                os.write(handle, f"{event}\n".encode())
             finally:
                 os.close(handle)
 
