@@ -164,20 +164,20 @@ def best(measured: Measured) -> dict[Way, float]:
     return {way: max(rates + measured.alone.get(way, [])) for way, rates in measured.rates.items()}
 
 
-def kind(measured: Measured, way: Way) -> int:
-    """What a link is compared with: links with the same speed, which is that of its slower interface."""
-    return min(measured.speeds.get(name, 0) for name in way)
+def usual(measured: Measured) -> dict[Way, float]:
+    """What is usual for a way: of links whose slower interface has the same speed, the median of the nodes' best rates.
 
-
-def usual(measured: Measured) -> dict[int, float]:
-    """For each kind of link the median of the nodes' best rates: a bad node spoils all its pairs, but only one best.
-    Rates that were measured alone do not count, as they are higher, nor what is faster than a processor fills it."""
+    A bad node spoils all its pairs, but only one best. Rates that were measured alone do not count, as they are higher,
+    nor what is faster than a processor fills it.
+    """
+    kinds = {way: min(measured.speeds.get(name, 0) for name in way) for way in measured.rates}
     bests: dict[int, dict[str, float]] = {}
     for way, rates in measured.rates.items():
-        of_kind = bests.setdefault(kind(measured, way), {})
+        of_kind = bests.setdefault(kinds[way], {})
         for name in way:
             of_kind[name] = max(*rates, of_kind.get(name, 0))
-    return {speed: min(statistics.median(of_kind.values()), FILLED) for speed, of_kind in bests.items()}
+    medians = {kind: min(statistics.median(of_kind.values()), FILLED) for kind, of_kind in bests.items()}
+    return {way: medians[kind] for way, kind in kinds.items()}
 
 
 def bar(bars: Bars, nodes: int, usually: float) -> float:
@@ -187,12 +187,8 @@ def bar(bars: Bars, nodes: int, usually: float) -> float:
 
 def slow_ways(measured: Measured, bars: Bars) -> list[Way]:
     """The ways that are below the bar."""
-    usually = usual(measured)
-    return [
-        way
-        for way, rate in best(measured).items()
-        if rate < bar(bars, len(measured.names), usually[kind(measured, way)])
-    ]
+    usually, nodes = usual(measured), len(measured.names)
+    return [way for way, rate in best(measured).items() if rate < bar(bars, nodes, usually[way])]
 
 
 def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
@@ -209,8 +205,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     bad = set(slow_nodes(pairs, measured_pairs, measured.names)) & {name for way in sure for name in way}
     for name in ordered(bad, measured.names):
         mine = [way for way in slow if name in way]
-        seen, usually = compared(mine, measured)
-        yield graded(finding("pair-slow-node", name, seen=seen, usual=usually), mine, measured, bars, HOPELESS_NODE)
+        yield too_slow("pair-slow-node", name, mine, measured, bars, HOPELESS_NODE)
     left = [way for way in sure if not bad & {*way}]
     parts = groups(measured.names, lambda first, second: tuple(sorted((first, second))) in measured_pairs - pairs)
     # If most were fast alone, the others were not slow because of where they lead.
@@ -220,10 +215,8 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
         return
     for way in left:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
-        seen, usually = compared([way], measured)
-        ends = both_ends(*way)
-        link = finding("pair-slow-link", ends, other=way[0], to=way[1], seen=seen, usual=usually, which=which)
-        yield graded(link, [way], measured, bars, HOPELESS_LINK)
+        fields = {"other": way[0], "to": way[1], "which": which}
+        yield too_slow("pair-slow-link", both_ends(*way), [way], measured, bars, HOPELESS_LINK, **fields)
 
 
 def slow_nodes(
@@ -233,7 +226,7 @@ def slow_nodes(
     good = {name for pair in pairs if pair not in slow for name in pair}
     for name in names:
         mine = [pair for pair in pairs if name in pair]
-        partners = {one for pair in mine for one in pair} - {name}
+        partners = {partner for pair in mine for partner in pair} - {name}
         if len(mine) > 1 and all(pair in slow for pair in mine) and partners & good:
             yield name
 
@@ -243,18 +236,14 @@ def both_ends(source: str, target: str) -> str:
     return f"{source}, {target}"
 
 
-def compared(ways: Sequence[Way], measured: Measured) -> tuple[str, str]:
-    """What these ways carry, and what is usual."""
-    rates = best(measured)
-    return speed(max(rates[way] for way in ways)), speed(usual(measured)[kind(measured, ways[0])])
-
-
-def graded(slow: Finding, ways: Sequence[Way], measured: Measured, bars: Bars, share: float) -> Finding:
+def too_slow(
+    code: str, host: str, ways: Sequence[Way], measured: Measured, bars: Bars, hopeless: float, **fields: str
+) -> Finding:
     """A warning, unless it is hopeless. Of two nodes nobody knows which is as it should be."""
-    rates = best(measured)
-    usually = usual(measured)[kind(measured, ways[0])] if len(measured.names) > 2 else 0
-    hopeless = max(share * usually, bars.floor_mbit * MEGA / 8)
-    return slow if max(rates[way] for way in ways) < hopeless else replace(slow, severity="warn")
+    rate, usually = max(best(measured)[way] for way in ways), usual(measured)[ways[0]]
+    slow = finding(code, host, seen=speed(rate), usual=speed(usually), **fields)
+    share = hopeless if len(measured.names) > 2 else 0
+    return slow if rate < max(share * usually, bars.floor_mbit * MEGA / 8) else replace(slow, severity="warn")
 
 
 def speed(rate: float) -> str:
@@ -264,9 +253,9 @@ def speed(rate: float) -> str:
 def pairs(measured: Measured, bars: Bars) -> list[list[Any]]:
     """Source, target, MB/s and bar of each way, the worst first; without numbers if nothing gets through."""
     usually, nodes = usual(measured), len(measured.names)
-    shut = dict.fromkeys((one.source, one.target) for one in measured.closed)
+    shut = dict.fromkeys((way.source, way.target) for way in measured.closed)
     open_ways: list[list[Any]] = [
-        [*way, round(rate / MEGA, 1), round(bar(bars, nodes, usually[kind(measured, way)]) / MEGA, 1)]
+        [*way, round(rate / MEGA, 1), round(bar(bars, nodes, usually[way]) / MEGA, 1)]
         for way, rate in best(measured).items()
         if way not in shut
     ]
