@@ -129,31 +129,16 @@ def losses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _loss(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
-    points = [point for line in lines for point in line.points]
-    x = nice(max(point[0] for point in points))
-    y = nice(max(point[1] for point in points))
-    x = Axis(
-        "step",
-        x.low,
-        max(point[0] for point in points),
-        [one for one in x.ticks if one[0] <= max(point[0] for point in points)],
-    )
+    steps, losses = zip(*(point for line in lines for point in line.points), strict=True)
+    x, y = nice(max(steps)), nice(max(losses))
+    x = Axis("step", x.low, max(steps), [tick for tick in x.ticks if tick[0] <= max(steps)])
     last = ", ".join(f"{line.name} {line.points[-1][1]:.4f}" for line in lines)
-    return {
-        "name": name,
-        "kind": kind,
-        "lines": lines,
-        "last": last,
-        "svg": chart(lines, x, y, f"loss of {name} by step; at the end {last}"),
-    }
+    svg = chart(lines, x, y, f"loss of {name} by step; at the end {last}")
+    return {"name": name, "kind": kind, "lines": lines, "last": last, "svg": svg}
 
 
-def scaling(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def scaling(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The measured efficiency beside the predicted one for more workers."""
-    return [*_scaling(result)]
-
-
-def _scaling(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for one in result["scaling"]:
         points = [(row[0], 100 * row[1]) for row in one["predicted"] if row[0] >= 1]
         if not points and one["measured"] is None:
@@ -168,18 +153,9 @@ def _scaling(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         y = Axis("", 0, top, [(value, f"{value} %") for value in (0, 25, 50, 75, 100)])
         expected = next((row[1] for row in one["predicted"] if row[0] == one["workers"]), None)
         limit = (100 * bar, f"bar: {100 * bar:.0f} %") if bar else None
-        yield {
-            **one,
-            "lines": lines,
-            "expected": expected,
-            "svg": chart(
-                lines,
-                Axis("workers", 1, max(2, most), ticks, log=True),
-                y,
-                f"efficiency of {one['id']} by number of workers",
-                limit,
-            ),
-        }
+        x = Axis("workers", 1, max(2, most), ticks, log=True)
+        svg = chart(lines, x, y, f"efficiency of {one['id']} by number of workers", limit)
+        yield {**one, "lines": lines, "expected": expected, "svg": svg}
 
 
 def pace(result: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -104,7 +104,7 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "figures": figures(checks),
         "bandwidth": bandwidth(result),
         "losses": losses(result),
-        "scaling": scaling(result),
+        "scaling": [*scaling(result)],
         "pace": pace(result),
         "matrix": _matrix(preflight, result["hosts"]) if preflight else None,
         "marks": {"good": "", "none": "", **MARKS},
