@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from farandole.links.predict import PAYLOAD
@@ -69,30 +70,25 @@ def bandwidth(result: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     ends = (found["nodes"] + ["", ""])[:2]
     limit, what = wire(result, ends)
-    width = min(map(len, rows))
-    names = [("MPI", "a"), ("TCP", "b")][: width - 1]
-    carried = [
-        Line(name, style, [(row[0], row[0] / row[at]) for row in rows]) for at, (name, style) in enumerate(names, 1)
-    ]
+    names = [("MPI", "a"), ("TCP", "b")][: min(map(len, rows)) - 1]
     delays = [Line(name, style, [(row[0], row[at]) for row in rows]) for at, (name, style) in enumerate(names, 1)]
+    carried = [replace(line, points=[(size, size / delay) for size, delay in line.points]) for line in delays]
+    times, rates = ([value for line in lines for _, value in line.points] for lines in (delays, carried))
     ticks = [(size, SIZES[size]) for size in TICKS if rows[0][0] <= size <= rows[-1][0]]
     x = Axis("size of a message", rows[0][0], max(rows[-1][0], rows[0][0] * 2), ticks, log=True)
-    best = max(point[1] for line in carried for point in line.points)
-    y = decades([point[1] for line in carried for point in line.points] + ([limit] if limit else []))
     drawn = (limit, f"the wire: {limit:,.0f} MB/s") if limit else None
+    title = f"bandwidth by size of messages; at most {max(rates):,.0f} MB/s"
     return {
         "ends": ends,
         "names": names,
         "rows": [
-            (SIZES.get(int(row[0]), f"{row[0]:,.0f} B"), [(row[at], row[0] / row[at]) for at in range(1, width)])
-            for row in rows
+            (SIZES.get(int(size), f"{size:,.0f} B"), [(delay, size / delay) for delay in row[: len(names)]])
+            for size, *row in rows
         ],
-        "carried": chart(carried, x, y, f"bandwidth by size of messages; at most {best:,.0f} MB/s", drawn),
-        "delays": chart(
-            delays, x, decades([point[1] for line in delays for point in line.points]), "latency by size of messages"
-        ),
+        "carried": chart(carried, x, decades([*rates, *([limit] if limit else [])]), title, drawn),
+        "delays": chart(delays, x, decades(times), "latency by size of messages"),
         "limit": what,
-        "beyond": bool(limit and best > limit),
+        "beyond": bool(limit and max(rates) > limit),
     }
 
 

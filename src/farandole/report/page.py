@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -89,7 +90,7 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
     bad = alarms(result)
     return {
         "result": result,
-        "style": Markup(_source("page.css")),  # noqa: S704, a file of this package
+        "style": Markup(Path(__file__).with_name("page.css").read_text()),  # noqa: S704, a file of this package
         "sign": SIGNS,
         "meaning": VERDICTS[result["verdict"]],
         "when": when(result["time"]),
@@ -112,11 +113,6 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "cut": _missing(result, whole),
         "comparison": comparison,
     }
-
-
-def _source(name: str) -> str:
-    loader = jinja2.PackageLoader("farandole", "report")
-    return loader.get_source(jinja2.Environment(autoescape=True), name)[0]
 
 
 def _matrix(preflight: Mapping[str, Any], hosts: Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.core.findings import some
+from farandole.core.findings import some, together
 from farandole.stack.catalogue import NONE, Platform, order
 
 Probe = Mapping[str, Any]
@@ -55,11 +55,8 @@ class Nodes:
 
 def grouped(probes: Mapping[str, Probe], key: Callable[[Probe], str]) -> dict[str, list[str]]:
     """Group hosts by a key; hosts with an empty key are left out."""
-    found: dict[str, list[str]] = {}
-    for host, probe in probes.items():
-        if value := key(probe):
-            found.setdefault(value, []).append(host)
-    return found
+    groups = together(probes, lambda host: key(probes[host]))
+    return {key(probes[hosts[0]]): hosts for hosts in groups if key(probes[hosts[0]])}
 
 
 def platform(probe: Probe) -> Platform:
