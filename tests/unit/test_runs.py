@@ -20,6 +20,8 @@ from farandole.inventory import run_lock as runs
 from .loading import load
 
 run_lock = load("modules", "run_lock")
+Run = runs.ClusterRun
+Sleeping = subprocess.Popen[bytes]
 ELSEWHERE = "another-boot pid:[4026531836]"
 
 
@@ -32,72 +34,56 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def other(process: subprocess.Popen[bytes]) -> runs.ClusterRun:
+def other(process: Sleeping) -> Run:
     return runs.this_run(process.pid)
 
 
 @pytest.fixture
-def mine() -> Iterator[runs.ClusterRun]:
+def mine() -> Iterator[Run]:
     with subprocess.Popen(["sleep", "100"]) as sleeping:
         yield runs.this_run(sleeping.pid)
         sleeping.kill()
 
 
-def test_a_run_is_refused_while_another_lives(tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun) -> None:
-    runs.take(tmp_path, other)
-    runs.take(tmp_path, other)
-    said = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
-    with pytest.raises(FarandoleError, match=said):
-        runs.take(tmp_path, mine)
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dead_run_holds_no_lock(
-    tmp_path: Path,
-    process: subprocess.Popen[bytes],
-    other: runs.ClusterRun,
-    mine: runs.ClusterRun,
-    number: signal.Signals,
+@pytest.mark.parametrize(
+    ("number", "changes", "holds"),
+    [
+        (0, {}, True),
+        (signal.SIGSTOP, {}, True),
+        (signal.SIGKILL, {}, False),
+        (signal.SIGTERM, {}, False),
+        # Its process has another number by now, or it is left to the head.
+        (0, {"started": 1}, False),
+        (0, {"place": ELSEWHERE}, False),
+    ],
+)
+def test_a_lock_is_held_by_a_live_run_of_this_machine(
+    tmp_path: Path, process: Sleeping, other: Run, mine: Run, number: int, changes: dict[str, Any], holds: bool
 ) -> None:
-    runs.take(tmp_path, other)
-    process.send_signal(number)
+    held = replace(other, **changes)
+    for _ in range(2):
+        runs.take(tmp_path, held)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o600
+    if number:
+        process.send_signal(number)
     deadline = time.monotonic() + 5
     # It is a zombie, so its number is still in use.
-    while other.alive and time.monotonic() < deadline:
+    while not holds and held.alive and held.place == other.place and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert ("kill" in runs.refusal(held)) is holds
+    if holds:
+        said = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
+        with pytest.raises(FarandoleError, match=said):
+            runs.take(tmp_path, mine)
+        return
     runs.take(tmp_path, mine)
     assert runs.read(json.loads((tmp_path / "run").read_text())) == mine
-
-
-def test_a_stopped_run_is_alive(
-    tmp_path: Path, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
-) -> None:
-    runs.take(tmp_path, other)
-    process.send_signal(signal.SIGSTOP)
-    with pytest.raises(FarandoleError):
+    for text in ("", "{", "[]", "null", '{"pid": 1}'):
+        (tmp_path / "run").write_text(text)
         runs.take(tmp_path, mine)
 
 
-def test_a_reused_process_id_is_another_run(tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun) -> None:
-    runs.take(tmp_path, replace(other, started=other.started - 1))
-    runs.take(tmp_path, mine)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_an_invalid_record_holds_no_lock(tmp_path: Path, mine: runs.ClusterRun, text: str) -> None:
-    (tmp_path / "run").write_text(text)
-    runs.take(tmp_path, mine)
-
-
-def test_a_run_on_another_machine_is_left_to_the_head(
-    tmp_path: Path, other: runs.ClusterRun, mine: runs.ClusterRun
-) -> None:
-    runs.take(tmp_path, replace(other, place=ELSEWHERE))
-    runs.take(tmp_path, mine)
-
-
-def test_text_from_the_head_is_made_printable(other: runs.ClusterRun) -> None:
+def test_text_from_the_head_is_made_printable(other: Run) -> None:
     record = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
     found = runs.read(record)
     assert found
@@ -110,11 +96,6 @@ def test_text_from_the_head_is_made_printable(other: runs.ClusterRun) -> None:
     assert [runs.read({**record, **one}) for one in wrong] == [None] * 7
 
 
-def test_kill_is_suggested_only_for_a_live_run_on_this_machine(other: runs.ClusterRun) -> None:
-    assert f"kill {other.pid}" in runs.refusal(other)
-    assert "kill" not in runs.refusal(replace(other, started=other.started + 1))
-
-
 # The head
 
 
@@ -125,7 +106,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     path = tmp_path / "head"
     path.touch()
 
-    def ask(run: runs.ClusterRun, holder: int, over: runs.ClusterRun | None = None) -> Any:
+    def ask(run: Run, holder: int, over: Run | None = None) -> Any:
         with path.open("r+") as file:
             if held := run_lock.held_by_another(file, asdict(run), asdict(over) if over else None):
                 return held
@@ -136,21 +117,16 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("place", ["here", ELSEWHERE])
-def test_the_head_refuses_all_runs_but_the_recorded_one(
-    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun, place: str
+def test_the_head_refuses_all_runs_but_the_recorded_one_while_it_lives(
+    head: Any, process: Sleeping, other: Run, mine: Run, place: str
 ) -> None:
     other = replace(other, place=place)
-    assert head(other, process.pid) is None
-    assert head(other, process.pid) is None
+    for _ in range(2):
+        assert head(other, process.pid) is None
     assert runs.read(head(mine, mine.pid)) == other
     assert head(mine, mine.pid, over=other) is None
     assert runs.read(head(other, process.pid)) == mine
-
-
-def test_the_head_admits_a_run_after_the_other_has_died(
-    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
-) -> None:
-    head(other, process.pid)
+    assert head(other, process.pid, over=mine) is None
     process.kill()
     process.wait()
     # It had already ended when it was recorded.
@@ -170,20 +146,14 @@ def gone(pid: int, seconds: float) -> bool:
     return runs.started(pid) is None
 
 
-def test_the_remote_process_lives_as_long_as_the_run(process: subprocess.Popen[bytes], other: runs.ClusterRun) -> None:
+@pytest.mark.parametrize("killed", ["run", "keeper"])
+def test_the_remote_process_lives_as_long_as_the_run_and_its_keeper(process: Sleeping, other: Run, killed: str) -> None:
     keeper, holder, source = runs.start_keeper(other, REMOTE)
     assert source == "192.0.2.5"
-    assert not gone(holder, 1.5)
-    process.kill()
+    assert not gone(holder, 1.5 if killed == "run" else 0)
+    (process if killed == "run" else keeper).kill()
     assert gone(holder, 10)
     keeper.wait(10)
-
-
-def test_the_remote_process_ends_with_the_keeper(other: runs.ClusterRun) -> None:
-    keeper, holder, _ = runs.start_keeper(other, REMOTE)
-    keeper.kill()
-    keeper.wait()
-    assert gone(holder, 5)
 
 
 def test_the_remote_process_ends_without_heartbeats() -> None:
@@ -193,51 +163,46 @@ def test_the_remote_process_ends_without_heartbeats() -> None:
         assert silent.wait(10) == 0
 
 
-def test_a_failed_connection_shows_the_message_of_ssh(other: runs.ClusterRun) -> None:
+def test_a_failed_connection_shows_the_message_of_ssh(other: Run) -> None:
     with pytest.raises(FarandoleError, match="Permission denied"):
         runs.start_keeper(other, ["sh", "-c", "echo Welcome; echo 'Permission denied (publickey).' >&2; exit 255"])
 
 
-def asking(head: Any) -> Any:
+def registered(run: Run, head: Any) -> str:
     def ask(call: dict[str, Any]) -> dict[str, Any]:
         over = runs.read(call["over"]) if "over" in call else None
         return {"held": head(runs.read(call["run"]), call["holder"], over)}
 
-    return ask
+    return runs.register_on_head(run, partial(runs.start_keeper, run, REMOTE), ask)
 
 
-def test_the_head_records_a_run_and_then_refuses_others(
-    head: Any, other: runs.ClusterRun, mine: runs.ClusterRun
-) -> None:
-    assert runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
+def test_the_head_records_a_run_and_then_refuses_others(head: Any, other: Run, mine: Run) -> None:
+    assert registered(mine, head) == ""
     with pytest.raises(FarandoleError, match=f"process {mine.pid}, since .*has changed nothing"):
-        runs.register_on_head(other, partial(runs.start_keeper, other, REMOTE), asking(head))
+        registered(other, head)
 
 
-def test_a_dead_run_of_this_machine_blocks_no_other(
-    head: Any, process: subprocess.Popen[bytes], other: runs.ClusterRun, mine: runs.ClusterRun
-) -> None:
+def test_a_dead_run_of_this_machine_blocks_no_other(head: Any, process: Sleeping, other: Run, mine: Run) -> None:
     # Its connection to the head is still open.
     head(other, mine.pid)
     process.kill()
     process.wait()
-    assert runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), asking(head)) == ""
+    assert registered(mine, head) == ""
     assert runs.read(head(other, 0)) == replace(mine, source="192.0.2.5")
 
 
-def test_a_head_that_cannot_record_a_run_gives_a_warning(head: Any, mine: runs.ClusterRun) -> None:
+def test_a_head_that_cannot_record_a_run_gives_a_warning(mine: Run) -> None:
     def unconnected() -> runs.Keeper:
         raise FarandoleError("ssh says no")
 
     words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). Make sure"
-    assert words in runs.register_on_head(mine, unconnected, asking(head))
+    assert words in runs.register_on_head(mine, unconnected, lambda _: {})
+    keeper = partial(runs.start_keeper, mine)
     words = "are not kept out of this cluster: the head does not answer (gone?). Make sure"
-    assert words in runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"msg": "gone\n"})
-
-
-def test_a_head_that_does_not_name_the_other_run_is_an_error(mine: runs.ClusterRun) -> None:
+    assert words in runs.register_on_head(mine, partial(keeper, REMOTE), lambda _: {"msg": "gone\n"})
+    # One that does not name the other run refuses it.
     with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
-        runs.register_on_head(mine, partial(runs.start_keeper, mine, REMOTE), lambda _: {"held": {"who": "x"}})
+        runs.register_on_head(mine, partial(keeper, REMOTE), lambda _: {"held": {"who": "x"}})
 
 
 def test_the_keepers_connection_never_prompts() -> None:
