@@ -51,9 +51,6 @@ def test_the_hardware_of_a_node_that_does_not_answer_is_remembered() -> None:
 def test_a_node_cannot_write_into_the_settings(answer: Any) -> None:
     with pytest.raises(FarandoleError, match="a: Slurm cannot use what it says"):
         plan.hardware(["a"], answered(a=answer), "")
-
-
-def test_a_damaged_record_is_refused() -> None:
     with pytest.raises(FarandoleError, match="record of the nodes' hardware is damaged"):
         plan.hardware(["a"], answered(), '{"a": {"cores": "x"}}')
 
@@ -71,6 +68,8 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
     ]
     assert found["memory_per_cpu"] == 15200 // 8
     assert plan.usable_mib(1000) == 488
+    # Bare nodes have no partitions yet.
+    assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]})["partitions"] == []
 
 
 def test_a_partition_with_jobs_stays_until_they_have_ended() -> None:
@@ -106,10 +105,6 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
 def test_partitions_without_nodes(partition: dict[str, str], words: str) -> None:
     with pytest.raises(FarandoleError, match=words):
         plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []})
-
-
-def test_bare_nodes_have_no_partitions_yet() -> None:
-    assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]})["partitions"] == []
 
 
 PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]
@@ -163,9 +158,6 @@ def test_when_a_node_drains_itself(
     found: list[str], drained: bool, reason: str, before: str, wanted: tuple[str, str]
 ) -> None:
     assert health.decide(found, drained, reason, before) == wanted
-
-
-def test_the_state_of_a_node_is_read() -> None:
     assert health.state(DRAINED) == (True, FULL)
     assert health.state("NodeName=node-2\n   State=IDLE\n") == (False, "")
 

@@ -19,15 +19,8 @@ mount_units = load("modules", "mount_units")
 
 
 def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
-    return {
-        "what": "nas:/export",
-        "where": where,
-        "type": "nfs4",
-        "options": "",
-        "timeout": 10,
-        "hides": False,
-        **changes,
-    }
+    usual = {"what": "nas:/export", "type": "nfs4", "options": "", "timeout": 10, "hides": False}
+    return {"where": where, **usual, **changes}
 
 
 @pytest.mark.parametrize(
@@ -82,15 +75,13 @@ def test_a_password_is_refused_and_never_shown(changes: dict[str, Any]) -> None:
     assert "credentials=/" in found.cure
 
 
-def test_a_file_of_credentials_is_accepted() -> None:
+def test_a_file_of_credentials_and_ordinary_mounts_are_accepted() -> None:
     given = ["credentials=/etc/nas.credentials,username=alice", "user=alice", "secretfile=/etc/x", "passwd_file=/etc/x"]
     mounts = [mount(f"/data/{number}", options=options) for number, options in enumerate(given)]
     mounts += [mount("/a", what="alice@nas:/data"), mount("/b", what="//nas/data"), mount("/c", what="[fd00::1]:/data")]
-    mounts += [
-        mount("/d", what="10.0.0.1:6789,10.0.0.2:6789:/"),
-        mount("/e", what="nas:/x@y"),
-        mount("/f", what="fs@a.b=/"),
-    ]
+    mounts += [mount("/d", what="10.0.0.1:6789,10.0.0.2:6789:/"), mount("/e", what="nas:/x@y")]
+    mounts += [mount("/f", what="fs@a.b=/"), mount("/srv/set_1.x", type="fuse.sshfs"), mount("/home/alice")]
+    mounts += [mount("/opt/data"), mount("/mnt")]
     assert inventory.judge_mounts({"a": {"storage_mounts": mounts}}) == []
 
 
@@ -99,17 +90,6 @@ def test_a_home_is_not_mounted_twice() -> None:
     (found,) = inventory.judge_mounts({"a": own})
     assert "lies in or above /home/trainer" in found.cause
     assert inventory.judge_mounts({"a": {**own, "storage_home": "none"}}) == []
-
-
-def test_ordinary_mounts_are_accepted() -> None:
-    mounts = [
-        mount(),
-        mount("/srv/set_1.x", type="fuse.sshfs"),
-        mount("/home/alice"),
-        mount("/opt/data"),
-        mount("/mnt"),
-    ]
-    assert list(storage.faults(mounts)) == []
 
 
 @pytest.mark.parametrize("where", ["/data", "/data/my-set", "/srv/a.b_c", "/x/.hidden", "/a:b"])
