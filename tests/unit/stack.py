@@ -125,11 +125,11 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         # What Ansible has loaded takes this for a control machine, which shows warnings itself.
-        for loaded in [one for one in sys.modules if one.split(".")[0] in ("ansible", "ansible_collections")]:
+        for loaded in [name for name in sys.modules if name.split(".")[0] in ("ansible", "ansible_collections")]:
             del sys.modules[loaded]
-        sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("ansible.")]
-        own = [one for one in sys.path_hooks if getattr(one, "__module__", "").startswith("ansible.")]
-        sys.path_hooks[:] = [one for one in sys.path_hooks if one not in own]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("ansible.")]
+        own = [hook for hook in sys.path_hooks if getattr(hook, "__module__", "").startswith("ansible.")]
+        sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook not in own]
         sys.argv = [str(path)]
         os.environ.update(environ)
         runpy.run_path(str(path), run_name="__main__")

@@ -59,7 +59,7 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     said = " ".join((done.stdout + done.stderr).split()).replace("''", "'")
-    assert [one for one in words.values() if one not in said] == [], said
+    assert [text for text in words.values() if text not in said] == [], said
     assert "ok=5 " in said
     assert "ignored=4" in said
     assert "Traceback" not in said

@@ -21,8 +21,8 @@ def test_the_archive_is_written_as_a_whole(tmp_path: Path) -> None:
     output = tmp_path / "bundle.tar"
     bundle.pack(output, {f"farandole/{name}": tmp_path / name for name in ("one", "link", "run")})
     with tarfile.open(output) as tar:
-        found = {member.name: member for member in tar}
-    assert {name: (one.mode, one.uid, one.uname, one.issym()) for name, one in found.items()} == {
+        members = {member.name: (member.mode, member.uid, member.uname, member.issym()) for member in tar}
+    assert members == {
         "farandole/one": (0o644, 0, "root", False),
         "farandole/link": (0o755, 0, "root", True),
         "farandole/run": (0o755, 0, "root", False),
@@ -35,9 +35,9 @@ def test_the_archive_is_written_as_a_whole(tmp_path: Path) -> None:
 
 def test_the_files_are_those_of_the_lock(tmp_path: Path) -> None:
     place = "farandole/bundle/cache/farandole"
-    found = bundle.cached(LOCK, tmp_path, tmp_path / "sources/openmpi.tar.bz2")
+    files = bundle.cached(LOCK, tmp_path, tmp_path / "sources/openmpi.tar.bz2")
     wheels = [f"{place}/wheels/{wheel['file']}" for wheel in LOCK["wheels"]]
-    assert list(found) == [*wheels, f"{place}/sources/openmpi.tar.bz2"]
+    assert list(files) == [*wheels, f"{place}/sources/openmpi.tar.bz2"]
 
 
 def test_only_what_git_tracks_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

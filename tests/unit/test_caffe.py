@@ -189,10 +189,10 @@ def read(text: str = SOLVER, net: str = NET) -> solver.Solver:
 
 
 def test_a_solver_is_read() -> None:
-    found = read()
-    assert (found.nets, found.snapshots, found.tests) == (["train_val.prototxt"], "snapshots", True)
-    assert found.model == "snapshots/lenet_iter_100.caffemodel"
-    assert found.sources == ["mean.binaryproto", "train_lmdb"]
+    about = read()
+    assert (about.nets, about.snapshots, about.tests) == (["train_val.prototxt"], "snapshots", True)
+    assert about.model == "snapshots/lenet_iter_100.caffemodel"
+    assert about.sources == ["mean.binaryproto", "train_lmdb"]
     assert read(f"{SOLVER}snapshot_format: HDF5\n").model.endswith(".caffemodel.h5")
     assert not read(SOLVER.replace("test_interval: 50", "test_interval: 500\ntest_initialization: false")).tests
     assert not read(SOLVER.replace("test_iter: 10", "")).tests

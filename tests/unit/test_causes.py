@@ -151,8 +151,8 @@ def test_root_causes_are_distinct_whatever_their_order(cause: Cause) -> None:
     """Except general messages, such as ssh's after one about a host key, or horovodrun's after one from ssh."""
     general = {other.code for other in CAUSES if other.general}
     alike = [other for other in CAUSES if other.seen == cause.seen and not other.cascade]
-    found = {other.code for other in alike if any(re.search(other.pattern, line) for line in lines(cause))}
-    assert found - general == {cause.code} - general
+    fitting = {other.code for other in alike if any(re.search(other.pattern, line) for line in lines(cause))}
+    assert fitting - general == {cause.code} - general
 
 
 def test_a_root_cause_takes_precedence_over_every_cascade() -> None:

@@ -66,7 +66,7 @@ def misspelt(words: list[str]) -> str:
 
 def known(command: Any) -> set[str]:
     """The options of a command."""
-    return {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
 
 
 # On nodes `farandole` is another program, which has these commands and no inventory.

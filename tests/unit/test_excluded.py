@@ -47,7 +47,7 @@ def decide(
 
 
 def told(decision: Decision) -> list[tuple[str, str, str]]:
-    return [(one.host, one.code, one.severity) for one in decision.findings]
+    return [(finding.host, finding.code, finding.severity) for finding in decision.findings]
 
 
 def test_a_bad_node_is_left_out_with_the_reason() -> None:
@@ -136,8 +136,15 @@ def test_only_the_same_check_takes_back_what_it_excluded(exclude: bool) -> None:
     assert decide(bad("node-1"), entries=entries, exclude=exclude).entries == entries
 
 
-@pytest.mark.parametrize("entry", [CHECK, ELSEWHERE])
-@pytest.mark.parametrize(("name", "changes"), [("node-2", {"tested": ["node-2"]}), ("node-1", {})])
+@pytest.mark.parametrize(
+    ("name", "entry", "changes"),
+    [
+        ("node-2", CHECK, {"tested": ["node-2"]}),
+        ("node-2", ELSEWHERE, {"tested": ["node-2"]}),
+        ("node-1", CHECK, {}),
+        ("node-1", ELSEWHERE, {"tested": ["node-2"]}),
+    ],
+)
 def test_a_run_stops_if_it_is_limited_to_a_node_that_is_left_out_or_it_is_the_head_now(
     name: str, entry: Entry, changes: dict[str, Any]
 ) -> None:
@@ -160,9 +167,9 @@ def test_a_run_stops_if_it_is_limited_to_a_node_that_is_left_out_or_it_is_the_he
 def test_what_a_person_set_aside_is_told_first(
     entries: dict[str, Entry], changes: dict[str, Any], severities: list[str]
 ) -> None:
-    found = excluded.set_aside(entries, checked(**changes))
-    assert [one.severity for one in found] == severities
-    assert all(one.code == "node-set-aside" and SINCE in one.cause for one in found)
+    findings = excluded.set_aside(entries, checked(**changes))
+    assert [finding.severity for finding in findings] == severities
+    assert all(finding.code == "node-set-aside" and SINCE in finding.cause for finding in findings)
 
 
 def test_the_record_is_private_and_read_again(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_the_record_is_private_and_read_again(tmp_path: Path) -> None:
         entries.update({"node-2": PERSON, "node-3": odd})
     assert excluded.read(state) == {"node-2": PERSON, "node-3": odd}
     path = state / "excluded.yml"
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (state, path)] == [0o700, 0o600]
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (state, path)] == [0o700, 0o600]
     before = path.stat().st_ino
     with excluded.changing(state):
         pass
@@ -315,8 +322,8 @@ FINE: dict[str, dict[str, Any]] = {name: {} for name in NODES[:4]}
 
 
 def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
-    found = preflight(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
-    assert (found["failed"], [*found["excluded"]], excluded.read(tmp_path)) == (False, ["node-3"], {})
+    answer = preflight(tmp_path, {**FINE, "node-3": DOWN}, check_mode=True)
+    assert (answer["failed"], [*answer["excluded"]], excluded.read(tmp_path)) == (False, ["node-3"], {})
     assert preflight(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
     assert not preflight(tmp_path, {**FINE, "node-3": DOWN})["failed"]
     assert [*excluded.read(tmp_path)] == ["node-3"]
@@ -345,5 +352,5 @@ def test_what_one_node_says_excludes_no_other(tmp_path: Path, lie: dict[str, Any
 def test_the_words_of_an_excluded_node_count_no_more(tmp_path: Path) -> None:
     lie = {"machine_id": "node-4", "os_version": "7"}
     assert preflight(tmp_path, {**FINE, "node-2": lie}, on_bad_node="stop")["failed"]
-    found = preflight(tmp_path, {**FINE, "node-2": lie})
-    assert (found["failed"], [*found["excluded"]]) == (False, ["node-2"])
+    answer = preflight(tmp_path, {**FINE, "node-2": lie})
+    assert (answer["failed"], [*answer["excluded"]]) == (False, ["node-2"])

@@ -37,9 +37,9 @@ def run(*arguments: str, given: bytes | None = None) -> Result:
     return CliRunner().invoke(app, ["explain", *arguments], input=given)
 
 
-@pytest.mark.parametrize("found", scoring.answers(), ids=lambda found: str(found.path.name))
-def test_no_stored_log_gets_a_wrong_answer(found: scoring.Answer) -> None:
-    assert found.kind != "wrong", (found.wanted, found.got)
+@pytest.mark.parametrize("answer", scoring.answers(), ids=lambda answer: str(answer.path.name))
+def test_no_stored_log_gets_a_wrong_answer(answer: scoring.Answer) -> None:
+    assert answer.kind != "wrong", (answer.wanted, answer.got)
 
 
 @pytest.mark.parametrize("code", causes())

@@ -43,10 +43,10 @@ def test_the_network_depends_on_addresses_not_on_interface_names() -> None:
 
 
 def test_the_smallest_common_network_is_chosen() -> None:
-    found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.0.0.2", node(link("10.0.0.2/24"))))
-    assert found.network == "10.0.0.0/24"
-    found = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.9.0.2", node(link("10.9.0.2/24"))))
-    assert found.network == "10.0.0.0/8"
+    chosen = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.0.0.2", node(link("10.0.0.2/24"))))
+    assert chosen.network == "10.0.0.0/24"
+    chosen = choose(a=("10.0.0.1", node(link("10.0.0.1/8"))), b=("10.9.0.2", node(link("10.9.0.2/24"))))
+    assert chosen.network == "10.0.0.0/8"
 
 
 def test_a_configured_network_takes_precedence() -> None:
@@ -95,12 +95,12 @@ def test_a_problem_is_a_finding(wanted: str, links: list[str], codes: dict[str, 
     for name, text in zip("abc", links, strict=False):
         address, _, other = text.partition(" ")
         nodes[name] = (address.partition("/")[0], node(link(other or address)))
-    found = choose(wanted, **nodes)
-    assert [(each.host, each.code) for each in found.findings] == [*codes.items()]
-    assert (found.network, found.interfaces) == ("", {})
+    chosen = choose(wanted, **nodes)
+    assert [(each.host, each.code) for each in chosen.findings] == [*codes.items()]
+    assert (chosen.network, chosen.interfaces) == ("", {})
     if "interfaces-ambiguous" in codes.values():
         # The smallest network of the nodes has no bridge in it.
-        assert {each.cure.split()[-1] for each in found.findings} == {"172.16.5.0/30"}
+        assert {each.cure.split()[-1] for each in chosen.findings} == {"172.16.5.0/30"}
 
 
 def test_nodes_that_nobody_asked_are_reported_only_to_a_role() -> None:

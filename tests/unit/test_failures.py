@@ -113,11 +113,11 @@ def test_findings_of_several_tasks_are_told_together_and_read_back() -> None:
     pair = [finding("answer-malformed", f"node-{number}", seen="odd") for number in (1, 2)]
     results = [{"msg": "x", "heading": "found {problems}.", "findings": [each.data()]} for each in pair]
     kept = [failure("node-1", "node-1", "Ask", "node_probe", result, ours=True) for result in results]
-    found = why([each for each in kept if each])
-    assert found.findings == [("found {problems}.", pair)]
-    text = "\n".join(line.head + line.rest for line in found.lines())
+    reasons = why([each for each in kept if each])
+    assert reasons.findings == [("found {problems}.", pair)]
+    text = "\n".join(line.head + line.rest for line in reasons.lines())
     assert text.startswith("\nfound 1 problem.\n\n1. node-1, node-2: ")
-    assert Why.of(json.loads(json.dumps(found.data()))) == found
+    assert Why.of(json.loads(json.dumps(reasons.data()))) == reasons
 
 
 def test_a_node_finds_nothing_in_our_name() -> None:

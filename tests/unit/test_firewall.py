@@ -73,7 +73,7 @@ def test_members_are_known_by_all_their_addresses_in_the_inventory() -> None:
 
 def test_only_a_node_that_our_firewall_does_not_know_is_excused() -> None:
     measured = Measured(["a", "b", "c"])
-    measured.closed = [Closed(one, other, 5000, "no answer") for one, other in (("c", "a"), ("b", "a"), ("c", "b"))]
+    measured.closed = [Closed(*ends, 5000, "no answer") for ends in (("c", "a"), ("b", "a"), ("c", "b"))]
     nodes = {name: f"192.0.2.{number}" for number, name in enumerate("abc", 1)}
 
     def hostvars(**firewalls: list[str] | None) -> dict[str, dict[str, object]]:

@@ -22,11 +22,11 @@ def logs_in(tmp_path: Path, login: Login, **variables: str) -> dict[str, list[st
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"head": {"hosts": hosts}}))
     head = head_of(tmp_path / "hosts.yml", login)
     said = subprocess.run([*head.ssh, "-G", head.target], capture_output=True, text=True, check=True).stdout
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for line in said.splitlines():
         name, _, value = line.partition(" ")
-        found.setdefault(name, []).append(value)
-    return found
+        options.setdefault(name, []).append(value)
+    return options
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def taken(head: Path, **uses: int) -> Any:
 
 
 def slots_of(**wish: Any) -> Slots:
-    with slots.claimed(Run(9), {**WISH, **wish}) as (found, _):
-        return found
+    with slots.claimed(Run(9), {**WISH, **wish}) as (ranks, _):
+        return ranks
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_the_best_wheels_for_the_nodes_and_not_for_this_machine() -> None:
     assert files("numpy", platform=TRIXIE) == [numpy.format("2.5.5", 13, 13)]
     with pytest.raises(UnsatisfiableError, match="numpy"):
         files("numpy", platform=Platform("debian-10", "x86_64", "3.11", "2.26"))
-    found = {wheel.package: wheel.needed_by for wheel in ask(question("pandas", "numpy"))}
-    assert found == {"numpy": ("pandas",), "pandas": (), "six": ("pandas",)}
+    needed = {wheel.package: wheel.needed_by for wheel in ask(question("pandas", "numpy"))}
+    assert needed == {"numpy": ("pandas",), "pandas": (), "six": ("pandas",)}
 
 
 def test_an_index_with_a_password(pip: pytest.MonkeyPatch, simple: Path) -> None:

@@ -64,14 +64,14 @@ def test_the_inventory_is_one_that_every_command_takes(monkeypatch: pytest.Monke
     assert [path.name for path in Path("inventory").iterdir()] == ["mine"]
     assert existing(Path("mine")) == Path("inventory/mine")
     monkeypatch.setenv("FARANDOLE_STATE", "state")
-    found = host_variables(mine)
-    assert {name: own["ansible_host"] for name, own in found.items()} == {"a": A, "node-2": B}
+    hosts = host_variables(mine)
+    assert {name: own["ansible_host"] for name, own in hosts.items()} == {"a": A, "node-2": B}
     assert list(host_variables(mine, "head")) == ["a"]
     # A folder that is moved takes its keys along.
     assert "{{ inventory_dir }}/.ssh/known_hosts" in Path("inventory/mine/group_vars/all.yml").read_text()
-    assert (found["a"]["ansible_user"], found["a"]["ansible_port"]) == ("admin", 2222)
+    assert (hosts["a"]["ansible_user"], hosts["a"]["ansible_port"]) == ("admin", 2222)
     file = mine / ".ssh/known_hosts"
-    assert known_hosts(found["a"]["ansible_ssh_common_args"]) == ["-f", str(file)]
+    assert known_hosts(hosts["a"]["ansible_ssh_common_args"]) == ["-f", str(file)]
     assert file.read_text() == f"[{A}]:2222 ssh-ed25519 {blob(A)}\n[{B}]:2222 ssh-ed25519 {blob(B)}\n"
 
 

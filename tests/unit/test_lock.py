@@ -56,12 +56,12 @@ def test_a_lock_contains_everything_that_is_installed(made: dict[str, Any]) -> N
 
 
 def test_a_lock_for_gpus_names_the_nccl_debs() -> None:
-    found = making.make(nodes.read(cluster(GPU)), request(["pytorch"], [], "auto"))
-    assert found["nccl"] == {"version": "2.29.7-1+cuda13.2"}
-    assert found["wanted"]["accelerator"] == "cuda"
-    assert found["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    assert found["horovod"]["environment"]["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
-    assert [wheel["version"] for wheel in found["wheels"] if wheel["name"] == "torch"] == ["2.13.0"]
+    lock = making.make(nodes.read(cluster(GPU)), request(["pytorch"], [], "auto"))
+    assert lock["nccl"] == {"version": "2.29.7-1+cuda13.2"}
+    assert lock["wanted"]["accelerator"] == "cuda"
+    assert lock["horovod"]["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert lock["horovod"]["environment"]["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert [wheel["version"] for wheel in lock["wheels"] if wheel["name"] == "torch"] == ["2.13.0"]
 
 
 PANDAS, PANDAS_2 = ((("pandas", "stack_packages"),), (("pandas<3", "stack_packages"),))
@@ -175,10 +175,10 @@ def test_a_lock_for_other_nodes_or_another_request_is_refused(
 
 
 def test_a_lock_with_command_line_pins_fits_an_inventory_without_pins(tmp_path: Path) -> None:
-    found = making.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))
-    assert found["wanted"]["pins"] == ["numpy==2.3.4"]
-    assert "--want numpy==2.3.4" in found["why"]["numpy"]
-    locks.check(tmp_path, found, NODES, request(BOTH, [], "auto"))
+    lock = making.make(NODES, request(BOTH, [], "auto", ["numpy==2.3.4"]))
+    assert lock["wanted"]["pins"] == ["numpy==2.3.4"]
+    assert "--want numpy==2.3.4" in lock["why"]["numpy"]
+    locks.check(tmp_path, lock, NODES, request(BOTH, [], "auto"))
 
 
 def test_the_changes_of_a_new_lock(made: dict[str, Any]) -> None:
