@@ -18,8 +18,7 @@ usage: qsub [--show] [OPTION ...] [SCRIPT [ARGUMENT ...]]
 Submit a PBS job script to Slurm, and print the job's number. Without SCRIPT, it is read from standard input.
 Options are also read from lines "#PBS OPTION ..." before the script's first command; the command line wins.
 
-  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T:mem=8gb:ngpus=G, -l nodes=N:ppn=P
-  -l walltime=HH:MM:SS
+  -l select=N:ncpus=C:mpiprocs=P:ompthreads=T, -l walltime=HH:MM:SS
   -N NAME, -q QUEUE, -A ACCOUNT
   -o PATH, -e PATH, -j oe|eo    output and errors, both in one file; by default NAME.oNUMBER and NAME.eNUMBER
   -V                            all variables of this shell for the job

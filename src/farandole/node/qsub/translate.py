@@ -11,18 +11,15 @@ from farandole.node.qsub.options import Option, RefusedError, Submission
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,229}")
 UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]")
-MEMORY = re.compile(r"(\d{1,15})([kmgt]?)b?", re.IGNORECASE)
 # What becomes one argument: the form of its value, the argument, and what to write instead.
 PASSED = {
     "A": (r"[\w.@+][\w.@+-]*", "--account={}", "this is not an account name"),
     "q": (r"[\w.+][\w.+-]*", "--partition={}", "this is not a queue name; sinfo -s lists them, without @SERVER"),
 }
 # What is read by name.
-READ = {"e", "j", "N", "o", "V", "l select", "l nodes", "l walltime"}
-# What the pieces of a job may say of themselves.
-PARTS = {"select": ("ncpus", "mpiprocs", "ompthreads", "ngpus", "mem"), "nodes": ("ppn",)}
+READ = {"e", "j", "N", "o", "V", "l select", "l walltime"}
+CHUNK = ("ncpus", "mpiprocs", "ompthreads")
 IN_SCRIPT = "write  cd FOLDER  in the script"
-IN_CHUNK = "write it as part of select=N:ncpus=C:mpiprocs=P:mem=M:ngpus=G"
 ARRAY = "add  #SBATCH --array=0-9%4  to the script, which finds $SLURM_ARRAY_TASK_ID"
 OTHER = "add  #SBATCH OPTION  to the script; man sbatch lists them"
 INSTEAD = {
@@ -52,7 +49,10 @@ INSTEAD = {
     "x": "write  srun PROGRAM",
     "X": "windows of a job cannot be shown here; write to a file instead",
     "z": "write  qsub SCRIPT >/dev/null",
-    **dict.fromkeys(("l mem", "l ncpus", "l ngpus"), IN_CHUNK),
+    "l mem": "add  #SBATCH --mem=8G  to the script, which is for each node",
+    "l ncpus": "write -l select=1:ncpus=C",
+    "l ngpus": "add  #SBATCH --gpus-per-node=G  to the script",
+    "l nodes": "write -l select=N:ncpus=P:mpiprocs=P",
     "l place": "leave it out: each chunk gets a node of its own; for excl, add  #SBATCH --exclusive  to the script",
     "l host": "add  #SBATCH --nodelist=NODE  to the script",
 }
@@ -87,65 +87,46 @@ def number(option: Option, name: str, text: str) -> int:
     return int(text)
 
 
-def mebibytes(option: Option, text: str) -> int:
-    """A size, rounded up."""
-    size = MEMORY.fullmatch(text)
-    if not size or not int(size[1]):
-        raise RefusedError(f"{option}: {text} is not a size; write 512mb or 8gb")
-    number_of_bytes: int = int(size[1]) * 1024 ** " kmgt".index(size[2].lower() or " ")
-    return -(-number_of_bytes // (1 << 20))
-
-
-def chunk_of(option: Option) -> dict[str, int]:
-    """What each node gets by select= or nodes=, and how many there are of them; memory in MiB."""
-    what, _, text = option.value.partition("=")
+def chunk_of(option: Option) -> tuple[int, dict[str, int]]:
+    """How many nodes there are by select=, and what each gets."""
+    text = option.value.partition("=")[2]
     if "+" in text:
         cure = "write one chunk of the larger size, or submit two jobs"
         raise RefusedError(f"{option}: Slurm gives all nodes of a job the same; {cure}")
     count, *parts = text.split(":")
-    chunk = {what: number(option, what, count)}
+    chunk = {"ncpus": 1, "mpiprocs": 1}
     for name, _, value in (part.partition("=") for part in parts):
-        if name not in PARTS[what]:
+        if name not in CHUNK:
             cure = INSTEAD.get(f"l {name}", OTHER)
             raise RefusedError(f"{option}: {name!r} cannot be translated to Slurm: {cure}")
-        chunk[name] = mebibytes(option, value) if name == "mem" else number(option, name, value)
-    return chunk
+        chunk[name] = number(option, name, value)
+    return number(option, "select", count), chunk
 
 
 def resources(job: Submission) -> None:
-    """Translate everything of -l."""
-    select, nodes = job.given.get("l select"), job.given.get("l nodes")
-    if select and nodes:
-        raise RefusedError(f"{nodes}: {select} says this too; write one of them")
-    given = select or nodes or Option("l", "select=1", "resources")
-    chunk = chunk_of(given)
-    count = chunk.get("select") or chunk["nodes"]
-    processes = chunk.get("ppn") or chunk.get("mpiprocs", 1)
-    cpus = chunk.get("ppn") or chunk.get("ncpus", 1)
+    """Translate -l select=."""
+    given = job.given.get("l select", Option("l", "select=1", "resources"))
+    count, chunk = chunk_of(given)
+    cpus, processes = chunk["ncpus"], chunk["mpiprocs"]
     threads, uneven = divmod(cpus, processes)
     if uneven or not threads:
         cure = f"write ncpus={-(-cpus // processes) * processes}"
         raise RefusedError(f"{given}: {cpus} CPUs cannot be shared evenly by {processes} processes; {cure}")
     shape = {"nodes": count, "ntasks": count * processes, "ntasks-per-node": processes, "cpus-per-task": threads}
     job.options += [f"--{name}={value}" for name, value in shape.items()]
-    more = {"mem": "--mem={}M", "ngpus": "--gpus-per-node={}"}
-    job.options += [argument.format(chunk[name]) for name, argument in more.items() if name in chunk]
     job.variables["NCPUS"] = str(cpus)
     if "ompthreads" in chunk or not ("V" in job.given and "OMP_NUM_THREADS" in job.environment):
         job.variables["OMP_NUM_THREADS"] = str(chunk.get("ompthreads", threads))
 
 
 def walltime(job: Submission) -> None:
-    """A time as Slurm writes it, to which a bare number would mean minutes."""
-    if not (given := job.given.get("l walltime")):
-        return
-    text = given.value.partition("=")[2]
-    if re.fullmatch(r"\d{1,9}", text):
-        text = f"{int(text) // 3600}:{int(text) // 60 % 60:02}:{int(text) % 60:02}"
-    if not re.fullmatch(r"(\d{1,6}:)?\d{1,6}:\d\d", text) or not re.search("[1-9]", text):
-        # Slurm takes 0 for no limit.
-        raise RefusedError(f"{given}: this is not a time; write HH:MM:SS, or leave it out for the queue's own limit")
-    job.options.append(f"--time={text}")
+    """A time that means the same to Slurm, to which a bare number would mean minutes, and 0 no limit."""
+    if given := job.given.get("l walltime"):
+        time = given.value.partition("=")[2]
+        if not re.fullmatch(r"(\d{1,6}:)?\d{1,6}:\d\d", time) or not re.search("[1-9]", time):
+            cure = "write HH:MM:SS, or leave it out for the queue's own limit"
+            raise RefusedError(f"{given}: this is not a time; {cure}")
+        job.options.append(f"--time={time}")
 
 
 def outputs(job: Submission) -> None:
