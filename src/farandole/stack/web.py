@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,28 +25,27 @@ PIP = (sys.executable, "-P", "-m", "pip")
 
 def open_url(url: str, index: str, context: ssl.SSLContext) -> Any:
     """Open a URL; the index's password is sent only to the index's own site."""
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Passwords(index))
+    return opener.open(url, timeout=TIMEOUT_S)
 
-    def signed(request: urllib.request.Request) -> urllib.request.Request:
+
+class Passwords(urllib.request.BaseHandler):
+    """Decides for every request, a redirected one too, whether to send a password."""
+
+    # Before urllib's own handlers, which read the host from the URL.
+    handler_order = 100
+
+    def __init__(self, index: str) -> None:
+        self.index = index
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
         # An unredirected header: urllib does not forward it on redirects.
-        if value := authorization(request.full_url, index):
+        if value := authorization(request.full_url, self.index):
             request.add_unredirected_header("Authorization", value)
         request.full_url = bare(request.full_url)
         return request
 
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects(signed))
-    return opener.open(signed(urllib.request.Request(url)), timeout=TIMEOUT_S)  # noqa: S310 - the user's own indexes
-
-
-class Redirects(urllib.request.HTTPRedirectHandler):
-    """Decide at every redirect again whether to send a password."""
-
-    def __init__(self, signed: Callable[[urllib.request.Request], urllib.request.Request]) -> None:
-        self.signed = signed
-
-    def redirect_request(self, *arguments: Any, **more: Any) -> urllib.request.Request | None:
-        """Build the redirected request, with the credentials of its own target."""
-        request = super().redirect_request(*arguments, **more)
-        return self.signed(request) if request else None
+    https_request = http_request
 
 
 def authorization(url: str, index: str) -> str:
