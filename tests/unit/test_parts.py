@@ -19,25 +19,20 @@ from farandole.stack.collect import inspect
 from .stack import LOCK, changed, layered
 
 
-def test_wheels_are_files_in_the_cache() -> None:
+def test_parts_have_the_names_that_pip_and_the_depot_expect() -> None:
     files = parts.stack_cached(LOCK["wheels"], "/cache")
     assert files[0] == {"path": "/cache/wheels/numpy-2.4.6.whl", "name": "numpy-2.4.6.whl", "sha256": "04"}
     assert [file["sha256"] for file in files] == ["04", "05", "06"]
     assert parts.stack_cached(LOCK["wheels"], "~/c")[0]["path"] == str(Path.home() / "c/wheels/numpy-2.4.6.whl")
-
-
-def test_patches_are_files_in_the_repository() -> None:
     assert parts.stack_patches(LOCK["horovod"]["patches"], "/repo/patches") == [
         {"path": "/repo/patches/01-one.patch", "name": "01-one.patch", "sha256": "03"}
     ]
-
-
-def test_requirements_name_one_version_and_one_hash() -> None:
+    names = ("numpy==2.4.6", "tensorflow-cpu==2.21.0", "torch==2.13.0")
     assert parts.stack_requirements(LOCK["wheels"]).splitlines() == [
-        "numpy==2.4.6 --hash=sha256:04",
-        "tensorflow-cpu==2.21.0 --hash=sha256:05",
-        "torch==2.13.0 --hash=sha256:06",
+        f"{name} --hash=sha256:{digest}" for name, digest in zip(names, ("04", "05", "06"), strict=True)
     ]
+    installs: list[dict[str, Any]] = [{"archive": None}, {"archive": {"name": "a.tar.zst", "sha256": "01"}}]
+    assert parts.stack_archives(installs) == [{"name": "stacks/a.tar.zst", "sha256": "01"}]
 
 
 def test_the_modules_of_a_stack_follow_its_frameworks() -> None:
@@ -97,11 +92,6 @@ def test_a_package_with_an_mpi_or_nccl_of_its_own_is_refused(tmp_path: Path, lib
     assert said == []
 
 
-def test_archives_are_named_as_on_the_depot() -> None:
-    installs: list[dict[str, Any]] = [{"archive": None}, {"archive": {"name": "a.tar.zst", "sha256": "01"}}]
-    assert parts.stack_archives(installs) == [{"name": "stacks/a.tar.zst", "sha256": "01"}]
-
-
 PACKED = {"sha256": "ab" * 32, "unpacked": 2 << 30, "stack": "cd" * 32, "mpi": "ef" * 32}
 
 
@@ -119,18 +109,11 @@ def test_a_packed_stack_is_recorded_with_the_contents_of_both_trees() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        packed(unpacked=1 << 41),
-        packed(unpacked="1"),
-        packed(stack="{{ x }}"),
-        packed(sha256=["ab" * 32]),
-        packed(more=1),
-        "e30=",
-        "/w==",
-        "x",
-        "",
+        packed(unpacked=1 << 41), packed(unpacked="1"), packed(stack="{{ x }}"), packed(sha256=["ab" * 32]),
+        packed(more=1), "e30=", "/w==", "x", "",
     ],
     ids=["large", "text", "template", "list", "more", "empty", "no text", "no base64", "nothing"],
-)
+)  # fmt: skip
 def test_another_description_of_a_packed_stack_is_refused(answer: str) -> None:
     with pytest.raises(FarandoleError, match="no valid description of the stack that it packed: "):
         parts.stack_packed(answer, "aaaa", "bbbb")

@@ -20,16 +20,20 @@ NETWORK = Network(mb_per_s=25, round_trip_us=100)
 
 @pytest.mark.parametrize(
     ("workers", "ring", "mpi"),
-    [(1, 0, 0), (2, 1, 1), (3, 4 / 3, 3), (4, 1.5, 1.5), (5, 1.6, 3.5), (8, 1.75, 1.75), (16, 1.875, 1.875)],
+    [
+        # How much, and how many messages follow each other.
+        (1, (0, 0), (0, 0)),
+        (2, (1, 2), (1, 2)),
+        (3, (4 / 3, 4), (3, 5)),
+        (4, (1.5, 6), (1.5, 4)),
+        (5, (1.6, 8), (3.5, 7)),
+        (8, (1.75, 14), (1.75, 6)),
+        (16, (1.875, 30), (1.875, 8)),
+    ],
 )
-def test_what_a_worker_sends(workers: int, ring: float, mpi: float) -> None:
-    assert amounts(workers)[0] == pytest.approx(ring)
-    assert mpi_amounts(workers)[0] == pytest.approx(mpi)
-
-
-def test_the_messages_that_follow_each_other() -> None:
-    assert [amounts(workers)[1] for workers in (1, 2, 4, 16)] == [0, 2, 6, 30]
-    assert [mpi_amounts(workers)[1] for workers in (1, 2, 3, 4, 16)] == [0, 2, 5, 4, 8]
+def test_what_a_worker_sends(workers: int, ring: tuple[float, int], mpi: tuple[float, int]) -> None:
+    assert amounts(workers) == pytest.approx(ring)
+    assert mpi_amounts(workers) == pytest.approx(mpi)
 
 
 def test_workers_that_send_in_turns_need_up_to_twice_as_long() -> None:
@@ -44,13 +48,13 @@ def test_a_step_takes_what_the_slowest_link_needs() -> None:
     assert found.latency_ms == pytest.approx(6 * 0.05 + CYCLE_MS)
     assert found.step_ms == pytest.approx(250 + found.exchange_ms)
     assert found.efficiency == pytest.approx(250 / found.step_ms)
-
-
-def test_the_backward_pass_hides_what_is_sent_meanwhile() -> None:
+    # The backward pass hides what is sent meanwhile.
     found = predict(JOB, NETWORK, 4)
     assert found.step_ms == pytest.approx(250 / 3 + found.exchange_ms)
-    found = predict(JOB, Network(1000, 100), 2)
-    assert found.step_ms == pytest.approx(250 + 2 * 0.05 + CYCLE_MS)
+    assert predict(JOB, Network(1000, 100), 2).step_ms == pytest.approx(250 + 2 * 0.05 + CYCLE_MS)
+    # Large gradients are sent in several pieces.
+    one, two = (predict(TrainingJob(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1))
+    assert two == pytest.approx(2 * one)
 
 
 def test_no_step_is_shorter_than_on_one_worker() -> None:
@@ -58,11 +62,6 @@ def test_no_step_is_shorter_than_on_one_worker() -> None:
         for network in (NETWORK, Network(1e9, 0)):
             assert all(0 < predict(job, network, workers).efficiency <= 1 for workers in (2, 3, 64))
         assert (predict(job, NETWORK, 1).efficiency, predict(job, NETWORK, 1).exchange_ms) == (1, 0)
-
-
-def test_large_gradients_are_sent_in_several_pieces() -> None:
-    one, two = (predict(TrainingJob(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1))
-    assert two == pytest.approx(2 * one)
 
 
 # The command
@@ -118,6 +117,11 @@ def test_the_slowest_node_counts_and_is_named(inventory: Path) -> None:
     assert "between node-1, node-2, node-3 on 2026-11-24T08:00:00Z" in found
     assert "More than 3 nodes" in found
     assert "More than" not in asked(inventory, "--nodes", "2,3")
+    # As an earlier version has measured it.
+    old = links(25, 25, 25)
+    del old["rates_measured"]
+    preflight(inventory, old)
+    assert "on an unknown date" in asked(inventory)
 
 
 def test_nodes_that_take_no_part_do_not_count(inventory: Path) -> None:
@@ -160,13 +164,6 @@ def test_what_was_not_measured_can_be(inventory: Path, content: str) -> None:
     preflight(inventory, None)
     (inventory.parent / "state/preflight.json").write_text(content)
     assert f"run  farandole preflight -i {inventory} " in asked(inventory)
-
-
-def test_what_an_earlier_version_measured_can_be_used(inventory: Path) -> None:
-    old = links(25, 25, 25)
-    del old["rates_measured"]
-    preflight(inventory, old)
-    assert "on an unknown date" in asked(inventory)
 
 
 @pytest.mark.parametrize("nodes", ["", "1", "0", "-2", "2,,4", "2;4", "x", "٢", "1e3", "9" * 400, "2," * 9])
