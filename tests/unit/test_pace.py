@@ -16,16 +16,20 @@ from .loading import load_probe
 allreduce = load_probe("allreduce")
 
 
-def paced(*took: float | None, inventory: str = "inventory/mine", **changes: Any) -> list[Check]:
-    """The checks of a job whose ranks need so many milliseconds for a step of their own."""
-    names = [f"node-{number}" for number in range(1, len(took) + 1)]
-    ranks = [
+def ranks(*took: float | None) -> list[dict[str, Any]]:
+    return [
         {"rank": number, "size": len(took), "host": "liar", "machine": f"m{number}", "step_ms": one}
         for number, one in enumerate(took)
     ]
+
+
+def paced(*took: float | None, inventory: str = "inventory/mine", **changes: Any) -> list[Check]:
+    """The checks of a job whose ranks need so many milliseconds for a step of their own."""
+    names = [f"node-{number}" for number in range(1, len(took) + 1)]
     job = {"id": "horovod.torch.gloo", "group": "horovod", "title": "torch over gloo", "nodes": names}
     left: dict[str, list[str]] = {name: [] for name in names}
-    result = {"job": job, "code": 0, "seconds": 5.0, "left": left, "said": [], "ranks": ranks, "wrong": [], **changes}
+    result = {"job": job, "code": 0, "seconds": 5.0, "left": left, "said": [], "wrong": []}
+    result |= {"ranks": ranks(*took), **changes}
     return judge({"horovod.torch.gloo": result}, Bars(), inventory)
 
 
@@ -52,16 +56,12 @@ def test_a_node_that_needs_twice_as_long_is_named(took: list[float], slow: list[
 
 
 def test_a_busy_machine_is_no_slow_node() -> None:
-    ranks = [
-        {"rank": number, "size": 2, "host": "x", "machine": f"m{number}", "step_ms": took, "crowded": bool(number)}
-        for number, took in enumerate((10.0, 50.0))
-    ]
-    check = paced(10.0, 50.0, ranks=ranks)[1]
+    first, second = ranks(10.0, 50.0)
+    check = paced(10.0, 50.0, ranks=[first, {**second, "crowded": True}])[1]
     assert (check.status, check.code, check.value) == (NOT_MEASURED, "", 0.2)
     assert "busy on node-2" in check.words
     # That another one was disturbed makes this one no faster.
-    ranks[0]["crowded"], ranks[1]["crowded"] = True, False
-    assert paced(10.0, 50.0, ranks=ranks)[1].status == SLOW
+    assert paced(10.0, 50.0, ranks=[{**first, "crowded": True}, second])[1].status == SLOW
 
 
 def test_the_inventory_is_quoted() -> None:
@@ -75,10 +75,7 @@ def test_what_cannot_be_compared_is_not(took: Sequence[float | None]) -> None:
 
 def test_a_failed_job_says_nothing_about_speed() -> None:
     assert [check.status for check in paced(10.0, 50.0, code=1)] == [RED]
-    twice = [
-        {"rank": 0, "size": 2, "host": "x", "machine": machine, "step_ms": time}
-        for machine, time in (("a", 1.0), ("b", 9.0))
-    ]
+    twice = [{**one, "rank": 0} for one in ranks(1.0, 9.0)]
     assert [check.id for check in paced(10.0, 10.0, ranks=twice)] == ["horovod.torch.gloo"]
 
 

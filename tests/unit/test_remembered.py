@@ -32,6 +32,7 @@ from .loading import load
 ssh_identity = load("modules", "ssh_identity")
 THREE = ["node-1", "node-2", "node-3"]
 CLUSTER: dict[str, Any] = {"cluster": THREE}
+REVOKED: dict[str, Any] = {"revoked": ["node-3"]}
 NODES = {"node-1": HEAD, "node-2": node("node-2", OTHER_KEY), "node-3": node("node-3", A)}
 STRANGER = certificates.public_text(Ed25519PrivateKey.generate().public_key())
 
@@ -82,19 +83,12 @@ def test_an_older_folder_does_not_take_a_revoked_node_back(tmp_path: Path, revok
     assert "node-3" in given(tmp_path, HEAD, NODES["node-2"], NODES["node-3"], **CLUSTER)["host"]
 
 
-def test_it_is_revoked_again_by_its_name(tmp_path: Path, revoked: dict[str, Any]) -> None:
-    given(tmp_path, *told(revoked, "node-1", "node-2"), revoked=["node-3"], **CLUSTER)
-    given(tmp_path, *told(revoked, "node-1", "node-2"), **CLUSTER, revoked=["node-3"])
-    assert revoked_keys(tmp_path) == {A}
-
-
-def test_a_key_that_the_older_folder_never_knew_is_revoked_by_the_name_of_its_node(
-    tmp_path: Path, revoked: dict[str, Any]
-) -> None:
-    line = f"{B} node-3"
-    others = {"revoked": [*revoked["revoked"], line]}
-    given(tmp_path, *told(revoked, "node-1", "node-2", **others), revoked=["node-3"], **CLUSTER)
-    assert revoked_keys(tmp_path) == {A, B}
+@pytest.mark.parametrize("never_known", [set(), {B}], ids=["known", "never known"])
+def test_it_is_revoked_again_by_its_name(tmp_path: Path, revoked: dict[str, Any], never_known: set[str]) -> None:
+    lines = [*revoked["revoked"], *(f"{key} node-3" for key in never_known)]
+    for _ in range(2):
+        given(tmp_path, *told(revoked, "node-1", "node-2", revoked=lines), **CLUSTER, **REVOKED)
+    assert revoked_keys(tmp_path) == {A, *never_known}
 
 
 def test_a_new_ca_keeps_what_the_nodes_know_to_be_revoked(tmp_path: Path, revoked: dict[str, Any]) -> None:
@@ -201,19 +195,12 @@ def test_a_killed_renewal_is_completed(tmp_path: Path, ca: dict[str, Any], check
 @pytest.mark.parametrize(
     "changes",
     [
-        {"revoked": "x"},
-        {"revoked": [A]},
-        {"revoked": [f"{A} node-1\n"]},
-        {"revoked": [f"{A} \x1b[2J"]},
-        {"revoked": [f"{A} x"] * 5000},
-        {"authorities": [f"{A} x"]},
-        {"authorities": None},
-        {"certificate": "x" * 99999},
-        {"certificate": 7},
-        {"more": 1},
+        {"revoked": "x"}, {"revoked": [A]}, {"revoked": [f"{A} node-1\n"]}, {"revoked": [f"{A} \x1b[2J"]},
+        {"revoked": [f"{A} x"] * 5000}, {"authorities": [f"{A} x"]}, {"authorities": None}, {"certificate": 7},
+        {"certificate": "x" * 99999}, {"more": 1},
     ],
     ids=lambda changes: ascii(changes)[:30],
-)
+)  # fmt: skip
 def test_a_malformed_memory_is_one_finding_about_that_node(tmp_path: Path, changes: dict[str, Any]) -> None:
     liar = {**HEAD, "remembers": {**NOTHING, **changes}}
     assert findings(tmp_path, liar, *list(NODES.values())[1:], **CLUSTER) == [("node-1", "memory-malformed")]
