@@ -32,8 +32,8 @@ author: Farandole
 EXAMPLES = """
 - name: Refuse if another run is changing the cluster
   farandole.cluster.run_lock:
-    state_dir: "{{ base_state_dir }}"
-  delegate_to: "{{ groups['head'][0] }}"
+    state_dir: "{{ cluster_state }}"
+  delegate_to: "{{ cluster_facts.head }}"
   run_once: true
 """
 

@@ -67,7 +67,7 @@ EXAMPLES = """
   farandole.cluster.ssh_ca:
     folder: .farandole/mine/ca
     nodes: "{{ ansible_play_hosts | ssh_nodes(hostvars) }}"
-    launchers: "{{ groups['head'] }}"
+    launchers: ["{{ cluster_facts.head }}"]
     users: [trainer]
     host_days: 3650
     user_days: 365
