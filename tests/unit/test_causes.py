@@ -29,6 +29,8 @@ LOGIN = {"host": "192.0.2.1", "port": None, "user": "root", "command": "ssh root
 WORDS = {
     "key-malformed": {"kind", "seen"},
     "key-shared": {"kind", "owner", "owner_kind"},
+    "pair-slow-link": {"other", "to", "usual", "which"},
+    "pair-slow-node": {"usual"},
     "worker-failed": {"host", "rank", "seen"},
 }
 # The same for calls of finding() with a literal code, read from the source.
