@@ -309,7 +309,9 @@ def test_only_what_fails_a_third_time_counts(
         take(self, name, {**answer, "closed": [[2, 5000, "no answer"]] if blind else []}, present)
 
     monkeypatch.setattr(Measurement, "_reached", fail)
-    assert codes(measure(places(3))) == [("node-2, node-3", "pair-link-closed", "stop")]
+    # On a busy machine, nodes may also be called crowded, which stops nothing.
+    stops = [row for row in codes(measure(places(3))) if row[2] == "stop"]
+    assert stops == [("node-2, node-3", "pair-link-closed", "stop")]
     assert sorted(answers) == ["node-1"] * 3 + ["node-2"] * 3 + ["node-3"]
 
 
