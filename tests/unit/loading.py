@@ -5,17 +5,32 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.programs import LIBRARY, program_files
 
 ROOT = Path(__file__).parents[2]
 COLLECTIONS = ROOT / "collections"
 PLUGINS = COLLECTIONS / "ansible_collections/farandole/cluster/plugins"
 # Where Ansible, too, finds what plugins import from their collection.
 sys.path.append(str(COLLECTIONS))
+
+
+def install(folder: Path, program: str, replace: Mapping[str, str] = MappingProxyType({}), **commands: str) -> None:
+    """Write a program as nodes get it, but below this folder, with commands that start its modules."""
+    starts = {f"{LIBRARY}/{name.replace('_', '-')}": f"{program}.{module}" for name, module in commands.items()}
+    for file in program_files(program, starts):
+        path = folder / Path(file["path"]).relative_to(LIBRARY)
+        text = file["content"].replace(LIBRARY, str(folder))
+        for old, new in replace.items():
+            text = text.replace(old, new)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(int(file["mode"], 8))
 
 
 def load_probe(name: str) -> ModuleType:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from farandole.core.programs import LIBRARY, program_files
 from farandole.node import allocation
 from farandole.node.caffe import nodes, options, plan, solver
 from farandole.node.caffe.options import RefusedError
 
-from .loading import ROOT
+from .loading import ROOT, install
 
 JOBS = ROOT / "files/samples/jobs"
 COMMAND = "/usr/local/libexec/farandole/caffe"
@@ -68,14 +67,9 @@ def program(path: Path, script: str) -> str:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """The launcher and the samples that start it, as a node has them."""
-    for file in program_files("farandole.node.caffe", {f"{LIBRARY}/caffe": "farandole.node.caffe.main"}):
-        path = tmp_path / "node" / Path(file["path"]).relative_to(LIBRARY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file["content"].replace(LIBRARY, str(tmp_path / "node")))
-        path.chmod(int(file["mode"], 8))
+    install(tmp_path / "node", "farandole.node.caffe", caffe="main")
     for name in ("caffe.sh", "intel-caffe/mpirun"):
-        text = (JOBS / name).read_text()
-        program(tmp_path / "jobs" / name, text.replace(COMMAND, str(tmp_path / "node/caffe")))
+        program(tmp_path / "jobs" / name, (JOBS / name).read_text().replace(COMMAND, str(tmp_path / "node/caffe")))
     return tmp_path / "jobs"
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from farandole.core.programs import LIBRARY, program_files
 from farandole.jobs.follow import first_cause
 from farandole.node.arguments import duration
 from farandole.node.head import folders, runs, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import OF_RANK, RunKeeper, StoppedError
 from farandole.node.head.runs import Output, RefusedError, Run
+
+from .loading import install
 
 pytestmark = pytest.mark.usefixtures("head")
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
@@ -279,10 +280,6 @@ def test_why_a_copy_failed(said: str, why: str) -> None:
 
 
 def test_what_the_head_gets_is_all_that_the_command_needs(tmp_path: Path) -> None:
-    for file in program_files("farandole.node.head", {"/farandole": "farandole.node.head.main"}):
-        path = Path(f"{tmp_path}{file['path']}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file["content"].replace(LIBRARY, f"{tmp_path}{LIBRARY}"))
-        path.chmod(int(file["mode"], 8))
-    done = subprocess.run([tmp_path / "farandole", "logs", "0"], capture_output=True, text=True, check=False)
+    install(tmp_path / "node", "farandole.node.head", command="main")
+    done = subprocess.run([tmp_path / "node/command", "logs", "0"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[:22]) == (1, "error: there is no run")

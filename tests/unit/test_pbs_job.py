@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole.core.programs import LIBRARY, program_files
 from farandole.node import allocation
 from farandole.node.qsub import pbs_job
 
-ROOT = Path(__file__).parents[2]
+from .loading import ROOT, install
 
 
 def test_slurm_says_in_short_how_many_tasks_each_node_has() -> None:
@@ -26,13 +25,8 @@ def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
     scontrol.chmod(stat.S_IRWXU)
     (tmp_path / "nodes").mkdir()
-    commands = {f"{LIBRARY}/{name}": f"farandole.node.qsub.{name.replace('-', '_')}" for name in ("pbs-job", "hosts")}
-    for file in program_files("farandole.node.qsub", commands):
-        path = tmp_path / Path(file["path"]).relative_to(LIBRARY)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = file["content"].replace("/usr/bin/scontrol", str(scontrol)).replace(LIBRARY, str(tmp_path))
-        path.write_text(text.replace("/run/farandole/pbs", str(tmp_path / "nodes")))
-        path.chmod(int(file["mode"], 8))
+    places = {"/usr/bin/scontrol": str(scontrol), "/run/farandole/pbs": str(tmp_path / "nodes")}
+    install(tmp_path, "farandole.node.qsub", places, pbs_job="pbs_job", hosts="hosts")
     program = tmp_path / "pbs-job"
     knowledge = {"interpreter": ["/bin/sh"], "keep": ["A", "name"], "start": str(tmp_path)}
     return program, {
