@@ -113,7 +113,6 @@ def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> No
 
 def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -> None:
     arguments = {"accounts": {"nobody": 65534}}
-    assert "probe" in run_action("node_probe", arguments, tmp_path)
     plugins = tmp_path / "collections/ansible_collections/farandole/cluster/plugins"
     plugins.mkdir(parents=True)
     (plugins / "action").symlink_to(PLUGINS / "action")

@@ -110,7 +110,11 @@ def test_a_task_that_took_long_says_how_long(tmp_path: Path) -> None:
     durations.save(path, [("quick", 0), (task, 1), (task, 43), ("end", 44)], 45)
     durations.save(path, [("quick", 0)], 1)
     watched = begin(1)
-    watched.last = durations.load(path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/events.jsonl").write_bytes(events.line("start", format=events.FORMAT))
+    viewer = Viewer(tmp_path / "run", console=Output(file=io.StringIO()))
+    viewer.look()
+    watched.last = viewer.watched.last
     assert watched.last == {task: 42, "end": 1, "quick": 1}
     assert "base packages (last time 0:42) " in shown(watched)[0]
     assert "(last time 0:42)" in watched.beat(10).plain
