@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -111,7 +112,7 @@ def test_a_task_that_took_long_says_how_long(tmp_path: Path) -> None:
     durations.save(path, [("quick", 0)], 1)
     watched = begin(1)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/events.jsonl").write_bytes(events.line("start", format=events.FORMAT))
+    (tmp_path / "run/events.jsonl").write_text(f"{json.dumps(event('start', format=events.FORMAT))}\n")
     viewer = Viewer(tmp_path / "run", console=Output(file=io.StringIO()))
     viewer.look()
     watched.last = viewer.watched.last
