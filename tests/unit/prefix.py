@@ -24,10 +24,11 @@ GOOD = "exit 0"
 PYTHON = f'exec {shlex.quote(sys.executable)} "$@"'
 
 
-def program(path: Path, text: str) -> None:
+def program(path: Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+    return str(path)
 
 
 def installed(root: Path, stack: str, mpi: str = MPI, age: int = 0) -> Path:

@@ -17,6 +17,7 @@ from farandole.node.caffe import nodes, options, plan, solver
 from farandole.node.caffe.options import RefusedError
 
 from .loading import ROOT, install
+from .prefix import program
 
 JOBS = ROOT / "files/samples/jobs"
 COMMAND = "/usr/local/libexec/farandole/caffe"
@@ -55,13 +56,6 @@ def refusal(call: Callable[[], Any]) -> str:
     with pytest.raises(RefusedError) as caught:
         call()
     return str(caught.value)
-
-
-def program(path: Path, script: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 @pytest.fixture

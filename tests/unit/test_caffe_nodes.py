@@ -12,6 +12,8 @@ import pytest
 
 from farandole.node.caffe import nodes, probe
 
+from .prefix import program
+
 FILES = {"/c/bin/caffe": "the program", "s": "the solver", "n": "the net"}
 SAME = dict.fromkeys(FILES, "a")
 GOOD: dict[str, Any] = {"problems": [], "digests": SAME, "model": [], "cores": 2, "adapters": [], "fabric": []}
@@ -76,8 +78,7 @@ def test_a_node_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_library_that_a_node_lacks_is_named(
     library: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ldd").write_text(f"#!/bin/sh\necho '	{library} => not found'\n")
-    (tmp_path / "ldd").chmod(0o755)
+    program(tmp_path / "ldd", f"echo '	{library} => not found'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     request = {"files": {}, "caffe": "/c", "folders": [], "launcher": "/bin/true", "sources": [], "snapshots": "."}
     (said,) = probe.problems(request)

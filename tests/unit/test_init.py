@@ -16,8 +16,9 @@ from farandole.inventory.reading import existing
 from farandole.inventory.variables import host_variables
 from farandole.preflight.unreachable import known_hosts
 
-SCAN = """#!/bin/sh
-for last; do :; done
+from .prefix import program
+
+SCAN = """for last; do :; done
 cat "$(dirname "$0")/$last" 2>/dev/null || printf 'connect: \\033[2JConnection refused\\n' >&2
 """
 
@@ -39,9 +40,7 @@ GIVEN = ("--host-key", fingerprint(A), "--host-key", fingerprint(B))
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, with two hosts that answer, and a home of its own."""
     programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "ssh-keyscan").write_text(SCAN)
-    (programs / "ssh-keyscan").chmod(0o755)
+    program(programs / "ssh-keyscan", SCAN)
     for address in (A, B):
         (programs / address).write_text(f"{address} ssh-rsa {blob('rsa')}\n{address} ssh-ed25519 {blob(address)}\n")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
