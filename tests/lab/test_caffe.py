@@ -222,7 +222,7 @@ def test_a_program_for_another_mpi_and_a_node_without_the_right_launcher_are_ref
     # Debian's mpirun is a link to it; the next one on PATH is the stack's.
     with job.without("node-1", "/usr/bin/mpiexec.hydra"):
         (said,) = job.refused()
-    assert "/usr/local/bin/mpirun would start 2 separate trainings and end with 0. Set caffe_packages: [mpich]" in said
+    assert "farandole/mpirun would start 2 separate trainings and end with 0. Set caffe_packages: [mpich]" in said
 
 
 def test_what_the_other_launcher_would_have_done(job: Job) -> None:
