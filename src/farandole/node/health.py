@@ -19,9 +19,10 @@ RECORD = Path("/var/lib/farandole/drained")
 STACKS = Path("/opt/farandole")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
-# MiB and inodes; and MiB of memory that ranks share. Preflight refuses a node with less, too.
+# MiB and inodes, the same with which preflight refuses a node.
 FULL = (20, 100)
-SHM, SHM_MIB = "/dev/shm", 256  # noqa: S108
+# MiB that ranks need to share memory, and those with which a node is drained, as a running job has the rest.
+SHM, SHM_MIB, SHM_FULL_MIB = "/dev/shm", 256, 64  # noqa: S108
 PLACES = ("/", "/tmp", "/var", "/opt", "/home")  # noqa: S108
 # Seconds that one check, and a command of Slurm's, may take.
 LIMIT, COMMAND_LIMIT = 10, 20
@@ -43,7 +44,7 @@ def disks() -> Iterator[str]:
 def shared_memory() -> Iterator[str]:
     """Whether ranks of this node can exchange data."""
     facts = os.statvfs(SHM)
-    if (free := facts.f_bavail * facts.f_frsize >> 20) < SHM_MIB:
+    if (free := facts.f_bavail * facts.f_frsize >> 20) < SHM_FULL_MIB:
         yield f"{SHM} has {free} MiB free; remove what nobody uses, or  mount -o remount,size=50% {SHM}"
 
 
