@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible import context
 from ansible.plugins.callback import CallbackBase
-from ansible.plugins.loader import action_loader
+from ansible.plugins.loader import action_loader, filter_loader
 
 from farandole.inventory.state import states
 from farandole.plays.ahead.action import FOLDER, OVERRIDES
@@ -56,6 +56,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             RunCalls.begin(FOLDER, record())
         # Modules without an action of their own have Ansible's, which no collection can replace.
         action_loader.add_directory(str(OVERRIDES))
+        # Otherwise the process of each task imports them.
+        filter_loader.get("farandole.cluster.state_folder")
 
     def v2_runner_on_ok(self, result: Any) -> None:
         changed = result.is_changed() and not result.task.check_mode
