@@ -1,6 +1,6 @@
 """Draw what a terminal shows of a recorded run, as an SVG that moves.
 
-    python tests/picture.py .farandole/.plays/NAME/TIME docs/apply.svg --command "farandole apply -i inventory/mine"
+    python tests/picture.py .farandole/.plays/NAME/TIME docs/validate.svg --still --command "farandole validate -i mine"
 
 Every line is what the viewer makes of the run's own events. `--still` draws the end alone.
 """
