@@ -6,11 +6,14 @@ import atexit
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from farandole.plays.ahead import action, node
 from farandole.plays.ahead.calls import ATTEMPTS, FRESH_S, Answer, Call, HostCalls, RunCalls
+
+from .loading import load
 
 
 def call(module: str = "stat", arguments: str = "{}", environment: str = "{}", user: str = "root") -> Call:
@@ -40,6 +43,21 @@ def test_a_call_and_those_after_it_are_asked_for(host: HostCalls, tmp_path: Path
     for begun in (call("c"), call("e"), call("a", user="other"), call("a", '{"x": 1}')):
         assert list(host.due(begun)) == []
     assert (host.record.stat().st_mode & 0o777, host.record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize(("release", "asks"), [("2.19.12", True), ("2.20.0", False), ("2.190.1", False)])
+def test_another_ansible_asks_nothing_ahead_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, asks: bool
+) -> None:
+    callback, said = load("callback", "ask_ahead"), list[str]()
+    for name, value in {"FOLDER": tmp_path / "run", "record": lambda: tmp_path, "__version__": release}.items():
+        monkeypatch.setattr(callback, name, value)
+    begun = callback.CallbackModule(display=SimpleNamespace(display=said.append, verbosity=0))
+    begun.v2_playbook_on_start(None)
+    assert ((RunCalls.current(tmp_path / "run") is not None), [release in line for line in said]) == (
+        asks,
+        [True] * (not asks),
+    )
 
 
 def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: HostCalls) -> None:
