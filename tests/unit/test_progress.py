@@ -52,10 +52,10 @@ from pathlib import Path
 from farandole.cli import app
 from farandole.core import project
 from farandole.plays import playbook
-project.ROOT = playbook.ROOT = Path(sys.argv[1])
+project.ROOT = playbook.ROOT = Path(sys.argv.pop(1))
 project.CONFIG = playbook.ROOT / "ansible.cfg"
 os.environ["FARANDOLE_STATE"] = str(playbook.ROOT / ".farandole")
-sys.argv[1:] = sys.argv[2:]
+os.environ.pop("ANSIBLE_CONFIG", None)
 app.main()
 """
 LONG = ("--tags", "brief", "-e", "long=true")
