@@ -186,18 +186,18 @@ def test_digits_are_in_mnist_format_and_equal_in_every_run(world: World) -> None
         assert struct.unpack(">2I", labels[:8]) == (2049, len(numbers))
         assert list(labels[8:]) == [number % 10 for number in numbers]
         pixels = [images[16 + 784 * place : 16 + 784 * (place + 1)] for place in range(len(numbers))]
-        assert [max(image) for image in pixels] == [number % 10 * 255 // 16 for number in numbers]
+        assert pixels == [bytes([(number % 10 * 255 + 8) // 16]) * 784 for number in numbers]
 
 
 def test_an_image_keeps_its_shape() -> None:
     image = [[0] * 8 for _ in range(8)]
     image[2][5] = 16
-    scaled = dataset.scale(image)
-    assert len(scaled) == 784
-    assert {divmod(place, 28) for place, ink in enumerate(scaled) if ink == 255} == {
-        (row, column) for row in (8, 9, 10) for column in (17, 18, 19)
-    }
-    assert sum(scaled) == 9 * 255
+    # 28 / 8 = 3.5: an old pixel is 3.5 new ones wide and fades out over 3.5 more.
+    down = [max(0, 1 - abs(row - 8.25) / 3.5) for row in range(28)]
+    right = [max(0, 1 - abs(column - 18.75) / 3.5) for column in range(28)]
+    wanted = [255 * row * column for row in down for column in right]
+    assert all(abs(got - want) <= 0.5 for got, want in zip(dataset.scale(image), wanted, strict=True))
+    assert dataset.scale([[16] * 8] * 8) == b"\xff" * 784
 
 
 def test_what_is_damaged_is_made_again_with_the_index_only_for_the_table(
