@@ -88,7 +88,7 @@ def reduced(nodes, *settings):
 def test_the_network_that_carries_most_is_chosen_and_the_other_left_alone(chosen, networks, nodes):
     changed, said = chosen
     assert changed == {"node-1", "node-2"}
-    assert f"note: the nodes share several networks, and jobs use {networks['eth1']}" in said
+    assert f"note: the nodes share several networks; jobs use {networks['eth1']}" in said
     data = reduced(nodes)
     through_the_other = reduced(nodes, "--mca", "btl_tcp_if_include", networks["eth0"])
     assert "SOCKET_IFNAME" not in as_job(nodes["node-1"], "horovodrun")
