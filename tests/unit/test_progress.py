@@ -174,10 +174,9 @@ def test_what_a_run_took_is_known_to_the_next_one(clone: Path) -> None:
     assert {*durations.load(recorded(clone).parent / events.DURATIONS)} >= {"all / Change something"}
 
 
-def test_a_terminal_may_be_as_narrow_as_it_likes_and_without_colours(
-    failed: Done, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_may_be_narrow_and_without_colours(failed: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     for columns in (1, 10, 60):
         said = failed.again(terminal=True, width=columns, height=3)
         assert "changed: " in plain(said) and "\x1b" in said
