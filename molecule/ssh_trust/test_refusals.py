@@ -112,6 +112,7 @@ def test_silent_connections_of_one_node_do_not_lock_others_out(head, worker):
     def asked_for_a_key():
         head.check_output("systemd-run --quiet --collect --unit silent python3 -c %s", SILENT)
         try:
+            # Only whether sshd answers counts: nobody is let in, and nothing is sent.
             login = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null 127.0.0.1"
             # The connection of this command is there before the silent ones.
             return "Permission denied" in worker.run(f"sleep 8; {login} true || exit 1").stderr
