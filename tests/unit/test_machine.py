@@ -127,7 +127,7 @@ def test_a_reboot_and_an_upgrade_since_the_last_run_are_notes(tmp_path: Path) ->
 
 
 def test_the_defaults_are_those_of_role_base() -> None:
-    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main.yml").read_text())
+    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main/main.yml").read_text())
     assert (defaults["base_nofile"], defaults["base_memlock"]) == (judge.BASE_NOFILE, "unlimited")
 
 

@@ -24,7 +24,7 @@ def options(role: Path) -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_defaults_match_the_argument_specs(role: Path) -> None:
-    defaults = yaml.safe_load((role / "defaults" / "main.yml").read_text())
+    defaults = yaml.safe_load((role / "defaults/main/main.yml").read_text())
     required = {name for name, option in options(role).items() if option.get("required")}
     assert set(defaults) == set(options(role)) - OUR_VARIABLES - required
     for name, value in defaults.items():
@@ -41,6 +41,12 @@ def test_every_filter_is_used_and_reports_errors() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_knows_the_cluster_also_if_it_is_used_alone(role: Path) -> None:
+    known = role / "defaults/main/cluster.yml"
+    assert known.is_symlink() and known.resolve() == ROOT / "playbooks/group_vars/all/cluster.yml"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_public_variables_start_with_the_roles_name(role: Path) -> None:
     assert all(name.startswith(f"{role.name}_") for name in set(options(role)) - OUR_VARIABLES)
 
@@ -53,5 +59,5 @@ def test_the_readmes_table_matches_the_argument_specs(role: Path, tmp_path: Path
 
 
 def test_the_job_user_is_the_same_without_role_base() -> None:
-    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main.yml").read_text())
+    defaults = yaml.safe_load((ROOT / "roles/base/defaults/main/main.yml").read_text())
     assert (defaults["base_user"], defaults["base_user_id"]) == (JOB_USER, JOB_USER_ID)

@@ -52,7 +52,7 @@ def builds_of(inventory: Path | None) -> list[Builds]:
 
 def defaults() -> dict[str, Any]:
     """The roles' defaults for what the inventory leaves unset."""
-    files = [ROOT / f"roles/{role}/defaults/main.yml" for role in ("stack", "openmpi")]
+    files = [ROOT / f"roles/{role}/defaults/main/main.yml" for role in ("stack", "openmpi")]
     known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
     return {name: known[name] for name in REQUEST}
 
