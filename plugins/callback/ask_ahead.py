@@ -10,12 +10,12 @@ from typing import Any
 
 from ansible import context
 from ansible.plugins.callback import CallbackBase
-from ansible.plugins.loader import action_loader, filter_loader
+from ansible.plugins.loader import action_loader, filter_loader, test_loader
 from ansible.release import __version__
 
 from farandole.inventory.state import states
-from farandole.plays.ahead.action import FOLDER, OVERRIDES
-from farandole.plays.ahead.calls import RunCalls
+from farandole.plays.ahead.action import FOLDER, OVERRIDES, decode, encode
+from farandole.plays.ahead.calls import Answer, RunCalls
 
 DOCUMENTATION = """
 name: ask_ahead
@@ -65,6 +65,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         action_loader.add_directory(str(OVERRIDES))
         # Otherwise the process of each task imports them.
         filter_loader.get("farandole.cluster.state_folder")
+        test_loader.get("ansible.builtin.file")
+        decode(Answer(encode({}), "legacy"))
 
     def v2_runner_on_ok(self, result: Any) -> None:
         changed = result.is_changed() and not result.task.check_mode

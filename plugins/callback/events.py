@@ -88,10 +88,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_runner_on_ok(self, result: Any) -> None:
         """Tells of a host that is done with a task, and of what a report says."""
         self._done("changed" if result.is_changed() else "ok", result)
-        said = result.result
-        # Actions of ours show their reports themselves.
-        if result.task.action.rsplit(".", 1)[-1] == "debug" and isinstance(said.get("msg"), str):
-            events.add("message", host=result.host.get_name(), text=events.text(said["msg"]))
+        # Actions of ours show their reports themselves. Ansible copies a result for whoever looks at it.
+        if result.task.action.rsplit(".", 1)[-1] == "debug" and isinstance(said := result.result.get("msg"), str):
+            events.add("message", host=result.host.get_name(), text=events.text(said))
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._done("skipped", result)

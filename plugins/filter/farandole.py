@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 from farandole.core import programs
 from farandole.core.errors import FarandoleError
-from farandole.inventory import cluster, excluded, facts, state
+from farandole.inventory import cluster, excluded, facts, host_keys, state
 from farandole.inventory import mounts as storage
 from farandole.links import fabric
 from farandole.plays import folders, removal
@@ -51,6 +51,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "slurm_people": slurm.people,
     "slurm_settings": slurm.settings,
     "ssh_nodes": cluster.ssh_nodes,
+    "ssh_options": lambda *folders: host_keys.ssh_options(state.state_folder(*folders)),
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,
     "stack_cached": parts.stack_cached,
@@ -91,9 +92,13 @@ def as_filter(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# Once, as Ansible asks for all of them whenever a template names one.
+WRAPPED = {name: as_filter(function) for name, function in FILTERS.items()}
+
+
 class FilterModule:
     """The class that Ansible looks for."""
 
     def filters(self) -> dict[str, Any]:
         """Returns the filters by name."""
-        return {name: as_filter(function) for name, function in FILTERS.items()}
+        return WRAPPED

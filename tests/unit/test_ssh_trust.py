@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole.core.errors import FarandoleError
+from farandole.inventory.host_keys import ssh_options
 from farandole.trust import rules as trust
 from farandole.trust.rules import Signed
 
@@ -365,3 +368,18 @@ def test_without_the_list_of_revoked_keys_nothing_is_signed(tmp_path: Path) -> N
     new, _ = serve(tmp_path, rotate=True)
     assert path.exists()
     assert new["host"].keys() == {"node-1", "node-2"}
+
+
+def test_ssh_reads_what_is_revoked_and_takes_only_keys_that_can_be(tmp_path: Path) -> None:
+    def settings() -> list[str]:
+        told = subprocess.run(
+            ["ssh", "-G", *shlex.split(ssh_options(state)), "node-1"], text=True, capture_output=True, check=True
+        )
+        return told.stdout.splitlines()
+
+    known = (state := tmp_path / "a state's folder") / "ca/known_hosts"
+    assert f"globalknownhostsfile {known} /etc/ssh/ssh_known_hosts" in settings()
+    assert any(line.startswith("hostkeyalgorithms ") and "ecdsa" in line for line in settings())
+    known.parent.mkdir(parents=True)
+    known.touch()
+    assert "hostkeyalgorithms ssh-ed25519-cert-v01@openssh.com,ssh-ed25519" in settings()

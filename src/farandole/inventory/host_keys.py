@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,17 @@ class HostKey:
 def place(address: str, port: int) -> str:
     """How known_hosts calls a host."""
     return address if port == 22 else f"[{address}]:{port}"
+
+
+def ssh_options(state: Path) -> str:
+    """The options with which Ansible's connections refuse what the cluster has revoked."""
+    known = state / "ca" / "known_hosts"
+    files = f'GlobalKnownHostsFile="{known}" {KNOWN[1]}'
+    options = ["UpdateHostKeys=no", "ForwardAgent=no", "ForwardX11=no", files]
+    if known.is_file():
+        # Only ed25519 keys are signed and revoked; a revoked node must not return with a key of another type.
+        options.append(f"HostKeyAlgorithms={TYPES[0]}-cert-v01@openssh.com,{TYPES[0]}")
+    return shlex.join([word for option in options for word in ("-o", option)])
 
 
 def scan(addresses: Sequence[str], port: int) -> list[HostKey | str]:

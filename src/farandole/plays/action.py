@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.yaml import yaml_load
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader
 
@@ -64,7 +64,7 @@ class Action(ActionBase):  # type: ignore[misc]
         """The argument spec described by DOCUMENTATION in the plugin's file."""
         # A strategy may have derived a class of its own, as mitogen's does.
         sources = (vars(sys.modules[base.__module__]).get("DOCUMENTATION") for base in cls.__mro__)
-        documentation = yaml.safe_load(next(filter(None, sources)))
+        documentation = yaml_load(next(filter(None, sources)))
         return argument_spec(documentation.get("options") or {})
 
     def tell(self, variables: Mapping[str, Any], text: str) -> None:
