@@ -53,23 +53,6 @@ options:
     description: Whether to wait until the step has ended. If not, call it again with the same arguments to wait for it.
     type: bool
     default: true
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Build OpenMPI
-  farandole.cluster.build_step:
-    name: OpenMPI 4.1.4
-    directory: /opt/farandole/build
-    script: "{{ lookup('file', 'build.sh') }}"
-    environment: {PREFIX: /opt/farandole/mpi/0123456789ab}
-    build: 0123456789ab
-    creates: /opt/farandole/mpi/0123456789ab
-"""
-
-RETURN = """
-seconds: {description: How long the step took., type: float, returned: always}
-log: {description: Path of the script's log on the node., type: str, returned: always}
 """
 
 

@@ -27,21 +27,6 @@ options:
     type: path
     default: ""
   nodes: {description: Names of the nodes that need the data., type: list, elements: str, default: []}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Provide the data
-  farandole.cluster.dataset:
-    nodes: "{{ ansible_play_hosts }}"
-  register: _samples_dataset
-  run_once: true
-"""
-
-RETURN = """
-source: {description: "Origin of the data, as in its file C(SOURCE).", type: str, returned: always}
-files: {description: "The files, as M(send_files) takes them.", type: list, returned: always}
-lacking: {description: Names of the nodes that do not have exactly these files., type: list, returned: always}
 """
 
 

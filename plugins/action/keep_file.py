@@ -18,22 +18,6 @@ options:
   sha256: {description: Expected sha256 of the file., type: str, required: true}
   to: {description: Path of the copy on the control machine., type: path, required: true}
   about: {description: Data to record next to the copy., type: dict, default: {}}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Keep the packed stack
-  farandole.cluster.keep_file:
-    path: /opt/farandole/build/out/stack.tar.zst
-    sha256: 3b1f...
-    to: /root/.cache/farandole/stacks/stack.tar.zst
-"""
-
-RETURN = """
-file:
-  description: The copy, with C(path), C(name), C(sha256), C(size) and all of O(about).
-  type: dict
-  returned: not in check mode
 """
 
 

@@ -15,14 +15,6 @@ description:
   - Runs on the control machine. The key is in a file of mode 0600, and never in a result.
 options:
   path: {description: The file., type: path, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Have a key for the queue
-  farandole.cluster.munge_key:
-    path: .farandole/mine/slurm/munge.key
-  run_once: true
 """
 
 

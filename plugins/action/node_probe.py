@@ -23,7 +23,8 @@ DOCUMENTATION = r"""
 module: node_probe
 short_description: Report what a node is
 description:
-  - Reads in one round trip what Farandole must know about a node before it changes anything.
+  - Reads in one round trip what Farandole must know about a node before it changes anything. The form of the answer is
+    in C(src/farandole/preflight/answer.py).
   - If a node cannot be reached or cannot run the module, the task does not fail but returns RV(unreachable_reason), so
     that M(preflight) can check all nodes together.
 options:
@@ -37,67 +38,6 @@ options:
     default: ""
 attributes:
   check_mode: {description: Never changes anything., support: full}
-author: Farandole
-"""
-
-EXAMPLES = r"""
-- name: Probe the nodes
-  farandole.cluster.node_probe:
-    accounts: {trainer: 2000}
-  register: _preflight_probe
-"""
-
-RETURN = r"""
-probe:
-  description: What the node reports about itself.
-  returned: the node answered
-  type: dict
-  contains:
-    os_id: {description: "ID of /etc/os-release.", type: str, sample: debian}
-    os_version: {description: "VERSION_ID of /etc/os-release.", type: str, sample: "12"}
-    codename: {description: "VERSION_CODENAME of /etc/os-release.", type: str, sample: bookworm}
-    arch: {description: "Machine architecture.", type: str, sample: x86_64}
-    python: {description: "Version of the system's Python, major and minor.", type: str, sample: "3.11"}
-    glibc: {description: "Version of the C library.", type: str, sample: "2.36"}
-    nvidia_driver: {description: "Version of the loaded NVIDIA driver; empty if none.", type: str}
-    cuda: {description: "Version of the CUDA toolkit, from its nvcc; empty if none.", type: str, sample: "13.0"}
-    hostname: {description: "Host name.", type: str, sample: node-1}
-    machine_id: {description: "/etc/machine-id.", type: str}
-    addresses: {description: "All its IP addresses; null if it has no ip command.", type: list, elements: str}
-    interfaces: {description: "Name, address and prefix length of each of them.", type: list, elements: dict}
-    gpus: {description: "Number of NVIDIA GPUs.", type: int}
-    init: {description: "Name of process 1.", type: str, sample: systemd}
-    container: {description: "Whether the node is a container.", type: bool}
-    accounts:
-      description: >-
-        For each account asked about, its C(user_id) and the C(group_id) of its group, null if they do not exist, and
-        C(id_owner) and C(group_id_owner), who has the intended uid and gid, null if they are free.
-      type: dict
-    python_apt: {description: "Whether the interpreter has python3-apt.", type: bool}
-    sshd_drop_ins: {description: "Whether sshd reads /etc/ssh/sshd_config.d/*.conf.", type: bool}
-    disk_free_mb: {description: "Free space for /opt, in MiB.", type: int}
-    stacks: {description: "Ids of the stacks that are C(installed), C(current) and C(former).", type: dict}
-    data: {description: "The sha256 of each file of the sample scripts' data.", type: dict}
-    time: {description: "The node's clock, in seconds since 1970.", type: float}
-    root: {description: "Whether the module ran as root.", type: bool}
-    firewall: {description: "The addresses that our firewall lets in; null without one.", type: list, elements: str}
-    machine: {description: "Its hardware, disks, limits, links and packages, and the job user's shells.", type: dict}
-skew:
-  description: Seconds by which the node's clock is ahead of the controller's.
-  returned: the node answered
-  type: float
-unreachable_reason:
-  description: Why there is no answer, as ssh, sudo or Python put it, on one line.
-  returned: the node gave no answer
-  type: str
-unfit:
-  description: What is malformed in its answer; nothing in such an answer is used.
-  returned: the node gave a malformed answer
-  type: str
-login:
-  description: How Ansible tried to log in, also as an ssh command, and the words of one that shares its connection.
-  returned: always
-  type: dict
 """
 
 

@@ -90,28 +90,6 @@ options:
     description: Folder on the control machine for C(preflight.json). It belongs to the first inventory that uses it.
     type: path
     required: true
-author: Farandole
-"""
-
-EXAMPLES = r"""
-- name: Check the inventory
-  farandole.cluster.preflight:
-    phase: inventory
-    roles_dir: "{{ role_path | dirname }}"
-    state_dir: "{{ cluster_state }}"
-  run_once: true
-"""
-
-RETURN = r"""
-msg:
-  description: The findings as a numbered list, or one line if there are none.
-  returned: always
-  type: str
-  sample: "4 nodes, Debian 12: no finding"
-excluded:
-  description: The nodes that are left out, and why; in check mode also those that would be.
-  returned: some are
-  type: dict
 """
 
 

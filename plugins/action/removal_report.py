@@ -24,15 +24,6 @@ options:
     description: What is known of the cluster, C(cluster_facts) of role C(cluster).
     type: dict
     required: true
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Say what was removed
-  farandole.cluster.removal_report:
-    answers: [_stack_removed, _base_removed]
-    cluster: "{{ cluster_facts }}"
-  run_once: true
 """
 
 

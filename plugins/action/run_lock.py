@@ -26,15 +26,6 @@ description:
   - Does nothing in check mode.
 options:
   state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Refuse if another run is changing the cluster
-  farandole.cluster.run_lock:
-    state_dir: "{{ cluster_state }}"
-  delegate_to: "{{ cluster_facts.head }}"
-  run_once: true
 """
 
 

@@ -20,25 +20,6 @@ options:
   script: {description: Text of the script., type: str, required: true}
   user: {description: Account that runs the script., type: str, required: true}
   argument: {description: The only argument of the script., type: str, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Run a job
-  farandole.cluster.run_script:
-    script: "{{ lookup('file', 'job.py') }}"
-    user: trainer
-    argument: "{{ job | to_json }}"
-"""
-
-RETURN = """
-rc: {description: Exit status of the script., type: int, returned: not in check mode}
-stdout: {description: Standard output of the script., type: str, returned: not in check mode}
-stderr: {description: Standard error of the script., type: str, returned: not in check mode}
-begun:
-  description: When the script was started, in seconds since 1970 by the clock of the control machine.
-  type: float
-  returned: not in check mode
 """
 
 

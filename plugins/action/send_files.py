@@ -30,21 +30,6 @@ options:
     description: Number of files to keep in the folder of a file that was sent, the newest ones; 0 for all.
     type: int
     default: 0
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Upload the archive to the depot
-  farandole.cluster.send_files:
-    directory: /srv/farandole
-    files:
-      - path: /root/.cache/farandole/stacks/0123456789ab.tar.zst
-        name: stacks/0123456789ab.tar.zst
-        sha256: 3b1f...
-"""
-
-RETURN = """
-sent: {description: Names of the files that were sent., type: list, returned: always}
 """
 
 

@@ -31,21 +31,6 @@ options:
   file: {description: A file on the control machine to use instead., type: str, default: ""}
   variable: {description: Name of the variable that sets O(file), for the error message., type: str, default: ""}
   scratch: {description: Working folder on the node., type: path, default: ""}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Fetch the source
-  farandole.cluster.source_fetch:
-    folder: /root/.cache/farandole/sources
-    sources:
-      - {url: "https://example.org/thing-1.0.tar.gz", file: thing-1.0.tar.gz, sha256: 3b1f...}
-"""
-
-RETURN = """
-path: {description: Path of the archive on the control machine., type: str, returned: always}
-name: {description: Name of the archive., type: str, returned: always}
-sha256: {description: Sha256 of the archive., type: str, returned: always}
 """
 
 

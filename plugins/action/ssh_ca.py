@@ -59,26 +59,6 @@ options:
     description: Create a new authority; everything signed so far becomes invalid. All nodes must take part.
     type: bool
     default: false
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Sign the keys of the nodes
-  farandole.cluster.ssh_ca:
-    folder: .farandole/mine/ca
-    nodes: "{{ ansible_play_hosts | ssh_nodes(hostvars) }}"
-    launchers: ["{{ cluster_facts.head }}"]
-    users: [trainer]
-    host_days: 3650
-    user_days: 365
-"""
-
-RETURN = """
-host_ca: {description: Public key of the host CA., type: str, returned: always}
-user_ca: {description: Public key of the user CA., type: str, returned: always}
-host: {description: Host certificates by node., type: dict, returned: always}
-user: {description: User certificates by node and user., type: dict, returned: always}
-revoked: {description: "Every key revoked under this authority, one per line.", type: list, returned: always}
 """
 
 

@@ -54,23 +54,6 @@ options:
     type: path
     default: ""
   collect: {description: Also fetch the wheels of the lock into the cache., type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Read or create the lock
-  farandole.cluster.stack_lock:
-    inventory_dir: "{{ inventory_dir }}"
-    frameworks: [tensorflow, pytorch]
-    nodes: "{{ cluster_facts.members }}"
-  register: _stack_locked
-  run_once: true
-"""
-
-RETURN = """
-lock: {description: The lock; in check mode a new one has not been written., type: dict, returned: always}
-lock_path: {description: Path of the lock., type: str, returned: always}
-cache: {description: Path of the cache., type: str, returned: always}
 """
 
 

@@ -14,7 +14,8 @@ module: stack_plan
 short_description: Plan what a run must build and install
 description:
   - Runs on the control machine and contacts no node, so that a run with nothing to do ends quickly. It uses the lock,
-    the existing builds, of which it deletes damaged ones, and the results of M(node_probe).
+    the existing builds, of which it deletes damaged ones, and the results of M(node_probe). The fields of the plan are
+    those of C(stack_plan) in the argument specs of role stack.
 options:
   lock: {description: "The lock, as M(stack_lock) returns it.", type: dict, default: {}}
   back_to:
@@ -23,35 +24,6 @@ options:
   builds: {description: Folder on the control machine for packed stacks and compiled parts., type: path, required: true}
   nodes: {description: Names of the nodes of this run., type: list, elements: str, required: true}
   builder: {description: Name of the node that compiles., type: str, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Plan the run
-  farandole.cluster.stack_plan:
-    lock: "{{ stack_lock }}"
-    builds: .farandole/mine/builds
-    nodes: "{{ ansible_play_hosts }}"
-    builder: node-1
-  run_once: true
-"""
-
-RETURN = """
-lock:
-  description: O(lock), or the lock of the stack to roll back to; only its id if nothing else is known.
-  type: dict
-  returned: always
-plan:
-  description: What must be done.
-  type: dict
-  returned: always
-  contains:
-    lacking: {description: Names of the nodes that do not have the stack., type: list}
-    behind: {description: Names of the nodes whose current stack is another one., type: list}
-    build: {description: Whether the builder must build the stack., type: bool}
-    pack: {description: Whether the builder must pack its stack., type: bool}
-    archive: {description: "The packed stack; null if there is none.", type: dict}
-    parts: {description: "OpenMPI and Horovod from earlier builds; null for each that must be built.", type: dict}
 """
 
 

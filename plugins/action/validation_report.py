@@ -42,28 +42,6 @@ options:
   started: {description: "Start of the run, in seconds since 1970.", type: float, required: true}
   phases: {description: "When each part of the run began, in seconds since 1970, by its name.", type: dict, default: {}}
   unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Judge the results and write the report
-  farandole.cluster.validation_report:
-    folder: .farandole/mine/reports
-    trust: {node-1: "{{ _validation_trust }}"}
-    jobs: "{{ _validation_jobs.results }}"
-    bars: {efficiency: 0.9}
-    about: {cluster: mine, hosts: [node-1, node-2]}
-    started: 1700000000
-"""
-
-RETURN = """
-verdict:
-  description:
-    - C(red) if something failed or nothing was measured; C(slow) if all is correct but something is too slow; else
-      C(green).
-  type: str
-  returned: always
-report: {description: Folder of the report., type: str, returned: always}
 """
 
 

@@ -39,20 +39,6 @@ options:
     type: list
     elements: path
     default: []
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Write the limits of the job user
-  farandole.cluster.write_files:
-    files:
-      - path: /etc/security/limits.d/90-farandole.conf
-        content: "trainer - memlock unlimited\\n"
-"""
-
-RETURN = """
-written: {description: The files that changed., type: list, returned: always}
-swept: {description: The files that were removed., type: list, returned: always}
 """
 
 

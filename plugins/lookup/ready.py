@@ -24,16 +24,6 @@ description:
   - Imports nothing of the package.
 options:
   _terms: {description: What to return., required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Check the nodes
-  hosts: "{{ lookup('farandole.cluster.ready', 'cluster') }}"
-"""
-
-RETURN = """
-_raw: {description: The terms., type: list, elements: str}
 """
 
 COLLECTION = Path(__file__).resolve().parents[2]

@@ -24,17 +24,6 @@ options:
     type: bool
     default: false
   end_jobs: {description: Whether to end what the accounts run that are locked., type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Create the job user and the users' accounts
-  farandole.cluster.accounts:
-    users: {trainer: 2000, alice: 2001}
-"""
-
-RETURN = """
-done: {description: "What was done, or would be.", type: list, returned: always}
 """
 
 import shutil

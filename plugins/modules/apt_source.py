@@ -32,24 +32,6 @@ options:
     description: Full fingerprint of the key, 40 hexadecimal digits; blanks are allowed.
     type: str
     default: ""
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Add NVIDIA's repository
-  farandole.cluster.apt_source:
-    name: cuda
-    uri: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/
-    key_url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
-    key_fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
-- name: Add contrib
-  farandole.cluster.apt_source:
-    name: contrib
-    components: [contrib]
-"""
-
-RETURN = """
-path: {description: The file of the entry., type: str, returned: always}
 """
 
 import os

@@ -20,15 +20,6 @@ options:
     required: true
   size: {description: Size of the archive in bytes., type: int, required: true}
   root: {description: Folder for it., type: path, default: /opt/farandole/caffe}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Install Intel Caffe
-  farandole.cluster.caffe_install:
-    url: http://node-1:8480/caffe/0123456789abcdef.tar
-    sha256: 0123456789abcdef...
-    size: 80000000
 """
 
 import os

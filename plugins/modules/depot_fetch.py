@@ -19,16 +19,6 @@ options:
     elements: dict
     required: true
   path: {description: The folder., type: path, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Fetch the debs
-  farandole.cluster.depot_fetch:
-    url: http://node-1:8480
-    files:
-      - {name: debs/libnccl2_2.27.3-1+cuda12.9_amd64.deb, sha256: 3b1f..., size: 200000000}
-    path: /var/cache/farandole/nccl
 """
 
 import os

@@ -16,13 +16,6 @@ options:
   members: {description: The addresses of the cluster's nodes., type: list, elements: str, required: true}
   open: {description: Ports or ranges that stay open to everybody., type: list, elements: str, default: []}
   ssh_port: {description: "A port of sshd, in addition to those that it names itself.", type: int, default: 22}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Restrict the ports that jobs use to the cluster's nodes
-  farandole.cluster.firewall:
-    members: [192.0.2.11, 192.0.2.12]
 """
 
 import re

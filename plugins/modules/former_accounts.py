@@ -17,19 +17,6 @@ options:
     type: str
     required: true
   keep: {description: "Remove no account, and only return which stay.", type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Remove the job user
-  farandole.cluster.former_accounts:
-    names: [trainer]
-    group: farandole-jobs
-"""
-
-RETURN = """
-removed: {description: What was removed., type: list, returned: always}
-left: {description: "What stays, each with the reason.", type: list, returned: always}
 """
 
 import pwd

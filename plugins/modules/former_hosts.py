@@ -12,18 +12,6 @@ description:
 options:
   begin: {description: First line of the block., type: str, required: true}
   end: {description: Last line of the block., type: str, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Remove the cluster's names
-  farandole.cluster.former_hosts:
-    begin: "# BEGIN of the nodes"
-    end: "# END of the nodes"
-"""
-
-RETURN = """
-removed: {description: What was removed., type: list, returned: always}
 """
 
 import re

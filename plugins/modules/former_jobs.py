@@ -11,17 +11,6 @@ description:
 options:
   uids: {description: Who may start jobs., type: list, elements: int, required: true}
   running: {description: "Whether to cancel what runs, too.", type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Cancel the jobs of removed users
-  farandole.cluster.former_jobs:
-    uids: [2000, 2001]
-"""
-
-RETURN = """
-cancelled: {description: The uids whose jobs were cancelled., type: list, returned: always}
 """
 
 import shutil

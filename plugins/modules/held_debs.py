@@ -23,23 +23,6 @@ options:
     type: list
     elements: path
     default: []
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Install NCCL
-  farandole.cluster.held_debs:
-    names: [libnccl2, libnccl-dev]
-    version: 2.27.3-1+cuda12.9
-"""
-
-RETURN = """
-due: {description: "Whether anything differed from the request, in check mode too.", type: bool, returned: always}
-former:
-  description: State and version of each package before, as dpkg prints them.
-  type: dict
-  returned: always
-  sample: {libnccl2: "hi  2.22.3-1+cuda12.5"}
 """
 
 import re

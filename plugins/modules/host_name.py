@@ -11,13 +11,6 @@ description:
     system this is.
 options:
   name: {description: The name., type: str, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Set the host name
-  farandole.cluster.host_name:
-    name: node-1
 """
 
 import socket

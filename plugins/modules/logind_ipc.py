@@ -15,12 +15,6 @@ options:
       - Make it read its settings as they are without this file, which is or will be removed, instead of having it keep
         the objects.
     type: path
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Keep the job user's IPC objects after the last logout
-  farandole.cluster.logind_ipc:
 """
 
 import re

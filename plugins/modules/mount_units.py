@@ -29,19 +29,6 @@ options:
     type: list
     elements: str
     default: []
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Mount the data
-  farandole.cluster.mount_units:
-    mounts:
-      - {what: "nas:/export/data", where: /data, type: nfs4}
-"""
-
-RETURN = """
-units: {description: The units that were written or removed., type: list, returned: always}
-removed: {description: The files of units that were removed., type: list, returned: always}
 """
 
 import os

@@ -18,27 +18,6 @@ options:
   gpu: {description: "Whether the node has a GPU, so that jobs use NCCL.", type: bool, default: false}
 attributes:
   check_mode: {description: Never changes anything., support: full}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Check the version that NCCL reports
-  farandole.cluster.nccl_proof:
-    version: 2.27.3-1+cuda12.9
-    venv: /opt/farandole/current/venv
-"""
-
-RETURN = """
-library:
-  description: Path of the package's library.
-  type: str
-  returned: always
-  sample: /usr/lib/x86_64-linux-gnu/libnccl.so.2.27.3
-answered: {description: The version that ncclGetVersion reported., type: str, returned: always, sample: 2.27.3}
-shadows:
-  description: The version of each other library of that name, by path; empty if it cannot be loaded.
-  type: dict
-  returned: always
 """
 
 import re

@@ -121,6 +121,7 @@ def let_in(file: Path) -> list[str] | None:
 
 
 def account(user: str, wanted: int) -> dict[str, Any]:
+    """The ids of an account and its group, null without one, and who has the intended ones, null if they are free."""
     return {
         "user_id": find(pwd.getpwnam, user, "pw_uid"),
         "group_id": find(grp.getgrnam, user, "gr_gid"),

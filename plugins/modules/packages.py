@@ -20,17 +20,6 @@ options:
     type: list
     elements: str
     required: true
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Install the base packages
-  farandole.cluster.packages:
-    names: [curl, systemd-timesyncd | time-daemon]
-"""
-
-RETURN = """
-missing: {description: The packages that were missing., type: list, returned: always}
 """
 
 import os

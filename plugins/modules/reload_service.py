@@ -16,15 +16,6 @@ options:
   port: {description: "TCP port on which it must accept connections afterwards, if it has one.", type: int}
   start: {description: Also enable and start it; its unit must then be one of O(files)., type: bool, default: false}
   restart: {description: "Restart it, as it reads these files only when it starts.", type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Let sshd read its settings
-  farandole.cluster.reload_service:
-    name: ssh
-    files: [/etc/ssh/sshd_config.d/10-farandole.conf]
-    port: 22
 """
 
 import socket

@@ -37,21 +37,6 @@ options:
     type: list
     elements: str
     default: []
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Remove the depot
-  farandole.cluster.remove:
-    units: [farandole-depot.service]
-    paths: [/etc/systemd/system/farandole-depot.service, /srv/farandole/stacks]
-    empty: [/srv/farandole]
-"""
-
-RETURN = """
-removed: {description: What was removed., type: list, returned: always}
-left: {description: "What could not be removed, each with the reason.", type: list, returned: always}
-packages: {description: Those of O(packages) that are installed., type: list, returned: always}
 """
 
 import glob

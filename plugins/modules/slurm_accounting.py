@@ -15,18 +15,6 @@ options:
   database: {description: Name of the database., type: str, required: true}
   cluster: {description: Name of the cluster in the accounting., type: str, required: true}
   accounts: {description: Users and share of each account., type: dict}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Make the database
-  farandole.cluster.slurm_accounting:
-    database: slurm_acct_db
-    cluster: farandole
-"""
-
-RETURN = """
-added: {description: What was missing., type: list, returned: always}
 """
 
 import shutil

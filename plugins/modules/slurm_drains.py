@@ -12,17 +12,6 @@ description:
     settings said, for which it was given what they have.
 options:
   excluded: {description: Why each of these nodes is left out., type: dict, required: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Drain the nodes that are left out
-  farandole.cluster.slurm_drains:
-    excluded: {node-2: "excluded since 2026-01-01T00:00:00Z by ann: fan"}
-"""
-
-RETURN = """
-changed_nodes: {description: The nodes whose state was changed., type: list, returned: always}
 """
 
 import re

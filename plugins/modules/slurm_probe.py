@@ -12,24 +12,6 @@ description:
   - Where slurmctld is, looks which partitions have jobs.
 options:
   node: {description: "Whether this machine takes jobs, and so has slurmd.", type: bool, default: true}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Read the hardware
-  farandole.cluster.slurm_probe:
-  register: _slurm_probe
-"""
-
-RETURN = """
-hardware:
-  description: The counts, the memory in MiB, and which cgroups have a memory controller.
-  type: dict
-  returned: if slurmd is installed
-partitions:
-  description: Name, nodes and time limit of the partitions that have jobs; of all if slurmctld does not answer.
-  type: list
-  returned: always
 """
 
 import re

@@ -21,24 +21,6 @@ options:
       - Those that the node has in its own list besides are returned, as the caller may have restored an older list.
     type: str
     default: ""
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Read the node's public keys
-  farandole.cluster.ssh_identity:
-    folder: /etc/farandole/ssh
-    job_keys: {trainer: /etc/farandole/ssh/id_job}
-"""
-
-RETURN = """
-host_key: {description: The public host key; empty in check mode if there is none yet., type: str, returned: always}
-job_keys: {description: The public job keys by user; none on nodes that launch no jobs., type: dict, returned: always}
-remembers:
-  description: The CAs that the node trusts, the revoked keys that it knows and O(revoked) lacks, its host certificate.
-  type: dict
-  returned: always
-openssh: {description: "Version of OpenSSH, as a number.", type: float, returned: always}
 """
 
 import pwd

@@ -25,27 +25,6 @@ options:
   unpacked: {description: Size in bytes once unpacked., type: int, required: true}
   modules: {description: Python modules that must load., type: list, elements: str, default: []}
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Install the stack
-  farandole.cluster.stack_install:
-    id: 0123456789ab
-    mpi: ba9876543210
-    user: trainer
-    url: http://node-1:8480/stacks/0123456789ab.debian-12-x86_64.tar.zst
-    sha256: 3b1f...
-    size: 500000000
-    unpacked: 2000000000
-    modules: [horovod.torch]
-"""
-
-RETURN = """
-seconds:
-  description: How long fetching, unpacking and testing took.
-  type: dict
-  returned: when something was installed
 """
 
 import os

@@ -9,6 +9,7 @@ short_description: Compare the current stack with what was built
 description:
   - Compares every file of the stack, of its OpenMPI and of the stack to which it adds packages with their lists of
     contents, and these lists with the control machine's records. Reports differences without failing.
+  - Returns a C(proven) of null if the stack cannot be verified, because it was built without lists.
 options:
   known:
     description: Valid sha256 of the list of each tree, by its path below O(root), C(stacks/ID) or C(mpi/KEY).
@@ -17,22 +18,6 @@ options:
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 attributes:
   check_mode: {description: Never changes anything., support: full}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Compare the stack with the build
-  farandole.cluster.stack_proof:
-    known: {stacks/0123456789ab: [3b1f...]}
-"""
-
-RETURN = """
-stack: {description: Id of the current stack; empty if there is none., type: str, returned: always}
-proven:
-  description: Whether it is what was built; null if that cannot be verified, because it was built without lists.
-  type: bool
-  returned: always
-wrong: {description: "The first differences, in one line.", type: str, returned: always}
 """
 
 from pathlib import Path

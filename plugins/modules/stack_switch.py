@@ -17,23 +17,6 @@ options:
   id: {description: Id of the stack., type: str, required: true}
   keep: {description: "Number of stacks to keep, including the current and the former one.", type: int, default: 3}
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Switch to the stack
-  farandole.cluster.stack_switch:
-    id: 0123456789ab
-    keep: 3
-"""
-
-RETURN = """
-proven:
-  description: Whether the stack could be verified by lists of its contents.
-  type: bool
-  returned: when it switched
-former: {description: Id of the stack that was current before., type: str, returned: always}
-pruned: {description: Names of the folders that were removed., type: list, returned: always}
 """
 
 from pathlib import Path

@@ -10,16 +10,6 @@ description:
   - Finds processes that were started from the stack or by a run, and builds that are still running.
 options:
   end: {description: End them., type: bool, default: false}
-author: Farandole
-"""
-
-EXAMPLES = """
-- name: Look for jobs and builds
-  farandole.cluster.stack_use:
-"""
-
-RETURN = """
-running: {description: "What is running, each once.", type: list, returned: always}
 """
 
 import os
