@@ -198,7 +198,7 @@ def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, cap
     assert runs.told(run).startswith("the folder could not be copied: none.invalid: ssh: Could not resolve hostname")
     match, _ = first_cause(capfd.readouterr().out.splitlines())
     assert match
-    assert (match.cause.code, match.words["host"]) == ("job-name-unknown", "none.invalid")
+    assert (match.cause.code, match.fields["host"]) == ("job-name-unknown", "none.invalid")
 
 
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

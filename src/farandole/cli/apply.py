@@ -34,9 +34,9 @@ def apply(
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
     refuse_unknown(inventory.absolute(), "--limit", limit)
-    given = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
-    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
-    arguments += [word for one in extra_vars or () for word in ("--extra-vars", one)]
+    options = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
+    arguments = [word for name, value in options.items() if value for word in (name, str(value))]
+    arguments += [word for assignment in extra_vars or () for word in ("--extra-vars", assignment)]
     arguments += ["--check"] * check + ["--diff"] * diff
     status = play(
         "site.yml",
@@ -49,8 +49,8 @@ def apply(
     if status:
         raise typer.Exit(status)
     if not as_json and not (limit or tags or skip_tags):
-        verb, words = ("apply", "to make these changes") if check else ("validate", "next")
-        typer.echo(f"{words}: farandole {verb} -i {shlex.quote(str(inventory))}")
+        verb, purpose = ("apply", "to make these changes") if check else ("validate", "next")
+        typer.echo(f"{purpose}: farandole {verb} -i {shlex.quote(str(inventory))}")
 
 
 def watch(

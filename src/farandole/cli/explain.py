@@ -43,21 +43,23 @@ def command(
     it stands in brackets in every message, says what is known of that cause. The exit status is 0 if a cause is named,
     or if nothing looks like a failure; 3 if the failure is not known; 1 if a log cannot be read.
     """
-    given = logs or []
+    arguments = logs or []
     if list_:
-        found = [cause for cause in causes().values() if all(word.lower() in everything(cause) for word in given)]
-        if not found:
-            raise FarandoleError(f"no cause contains {' and '.join(given)}")
-        print("\n".join(f"{cause.code}: {plain(cause.what)}" for cause in found))
+        matching = [
+            cause for cause in causes().values() if all(word.lower() in everything(cause) for word in arguments)
+        ]
+        if not matching:
+            raise FarandoleError(f"no cause contains {' and '.join(arguments)}")
+        print("\n".join(f"{cause.code}: {plain(cause.what)}" for cause in matching))
         return
-    codes = [one for one in given if one in causes() and not Path(one).exists()]
+    codes = [argument for argument in arguments if argument in causes() and not Path(argument).exists()]
     if codes:
-        if len(codes) < len(given):
+        if len(codes) < len(arguments):
             raise FarandoleError(f"{codes[0]} is the code of a cause, and other arguments are files: name one kind")
         print("\n\n".join("\n".join(described(causes()[code])) for code in codes))
         return
-    verdict = explain(read(given or ["-"]))
-    print(report(verdict, several=len(given) > 1))
+    verdict = explain(read(arguments or ["-"]))
+    print(report(verdict, several=len(arguments) > 1))
     if verdict.telling and not verdict.codes:
         raise typer.Exit(3)
 

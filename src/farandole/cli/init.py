@@ -64,15 +64,15 @@ def init(
 def read_hosts(hosts: Sequence[str], head: str) -> tuple[dict[str, str], str]:
     """The address of each node by its name, and the name of the head."""
     known = {*hosts, *(host.partition("=")[0] for host in hosts)}
-    words = [*([head] if head and head not in known else []), *hosts]
-    if not words:
+    arguments = [*([head] if head and head not in known else []), *hosts]
+    if not arguments:
         raise FarandoleError("which hosts? name at least one, for example  farandole init mine 192.0.2.11 192.0.2.12")
-    pairs = [_node(word, number) for number, word in enumerate(words, 1)]
-    for kind, values in (("name", [one for one, _ in pairs]), ("address", [one for _, one in pairs])):
-        if twice := [one for one, count in Counter(values).items() if count > 1]:
-            both = " and ".join(word for word, pair in zip(words, pairs, strict=True) if twice[0] in pair)
+    pairs = [_node(word, number) for number, word in enumerate(arguments, 1)]
+    for kind, values in (("name", [name for name, _ in pairs]), ("address", [address for _, address in pairs])):
+        if twice := [value for value, count in Counter(values).items() if count > 1]:
+            both = " and ".join(word for word, pair in zip(arguments, pairs, strict=True) if twice[0] in pair)
             raise FarandoleError(f"{both} have the same {kind}, {twice[0]}; nothing was written: name each host once")
-    place = words.index(head) if head in words else [one for one, _ in pairs].index(head) if head else 0
+    place = arguments.index(head) if head in arguments else [name for name, _ in pairs].index(head) if head else 0
     return dict(pairs), pairs[place][0]
 
 
@@ -94,13 +94,13 @@ def _node(word: str, number: int) -> tuple[str, str]:
 def _resolve(name: str) -> str:
     """The IPv4 address of a name, as other nodes need an address that is the same everywhere."""
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is malformed"
         raise FarandoleError(
             f"{visible(name)} has no IPv4 address here ({reason}); nothing was written: add {visible(name)}=ADDRESS"
         ) from None
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def ask(nodes: Mapping[str, str], port: int) -> dict[str, HostKey]:
@@ -121,11 +121,11 @@ def ask(nodes: Mapping[str, str], port: int) -> dict[str, HostKey]:
     return keys
 
 
-def confirm(nodes: Mapping[str, str], keys: Mapping[str, HostKey], port: int, given: Sequence[str]) -> None:
+def confirm(nodes: Mapping[str, str], keys: Mapping[str, HostKey], port: int, fingerprints: Sequence[str]) -> None:
     """Make sure that a person knows each key: by known_hosts, by an option, or by looking at its fingerprint."""
     new = []
     for node, key in keys.items():
-        before = [one for one in known((place(nodes[node], port),)) if one.kind == key.kind]
+        before = [former for former in known((place(nodes[node], port),)) if former.kind == key.kind]
         if before and key not in before:
             raise FarandoleError(
                 f"{node} ({nodes[node]}) has another host key than {KNOWN[0]} or {KNOWN[1]} says: now "
@@ -133,11 +133,11 @@ def confirm(nodes: Mapping[str, str], keys: Mapping[str, HostKey], port: int, gi
                 f"forget the old key:  ssh-keygen -R '{place(nodes[node], port)}'  Otherwise the connection may be "
                 "intercepted"
             )
-        if key not in before and key.fingerprint not in given:
+        if key not in before and key.fingerprint not in fingerprints:
             new.append(node)
     rows = [[node, nodes[node], key.fingerprint, "" if node in new else "known"] for node, key in keys.items()]
     typer.echo(table([["node", "address", "host key", ""], *rows]))
-    if new and given:
+    if new and fingerprints:
         raise FarandoleError(f"no --host-key has the fingerprint of {', '.join(new)}; nothing was written")
     if new and not sys.stdin.isatty():
         raise FarandoleError(

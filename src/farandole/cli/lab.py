@@ -34,23 +34,23 @@ Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …
 
 
 @contextmanager
-def _work(what: str) -> Iterator[lab.Progress]:
+def _work(title: str) -> Iterator[lab.Progress]:
     """Change the machine and show progress: a status line on a terminal, else one line per step."""
     host.check()
     begun = time.monotonic()
     with ExitStack() as stack:
         if console.is_terminal:
-            status = stack.enter_context(console.status(what))
+            status = stack.enter_context(console.status(title))
 
         def progress(step: str) -> None:
             if console.is_terminal:
-                status.update(f"{what}: {step}")
+                status.update(f"{title}: {step}")
             else:
-                console.print(f"{what}: {step}")
+                console.print(f"{title}: {step}")
 
         stack.enter_context(host.locked(wait=lambda: progress("waiting for another lab command to finish")))
         yield progress
-    console.print(f"{what}: done in {time.monotonic() - begun:.1f} s")
+    console.print(f"{title}: done in {time.monotonic() - begun:.1f} s")
 
 
 @app.command()
@@ -116,14 +116,14 @@ def purge() -> None:
 def status() -> None:
     """Show all labs, their nodes, and what they have changed on this machine."""
     host.check()
-    found = lab.nodes()
-    if not found:
+    nodes = lab.nodes()
+    if not nodes:
         console.print("no lab is up; `farandole lab up` starts one")
     table = Table("lab", "node", "suite", "address", "state", "ssh")
-    for node in found:
+    for node in nodes:
         ssh = "answers" if node.state == "running" and lab.answers(node.address, 0) else "silent"
         table.add_row(node.lab, node.name, node.suite, node.address, node.state, ssh)
-    if found:
+    if nodes:
         console.print(table)
     for change in host.changes():
         console.print(f"on this machine: {change}")
@@ -133,11 +133,11 @@ def status() -> None:
 def inventory_(name: Name = "lab") -> None:
     """Write the lab's inventory into this checkout and print its path."""
     host.check()
-    found = [node for node in lab.nodes(name) if node.state == "running"]
-    if not found:
+    nodes = [node for node in lab.nodes(name) if node.state == "running"]
+    if not nodes:
         raise FarandoleError(f"lab {name} has no running node; `farandole lab up --name {name}` starts it")
     inventory.check(name)
-    console.print(str(inventory.write(name, {node.name: (node.address, node.root) for node in found})))
+    console.print(str(inventory.write(name, {node.name: (node.address, node.root) for node in nodes})))
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -162,21 +162,21 @@ def ssh(
 def _on_node(change: Callable[..., None], state: str = "running") -> Callable[..., None]:
     """A command that changes a node in this state, which it takes by its name and that of its lab."""
 
-    def changed(node: str, name: str, **given: Any) -> None:
+    def changed(node: str, name: str, **options: Any) -> None:
         with _work(f"{change.__name__} {node}"):
             target = lab.node(name, node)
             if target.state != state:
                 raise FarandoleError(f"{node} is {target.state}, and {change.__name__} is for a node that is {state}")
-            change(target, **given)
+            change(target, **options)
 
     _, *own = inspect.signature(change, eval_str=True).parameters.values()
     parameters = [
         inspect.Parameter("node", inspect.Parameter.KEYWORD_ONLY, annotation=Target),
-        *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
         inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default="lab", annotation=Name),
     ]
     changed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    changed.__annotations__ = {one.name: one.annotation for one in parameters}
+    changed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     changed.__name__, changed.__doc__ = change.__name__, change.__doc__
     return changed
 

@@ -45,11 +45,11 @@ def show(inventory: Inventory) -> None:
     """List the nodes that are left out: since when, by whom, why."""
     known = cluster_of(inventory, write=False)
     rows = [["node", "since", "by", "confirmed by", "code", "why"]]
-    for name, one in excluded.read(known.state).items():
-        hand = one.by == "person"
+    for name, entry in excluded.read(known.state).items():
+        hand = entry.by == "person"
         gone = "" if name in known.nodes else " (no longer in the inventory)"
-        who = [one.person, ""] if hand else [one.measurement, one.person]
-        rows.append([f"{name}{gone}", one.since, *who, one.code, one.why])
+        who = [entry.person, ""] if hand else [entry.measurement, entry.person]
+        rows.append([f"{name}{gone}", entry.since, *who, entry.code, entry.why])
     typer.echo(on_terminal(table(rows)) if rows[1:] else "no node is left out")
 
 
@@ -68,9 +68,9 @@ def exclude(
     if not why.strip():
         raise FarandoleError("--why is empty")
     with excluded.changing(known.state) as entries:
-        if one := entries.get(name):
-            more = "" if one.person else f"; to keep it out until you include it: farandole node confirm {name}"
-            raise FarandoleError(f"{name} is already {on_terminal(one.words)}{more}")
+        if entry := entries.get(name):
+            more = "" if entry.person else f"; to keep it out until you include it: farandole node confirm {name}"
+            raise FarandoleError(f"{name} is already {on_terminal(entry.words)}{more}")
         entries[name] = excluded.by_person(getpass.getuser(), why)
     typer.echo(f"{name} is left out")
     next_step(inventory)
@@ -84,8 +84,8 @@ def include(name: Name, inventory: Inventory) -> None:
         if name not in entries:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out")
-        one = entries.pop(name)
-    typer.echo(on_terminal(f"{name} takes part again; it was {one.words}"))
+        entry = entries.pop(name)
+    typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))
     next_step(inventory)
 
 
@@ -94,11 +94,11 @@ def confirm(name: Name, inventory: Inventory) -> None:
     """Keep a node out that a check excluded, even if it passes that check again."""
     known = cluster_of(inventory, write=True)
     with excluded.changing(known.state) as entries:
-        one = entries.get(name)
-        if one is None:
+        entry = entries.get(name)
+        if entry is None:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
-        if one.person:
-            raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(one.words)}")
-        entries[name] = replace(one, person=getpass.getuser())
+        if entry.person:
+            raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(entry.words)}")
+        entries[name] = replace(entry, person=getpass.getuser())
     typer.echo(f"{name} stays out until a person includes it")

@@ -59,16 +59,16 @@ def with_login(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def called(**given: Any) -> None:
-            login = Login(**{option.name: given.pop(option.name) for option in options})
-            command(**given, login=login)
+        def called(**arguments: Any) -> None:
+            login = Login(**{option.name: arguments.pop(option.name) for option in options})
+            command(**arguments, login=login)
 
         hints = {
             **get_type_hints(command, include_extras=True),
             **{option.name: LOGIN[option.name] for option in options},
         }
-        own = [one for one in inspect.signature(command).parameters.values() if one.name != "login"]
-        parameters = [one.replace(annotation=hints[one.name]) for one in (*own, *options)]
+        own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "login"]
+        parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*own, *options)]
         called.__annotations__ = hints
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return called

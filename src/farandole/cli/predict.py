@@ -51,25 +51,25 @@ def answer(predictions: Sequence[Sequence[Prediction]]) -> str:
     """A table, and its last row in words. Of two predictions for each number of workers, the slower is first."""
     rows = [["workers", "ms for gradients", "ms for a step", "efficiency", "as fast as"]]
     for both in predictions:
-        workers, shares = both[0].workers, [one.efficiency for one in both]
+        workers, shares = both[0].workers, [prediction.efficiency for prediction in both]
         rows.append(
             [
                 str(workers),
                 f"{both[0].exchange_ms:.0f}",
-                span([one.step_ms for one in reversed(both)], 0),
+                span([prediction.step_ms for prediction in reversed(both)], 0),
                 percent(shares),
                 f"{span([share * workers for share in shares], 1)} workers",
             ]
         )
-    found = [f"This network carries your job at about {percent(shares)} of {workers} workers."]
+    sentences = [f"This network carries your job at about {percent(shares)} of {workers} workers."]
     if "-" in percent(shares):
-        found.append(
+        sentences.append(
             "The lower value is for gradients that are sent when all are computed, the higher for gradients that are "
             "sent while others are computed, as Horovod does with PyTorch."
         )
     if max(shares) * workers < 1:
-        found.append("One worker by itself is faster.")
-    return f"{table(rows)}\n\n{' '.join(found)}"
+        sentences.append("One worker by itself is faster.")
+    return f"{table(rows)}\n\n{' '.join(sentences)}"
 
 
 def limit(prediction: Prediction, network: Network, measurement: Measured | None) -> str:
@@ -132,8 +132,8 @@ def predict_command(
     """
     job = TrainingJob(positive("--model-mb", model_mb), positive("--step-ms", step_ms), mpi)
     chosen = numbers(nodes)
-    given = {"--mbit": mbit, "--delay-us": delay_us}
-    assumed = [f"{name} {positive(name, value):g}" for name, value in given.items() if value is not None]
+    options = {"--mbit": mbit, "--delay-us": delay_us}
+    assumed = [f"{name} {positive(name, value):g}" for name, value in options.items() if value is not None]
     measurement = _measured(inventory) if inventory else None
     if not measurement and len(assumed) < 2:
         measure = f"farandole preflight -i {shlex.quote(str(inventory or 'INVENTORY'))}"

@@ -68,7 +68,7 @@ def _latest(inventory: Path | None) -> Path:
         return cluster_of(inventory, write=False).state / "reports"
     known = sorted(states().glob("*/reports/latest"))
     if len(known) != 1:
-        names = ", ".join(one.parents[1].name for one in known)
+        names = ", ".join(link.parents[1].name for link in known)
         if not names:
             raise FarandoleError(f"no cluster here has a report;  farandole validate -i INVENTORY  makes one. {GONE}")
         raise FarandoleError(f"several clusters have reports: {names}; name a report's folder, or an inventory with -i")

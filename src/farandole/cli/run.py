@@ -62,8 +62,8 @@ def run(
 
 def options(inventory: Path, login: Login) -> str:
     """The options with which a hint means the same cluster and the same person."""
-    given = {"-i": inventory, "--user": login.user, "--private-key": login.private_key}
-    return shlex.join(word for name, value in given.items() if value for word in (name, str(value)))
+    values = {"-i": inventory, "--user": login.user, "--private-key": login.private_key}
+    return shlex.join(word for name, value in values.items() if value for word in (name, str(value)))
 
 
 @with_login(*BY_KEY)
@@ -82,9 +82,9 @@ def attach(inventory: Inventory, number: Number = "", *, login: Login) -> None:
 def logs(inventory: Inventory, number: Number = "", *, login: Login) -> None:
     """Print what a run has printed so far."""
     head = head_of(inventory, login)
-    status, said, _ = stream(head, "logs", number)
+    status, errors, _ = stream(head, "logs", number)
     if status:
-        raise FarandoleError(head.reason(status, said))
+        raise FarandoleError(head.reason(status, errors))
 
 
 @with_login(*BY_KEY)

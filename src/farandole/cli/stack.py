@@ -116,10 +116,10 @@ def find(wanted: str, inventory: Path | None = None) -> Lock:
     folders = builds_of(inventory)
     # The id is a digest of the lock, so it does not matter in which folder it is found.
     locks = {built.about["lock"]["id"]: built.about["lock"] for builds in folders for built in builds.packed()}
-    found = [lock for stack, lock in locks.items() if stack.startswith(wanted)]
-    if len(found) == 1:
-        return dict(found[0])
-    problem = "more than one stack begins" if found else "no stack begins"
+    matching = [lock for stack, lock in locks.items() if stack.startswith(wanted)]
+    if len(matching) == 1:
+        return dict(matching[0])
+    problem = "more than one stack begins" if matching else "no stack begins"
     packed = ", ".join(sorted(locks)) or "none"
     raise FarandoleError(f"{problem} with {wanted} in {locations(folders)}; packed there: {packed}")
 
@@ -143,10 +143,10 @@ def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
         probe = ["-m", "farandole.cluster.node_probe", "-a", '{"accounts": {}}']
         command += ["--tree", answers, *probe]
         done = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, check=False)
-        found = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
-    if not found:
+        results = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
+    if not results:
         raise FarandoleError(f"the nodes of {inventory} cannot be probed:\n{(done.stdout + done.stderr).strip()}")
-    return found
+    return results
 
 
 def node_table(nodes: dict[str, dict[str, Any]]) -> str:

@@ -137,10 +137,10 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
 def verdict(state: Path) -> Mapping[str, str] | None:
     """The last validation's; nothing if there is none that can be read."""
     try:
-        found: Mapping[str, str] = VERDICT(json.loads((state / "reports/latest/result.json").read_text()))
+        result: Mapping[str, str] = VERDICT(json.loads((state / "reports/latest/result.json").read_text()))
     except (OSError, ValueError, RecursionError, FarandoleError):
         return None
-    return found
+    return result
 
 
 # What is shown

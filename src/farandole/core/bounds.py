@@ -59,12 +59,12 @@ def resident() -> int:
 
 def descendants(process: int) -> list[int]:
     """All direct and indirect children of a process."""
-    found: list[int] = []
+    children: list[int] = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         # The thread may have ended in the meantime.
         with suppress(OSError):
-            found += map(int, file.read_text().split())
-    return [*found, *(one for child in found for one in descendants(child))]
+            children += map(int, file.read_text().split())
+    return [*children, *(descendant for child in children for descendant in descendants(child))]
 
 
 def end(processes: list[int]) -> None:

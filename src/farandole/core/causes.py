@@ -78,10 +78,10 @@ class Match:
 def parse(text: str) -> dict[str, Cause]:
     """Parse causes by their code, in the order of the file."""
     entries = [Cause(**entry) for entry in yaml.safe_load(text)]
-    found = {cause.code: cause for cause in entries}
-    if len(found) != len(entries):
+    by_code = {cause.code: cause for cause in entries}
+    if len(by_code) != len(entries):
         raise ValueError("two causes have the same code")
-    return found
+    return by_code
 
 
 @cache
@@ -90,9 +90,9 @@ def causes() -> Mapping[str, Cause]:
     return parse(Path(__file__).with_name("causes.yml").read_text())
 
 
-def excused(what: Literal["worker", "line"], line: str) -> bool:
+def excused(scope: Literal["worker", "line"], line: str) -> bool:
     """Whether a worker's line shows that another one failed first, or does not explain its failure."""
-    return any(cause.excuses == what and re.search(cause.pattern, line) for cause in causes().values())
+    return any(cause.excuses == scope and re.search(cause.pattern, line) for cause in causes().values())
 
 
 def patterns(place: Place) -> list[str]:
@@ -102,6 +102,6 @@ def patterns(place: Place) -> list[str]:
 def recognize(place: Literal["login", "peer"], line: str) -> Match | None:
     """The first cause that a message shows, in the order of causes."""
     for cause in causes().values():
-        if cause.seen == place and (found := re.search(cause.pattern, line)):
-            return Match(cause, found[0].strip())
+        if cause.seen == place and (match := re.search(cause.pattern, line)):
+            return Match(cause, match[0].strip())
     return None

@@ -83,19 +83,19 @@ def restored(data: Mapping[str, Any]) -> Finding:
 
 def refused(findings: Iterable[Finding]) -> bool:
     """Whether any finding ends the run; warnings and notes do not."""
-    return any(one.severity == "stop" for one in findings)
+    return any(finding.severity == "stop" for finding in findings)
 
 
 def stopped(findings: Iterable[Finding]) -> set[str]:
     """The hosts with a finding that ends the run."""
-    return {one.host for one in findings if one.severity == "stop"}
+    return {finding.host for finding in findings if finding.severity == "stop"}
 
 
 def together(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     """Put together what has the same key, in the order in which the keys come."""
     groups: dict[Hashable, list[T]] = {}
-    for one in items:
-        groups.setdefault(key(one), []).append(one)
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return [*groups.values()]
 
 
@@ -112,9 +112,9 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
 
 def _group(findings: Sequence[Finding]) -> Group:
-    causes = {group[0].cause: [one.host for one in group] for group in together(findings, lambda one: one.cause)}
-    first, hosts = findings[0], [*dict.fromkeys(one.host for one in findings)]
-    others = [one.host for one in findings if one.cure != first.cure]
+    causes = {group[0].cause: [item.host for item in group] for group in together(findings, lambda item: item.cause)}
+    first, hosts = findings[0], [*dict.fromkeys(item.host for item in findings)]
+    others = [item.host for item in findings if item.cure != first.cure]
     cure = f"{first.cure} (so for {first.host}; likewise for {several(others)})" if others else first.cure
     return Group(first.severity, first.code, cure, hosts, causes)
 
@@ -132,7 +132,7 @@ def joined(lines: Iterable[Line]) -> str:
 def lines(findings: Iterable[Finding], heading: str) -> list[Line]:
     """A heading, and a numbered list with an empty line before each item."""
     groups = grouped(findings)
-    lines = [Line(heading.replace("{problems}", totals([one.severity for one in groups])))]
+    lines = [Line(heading.replace("{problems}", totals([group.severity for group in groups])))]
     for number, group in enumerate(groups, 1):
         lines.append(Line(""))
         for at, (cause, hosts) in enumerate(group.causes.items()):
@@ -163,15 +163,15 @@ def several(hosts: Iterable[str]) -> str:
             parts[-1].append(host)
         else:
             parts.append([host])
-    shown = [", ".join(one) if len(one) < 3 else f"{one[0]} to {one[-1]}" for one in parts[:SHOWN]]
-    rest = sum(len(one) for one in parts[SHOWN:])
+    shown = [", ".join(part) if len(part) < 3 else f"{part[0]} to {part[-1]}" for part in parts[:SHOWN]]
+    rest = sum(len(part) for part in parts[SHOWN:])
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 def natural(name: str) -> tuple[str, int, str]:
     """Sorts node-10 after node-9."""
-    found = NUMBERED.fullmatch(name)
-    return (found[1], int(found[2][:18]), name) if found else (name, -1, name)
+    match = NUMBERED.fullmatch(name)
+    return (match[1], int(match[2][:18]), name) if match else (name, -1, name)
 
 
 def _follows(host: str, other: str) -> bool:
@@ -179,5 +179,5 @@ def _follows(host: str, other: str) -> bool:
     return stem == stem2 and at >= 0 and at2 == at + 1
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

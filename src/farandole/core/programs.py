@@ -64,11 +64,11 @@ def _file(module: str) -> Path:
 
 def imported(text: str) -> dict[str, str]:
     """The texts of our modules that a program imports, by name, each after those that it imports itself."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for statement in ast.walk(ast.parse(text)):
         if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("farandole."):
-            for name in (str(statement.module), *(f"{statement.module}.{one.name}" for one in statement.names)):
+            for name in (str(statement.module), *(f"{statement.module}.{alias.name}" for alias in statement.names)):
                 if _file(name).is_file():
                     own = source(name)
-                    found |= {**imported(own), name: own}
-    return found
+                    texts |= {**imported(own), name: own}
+    return texts

@@ -25,12 +25,12 @@ def load(text: str, longest: int) -> Mapping[str, Any]:
     if len(text) > longest:
         raise UnfitError(f"it has {len(text) >> 10} KiB")
     try:
-        found = json.loads(text, parse_constant=_no_number)
+        content = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError, MemoryError) as error:
         raise UnfitError(f"it is not JSON: {one_line(error, 100)}") from None
-    if not isinstance(found, dict):
-        raise UnfitError(f"it is {shown(found)}")
-    return found
+    if not isinstance(content, dict):
+        raise UnfitError(f"it is {shown(content)}")
+    return content
 
 
 def _no_number(name: str) -> float:
@@ -107,7 +107,7 @@ def many(check: Check) -> Check:
         if not isinstance(value, list) or len(value) > MANY:
             more = f" of {len(value):,}, and {MANY:,} are the most" if isinstance(value, list) else ""
             raise UnfitError(f"is {shown(value)}{more}")
-        return [within(f"[{place}]", check, one) for place, one in enumerate(value)]
+        return [within(f"[{place}]", check, item) for place, item in enumerate(value)]
 
     return checked
 
@@ -129,7 +129,9 @@ def row(*checks: Check) -> Check:
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list) or len(value) != len(checks):
             raise UnfitError(f"is {shown(value)}, not {len(checks)} values")
-        return [within(f"[{place}]", check, one) for place, (check, one) in enumerate(zip(checks, value, strict=True))]
+        return [
+            within(f"[{place}]", check, item) for place, (check, item) in enumerate(zip(checks, value, strict=True))
+        ]
 
     return checked
 
@@ -155,7 +157,7 @@ def named(name: Check, check: Check) -> Check:
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > MANY:
             raise UnfitError(f"is {shown(value)}")
-        return {within(" name", name, key): within(f".{key}", check, one) for key, one in value.items()}
+        return {within(" name", name, key): within(f".{key}", check, item) for key, item in value.items()}
 
     return checked
 

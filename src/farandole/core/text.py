@@ -20,8 +20,8 @@ def visible(text: str, keep: str = "") -> str:
 def one_line(text: object, limit: int = SHOWN) -> str:
     """Shorten a node's text to one line; keep its end, because programs print the cause last."""
     # Cut first: the text may be huge.
-    words = visible(" ".join(str(text)[-4 * limit :].split()))
-    return words if len(words) <= limit else f"… {words[-limit:]}"
+    line = visible(" ".join(str(text)[-4 * limit :].split()))
+    return line if len(line) <= limit else f"… {line[-limit:]}"
 
 
 def without_passwords(text: str) -> str:

@@ -77,7 +77,7 @@ class Hit:
 
     cause: Cause
     line: Line
-    words: Mapping[str, str]
+    fields: Mapping[str, str]
     places: list[str]
     count: int = 1
 
@@ -89,7 +89,9 @@ class Hit:
     @property
     def host(self) -> str:
         """The host that the message names, or else the one from which it is."""
-        return self.words.get("host") or next((one for one in self.places if not one.startswith("rank ")), "a node")
+        return self.fields.get("host") or next(
+            (place for place in self.places if not place.startswith("rank ")), "a node"
+        )
 
 
 @dataclass
@@ -125,22 +127,22 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
         if told := HOST.match(text):
             node = f"rank {told['first']}" if told["first"] else told[told.lastgroup or 0]
         cancelled = cancelled or bool(CANCELLED.search(text))
-        found = False
-        for cause, words in _causes(text, places):
-            found = True
+        known = False
+        for cause, fields in _causes(text, places):
+            known = True
             if cancelled and cause.leads:
                 continue
             where = _where(text, line.host or node)
             if cause.code not in hits:
-                hits[cause.code] = Hit(cause, line, words, where)
+                hits[cause.code] = Hit(cause, line, fields, where)
                 continue
             hit = hits[cause.code]
             hit.count += 1
             if len(hit.places) < MOST_PLACES:
-                hit.places += [one for one in where if one not in hit.places]
-        if not found and not raised and is_raised(text):
+                hit.places += [place for place in where if place not in hit.places]
+        if not known and not raised and is_raised(text):
             raised = text
-        if not found and TELLING.search(text) and not HARMLESS.search(text):
+        if not known and TELLING.search(text) and not HARMLESS.search(text):
             _remember(telling, line)
     return _verdict(list(hits.values()), list(telling.values()), raised)
 
@@ -153,33 +155,33 @@ def _remember(telling: dict[str, Line], line: Line) -> None:
         del telling[list(telling)[SHOWN]]
 
 
-def of_job(said: Iterable[str]) -> Verdict:
+def of_job(lines: Iterable[str]) -> Verdict:
     """Explain the output of a job that Farandole started."""
-    return explain((Line("", number, text) for number, line in enumerate(said, 1) for text in parts(line)), JOB)
+    return explain((Line("", number, text) for number, line in enumerate(lines, 1) for text in parts(line)), JOB)
 
 
 def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str, str]]]:
     """The causes that a line shows, and the words that their patterns found."""
-    found: list[tuple[Cause, Mapping[str, str]]] = []
+    candidates: list[tuple[Cause, Mapping[str, str]]] = []
     if (own := OWN.match(text)) and own["code"] in causes():
         cause = causes()[own["code"]]
-        said = one_line(own["said"], 1200)
-        return [(cause, {"seen": said, "said": said})] if cause.severity == "stop" else []
+        message = one_line(own["said"], 1200)
+        return [(cause, {"seen": message, "said": message})] if cause.severity == "stop" else []
     bare = RANK.sub("", text, count=1)
     for cause, needles, pattern in _searches():
         if cause.seen not in read:
             continue
         if any(needle in bare for needle in needles) and (match := pattern.search(bare)):
-            words = {name: one_line(word, 200) for name, word in match.groupdict().items() if word is not None}
-            found.append((cause, {"seen": one_line(match[0], 200), **words}))
-    if len(found) > 1:
+            fields = {name: one_line(word, 200) for name, word in match.groupdict().items() if word is not None}
+            candidates.append((cause, {"seen": one_line(match[0], 200), **fields}))
+    if len(candidates) > 1:
         # The same words of ssh mean something else to Ansible, to a worker and between two nodes.
         first = ("login",) if FROM_ANSIBLE.search(text) else ("job",) if RANK.match(text) else ("peer", "login", "job")
-        places = {cause.seen for cause, _ in found}
-        place = next((one for one in (*first, "peer", "login", "job") if one in places), "log")
-        found = [(cause, words) for cause, words in found if cause.seen in (place, "log")]
-    clear = any(not (cause.vague or cause.cascade) for cause, _ in found)
-    return [one for one in found if not (clear and one[0].vague)]
+        places = {cause.seen for cause, _ in candidates}
+        place = next((place for place in (*first, "peer", "login", "job") if place in places), "log")
+        candidates = [(cause, fields) for cause, fields in candidates if cause.seen in (place, "log")]
+    clear = any(not (cause.vague or cause.cascade) for cause, _ in candidates)
+    return [candidate for candidate in candidates if not (clear and candidate[0].vague)]
 
 
 @cache

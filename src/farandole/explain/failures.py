@@ -52,7 +52,7 @@ def failure(
     if "censored" in result:
         return None
     text = said(result)
-    findings = tuple(restored(one) for part in parts(result) for one in part.get("findings", ())) if ours else ()
+    findings = tuple(restored(data) for part in parts(result) for data in part.get("findings", ())) if ours else ()
     heading = next((str(part["heading"]) for part in parts(result) if findings and "heading" in part), HEADING)
     plain = not any(part.get(name) for part in parts(result) for name in ("rc", *OUTPUT)) and "[Errno " not in text
     # Ansible spreads one message over several lines, and what it is about stands in the first one.
@@ -66,14 +66,14 @@ def parts(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     items = result.get("results")
     if not isinstance(items, list):
         return [result]
-    failed = [one for one in items if isinstance(one, dict) and (one.get("failed") or one.get("unreachable"))]
-    return [one for one in failed[:MOST] if "censored" not in one] or [{"msg": result.get("msg")}]
+    failed = [item for item in items if isinstance(item, dict) and (item.get("failed") or item.get("unreachable"))]
+    return [item for item in failed[:MOST] if "censored" not in item] or [{"msg": result.get("msg")}]
 
 
 def said(result: Mapping[str, Any]) -> str:
     """The words of a failed result."""
     texts = [dict.fromkeys(_text(part.get(field)) for field in (*OUTPUT, "msg")) for part in parts(result)]
-    return "\n".join(filter(None, ("\n".join(filter(None, one)) for one in texts)))[-LENGTH:]
+    return "\n".join(filter(None, ("\n".join(filter(None, text)) for text in texts)))[-LENGTH:]
 
 
 def _text(value: object) -> str:
@@ -97,9 +97,9 @@ class Why:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Why:
         """From an event."""
-        findings = [(str(heading), [Finding(**one) for one in found]) for heading, found in data["findings"]]
-        pairs = {name: [(str(one), str(other)) for one, other in data[name]] for name in ("messages", "unknown")}
-        return cls(findings, **pairs, causes=[Told(**one) for one in data["causes"]])
+        findings = [(str(heading), [Finding(**item) for item in items]) for heading, items in data["findings"]]
+        pairs = {name: [(str(place), str(text)) for place, text in data[name]] for name in ("messages", "unknown")}
+        return cls(findings, **pairs, causes=[Told(**cause) for cause in data["causes"]])
 
     def explanation(self) -> list[Shown]:
         """What was not said in the messages: what is not known first, the root cause last."""
@@ -107,9 +107,9 @@ class Why:
 
     def lines(self) -> list[Shown]:
         """All of it."""
-        lines = [line for heading, found in self.findings for line in (Shown(""), *listed(found, heading))]
-        for hosts, words in self.messages:
-            lines += [Shown(""), *(Shown(line) for line in f"{hosts}: {words}".splitlines())]
+        lines = [line for heading, findings in self.findings for line in (Shown(""), *listed(findings, heading))]
+        for hosts, text in self.messages:
+            lines += [Shown(""), *(Shown(line) for line in f"{hosts}: {text}".splitlines())]
         return lines + self.explanation()
 
 

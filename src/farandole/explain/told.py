@@ -57,13 +57,13 @@ def report(verdict: Verdict, *, several: bool = False) -> str:
 def listed(causes: Sequence[Told]) -> list[Shown]:
     """Causes in lines, each after an empty one."""
     partial = [Shown(""), Shown(PARTIAL)] if causes and causes[-1].role == CONSEQUENCE else []
-    return [line for one in causes for line in one.lines()] + partial
+    return [line for cause in causes for line in cause.lines()] + partial
 
 
 def telling(lines: Sequence[tuple[str, str]], known: bool) -> list[Shown]:
     """Lines of which each is from somewhere, as most that a failure tells."""
     head = "The most telling lines:" if known else "This failure is not known. The most telling lines:"
-    shown = [Shown(f"  {place}: {one_line(words, 200)}") for place, words in lines]
+    shown = [Shown(f"  {place}: {one_line(text, 200)}") for place, text in lines]
     return [Shown(""), Shown(head), *shown] if shown else []
 
 
@@ -79,20 +79,20 @@ def _told(hit: Hit, role: str, *, several: bool) -> Told:
     cause = hit.cause
     # A host that is known for certain is one of the inventory.
     sure = some(hit.places) if hit.line.host and hit.rank is None else hit.line.host
-    names = {"host": hit.words.get("host") or sure or hit.host}
-    what = hit.words.get("said") or cause.description({**UNKNOWN, **hit.words, **names})
-    place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.words else ""
+    names = {"host": hit.fields.get("host") or sure or hit.host}
+    description = hit.fields.get("said") or cause.description({**UNKNOWN, **hit.fields, **names})
+    place = some(hit.places) if hit.rank is not None or hit.line.host or "host" not in hit.fields else ""
     if not hit.line.host:
         place = ", ".join(filter(None, [place, hit.line.place(several=several)]))
         place += f", and {hit.count - 1} more" if hit.count > 1 else ""
     cure = cause.remedy({**UNKNOWN, **({"host": sure} if sure else {})})
-    return Told(role, cause.code, what, place, around(hit), cure, thread(cause) if cause.upstream else "")
+    return Told(role, cause.code, description, place, around(hit), cure, thread(cause) if cause.upstream else "")
 
 
 def around(hit: Hit) -> str:
     """The part of a line that shows the cause, from the beginning of a word on."""
     text = hit.line.text
-    at = text.find(hit.words["seen"][:40])
+    at = text.find(hit.fields["seen"][:40])
     at = text.find(" ", at - 100, at) + 1 if at > 100 else 0
     return one_line(text[at : at + 240], 240)
 

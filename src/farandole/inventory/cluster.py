@@ -106,7 +106,7 @@ def member_addresses(
 
 def _called(variables: Mapping[str, Any]) -> list[str]:
     aliases = variables.get("ssh_trust_aliases") or []
-    return [str(one) for one in (node_address(variables), variables.get("ansible_host"), *aliases) if one]
+    return [str(name) for name in (node_address(variables), variables.get("ansible_host"), *aliases) if name]
 
 
 def login_name(variables: Mapping[str, Any]) -> str:

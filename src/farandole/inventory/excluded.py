@@ -80,14 +80,14 @@ def read(state: Path) -> dict[str, Entry]:
         content = path.read_text()
         if len(content) > LONGEST:
             raise UnfitError(f"it has {len(content) >> 10} KiB")
-        found = ENTRIES(yaml.safe_load(content) or {})
+        entries = ENTRIES(yaml.safe_load(content) or {})
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError, UnfitError) as error:
         raise FarandoleError(
             f"{path} cannot be used: {one_line(error)}; correct it, or move it away, and no node is left out"
         ) from None
-    return {name: Entry(**one) for name, one in found.items()}
+    return {name: Entry(**entry) for name, entry in entries.items()}
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def changing(state: Path) -> Iterator[dict[str, Entry]]:
         yield entries
         if entries != before:
             # Ansible's own kinds of strings become plain ones.
-            plain = json.loads(json.dumps({name: asdict(one) for name, one in entries.items()}))
+            plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
             content = yaml.safe_dump(plain, sort_keys=False, width=1000)
             write_private(state / FILE, HEADER + content, durable=True)
 
@@ -137,7 +137,7 @@ class Checked:
 
 def set_aside(entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
     """Tell of the nodes that are not even asked, as only a person takes them back."""
-    return _noted({name: one for name, one in entries.items() if one.person}, checked)
+    return _noted({name: entry for name, entry in entries.items() if entry.person}, checked)
 
 
 def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: Checked, *, exclude: bool) -> Decision:
@@ -146,10 +146,10 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     A finding is about one node, or about a link ("node-2, node-5"). One about a node must rest on what this machine saw
     itself, on what the node said about itself, or on what two others measured: one node must never exclude another.
     """
-    stops = [one for one in findings if one.severity == "stop"]
-    bad = {name for one in stops for name in _about(one)}
-    kept = {name: one for name, one in entries.items() if not _healed(name, one, bad, checked)}
-    new = _culprits([one for one in stops if not kept.keys() & _about(one)], checked)
+    stops = [fault for fault in findings if fault.severity == "stop"]
+    bad = {name for stop in stops for name in _about(stop)}
+    kept = {name: entry for name, entry in entries.items() if not _healed(name, entry, bad, checked)}
+    new = _culprits([stop for stop in stops if not kept.keys() & _about(stop)], checked)
     possible = bool(new) and _goes_on(stops, kept, new, checked)
     added = {
         name: Entry(now(), "check", "", culprit.code, one_line(culprit.cause), checked.measurement)
@@ -158,28 +158,30 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     out = {**kept, **added}
     spared = out.keys() - _needed(out, checked)
     # What is said of a node that is left out no longer stops a run.
-    told = [replace(one, severity="warn") if one in stops and spared & _about(one) else one for one in findings]
+    told = [
+        replace(fault, severity="warn") if fault in stops and spared & _about(fault) else fault for fault in findings
+    ]
     told += _noted(out, checked)
     if possible and not exclude:
         told += [finding("exclusion-possible", name, inventory=shlex.quote(checked.inventory)) for name in new]
     if refused(told):
         return Decision(entries, told)
-    back = {name: one for name, one in entries.items() if name not in out}
+    back = {name: entry for name, entry in entries.items() if name not in out}
     return Decision(out, [*told, *_findings("node-returned", back, checked)])
 
 
 def _findings(code: str, entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
     inventory = shlex.quote(checked.inventory)
-    return [finding(code, name, seen=one.words, host=name, inventory=inventory) for name, one in entries.items()]
+    return [finding(code, name, seen=entry.words, host=name, inventory=inventory) for name, entry in entries.items()]
 
 
 def _noted(out: Mapping[str, Entry], checked: Checked) -> list[Finding]:
     """Tell which nodes of this run are left out, and stop it if it needs them."""
-    here = {name: one for name, one in out.items() if name in checked.tested or name in checked.servers}
-    found = _findings("node-excluded", {name: one for name, one in here.items() if not one.person}, checked)
-    found += _findings("node-set-aside", {name: one for name, one in here.items() if one.person}, checked)
+    here = {name: entry for name, entry in out.items() if name in checked.tested or name in checked.servers}
+    notes = _findings("node-excluded", {name: entry for name, entry in here.items() if not entry.person}, checked)
+    notes += _findings("node-set-aside", {name: entry for name, entry in here.items() if entry.person}, checked)
     needed = _needed(out, checked)
-    return [replace(one, severity="stop") if one.host in needed else one for one in found]
+    return [replace(note, severity="stop") if note.host in needed else note for note in notes]
 
 
 def _needed(out: Mapping[str, Entry], checked: Checked) -> set[str]:
@@ -204,20 +206,20 @@ def _culprits(stops: Sequence[Finding], checked: Checked) -> dict[str, Finding]:
     either of them may be the cause; nor if one of them is bad by itself.
     """
     free = [name for name in checked.cluster if name not in checked.servers]
-    found: dict[str, Finding] = {}
-    for one in stops:
-        if one.host in free:
-            found.setdefault(one.host, one)
-    links = [one for one in stops if len(_about(one)) == 2 and _about(one) <= {*checked.cluster}]
+    culprits: dict[str, Finding] = {}
+    for stop in stops:
+        if stop.host in free:
+            culprits.setdefault(stop.host, stop)
+    links = [stop for stop in stops if len(_about(stop)) == 2 and _about(stop) <= {*checked.cluster}]
     others = defaultdict[tuple[str, int], set[str]](set)
-    for one in links:
-        for place, name in enumerate(ends := one.host.split(", ")):
+    for link in links:
+        for place, name in enumerate(ends := link.host.split(", ")):
             others[name, place].add(ends[1 - place])
-    for one in links:
-        met = {name: len(others[name, place]) for place, name in enumerate(one.host.split(", ")) if name in free}
-        if max(met.values(), default=0) > 1 and not _about(one) & found.keys():
-            found[max(met, key=lambda name: met[name])] = one
-    return found
+    for link in links:
+        met = {name: len(others[name, place]) for place, name in enumerate(link.host.split(", ")) if name in free}
+        if max(met.values(), default=0) > 1 and not _about(link) & culprits.keys():
+            culprits[max(met, key=lambda name: met[name])] = link
+    return culprits
 
 
 def _goes_on(stops: Iterable[Finding], kept: Mapping[str, Entry], new: Collection[str], checked: Checked) -> bool:
@@ -226,6 +228,6 @@ def _goes_on(stops: Iterable[Finding], kept: Mapping[str, Entry], new: Collectio
     If most of the nodes fail, it is rarely their fault.
     """
     left = members(checked.cluster, kept, new)
-    wanted = members(checked.cluster, [name for name, one in kept.items() if one.person])
-    solved = all(_about(one) & {*kept, *new} for one in stops)
+    wanted = members(checked.cluster, [name for name, entry in kept.items() if entry.person])
+    solved = all(_about(stop) & {*kept, *new} for stop in stops)
     return solved and len(left) >= 2 and 2 * len(left) >= len(wanted) and any(name in checked.tested for name in left)

@@ -67,27 +67,27 @@ def _scan(address: str, port: int) -> HostKey | str:
     except subprocess.TimeoutExpired:
         return f"no answer in {6 * ANSWER_S} s"
     keys = sorted(read(done.stdout), key=lambda key: TYPES.index(key.kind))
-    said = [line for line in done.stderr.splitlines() if not line.startswith("#")]
-    return keys[0] if keys else one_line(said[-1] if said else f"no answer to ssh in {ANSWER_S} s")
+    messages = [line for line in done.stderr.splitlines() if not line.startswith("#")]
+    return keys[0] if keys else one_line(messages[-1] if messages else f"no answer to ssh in {ANSWER_S} s")
 
 
 def read(text: str) -> list[HostKey]:
     """The keys in lines of known_hosts; other lines, and keys that are none, are left out."""
-    found = []
+    keys = []
     for line in text.splitlines():
         match = re.fullmatch(r"\S+ (\S+) ([A-Za-z0-9+/]{40,2000}={0,2})(?: .*)?", line)
         if match and match[1] in TYPES and len(match[2]) % 4 == 0:
-            found.append(HostKey(match[1], match[2]))
-    return found
+            keys.append(HostKey(match[1], match[2]))
+    return keys
 
 
 def known(names: Sequence[str], files: Sequence[str] = KNOWN) -> list[HostKey]:
     """The keys that this machine knows of a host."""
-    found = []
-    for file in (str(Path(one).expanduser()) for one in files):
+    keys = []
+    for file in (str(Path(path).expanduser()) for path in files):
         for name in names:
             done = subprocess.run(
                 ["ssh-keygen", "-F", name, "-f", file], text=True, errors="replace", capture_output=True, check=False
             )
-            found += read(done.stdout)
-    return found
+            keys += read(done.stdout)
+    return keys

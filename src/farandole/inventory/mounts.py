@@ -28,7 +28,7 @@ USER_OF_URL = re.compile(r"[^/@]*:[^/@]+@|.*//[^/@]*[:%][^/@]+@")
 
 def shared_homes(people: Sequence[Mapping[str, Any]], job_user: str) -> list[str]:
     """Whose homes may be shared: with an administrator's, root of any node would get to root of the head."""
-    return [job_user, *(str(one["name"]) for one in people if not one.get("admin"))]
+    return [job_user, *(str(person["name"]) for person in people if not person.get("admin"))]
 
 
 def homes(kind: str, users: Sequence[str], head: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _misplaced(where: str) -> str:
         return "is not an absolute path of letters, digits, dots, hyphens and underscores"
     if path == HOMES:
         return "would hide the homes of administrators; mount below it"
-    if system := next((one for one in SYSTEM if _overlap(path, one)), None):
+    if system := next((place for place in SYSTEM if _overlap(path, place)), None):
         return f"lies in or above {system}, which belongs to the system" if path != system else "belongs to the system"
     return ""
 

@@ -26,11 +26,11 @@ ENCRYPTED = "$ANSIBLE_VAULT"
 
 def only() -> Path:
     """The inventory of the working directory, if there is exactly one."""
-    found = [one for one in sorted(FOLDER.glob("*")) if one.is_dir() and one.name != Path(EXAMPLE).parent.name]
-    if len(found) == 1:
-        return found[0]
+    known = [path for path in sorted(FOLDER.glob("*")) if path.is_dir() and path.name != Path(EXAMPLE).parent.name]
+    if len(known) == 1:
+        return known[0]
     seen = (
-        f"there are {', '.join(map(str, found))}" if found else "there is none in ./inventory; farandole init makes one"
+        f"there are {', '.join(map(str, known))}" if known else "there is none in ./inventory; farandole init makes one"
     )
     raise FarandoleError(f"which inventory? {seen}. Name it with -i, or set FARANDOLE_INVENTORY")
 
@@ -46,7 +46,9 @@ def existing(inventory: Path) -> Path:
     inventory = named(inventory) or inventory
     if not inventory.exists():
         raise FarandoleError(f"there is no inventory {inventory}; farandole init makes one")
-    if inventory.is_dir() and not any(one.name[0] != "." and one.name not in NO_HOSTS for one in inventory.iterdir()):
+    if inventory.is_dir() and not any(
+        path.name[0] != "." and path.name not in NO_HOSTS for path in inventory.iterdir()
+    ):
         raise FarandoleError(f"{inventory} has no inventory: put a hosts.yml into it, as {EXAMPLE}")
     own, variables = files(inventory)
     for file in [*own, *variables]:
@@ -60,9 +62,9 @@ def files(inventory: Path) -> tuple[list[Path], list[Path]]:
     if not inventory.is_dir():
         folder, own = inventory.parent, [inventory]
     else:
-        folder, own = inventory, [one for one in sorted(inventory.iterdir()) if is_read(one)]
-    named = [one for name in ("group_vars", "host_vars") for one in sorted((folder / name).rglob("*"))]
-    return own, [one for one in named if is_read(one)]
+        folder, own = inventory, [path for path in sorted(inventory.iterdir()) if is_read(path)]
+    named = [path for name in ("group_vars", "host_vars") for path in sorted((folder / name).rglob("*"))]
+    return own, [path for path in named if is_read(path)]
 
 
 def is_read(path: Path) -> bool:
@@ -86,7 +88,7 @@ def fault(path: Path, *, groups: bool) -> str:
     if groups and not isinstance(tree, yaml.MappingNode):
         return f"{path} is empty, or not a mapping of groups to hosts as {EXAMPLE} is"
     faults = [*repeated(tree), *(misshapen(tree) if groups else ())]
-    return next((f"{place(path, mark)}: {words}" for words, mark in faults), "")
+    return next((f"{place(path, mark)}: {why}" for why, mark in faults), "")
 
 
 def is_json(content: str) -> bool:
@@ -121,8 +123,8 @@ def repeated(tree: yaml.Node | None) -> Iterator[tuple[str, yaml.Mark]]:
                 seen[key.value] = key.start_mark
             yield from repeated(value)
     elif isinstance(tree, yaml.SequenceNode):
-        for one in tree.value:
-            yield from repeated(one)
+        for item in tree.value:
+            yield from repeated(item)
 
 
 def misshapen(groups: yaml.Node | None) -> Iterator[tuple[str, yaml.Mark]]:
@@ -130,7 +132,7 @@ def misshapen(groups: yaml.Node | None) -> Iterator[tuple[str, yaml.Mark]]:
     for name, group in groups.value if isinstance(groups, yaml.MappingNode) else ():
         for part, value in group.value if isinstance(group, yaml.MappingNode) else ():
             if part.value in PARTS and isinstance(value, yaml.SequenceNode):
-                words = f"{part.value} of {name.value} has to be lines as in {EXAMPLE}, `node-1:` and not `- node-1`"
-                yield words, value.start_mark
+                why = f"{part.value} of {name.value} has to be lines as in {EXAMPLE}, `node-1:` and not `- node-1`"
+                yield why, value.start_mark
             if part.value == "children":
                 yield from misshapen(value)

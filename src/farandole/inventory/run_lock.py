@@ -90,8 +90,8 @@ def read(record: Any) -> ClusterRun | None:
     """Parse a record of a run; None if it is not one. It may come from a node, so its text is made printable."""
     try:
         run = ClusterRun(**{field.name: record[field.name] for field in fields(ClusterRun)})
-        words = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
-        run = replace(run, **words, pid=int(run.pid), started=int(run.started))
+        texts = {name: plain(getattr(run, name)) for name in ("who", "since", "place", "source")}
+        run = replace(run, **texts, pid=int(run.pid), started=int(run.started))
     except (TypeError, KeyError, ValueError, OverflowError):
         return None
     # `kill` reads 0 and negative numbers as groups of processes.
@@ -196,8 +196,8 @@ def start_keeper(run: ClusterRun, command: Sequence[str]) -> Keeper:
     )  # fmt: skip
     output = cast(IO[str], keeper.stdout)
     reply = output.readline() if select.select([output], [], [], PATIENCE)[0] else f"no answer in {PATIENCE} s"
-    if found := HELD.fullmatch(reply):
-        return keeper, int(found[1]), found[2]
+    if match := HELD.fullmatch(reply):
+        return keeper, int(match[1]), match[2]
     keeper.kill()
     raise FarandoleError(plain(reply.strip()) or "ssh printed nothing")
 

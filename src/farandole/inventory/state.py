@@ -19,12 +19,12 @@ WRITER, FORMAT = "version", 1
 SETTING = "FARANDOLE_STATE"
 
 
-def state_folder(inventory: str | Path, given: str = "") -> Path:
+def state_folder(inventory: str | Path, folder: str = "") -> Path:
     """The state folder of an inventory: what its base_state_dir gives, or else one by the name of its folder.
 
     A list of hosts on the command line has no folder and no name.
     """
-    return Path(given) if given else states(inventory) / Path(inventory or "inventory").name
+    return Path(folder) if folder else states(inventory) / Path(inventory or "inventory").name
 
 
 def states(inventory: str | Path = "") -> Path:
@@ -36,8 +36,8 @@ def states(inventory: str | Path = "") -> Path:
 
 def beside(inventory: str | Path = "") -> Path:
     """The folder of state folders beside an inventory: .farandole, both for ./inventory/mine and for ./mine."""
-    given = Path(os.path.realpath(inventory))
-    place = (given.parent if given.is_file() else given).parent if inventory else Path.cwd()
+    path = Path(os.path.realpath(inventory))
+    place = (path.parent if path.is_file() else path).parent if inventory else Path.cwd()
     return (place.parent if place.name == "inventory" else place) / ".farandole"
 
 

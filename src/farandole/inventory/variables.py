@@ -65,8 +65,8 @@ def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
     if not pattern:
         return
     _, read = _opened(inventory)
-    terms = (one.strip().lstrip("!&") for one in pattern.split(","))
-    unknown = [one for one in terms if re.fullmatch(r"[\w.-]+", one) and one not in {*read.hosts, *read.groups}]
+    terms = (term.strip().lstrip("!&") for term in pattern.split(","))
+    unknown = [term for term in terms if re.fullmatch(r"[\w.-]+", term) and term not in {*read.hosts, *read.groups}]
     if unknown:
         known = several([*read.hosts])
         raise FarandoleError(f"{option}: {inventory} has no host {', '.join(unknown)}; the hosts are {known}")

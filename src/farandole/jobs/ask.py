@@ -54,8 +54,8 @@ def queue(value: Any) -> list[dict[str, str]] | str | None:
     """The queue's jobs, why it does not say, or nothing."""
     if value is None:
         return None
-    found: list[dict[str, str]] | str = text(200)(value) if isinstance(value, str) else many(record(JOB))(value)
-    return found
+    answer: list[dict[str, str]] | str = text(200)(value) if isinstance(value, str) else many(record(JOB))(value)
+    return answer
 
 
 ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))}, {"queue": queue})
@@ -89,13 +89,13 @@ def ask(node: Head) -> Answer:
         late = Timer(ANSWER_S, end, (process.pid,))
         late.start()
         try:
-            said = process.stdout.read(LONGEST + 1) if process.stdout else b""
-            if len(said) > LONGEST:
+            output = process.stdout.read(LONGEST + 1) if process.stdout else b""
+            if len(output) > LONGEST:
                 end(process.pid)
             status = process.wait()
         finally:
             late.cancel()
-    return answer_of(said.decode(errors="replace"), status, f"ssh {node.target}")
+    return answer_of(output.decode(errors="replace"), status, f"ssh {node.target}")
 
 
 def end(group: int) -> None:
@@ -104,24 +104,24 @@ def end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def answer_of(said: str, status: int, ssh: str) -> Answer:
+def answer_of(output: str, status: int, ssh: str) -> Answer:
     """What was said, in a strict form."""
-    if len(said) > LONGEST:
-        words_of_it = f"its status could not be read ({ssh}: more than {LONGEST >> 10} KiB)"
-        return Answer(up=False, code="answer-malformed", why=words_of_it)
+    if len(output) > LONGEST:
+        why = f"its status could not be read ({ssh}: more than {LONGEST >> 10} KiB)"
+        return Answer(up=False, code="answer-malformed", why=why)
     if status < 0:
         return Answer(up=False, code="node-silent", why=f"no answer ({ssh}: nothing within {ANSWER_S} s)")
     if status == OF_SSH:
-        words_of_ssh = reason(said) or "no reason given"
-        match = recognize("login", words_of_ssh)
-        code, seen = (match.cause.code, match.seen) if match else ("login-failed", words_of_ssh)
+        message = reason(output) or "no reason given"
+        match = recognize("login", message)
+        code, seen = (match.cause.code, match.seen) if match else ("login-failed", message)
         return Answer(up=False, code=code, why=f"no answer ({ssh}: {one_line(seen)})")
     if status:
-        return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {reason(said)})")
+        return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {reason(output)})")
     try:
         # A login may print something before it.
-        found = ANSWER(load(next(line for line in said.splitlines() if line.startswith("{")), LONGEST))
+        content = ANSWER(load(next(line for line in output.splitlines() if line.startswith("{")), LONGEST))
     except (StopIteration, FarandoleError) as error:
         seen = str(error) or "there is no answer in its output"
         return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {seen})")
-    return Answer(True, found["stack"], found["slots"], tuple(found["uses"]), found.get("queue"))
+    return Answer(True, content["stack"], content["slots"], tuple(content["uses"]), content.get("queue"))

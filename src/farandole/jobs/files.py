@@ -73,8 +73,8 @@ def get(head: Head, number: str, path: str, folder: Path) -> bool:
     except (RefusedError, OSError) as error:
         failed = one_line(error)
     rest = f"{path} is incomplete here" if refused else f"fetched {path}"
-    for words in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
-        console.print(words, markup=False)
+    for message in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
+        console.print(message, markup=False)
     return not (failed or refused)
 
 

@@ -37,25 +37,25 @@ TERMINATED = {143, -15}
 
 def follow(head: Head, number: str) -> int:
     """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
-    status, said, lines = stream(head, "attach", number)
+    status, errors, lines = stream(head, "attach", number)
     if status == OF_SSH and not has_ended(head, number):
         raise FarandoleError(
             f"the connection to {head.name} was lost; if that node is up, the run goes on there, and "
             "`farandole attach` shows it again"
         )
-    sys.stderr.write(on_terminal(said))
-    if status and not said.startswith("error: "):
+    sys.stderr.write(on_terminal(errors))
+    if status and not errors.startswith("error: "):
         explain(known(head, number), lines)
     return status
 
 
-def stream(head: Head, what: str, number: str) -> tuple[int, str, Sequence[str]]:
+def stream(head: Head, command: str, number: str) -> tuple[int, str, Sequence[str]]:
     """Show what a command on the head prints; returns its exit status, its errors, and its last lines."""
     lines: deque[str] = deque(maxlen=REMEMBERED)
     # An interrupt is for this process: the run is then ended in order, or goes on.
-    with tempfile.TemporaryFile("w+", errors="replace") as said, subprocess.Popen(
-        head.command("farandole", what, *([number] if number else [])), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=said, text=True, errors="replace", start_new_session=True,
+    with tempfile.TemporaryFile("w+", errors="replace") as errors, subprocess.Popen(
+        head.command("farandole", command, *([number] if number else [])), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
         try:
             while line := process.stdout.readline(LONGEST) if process.stdout else "":
@@ -65,8 +65,8 @@ def stream(head: Head, what: str, number: str) -> tuple[int, str, Sequence[str]]
         except BaseException:
             process.kill()
             raise
-        said.seek(0)
-        return status, said.read(1 << 16), lines
+        errors.seek(0)
+        return status, errors.read(1 << 16), lines
 
 
 def explain(state: State, lines: Sequence[str]) -> None:
@@ -90,16 +90,16 @@ def explain(state: State, lines: Sequence[str]) -> None:
     host = host_of(rank, state.slots) if rank is not None else "a node"
     # A consequence says nothing of where its cause is.
     where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
-    cause = hit.cause.description({"host": host, **hit.words}) if hit else one_line(own[2] if own else raised)
-    code, words = (hit.cause.code, hit.words) if hit else ("worker-failed", {})
-    tell(code, state, words.get("host", host), f"{where}{on_terminal(cause)}")
+    cause = hit.cause.description({"host": host, **hit.fields}) if hit else one_line(own[2] if own else raised)
+    code, fields = (hit.cause.code, hit.fields) if hit else ("worker-failed", {})
+    tell(code, state, fields.get("host", host), f"{where}{on_terminal(cause)}")
 
 
-def tell(code: str, state: State, host: str, what: str = "", **fields: str) -> None:
+def tell(code: str, state: State, host: str, message: str = "", **fields: str) -> None:
     """Print a cause and its cure, in which only nodes of the run are named."""
     cause = causes()[code]
     there = shlex.quote(host) if host in dict(state.slots) else "that node"
-    console.print(f"cause: {what or cause.description(fields)} [{code}]", markup=False)
+    console.print(f"cause: {message or cause.description(fields)} [{code}]", markup=False)
     console.print(f"cure: {cause.remedy({'host': there})}", markup=False)
 
 
@@ -117,9 +117,9 @@ def first_end(lines: Sequence[str]) -> tuple[int, int]:
     """The rank that failed by itself, and its exit status; -1 if the launcher does not say that."""
     others = [line for line in lines if any(not hit.cause.leads for hit in of_job([line]).cascades)]
     innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
-    for found in ENDED.finditer("\n".join(lines)):
-        number, status = (int(text) for text in found.groups() if text)
-        status = -status if found[6] else status
+    for match in ENDED.finditer("\n".join(lines)):
+        number, status = (int(text) for text in match.groups() if text)
+        status = -status if match[6] else status
         if status and number not in innocent and status not in TERMINATED:
             return number, status
     return -1, 0

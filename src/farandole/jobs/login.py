@@ -60,23 +60,23 @@ class Head:
         return one_line(why(done.stderr)) if done.returncode else ""
 
     @staticmethod
-    def lacks_command(status: int, said: str) -> bool:
+    def lacks_command(status: int, errors: str) -> bool:
         """Whether the head's own command is missing there."""
-        words = ("farandole: No such file", "farandole: command not found")
-        return status == NO_COMMAND or any(one in said for one in words)
+        messages = ("farandole: No such file", "farandole: command not found")
+        return status == NO_COMMAND or any(message in errors for message in messages)
 
-    def reason(self, status: int, said: str) -> str:
+    def reason(self, status: int, errors: str) -> str:
         """Why a command failed there."""
-        if said.startswith("error: "):
-            return on_terminal(said.strip().removeprefix("error: "))
-        if "sudo: " in said:
+        if errors.startswith("error: "):
+            return on_terminal(errors.strip().removeprefix("error: "))
+        if "sudo: " in errors:
             return (
-                f"{self.name}: {one_line(said)}; log in as root, as somebody who may use sudo without a password, or, "
-                "with --user NAME, as somebody in cluster_users of this inventory"
+                f"{self.name}: {one_line(errors)}; log in as root, as somebody who may use sudo without a password, "
+                "or, with --user NAME, as somebody in cluster_users of this inventory"
             )
-        if self.lacks_command(status, said):
+        if self.lacks_command(status, errors):
             return f"{self.name} has no command farandole: run site.yml, without --skip-tags stack"
-        return f"{self.name}: {one_line(said)}"
+        return f"{self.name}: {one_line(errors)}"
 
 
 def head_of(inventory: Path, login: Login) -> Head:
@@ -115,9 +115,9 @@ def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
 
 def without_keys(arguments: Sequence[str]) -> Iterator[str]:
     """Arguments for ssh, without the keys that they name."""
-    words = iter(arguments)
-    for word in words:
+    rest = iter(arguments)
+    for word in rest:
         # The value of these options may be a word of its own.
-        option = f"{word} {next(words, '')}" if word in ("-i", "-o") else word
+        option = f"{word} {next(rest, '')}" if word in ("-i", "-o") else word
         if not OF_KEY.match(option):
             yield from option.split(" ", 1) if word in ("-i", "-o") else [word]

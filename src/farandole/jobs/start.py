@@ -51,10 +51,10 @@ class Wish:
 
     def options(self) -> list[str]:
         """The options with which the head's command is asked for it."""
-        given = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time}
-        words = [word for name, value in given.items() if value for word in (name, str(value))]
-        words += [f"--{name}" for name in ("mpi", "wait") if getattr(self, name)]
-        return [*words, *(f"--fetch={path}" for path in self.fetch)]
+        values = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time}
+        arguments = [word for name, value in values.items() if value for word in (name, str(value))]
+        arguments += [f"--{name}" for name in ("mpi", "wait") if getattr(self, name)]
+        return [*arguments, *(f"--fetch={path}" for path in self.fetch)]
 
 
 def left_out(inventory: Path, hosts: str) -> list[str]:
@@ -63,10 +63,10 @@ def left_out(inventory: Path, hosts: str) -> list[str]:
     wanted = [name.strip() for name in hosts.split(",")] if hosts else cluster.nodes
     out = {name: why for name, why in cluster.excluded.items() if name in wanted}
     for name, why in out.items():
-        words = on_terminal(f"{name} is left out: {why}")
+        note = on_terminal(f"{name} is left out: {why}")
         if hosts:
-            raise FarandoleError(f"--hosts: {words}; to use it again: farandole node include {name} -i {inventory}")
-        console.print(words, markup=False)
+            raise FarandoleError(f"--hosts: {note}; to use it again: farandole node include {name} -i {inventory}")
+        console.print(note, markup=False)
     return [*out]
 
 
@@ -76,8 +76,8 @@ def start(head: Head, wish: Wish, folder: Path, without: list[str], *, yes: bool
     here = machine.read_text() if machine.exists() else socket.gethostname()
     source = hashlib.sha256(f"{here} {os.getuid()} {folder}".encode()).hexdigest()[:16]
     send(head, folder, source, yes=yes)
-    words = ["--detach", *wish.options(), *([f"--without={','.join(without)}"] if without else [])]
-    number = head.ask("farandole", "run", *words, f"--source={source}", "--", *wish.program).strip()
+    options = ["--detach", *wish.options(), *([f"--without={','.join(without)}"] if without else [])]
+    number = head.ask("farandole", "run", *options, f"--source={source}", "--", *wish.program).strip()
     if not number.isdigit():
         raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
     return number
@@ -93,8 +93,8 @@ def finish(head: Head, number: str, fetch: list[str], folder: Path, again: str) 
             show(head.ask("farandole", "stop", number))
         except Interrupted:
             raise Interrupted(f"run {number} may still be ending; farandole runs {again} shows it") from None
-        words = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
-        raise Interrupted(f"run {number} is ended on every node{words}") from None
+        hint = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
+        raise Interrupted(f"run {number} is ended on every node{hint}") from None
     if fetch and (state := known(head, number)).fetched:
         got = [get(head, number, path, folder) for path in fetch]
         status = status or int(not (state.complete and all(got)))

@@ -37,10 +37,10 @@ class State:
 def known(head: Head, number: str) -> State:
     """What the head knows of a run."""
     try:
-        said = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
-        ended, slots = said["ended"], said["started"].get("slots", {}).items()
+        answer = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
+        ended, slots = answer["ended"], answer["started"].get("slots", {}).items()
         return State(
-            number=str(int(said["number"])), ended=bool(ended), why=str(ended.get("why", "")),
+            number=str(int(answer["number"])), ended=bool(ended), why=str(ended.get("why", "")),
             fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
             lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),
             slots=tuple((str(node), int(ranks)) for node, ranks in slots),

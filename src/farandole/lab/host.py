@@ -195,12 +195,12 @@ def changes() -> list[str]:
     if not record:
         return []
     now = {name: _sysctl(name) for name in record.sysctls}
-    found = [f"{name}: {was} → {now[name]}" for name, was in record.sysctls.items() if was != now[name]]
+    changed = [f"{name}: {was} → {now[name]}" for name, was in record.sysctls.items() if was != now[name]]
     if chains := set(firewall.names()) - set(record.firewall):
-        found.append(f"{len(chains)} firewall tables and chains of podman's network")
+        changed.append(f"{len(chains)} firewall tables and chains of podman's network")
     if ready():
-        found.append(f"mount namespace {_NAMESPACE}")
-    return found
+        changed.append(f"mount namespace {_NAMESPACE}")
+    return changed
 
 
 def ready() -> bool:
@@ -216,13 +216,13 @@ def enter() -> list[str]:
 def processes() -> list[tuple[int, list[str]]]:
     """The processes in the lab's namespace, with their command lines; the nodes' processes are their children."""
     here = _NAMESPACE.stat().st_ino
-    found = []
+    running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            words = (folder / "cmdline").read_text().split("\0")
-            if (folder / "ns/mnt").stat().st_ino == here and words[0]:
-                found.append((int(folder.name), words))
-    return found
+            command = (folder / "cmdline").read_text().split("\0")
+            if (folder / "ns/mnt").stat().st_ino == here and command[0]:
+                running.append((int(folder.name), command))
+    return running
 
 
 def end(pid: int) -> None:

@@ -53,7 +53,7 @@ def nodes(lab: str | None = None) -> list[LabNode]:
     if not host.ready():
         return []
     label = "farandole.lab" if lab is None else f"farandole.lab={lab}"
-    found = [
+    all_nodes = [
         LabNode(
             name=entry["Labels"]["farandole.node"],
             lab=entry["Labels"]["farandole.lab"],
@@ -64,7 +64,7 @@ def nodes(lab: str | None = None) -> list[LabNode]:
         )
         for entry in query("ps", "--all", "--filter", f"label={label}")
     ]
-    return sorted(found, key=lambda node: (node.lab, natural(node.name)))
+    return sorted(all_nodes, key=lambda node: (node.lab, natural(node.name)))
 
 
 def node(lab: str, name: str) -> LabNode:

@@ -40,8 +40,8 @@ def podman(*arguments: str) -> str:
 
 def query(*arguments: str) -> list[dict[str, Any]]:
     """Run a podman command and parse its JSON output."""
-    found: list[dict[str, Any]] = json.loads(podman(*arguments, "--format", "json") or "[]") or []
-    return found
+    entries: list[dict[str, Any]] = json.loads(podman(*arguments, "--format", "json") or "[]") or []
+    return entries
 
 
 def images() -> list[str]:
@@ -68,10 +68,12 @@ def power_cycle(reason: Exception, progress: Callable[[str], None]) -> None:
 def reap_strays() -> None:
     """Clean up after starts and removals that were killed halfway."""
     # One without a container answers podman's question for its version.
-    monitors = [(pid, words) for pid, words in host.processes() if words[0].endswith("conmon") and "-c" in words]
+    monitors = [
+        (pid, command) for pid, command in host.processes() if command[0].endswith("conmon") and "-c" in command
+    ]
     known = podman("ps", "--quiet", "--no-trunc", "--filter=status=running", "--filter=status=paused").split()
-    for pid, words in monitors:
-        if words[words.index("-c") + 1] not in known:
+    for pid, command in monitors:
+        if command[command.index("-c") + 1] not in known:
             host.end(pid)  # it is running, but podman does not know it
     for line in podman("ps", "--all", "--external", "--format", "{{.ID}} {{.Status}}").splitlines():
         if line.endswith(" Storage"):

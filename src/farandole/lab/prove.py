@@ -137,8 +137,8 @@ def cause(output: str) -> str:
         r"\nfatal: .*?\n    msg: (?:\|-\n)?(.+?)\n(?:    \S|\n)",
         r"\berror: ([^\n]+)",
     )
-    found = next((match[1] for pattern in patterns if (match := re.search(pattern, output, re.DOTALL))), output)
-    return one_line(found)
+    reason = next((match[1] for pattern in patterns if (match := re.search(pattern, output, re.DOTALL))), output)
+    return one_line(reason)
 
 
 def validated() -> str:
@@ -155,7 +155,7 @@ def add(path: Path, row: Row) -> None:
     """Add a row to a file of evidence, in place of one about the same set on the same system."""
     rows = yaml.safe_load(path.read_text()) if path.exists() else []
     same = ("system", "wanted", "set")
-    others = [one for one in rows or [] if any(one.get(key) != row.get(key) for key in same)]
+    others = [other for other in rows or [] if any(other.get(key) != row.get(key) for key in same)]
     files.write(path, HEAD + "".join(map(text, [*others, row])))
 
 

@@ -105,8 +105,8 @@ class Agent:
             ignored += len(line)
         raise LostError("too much output before the answer")
 
-    async def request(self, what: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
-        return await self.ask(json.dumps(what).encode() + b"\n", seconds)
+    async def request(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        return await self.ask(json.dumps(message).encode() + b"\n", seconds)
 
     async def stop(self) -> None:
         """End the program: it ends when its input does, and ssh with it."""

@@ -60,10 +60,10 @@ class Examined:
 def links_in(path: Path) -> dict[str, Any]:
     """The connections in an earlier preflight.json; empty if there are none."""
     try:
-        found: dict[str, Any] = LINKS(json.loads(path.read_text()).get("links"))
+        links: dict[str, Any] = LINKS(json.loads(path.read_text()).get("links"))
     except (OSError, ValueError, AttributeError, UnfitError):
         return {}
-    return found
+    return links
 
 
 def examine(
@@ -80,37 +80,37 @@ def examine(
     # site.yml repairs names and keys, so it is not kept from that.
     trusted = wanted.what == "all" and all(has_account(hostvars, name, wanted.job_user) for name in names)
     slow = partial(slow_ways, bars=wanted.bars) if rates else None
-    found = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
-    unaware = kept_out(found, wanted.network.addresses, hostvars)
-    found.closed = [one for one in found.closed if one.source not in unaware.get(one.target, ())]
-    findings = judge(found, wanted.bars, wanted.network.network)
+    measured = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
+    unaware = kept_out(measured, wanted.network.addresses, hostvars)
+    measured.closed = [link for link in measured.closed if link.source not in unaware.get(link.target, ())]
+    findings = judge(measured, wanted.bars, wanted.network.network)
     findings += [finding("firewall-unaware", name, other=some(sources)) for name, sources in unaware.items()]
     if trusted and wanted.head in names:
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
     # What was bad is measured again next time.
-    bad = {name for one in findings if one.severity == "stop" for name in one.host.split(", ")}
-    links = merged(record(found, wanted.bars), former)
+    bad = {name for fault in findings if fault.severity == "stop" for name in fault.host.split(", ")}
+    links = merged(record(measured, wanted.bars), former)
     nodes_known = {name: {**own, **({"mb_per_s": None} if name in bad else {})} for name, own in links["nodes"].items()}
-    return Examined(findings, {**links, "nodes": nodes_known}, summary(found))
+    return Examined(findings, {**links, "nodes": nodes_known}, summary(measured))
 
 
 def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
     """The megabytes per second that connections of a network carry, all at once; None unless all of them work."""
-    found = measure([place(node, hostvars, network) for node in nodes], lambda _: [])
-    if found.silent or found.closed:
+    measured = measure([place(node, hostvars, network) for node in nodes], lambda _: [])
+    if measured.silent or measured.closed:
         return None
-    return round(statistics.median(max(rates) for rates in found.rates.values()) / MEGA, 1)
+    return round(statistics.median(max(rates) for rates in measured.rates.values()) / MEGA, 1)
 
 
 def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVars) -> dict[str, list[str]]:
     """The nodes that our own firewall on another one does not know yet, by that one: site.yml fixes that."""
-    found: dict[str, list[str]] = {}
-    for one in measured.closed:
-        let_in = hostvars[one.target]["_preflight_probe"]["probe"].get("firewall")
-        known = found.setdefault(one.target, [])
-        if let_in is not None and addresses.get(one.source) not in let_in and one.source not in known:
-            known.append(one.source)
-    return {name: sources for name, sources in found.items() if sources}
+    unknown: dict[str, list[str]] = {}
+    for link in measured.closed:
+        let_in = hostvars[link.target]["_preflight_probe"]["probe"].get("firewall")
+        known = unknown.setdefault(link.target, [])
+        if let_in is not None and addresses.get(link.source) not in let_in and link.source not in known:
+            known.append(link.source)
+    return {name: sources for name, sources in unknown.items() if sources}
 
 
 def login_of(hostvars: HostVars, name: str) -> Mapping[str, Any]:
@@ -151,8 +151,8 @@ def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any
         for name, own in links["nodes"].items()
     }
     if (usually := links["usual_mb_per_s"]) is None:
-        shut = {(one[0], one[1]) for one in links["pairs"]}
-        pairs = [*links["pairs"], *(one for one in former.get("pairs", []) if (one[0], one[1]) not in shut)][
+        shut = {(pair[0], pair[1]) for pair in links["pairs"]}
+        pairs = [*links["pairs"], *(pair for pair in former.get("pairs", []) if (pair[0], pair[1]) not in shut)][
             :MANY_PAIRS
         ]
         usual = {**{name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}, "pairs": pairs}

@@ -43,7 +43,7 @@ def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric
     if findings := [*outside, *_ambiguous(network, chosen, addresses), *_repeated(network, chosen)]:
         return Fabric(findings=findings)
     own = {name: inside[0] for name, inside in chosen.items()}
-    names_of, addresses_of = ({name: link[what] for name, link in own.items()} for what in ("name", "address"))
+    names_of, addresses_of = ({name: link[field] for name, link in own.items()} for field in ("name", "address"))
     return Fabric(str(network), names_of, addresses=addresses_of)
 
 

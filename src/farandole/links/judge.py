@@ -51,14 +51,14 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
     subnet = network or "the network of the nodes"
     strangers = shared_addresses(measured.closed, names)
     for name in names:
-        if said := strangers.get(name):
-            asked = ordered(said, names)
+        if witnesses := strangers.get(name):
+            asked = ordered(witnesses, names)
             # What one node says of another is a matter between the two.
             where = name if len(asked) > 1 else both_ends(asked[0], name)
             yield finding("pair-address-shared", where, other=some(asked), host=name)
     unfit = strangers.keys() | measured.silent.keys()
-    closed = [one for one in measured.closed if not {one.source, one.target} & unfit]
-    ways = {(one.source, one.target) for one in closed}
+    closed = [link for link in measured.closed if not {link.source, link.target} & unfit]
+    ways = {(link.source, link.target) for link in closed}
     if len(parts := groups(names, lambda first, second: not {(first, second), (second, first)} & ways)) > 1:
         yield finding("pair-groups-apart", "all", seen="; ".join(some(part) for part in parts), subnet=subnet)
         home = {name: number for number, part in enumerate(parts) for name in part}
@@ -89,10 +89,10 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
 def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> dict[str, set[str]]:
     """Nodes at whose address another machine answers, and whom; one node's word is not enough if there are more."""
     sources: dict[str, set[str]] = {}
-    for one in closed:
-        if one.why == "another machine" and {one.source, one.target} <= {*names}:
-            sources.setdefault(one.target, set()).add(one.source)
-    return {name: said for name, said in sources.items() if len(said) >= min(2, len(names) - 1)}
+    for link in closed:
+        if link.why == "another machine" and {link.source, link.target} <= {*names}:
+            sources.setdefault(link.target, set()).add(link.source)
+    return {name: witnesses for name, witnesses in sources.items() if len(witnesses) >= min(2, len(names) - 1)}
 
 
 def bad_ends(ways: Collection[Way], names: Sequence[str]) -> tuple[dict[tuple[str, int], set[str]], set[Way]]:
@@ -119,22 +119,22 @@ def ordered(some_names: Iterable[str], names: Sequence[str]) -> list[str]:
 
 def ports(closed: Iterable[Closed], sources: Collection[str], targets: Collection[str]) -> str:
     """The ports that were tried in vain, and what happened."""
-    found = [one for one in closed if one.source in sources and one.target in targets]
-    numbers = some([str(port) for port in sorted({one.port for one in found})])
-    return f"TCP {numbers}: {' and '.join(sorted({one.why for one in found}))}"
+    links = [link for link in closed if link.source in sources and link.target in targets]
+    numbers = some([str(port) for port in sorted({link.port for link in links})])
+    return f"TCP {numbers}: {' and '.join(sorted({link.why for link in links}))}"
 
 
 def groups(names: Sequence[str], connected: Any) -> list[list[str]]:
     """The groups of at least two nodes that are connected within but not with each other; single nodes are in none."""
-    left, found = list(names), []
+    left, separate = list(names), []
     while left:
         group = [left.pop(0)]
-        for one in group:
-            near = [other for other in left if connected(one, other)]
+        for name in group:
+            near = [other for other in left if connected(name, other)]
             group += near
             left = [other for other in left if other not in near]
-        found.append(ordered(group, names))
-    return [group for group in found if len(group) > 1]
+        separate.append(ordered(group, names))
+    return [group for group in separate if len(group) > 1]
 
 
 def judge_paths(measured: Measured) -> Iterator[Finding]:

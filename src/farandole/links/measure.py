@@ -141,17 +141,17 @@ class Measurement:
         A node that many others ask at the same time, or one of them again and again, may be too busy to answer soon.
         """
         peers = [
-            [name, one.place.address, *(one.listening[what] for what in ASKED), one.place.named]
-            for name, one in self.agents.items()
+            [name, agent.place.address, *(agent.listening[field] for field in ASKED), agent.place.named]
+            for name, agent in self.agents.items()
         ]
         places = {name: place for place, name in enumerate(self.agents)}
         await self._reach(peers, dict.fromkeys(places), names=names)
         for pause in (0, LATER_S):
             failed: dict[str, set[int]] = {}
             bad: list[Closed | Narrow] = [*self.result.closed, *self.result.narrow]
-            for one in bad:
-                if one.source in self.agents:
-                    failed.setdefault(one.source, set()).add(places[one.target])
+            for link in bad:
+                if link.source in self.agents:
+                    failed.setdefault(link.source, set()).add(places[link.target])
             self.result.closed.clear()
             self.result.narrow.clear()
             if failed:
@@ -170,7 +170,7 @@ class Measurement:
             if sources := [name for name in dict.fromkeys(away) if name != target]:
                 self.result.crowded[target] = sources
         ways = {(source, target) for target, sources in self.result.crowded.items() for source in sources}
-        self.result.closed = [one for one in self.result.closed if (one.source, one.target) not in ways]
+        self.result.closed = [link for link in self.result.closed if (link.source, link.target) not in ways]
         for way in ways:
             self.result.rates.pop(way, None)
             self.result.alone.pop(way, None)
@@ -201,7 +201,7 @@ class Measurement:
 
     async def send(self, ways: Sequence[Way], seconds: float, into: dict[Way, list[float]]) -> None:
         """Measure the rates from sources to targets, all at the same time."""
-        shut = {(one.source, one.target) for one in self.result.closed}
+        shut = {(link.source, link.target) for link in self.result.closed}
         ways = [way for way in ways if {*way} <= self.agents.keys() and way not in shut]
         asks = {
             source: {

@@ -52,7 +52,7 @@ class Measured:
 
 def measured(links: Mapping[str, Any], nodes: Collection[str]) -> Measured | None:
     """The network between some nodes, from a checked preflight.json; none if fewer than two of them were measured."""
-    known = {name: one for name, one in links.get("nodes", {}).items() if name in nodes and all(one.values())}
+    known = {name: node for name, node in links.get("nodes", {}).items() if name in nodes and all(node.values())}
     if len(known) < 2:
         return None
     slowest = min(known, key=lambda name: float(known[name]["mb_per_s"]))

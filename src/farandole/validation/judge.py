@@ -114,7 +114,7 @@ def _recognized(result: Result, *, cascade: bool) -> Explanation | None:
     nodes, verdict = result["job"]["nodes"], of_job(result["said"])
     for hit in verdict.cascades[-1:] if cascade else verdict.roots[:1]:
         host = nodes[hit.rank] if hit.rank is not None and hit.rank < len(nodes) else hit.host
-        code, what, cure = explanation(hit.cause.code, nodes, **{"host": host, **hit.words})
+        code, what, cure = explanation(hit.cause.code, nodes, **{"host": host, **hit.fields})
         return code, f"on {host}: {what}" if hit.cause.seen == "log" and host in nodes else what, cure
     return None
 
