@@ -161,11 +161,11 @@ class Endpoint:
                 if sender[0] in self.slots and got.startswith(hello):
                     self.datagrams.sendto(answer, sender)
 
-    def connect(self, name: str, address: str, port: int, what: bytes) -> socket.socket:
+    def connect(self, name: str, address: str, port: int, service: bytes) -> socket.socket:
         connection = socket.create_connection((address, port), CONNECT_S, source_address=(self.address, 0))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(proof(self.secret, "client") + what)
+            connection.sendall(proof(self.secret, "client") + service)
             if exactly(connection, CHECK, CONNECT_S) != proof(self.secret, name):
                 raise OSError(errno.EADDRINUSE, "another machine has this address")
         except BaseException:

@@ -52,8 +52,8 @@ class Action(ActionBase):  # type: ignore[misc]
         try:
             done = self.act(arguments, task_vars or {})
         except FindingsError as error:
-            found = {"findings": [one.data() for one in error.findings], "heading": error.heading}
-            raise Refusal(str(error), result=found) from None
+            details = {"findings": [finding.data() for finding in error.findings], "heading": error.heading}
+            raise Refusal(str(error), result=details) from None
         except FarandoleError as error:
             raise Refusal(str(error)) from None
         # An action may pass on what a node answered, which finds nothing in our name.
@@ -80,8 +80,8 @@ class Action(ActionBase):  # type: ignore[misc]
         def look() -> None:
             while not done.wait(LOOK):
                 with suppress(OSError):
-                    if said := progress():
-                        self.tell(variables, said)
+                    if text := progress():
+                        self.tell(variables, text)
 
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
@@ -113,9 +113,9 @@ class Action(ActionBase):  # type: ignore[misc]
 def failure_of(result: Any, *, lost: bool = False) -> Failure | None:
     """What a task's result says of its failure; nothing if it is secret."""
     task, blamed = result.task, result.host.get_name()
-    found = action_loader.get(task.action, class_only=True)
+    plugin = action_loader.get(task.action, class_only=True)
     # Any other result is in the words of a node, which finds nothing in our name.
-    ours = isinstance(found, type) and issubclass(found, Action)
+    ours = isinstance(plugin, type) and issubclass(plugin, Action)
     host = str(task.delegate_to or blamed)
     return failure(
         host, blamed, task.get_name().removeprefix(COLLECTION), task.action, result.result, lost=lost, ours=ours

@@ -52,18 +52,18 @@ class Login:
 
     def _variables(self) -> list[str]:
         """The user and the key: the inventory's own variables override Ansible's options --user and --private-key."""
-        given = dict.fromkeys(USER_VARIABLES, self.user) if self.user else {}
+        variables = dict.fromkeys(USER_VARIABLES, self.user) if self.user else {}
         if self.private_key:
             key = str(self.private_key.absolute())
-            given |= dict.fromkeys(KEY_VARIABLES, key)
+            variables |= dict.fromkeys(KEY_VARIABLES, key)
             # A connection that another key has opened would be used without looking at this one.
-            given["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+            variables["ansible_control_path_dir"] = f"~/.ansible/cp/{hashlib.sha256(key.encode()).hexdigest()[:8]}"
             # Otherwise ssh tries those of an agent, too.
             config = ConfigParser(interpolation=None)
             config.read(CONFIG)
-            given["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
+            variables["ansible_ssh_args"] = f"{config['ssh_connection']['ssh_args']} -o IdentitiesOnly=yes"
         # As they are, even if they look like templates.
-        plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in given.items()]
+        plain = [f"{json.dumps(name)}: !unsafe {json.dumps(value)}" for name, value in variables.items()]
         return ["--extra-vars", f"{{{', '.join(plain)}}}"] if plain else []
 
 

@@ -40,13 +40,13 @@ def loss(names: Sequence[str], users: Sequence[str], accounts: bool) -> str:
 def in_use(nodes: Sequence[str], hostvars: HostVars) -> str:
     """Why nothing may be removed now; empty if no job or build is running."""
     used = {name: list(_answer(hostvars[name], "_stack_use").get("running") or ()) for name in nodes}
-    found = [
-        f"{name}: {', '.join(one_line(one) for one in running[:LINES])}" for name, running in used.items() if running
+    busy = [
+        f"{name}: {', '.join(one_line(line) for line in running[:LINES])}" for name, running in used.items() if running
     ]
     return (
-        f"nothing was removed, because jobs or builds are running: {'; '.join(found)}. Wait until they have ended, or "
+        f"nothing was removed, because jobs or builds are running: {'; '.join(busy)}. Wait until they have ended, or "
         "end them: farandole stop ends a run, and farandole remove --force (-e stack_remove_running=true) all of them"
-        if found
+        if busy
         else ""
     )
 
@@ -69,9 +69,9 @@ class Removal:
             if self.removed
             else (f"{some(names)}: there was nothing to remove")
         )
-        yield from (f"  {one}" for one in self.removed)
+        yield from (f"  {line}" for line in self.removed)
         yield f"{some(names)}: what stays"
-        yield from (f"  {one}" for one in self.left)
+        yield from (f"  {line}" for line in self.left)
         yield "  the host name, because the former one is not known"
         if self.packages:
             yield f"  packages, because others may depend on them by now: {', '.join(self.packages)}"
@@ -130,10 +130,10 @@ def _removal(answers: Sequence[Mapping[str, Any]]) -> Removal:
 
 
 def _lines(answers: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
-    found = [one_line(one) for answer in answers for one in answer.get(kind) or ()]
-    return list(dict.fromkeys(found))[:LINES]
+    lines = [one_line(line) for answer in answers for line in answer.get(kind) or ()]
+    return list(dict.fromkeys(lines))[:LINES]
 
 
 def _answer(variables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = variables.get(name)
-    return found if isinstance(found, Mapping) else {}
+    answer = variables.get(name)
+    return answer if isinstance(answer, Mapping) else {}

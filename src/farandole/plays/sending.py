@@ -55,8 +55,8 @@ def read_by_children(path: Path, pid: int) -> int:
         for handle in Path(f"/proc/{child}/fd").iterdir():
             if handle.readlink() == path:
                 return int(Path(f"/proc/{child}/fdinfo/{handle.name}").read_text().split()[1])
-        if found := read_by_children(path, int(child)):
-            return found
+        if sent := read_by_children(path, int(child)):
+            return sent
     return 0
 
 

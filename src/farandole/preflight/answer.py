@@ -142,11 +142,11 @@ def answer_of(out: str, err: str, only_json: Callable[[str], str]) -> dict[str, 
     if len(out) > LONGEST:
         return {"unfit": f"it has {len(out) >> 10} KiB"}
     try:
-        found = only_json(out)
+        text = only_json(out)
     except ValueError:
         return {"unreachable_reason": reason(f"{err[-READ:]}\n{out}") or "it gave no reason"}
     try:
-        answer = read(found)
+        answer = read(text)
         if "probe" in answer:
             return {"probe": check(answer)}
     except FarandoleError as error:
@@ -165,7 +165,7 @@ def ssh_command(login: Mapping[str, Any]) -> str:
     return shlex.join(["ssh", *parts])
 
 
-def shared_connection(words: Sequence[str], ssh: str) -> list[str]:
+def shared_connection(command: Sequence[str], ssh: str) -> list[str]:
     """Change an ssh command so that it never prompts; a program that supplies the password comes before ssh."""
-    options = [word for word in words[words.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
+    options = [word for word in command[command.index(ssh) + 1 :] if not re.fullmatch("-v+", word)]
     return [ssh, "-T", "-o", "BatchMode=yes", *options]

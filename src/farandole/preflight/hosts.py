@@ -87,12 +87,12 @@ def check(
         chosen, network, links = _measure(request, seen, members, hostvars, say)
         # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
         compared = {*judge_machine_ids(seen.probes)}
-        single = [one for one in seen.findings if one not in compared]
+        single = [finding for finding in seen.findings if finding not in compared]
         decision = excluded.decide(single, entries, replace(checked, tested=asked), exclude=request.exclude)
         probes = {name: probe for name, probe in seen.probes.items() if name not in decision.entries}
         network = fabric.choose(excluded.members(checked.cluster, decision.entries), hostvars, chosen.wanted)
-        found = [*decision.findings, *judge_machine_ids(probes), *network.findings, *chosen.findings]
-        findings = [*dict.fromkeys(found)]
+        collected = [*decision.findings, *judge_machine_ids(probes), *network.findings, *chosen.findings]
+        findings = [*dict.fromkeys(collected)]
         if not request.check_mode and not refused(findings):
             entries.clear()
             entries.update(decision.entries)
@@ -107,11 +107,11 @@ def _look(
     """Judge each node by what it said."""
     nodes, broken = readable
     answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
-    found = [*broken, *judge_hosts(nodes, answers, request.accounts, request.check_mode)]
+    findings = [*broken, *judge_hosts(nodes, answers, request.accounts, request.check_mode)]
     probes = probes_of(answers)
     if request.stack:
-        found += [one for name, probe in probes.items() for one in judge_stack(name, probe)]
-    return Seen(nodes, probes, found)
+        findings += [finding for name, probe in probes.items() for finding in judge_stack(name, probe)]
+    return Seen(nodes, probes, findings)
 
 
 def _measure(

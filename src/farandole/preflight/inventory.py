@@ -63,7 +63,7 @@ def judge_groups(groups: Groups) -> list[Finding]:
     if not cluster:
         return [missing_cluster(groups)]
     head = judge_head(groups.get("head", ()), cluster)
-    return [*head, *(found for group in ("head", "builders", "slurm") for found in outsiders(groups, group))]
+    return [*head, *(fault for group in ("head", "builders", "slurm") for fault in outsiders(groups, group))]
 
 
 def missing_cluster(groups: Groups) -> Finding:
@@ -98,7 +98,7 @@ def outsiders(groups: Groups, group: str) -> list[Finding]:
 
 def judge_names(names: Sequence[str]) -> list[Finding]:
     twins = Counter(name.lower() for name in names)
-    return [found for name in names if (found := judge_name(name, unique=twins[name.lower()] == 1))]
+    return [fault for name in names if (fault := judge_name(name, unique=twins[name.lower()] == 1))]
 
 
 def judge_name(name: str, unique: bool) -> Finding | None:
@@ -117,12 +117,12 @@ def suggest_label(name: str) -> str:
 
 
 def judge_addresses(nodes: Sequence[Node]) -> list[Finding]:
-    faults = [found for node in nodes if (found := judge_address(node))]
+    faults = [fault for node in nodes if (fault := judge_address(node))]
     same_machine = [
         finding("node-repeated", node.name, other=first.name, seen=f"both are {node.ansible_host} port {node.port}")
         for node, first in repeated(nodes, lambda node: (node.ansible_host, node.port))
     ]
-    reported = {found.host for found in same_machine}
+    reported = {fault.host for fault in same_machine}
     addressed = [node for node in nodes if node.address and node.name not in reported]
     same_address = [
         finding("address-repeated", node.name, other=first.name, address=node.address)
@@ -148,7 +148,7 @@ def judge_address(node: Node) -> Finding | None:
 def repeated(nodes: Iterable[Node], key: Callable[[Node], Hashable]) -> list[tuple[Node, Node]]:
     """Pairs of a node and the first earlier one with the same key."""
     first: dict[Hashable, Node] = {}
-    return [(node, found) for node in nodes if (found := first.setdefault(key(node), node)) is not node]
+    return [(node, earlier) for node in nodes if (earlier := first.setdefault(key(node), node)) is not node]
 
 
 def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozenset[str] = frozenset()) -> list[Finding]:
@@ -162,16 +162,16 @@ def judge_variables(nodes: Sequence[Node], declared: Declared, ansibles: frozens
     hosts: dict[Finding, list[str]] = {}
     for variable, names in users.items():
         owner = owner_of(variable, ours)
-        if found := unknown_variable(variable, known, ours[owner]) if owner else misspelt(variable, ansibles):
-            hosts[found] = names
+        if fault := unknown_variable(variable, known, ours[owner]) if owner else misspelt(variable, ansibles):
+            hosts[fault] = names
     return per_host(hosts, len(nodes))
 
 
 def per_host(hosts: Mapping[Finding, Sequence[str]], number: int) -> list[Finding]:
     """A finding for each host that has it, or a single one if this number of hosts, which are all, have it."""
     return [
-        replace(found, host=host)
-        for found, names in hosts.items()
+        replace(fault, host=host)
+        for fault, names in hosts.items()
         for host in (["all"] if len(names) == number else names)
     ]
 
@@ -230,17 +230,17 @@ def judge_passwords(hostvars: Mapping[str, Mapping[str, Any]], asked: Iterable[s
     """Report passwords that the user was asked for in vain, as every node has its own; shows none of them."""
     remote = [own for own in hostvars.values() if own.get("ansible_connection") != "local"]
     return [
-        finding("password-ignored", "all", seen=option, label=option, known=given[0])
+        finding("password-ignored", "all", seen=option, label=option, known=ignored[0])
         for option in asked
-        if (given := [one for own in remote for one in PASSWORD_VARIABLES[option] if one in own])
-        and all(any(one in own for one in PASSWORD_VARIABLES[option]) for own in remote)
+        if (ignored := [variable for own in remote for variable in PASSWORD_VARIABLES[option] if variable in own])
+        and all(any(variable in own for variable in PASSWORD_VARIABLES[option]) for own in remote)
     ]
 
 
-def judge_tags(given: Iterable[str], roles: Iterable[str]) -> list[Finding]:
+def judge_tags(tags: Iterable[str], roles: Iterable[str]) -> list[Finding]:
     """Report tags that no playbook knows: a run would do nothing, or everything, without a word."""
     known = TAGS.union(roles)
-    unknown = sorted({*given} - known - COMMON_TAGS)
+    unknown = sorted({*tags} - known - COMMON_TAGS)
     return [finding("tag-unknown", "all", seen=tag, known=", ".join(sorted(known))) for tag in unknown]
 
 
@@ -263,8 +263,8 @@ def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> l
     hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
         for variable in sorted(own):
-            for found in judge_value(variable, own[variable], options[variable]):
-                hosts.setdefault(found, []).append(host)
+            for fault in judge_value(variable, own[variable], options[variable]):
+                hosts.setdefault(fault, []).append(host)
     return per_host(hosts, len(values))
 
 

@@ -35,20 +35,20 @@ def judge_machines(
     user: str, stack: bool, former: Former,
 ) -> list[Finding]:  # fmt: skip
     """All findings; `former` is the record of the last run, and how many seconds ago that was."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, probe in probes.items():
         machine = probe["machine"]
-        found += judge_places(name, machine, user, probe["accounts"], stack and not probe["stacks"]["installed"])
-        found += judge_memory(name, machine)
-        found += judge_limits(name, machine, hostvars[name])
+        findings += judge_places(name, machine, user, probe["accounts"], stack and not probe["stacks"]["installed"])
+        findings += judge_memory(name, machine)
+        findings += judge_limits(name, machine, hostvars[name])
         if stack and probe["arch"] == "x86_64" and machine["cpu"] is not None:
-            found += judge_cpu(name, machine)
+            findings += judge_cpu(name, machine)
         if probe["stacks"]["current"] and {name, probe["hostname"]} & {*machine["loopback_names"]}:
-            found.append(finding("name-loopback", name))
-        found += judge_gpus(name, probe)
-        found += judge_shells(name, machine["shells"], user)
-        found += judge_changes(name, probe, former)
-    return [*found, *judge_links(probes, interfaces)]
+            findings.append(finding("name-loopback", name))
+        findings += judge_gpus(name, probe)
+        findings += judge_shells(name, machine["shells"], user)
+        findings += judge_changes(name, probe, former)
+    return [*findings, *judge_links(probes, interfaces)]
 
 
 def judge_queues(probes: Mapping[str, Probe], queue: Container[str]) -> list[Finding]:
@@ -69,12 +69,12 @@ def judge_places(
     shown = {"home": home}
     for places in mounts.values():
         facts = machine["places"][places[0]]
-        names, target = some([shown.get(one, one) for one in places]), shown.get(places[0], places[0])
+        names, target = some([shown.get(place, place) for place in places]), shown.get(places[0], places[0])
         wanted = BEFORE_STACK if first and "/opt" in places else LITTLE
         yield from judge_space(name, facts, wanted, names, target)
         if facts["noexec"] and "/opt" in places:
             yield finding("stack-noexec", name)
-        for place in [one for one in EXECUTED if one in places and facts["noexec"]]:
+        for place in [place for place in EXECUTED if place in places and facts["noexec"]]:
             yield finding("mount-noexec", name, target=shown.get(place, place))
 
 
@@ -136,19 +136,19 @@ def judge_gpus(name: str, probe: Probe) -> Iterator[Finding]:
 
 def judge_shells(name: str, shells: Mapping[str, Any], user: str) -> Iterator[Finding]:
     for kind, shell in shells.items():
-        words = "a login shell" if kind == "login" else "a non-interactive ssh shell"
+        label = "a login shell" if kind == "login" else "a non-interactive ssh shell"
         if shell is None:
-            yield finding("shell-silent", name, kind=words, user=user)
+            yield finding("shell-silent", name, kind=label, user=user)
             continue
         if shell["commands"]:
             seen = some([f"{command} is {path}" for command, path in shell["commands"].items()])
-            yield finding("command-shadowed", name, seen=seen, kind=words, user=user)
+            yield finding("command-shadowed", name, seen=seen, kind=label, user=user)
         if libraries := shell["libraries"] + shell["packages"]:
-            yield finding("library-shadowed", name, seen=some(libraries), kind=words, user=user)
+            yield finding("library-shadowed", name, seen=some(libraries), kind=label, user=user)
         if shell["variables"]:
-            yield finding("variable-harmful", name, seen=some(shell["variables"]), kind=words, user=user)
+            yield finding("variable-harmful", name, seen=some(shell["variables"]), kind=label, user=user)
         if shell["nofile"] is not None and shell["nofile"] < NOFILE:
-            yield finding("limit-low", name, seen=shell["nofile"], wanted=NOFILE, kind=words, user=user)
+            yield finding("limit-low", name, seen=shell["nofile"], wanted=NOFILE, kind=label, user=user)
 
 
 def judge_changes(name: str, probe: Probe, former: Former) -> Iterator[Finding]:
@@ -160,21 +160,25 @@ def judge_changes(name: str, probe: Probe, former: Former) -> Iterator[Finding]:
         yield finding("rebooted", name, seen=machine["up_s"] // 60)
     now = {**machine["packages"], "the kernel": machine["kernel"]}
     then = {**before["packages"], "the kernel": before["kernel"]}
-    if changed := [f"{one} from {then[one]} to {now[one]}" for one in now if one in then and now[one] != then[one]]:
+    if changed := [
+        f"{package} from {then[package]} to {now[package]}"
+        for package in now
+        if package in then and now[package] != then[package]
+    ]:
         yield finding("packages-changed", name, seen=some(changed))
 
 
 def judge_links(probes: Mapping[str, Probe], interfaces: Mapping[str, str]) -> Iterator[Finding]:
     links = {
-        name: link for name, one in interfaces.items()
-        if name in probes and (link := probes[name]["machine"]["links"].get(one))
+        name: link for name, interface in interfaces.items()
+        if name in probes and (link := probes[name]["machine"]["links"].get(interface))
     }  # fmt: skip
     for name, link in links.items():
         if link["duplex"] == "half":
             yield finding("link-half-duplex", name, seen=interfaces[name])
         if link["speed"] and link["speed"] < LINK_MBIT:
             yield finding("link-slow", name, seen=f"{interfaces[name]} has {link['speed']}", wanted=LINK_MBIT)
-    for what, fact in (("MTU", "mtu"), ("speed in Mb/s", "speed")):
+    for label, fact in (("MTU", "mtu"), ("speed in Mb/s", "speed")):
         values = {name: link[fact] for name, link in links.items() if link[fact]}
         owners: dict[int, list[str]] = {}
         for name, value in values.items():
@@ -185,7 +189,7 @@ def judge_links(probes: Mapping[str, Probe], interfaces: Mapping[str, str]) -> I
         seen = "; ".join(f"{value} on {some(names)}" for value, names in sorted(owners.items()))
         if len(owners) > 1:
             odd = (name for name, value in values.items() if value != usual)
-            yield from (finding("link-differs", name, what=what, seen=seen) for name in odd)
+            yield from (finding("link-differs", name, what=label, seen=seen) for name in odd)
 
 
 def former_record(path: Path, now: float) -> Former:

@@ -72,7 +72,7 @@ def choose(
 ) -> Networks:  # fmt: skip
     """Choose the network for these nodes; what each carries is measured if that is not known, or is wanted again."""
     first = fabric.choose(names, hostvars, pinned)
-    shared = {one.network: one for one in (first, *fabric.others(names, hostvars, first))}
+    shared = {candidate.network: candidate for candidate in (first, *fabric.others(names, hostvars, first))}
     # With --limit, the networks of the other nodes are not known.
     if lacking(names, hostvars, former) or not all(map(partial(probed, hostvars), names)):
         return Networks(pinned or chosen(former), former["first"], former["networks"], former["addresses"])
@@ -80,20 +80,20 @@ def choose(
         return Networks(pinned)
     same = former["networks"].keys() == shared.keys()
     rates: dict[str, Rate] = dict(former["networks"]) if same else dict.fromkeys(shared)
-    addresses = {name: [one.addresses[name] for one in shared.values()] for name in names}
+    addresses = {name: [candidate.addresses[name] for candidate in shared.values()] for name in names}
     if pinned:
         return Networks(pinned, first.network, rates, addresses)
-    speeds = {network: speed(one, hostvars) for network, one in shared.items()}
+    speeds = {network: speed(candidate, hostvars) for network, candidate in shared.items()}
     stays = former["network"] in shared and former["first"] == first.network
     now = former["network"] if stays else first.network
     if measure and (again or not any(rates.values())):
-        rates = {network: measure(one) for network, one in shared.items()}
+        rates = {network: measure(candidate) for network, candidate in shared.items()}
         if rates[now] is None:
             # Other checks say which node cannot connect there.
             speeds = dict.fromkeys(shared, 0)
         elif (other := fastest(now, rates, speeds)) != now:
             # Something else may have been busy there.
-            rates |= {one: greater(rates[one], measure(shared[one])) for one in (now, other)}
+            rates |= {network: greater(rates[network], measure(shared[network])) for network in (now, other)}
     now = fastest(now, rates, speeds)
     seen = "; ".join(f"{network} {carries(rates[network], speeds[network])}" for network in shared)
     note = finding("network-chosen", "all", network=now, seen=seen)
@@ -114,7 +114,7 @@ def lacking(names: Sequence[str], hostvars: HostVars, former: Mapping[str, Any])
 
 def fastest(now: str, rates: Mapping[str, Rate], speeds: Mapping[str, int]) -> str:
     """The network that is clearly faster than the present one; the present one if there is none."""
-    best = max(rates, key=lambda one: (min(rates[one] or 0, FILLED), speeds[one]))
+    best = max(rates, key=lambda network: (min(rates[network] or 0, FILLED), speeds[network]))
     mine, its = rates[now], rates[best]
     unknown = not any(rate is not None for rate in rates.values())
     if unknown or (mine and its and min(mine, its) >= FILLED):
@@ -122,9 +122,9 @@ def fastest(now: str, rates: Mapping[str, Rate], speeds: Mapping[str, int]) -> s
     return best if mine is not None and its is not None and its > CLEARLY * min(mine, FILLED) else now
 
 
-def greater(one: Rate, other: Rate) -> Rate:
+def greater(first: Rate, second: Rate) -> Rate:
     """The better of two measurements; unknown if some could not connect in one of them."""
-    return None if one is None or other is None else max(one, other)
+    return None if first is None or second is None else max(first, second)
 
 
 def speed(network: Fabric, hostvars: HostVars) -> int:

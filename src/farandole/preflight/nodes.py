@@ -71,11 +71,11 @@ def judge_address(node: Node, probe: Probe) -> Iterator[Finding]:
         yield address_absent(node.name, str(node.address), probe["addresses"])
 
 
-def judge_account(name: str, account: str, wanted: int, found: Mapping[str, Any]) -> Iterator[Finding]:
-    for owner, kinds in alike(uid=found["id_owner"], gid=found["group_id_owner"]):
+def judge_account(name: str, account: str, wanted: int, ids: Mapping[str, Any]) -> Iterator[Finding]:
+    for owner, kinds in alike(uid=ids["id_owner"], gid=ids["group_id_owner"]):
         if owner != account:
             yield finding("id-taken", name, owner=owner, seen=f"{kinds} {wanted}", account=account)
-    for number, kinds in alike(uid=found["user_id"], gid=found["group_id"]):
+    for number, kinds in alike(uid=ids["user_id"], gid=ids["group_id"]):
         if number != wanted:
             yield finding("id-differs", name, account=account, seen=f"{kinds} {number}", wanted=wanted)
 
@@ -94,7 +94,7 @@ def judge_clocks(answers: Mapping[str, Answer]) -> Iterator[Finding]:
     skews = {name: answers[name]["skew"] for name in logins}
     wrong = {name: skew for name, skew in skews.items() if abs(skew) > SKEW_LIMIT_S}
     if len(wrong) > 1 and wrong == skews and max(wrong.values()) - min(wrong.values()) <= SKEW_LIMIT_S:
-        name, skew = min(wrong.items(), key=lambda one: abs(one[1]))
+        name, skew = min(wrong.items(), key=lambda item: abs(item[1]))
         seen, nodes = _difference(-skew), count(len(wrong), "node")
         yield finding("clock-wrong-here", "all", seen=seen, nodes=nodes, limit=SKEW_LIMIT_S, ssh=logins[name])
         return
@@ -139,7 +139,7 @@ def record(
     others: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The content of preflight.json: facts, the network for jobs, its connections, and findings."""
-    known = [asdict(one) for one in findings]
+    known = [asdict(item) for item in findings]
     chosen = {"network": network.network, "interfaces": network.interfaces, **(others or {})} if network.network else {}
     content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "links": links or {}, "hosts": probes}
     return json.dumps(content, indent=2) + "\n"

@@ -41,7 +41,7 @@ def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]
         taken.setdefault(login_name(own) or "root", "the account with which Ansible logs in")
         taken.setdefault(job_user(own), "the job user")
         uids[int(own.get("base_user_id") or JOB_USER_ID)] = "the job user"
-    return uneven or [one for person in people for one in judge_person(person, taken, uids)]
+    return uneven or [fault for person in people for fault in judge_person(person, taken, uids)]
 
 
 def judge_person(person: Person, taken: dict[str, str], uids: dict[int, str]) -> Iterator[Finding]:

@@ -61,25 +61,27 @@ def settings(
     """The nodes and partitions of slurm.conf, and how limits are enforced."""
     nodes = [
         {
-            **one,
+            **hardware,
             "name": name,
             "address": node_address(hostvars[name]),
-            "cpus": one["sockets"] * one["cores"] * one["threads"],
-            "memory": usable_mib(one["memory"]),
+            "cpus": hardware["sockets"] * hardware["cores"] * hardware["threads"],
+            "memory": usable_mib(hardware["memory"]),
         }
-        for name, one in known.items()
+        for name, hardware in known.items()
     ]
     # In check mode, bare nodes cannot say yet what they have.
-    wanted = [_partition(one, [*known], groups) for one in partitions if known]
+    wanted = [_partition(partition, [*known], groups) for partition in partitions if known]
     return {
         "nodes": nodes,
         "partitions": wanted,
-        "ending": _ending(hostvars[groups["head"][0]], [one["name"] for one in wanted], [*known]) if known else [],
+        "ending": _ending(hostvars[groups["head"][0]], [partition["name"] for partition in wanted], [*known])
+        if known
+        else [],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
-        "cgroups": next((kind for kind in ("none", "v1") if any(one["cgroups"] == kind for one in nodes)), "v2"),
-        "memory_per_cpu": min((one["memory"] // one["cpus"] for one in nodes), default=1),
-        "version": min((one["version"] for one in nodes), default="22.05"),
-        "gpus": any(one["gpus"] for one in nodes),
+        "cgroups": next((kind for kind in ("none", "v1") if any(node["cgroups"] == kind for node in nodes)), "v2"),
+        "memory_per_cpu": min((node["memory"] // node["cpus"] for node in nodes), default=1),
+        "version": min((node["version"] for node in nodes), default="22.05"),
+        "gpus": any(node["gpus"] for node in nodes),
     }
 
 
@@ -110,27 +112,27 @@ def _ending(head: Mapping[str, Any], wanted: Sequence[str], nodes: Sequence[str]
         used = PARTITIONS(head.get("_slurm_probe", {}).get("partitions", []))
     except UnfitError as error:
         raise FarandoleError(f"the head's slurm.conf has a partition that is not Farandole's: {error}") from None
-    kept = [{**one, "nodes": [name for name in one["nodes"] if name in nodes]} for one in used]
-    return [one for one in kept if one["nodes"] and one["name"] not in wanted]
+    kept = [{**partition, "nodes": [name for name in partition["nodes"] if name in nodes]} for partition in used]
+    return [partition for partition in kept if partition["nodes"] and partition["name"] not in wanted]
 
 
 def accounts(
     users: Sequence[Mapping[str, Any]], job_user: str, more: Mapping[str, Mapping[str, Any] | None]
 ) -> dict[str, dict[str, Any]]:
     """Who may use which account, and its share; the first account is everybody's own."""
-    everybody = [job_user, *(str(one["name"]) for one in users)]
-    found: dict[str, dict[str, Any]] = {EVERYBODY: {"users": everybody, "share": 1}}
-    for name, given in more.items():
-        wish = given or {}
+    everybody = [job_user, *(str(person["name"]) for person in users)]
+    shares: dict[str, dict[str, Any]] = {EVERYBODY: {"users": everybody, "share": 1}}
+    for name, settings in more.items():
+        wish = settings or {}
         if not NAME.fullmatch(name):
             raise FarandoleError(f"slurm_accounts: {name!r} is not an account name: use a-z, 0-9, - and _")
-        own = [str(one) for one in wish.get("users") or everybody]
-        if unknown := [one for one in own if one not in everybody]:
+        own = [str(person) for person in wish.get("users") or everybody]
+        if unknown := [person for person in own if person not in everybody]:
             raise FarandoleError(
                 f"slurm_accounts: {name} names {', '.join(unknown)}, not in cluster_users: {', '.join(everybody)}"
             )
-        found[name] = {"users": own, "share": int(wish.get("share") or 1)}
-    return found
+        shares[name] = {"users": own, "share": int(wish.get("share") or 1)}
+    return shares
 
 
 def people(
@@ -138,5 +140,5 @@ def people(
 ) -> dict[int, list[str]]:
     """The accounts that each person may use, by uid."""
     known = accounts(users, job_user, more)
-    uids = {job_user: int(job_user_id), **{str(one["name"]): int(one["uid"]) for one in users}}
-    return {uid: [account for account, one in known.items() if name in one["users"]] for name, uid in uids.items()}
+    uids = {job_user: int(job_user_id), **{str(person["name"]): int(person["uid"]) for person in users}}
+    return {uid: [account for account, share in known.items() if name in share["users"]] for name, uid in uids.items()}

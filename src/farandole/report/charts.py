@@ -45,7 +45,7 @@ def nice(high: float) -> Axis:
     """A linear axis from 0, with four or five round ticks."""
     high = high if high > 0 else 1
     step = 10 ** math.floor(math.log10(high))
-    step = next(one * step for one in (0.2, 0.25, 0.5, 1, 2) if high / (one * step) <= 5)
+    step = next(factor * step for factor in (0.2, 0.25, 0.5, 1, 2) if high / (factor * step) <= 5)
     top = math.ceil(high / step - 1e-9) * step
     return Axis("", 0, top, [(step * number, f"{step * number:,.4g}") for number in range(round(top / step) + 1)])
 
@@ -66,14 +66,14 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, limit: tuple[floa
         return round(across, 1), round(HEIGHT - BOTTOM - y.share(point[1]) * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    for value, words in y.ticks:
+    for value, label in y.ticks:
         _, up = at((x.low, value))
         parts.append(f'<path class="grid" d="M{LEFT} {up}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{up + 3.5}" text-anchor="end">{escape(words)}</text>')
-    for value, words in x.ticks:
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{up + 3.5}" text-anchor="end">{escape(label)}</text>')
+    for value, label in x.ticks:
         across, _ = at((value, y.low))
         end = "end" if across > WIDTH - 24 else "middle"
-        parts.append(f'<text class="tick" x="{across}" y="{HEIGHT - 18}" text-anchor="{end}">{escape(words)}</text>')
+        parts.append(f'<text class="tick" x="{across}" y="{HEIGHT - 18}" text-anchor="{end}">{escape(label)}</text>')
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(x.words)}</text>')
     if limit:
         _, up = at((x.low, limit[0]))

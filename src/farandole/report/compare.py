@@ -39,7 +39,10 @@ class Comparison:
 
     def tables(self) -> list[tuple[tuple[str, ...], Sequence[Sequence[str]]]]:
         """Heads and rows, for those who show them as text."""
-        figures = [(one.id, number(one.old), number(one.new), signed(one.share), one.judgement) for one in self.figures]
+        figures = [
+            (figure.id, number(figure.old), number(figure.new), signed(figure.share), figure.judgement)
+            for figure in self.figures
+        ]
         return [
             (("what", "was", "is"), [*self.verdicts, *self.stack]),
             (("figure", "was", "is", "change", "more than noise?"), figures),
@@ -47,7 +50,7 @@ class Comparison:
 
 
 def compare(old: Result, new: Result) -> Comparison:
-    before, after = ({one["id"]: one for one in result["checks"]} for result in (old, new))
+    before, after = ({check["id"]: check for check in result["checks"]} for result in (old, new))
     names = list(dict.fromkeys([*after, *before]))
     status = [
         (name, *(str(checks[name]["status"]) if name in checks else "absent" for checks in (before, after)))
@@ -58,7 +61,7 @@ def compare(old: Result, new: Result) -> Comparison:
         old["verdict"],
         new["verdict"],
         [*_stack(old, new)],
-        [one for one in status if one[1] != one[2]],
+        [row for row in status if row[1] != row[2]],
         [_figure(before[name], after[name]) for name in names if _both(before, after, name)],
     )
 
@@ -106,9 +109,9 @@ def _stack(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
 
 def _kernels(result: Result) -> str:
     hosts = (result["preflight"] or {}).get("hosts", {})
-    return ", ".join(sorted({one.get("kernel", "") for one in hosts.values()} - {""})) or UNSEEN
+    return ", ".join(sorted({host.get("kernel", "") for host in hosts.values()} - {""})) or UNSEEN
 
 
 def _slow(result: Result) -> str:
     pairs = (result["preflight"] or {}).get("pairs", [])
-    return f"{sum(grade(*one[2:]) != 'good' for one in pairs)} of {len(pairs)}" if pairs else UNSEEN
+    return f"{sum(grade(*pair[2:]) != 'good' for pair in pairs)} of {len(pairs)}" if pairs else UNSEEN

@@ -36,8 +36,8 @@ def signed(share: float | None) -> str:
 
 def figures(checks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every number beside its bar and its limit, with its place on a scale in percent."""
-    values = {one["id"]: one["value"] for one in checks}
-    return [_figure(one, values) for one in checks if one["value"] is not None]
+    values = {check["id"]: check["value"] for check in checks}
+    return [_figure(check, values) for check in checks if check["value"] is not None]
 
 
 def _figure(check: Mapping[str, Any], values: Mapping[str, float | None]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _figure(check: Mapping[str, Any], values: Mapping[str, float | None]) -> dic
         "limit_is": "equal" if most else "predicted" if predicted is not None else "",
         "sense": "at most" if most else "at least",
         "at": scale,
-        "range": [_share(one, top) for one in check["spread"]] if check["spread"] else None,
+        "range": [_share(value, top) for value in check["spread"]] if check["spread"] else None,
     }
 
 
@@ -64,12 +64,12 @@ def _share(value: float | None, top: float) -> float | None:
 
 def bandwidth(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Bandwidth and latency by size of messages, with the limit of the wire."""
-    found = next((one for one in result["jobs"] if one["sizes"]), None)
-    rows = [one for one in found["sizes"] if one[0] > 0 and all(value > 0 for value in one[1:])] if found else []
-    if not found or not rows:
+    job = next((job for job in result["jobs"] if job["sizes"]), None)
+    rows = [row for row in job["sizes"] if row[0] > 0 and all(value > 0 for value in row[1:])] if job else []
+    if not job or not rows:
         return None
-    ends = (found["nodes"] + ["", ""])[:2]
-    limit, what = wire(result, ends)
+    ends = (job["nodes"] + ["", ""])[:2]
+    limit, source = wire(result, ends)
     names = [("MPI", "a"), ("TCP", "b")][: min(map(len, rows)) - 1]
     delays = [Line(name, style, [(row[0], row[at]) for row in rows]) for at, (name, style) in enumerate(names, 1)]
     carried = [replace(line, points=[(size, size / delay) for size, delay in line.points]) for line in delays]
@@ -87,7 +87,7 @@ def bandwidth(result: Mapping[str, Any]) -> dict[str, Any] | None:
         ],
         "carried": chart(carried, x, decades([*rates, *([limit] if limit else [])]), title, drawn),
         "delays": chart(delays, x, decades(times), "latency by size of messages"),
-        "limit": what,
+        "limit": source,
         "beyond": bool(limit and max(rates) > limit),
     }
 
@@ -97,7 +97,7 @@ def wire(result: Mapping[str, Any], ends: Sequence[str]) -> tuple[float | None, 
     preflight = result["preflight"] or {}
     speeds = [(preflight.get("hosts", {}).get(name) or {}).get("mbit") for name in ends]
     if all(speeds):
-        mbit = min(float(one) for one in speeds if one)
+        mbit = min(float(speed) for speed in speeds if speed)
         return mbit / 8 * PAYLOAD, f"the interfaces say {mbit:,.0f} Mbit/s, of which {100 * PAYLOAD:.0f} % are payload"
     if usual := preflight.get("usual_mb_per_s"):
         return float(usual), "the interfaces do not say; this is what TCP usually carried in preflight"
@@ -106,22 +106,22 @@ def wire(result: Mapping[str, Any], ends: Sequence[str]) -> tuple[float | None, 
 
 def losses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The loss by step: one and all workers over each other, then each sample that was trained."""
-    jobs = {one["id"]: one for one in result["jobs"] if len(one["loss"]) > 1}
-    found = []
+    jobs = {job["id"]: job for job in result["jobs"] if len(job["loss"]) > 1}
+    curves = []
     for name in [name for name in jobs if name.startswith("parity.") and name.endswith(".one")]:
-        one, other = jobs[name], jobs.get(f"{name.removesuffix('.one')}.all")
-        if other:
+        alone, together = jobs[name], jobs.get(f"{name.removesuffix('.one')}.all")
+        if together:
             lines = [
-                Line("1 worker", "a wide", one["loss"]),
-                Line(f"{len(other['nodes'])} workers", "b", other["loss"]),
+                Line("1 worker", "a wide", alone["loss"]),
+                Line(f"{len(together['nodes'])} workers", "b", together["loss"]),
             ]
-            found.append(_loss(f"{name.split('.')[1]}, the same images", "parity", lines))
-    found += [
-        _loss(name.removeprefix("training."), "training", [Line(f"{len(one['nodes'])} workers", "a", one["loss"])])
-        for name, one in jobs.items()
+            curves.append(_loss(f"{name.split('.')[1]}, the same images", "parity", lines))
+    curves += [
+        _loss(name.removeprefix("training."), "training", [Line(f"{len(job['nodes'])} workers", "a", job["loss"])])
+        for name, job in jobs.items()
         if name.startswith("training.")
     ]
-    return found
+    return curves
 
 
 def _loss(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
@@ -135,42 +135,42 @@ def _loss(name: str, kind: str, lines: Sequence[Line]) -> dict[str, Any]:
 
 def scaling(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The measured efficiency beside the predicted one for more workers."""
-    for one in result["scaling"]:
-        points = [(row[0], 100 * row[1]) for row in one["predicted"] if row[0] >= 1]
-        if not points and one["measured"] is None:
+    for job in result["scaling"]:
+        points = [(row[0], 100 * row[1]) for row in job["predicted"] if row[0] >= 1]
+        if not points and job["measured"] is None:
             continue
-        most = max([one["workers"], *(point[0] for point in points)])
+        most = max([job["workers"], *(point[0] for point in points)])
         ticks = [(float(2**power), str(2**power)) for power in range(11) if 2**power <= most]
         lines = [Line("predicted", "a", points)] if points else []
-        if one["measured"] is not None:
-            lines.append(Line("measured", "measured", [(one["workers"], 100 * one["measured"])], dots=True))
-        bar = result["bars"].get("efficiency") if one["id"] == "speed" else None
+        if job["measured"] is not None:
+            lines.append(Line("measured", "measured", [(job["workers"], 100 * job["measured"])], dots=True))
+        bar = result["bars"].get("efficiency") if job["id"] == "speed" else None
         top = max(100.0, *(point[1] for line in lines for point in line.points))
         y = Axis("", 0, top, [(value, f"{value} %") for value in (0, 25, 50, 75, 100)])
-        expected = next((row[1] for row in one["predicted"] if row[0] == one["workers"]), None)
+        expected = next((row[1] for row in job["predicted"] if row[0] == job["workers"]), None)
         limit = (100 * bar, f"bar: {100 * bar:.0f} %") if bar else None
         x = Axis("workers", 1, max(2, most), ticks, log=True)
-        svg = chart(lines, x, y, f"efficiency of {one['id']} by number of workers", limit)
-        yield {**one, "lines": lines, "expected": expected, "svg": svg}
+        svg = chart(lines, x, y, f"efficiency of {job['id']} by number of workers", limit)
+        yield {**job, "lines": lines, "expected": expected, "svg": svg}
 
 
 def pace(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """What each node reached in each job, with those marked that are far from the median."""
-    jobs = [one for one in result["jobs"] if len(one["ranks"]) > 1]
-    nodes = list(dict.fromkeys(rank["host"] for one in jobs for rank in one["ranks"]))
+    jobs = [job for job in result["jobs"] if len(job["ranks"]) > 1]
+    nodes = list(dict.fromkeys(rank["host"] for job in jobs for rank in job["ranks"]))
     columns = []
-    for one in jobs:
-        steps = {rank["host"]: rank["step_ms"] for rank in one["ranks"] if rank["step_ms"]}
-        rates = {rank["host"]: rank["rate"] for rank in one["ranks"] if rank["rate"]}
+    for job in jobs:
+        steps = {rank["host"]: rank["step_ms"] for rank in job["ranks"] if rank["step_ms"]}
+        rates = {rank["host"]: rank["rate"] for rank in job["ranks"] if rank["rate"]}
         if steps:
-            columns.append((one["id"].replace("horovod.", ""), "ms a step alone", steps, False))
+            columns.append((job["id"].replace("horovod.", ""), "ms a step alone", steps, False))
         if rates:
-            columns.append((one["id"].replace("training.", ""), "images/s", rates, True))
+            columns.append((job["id"].replace("training.", ""), "images/s", rates, True))
     if not columns:
         return None
     bar = result["bars"].get("pace", 0.5)
     rows = [(node, [_cell(node, values, bar, more=more) for _, _, values, more in columns]) for node in nodes]
-    return {"columns": [one[:2] for one in columns], "rows": rows, "bar": bar}
+    return {"columns": [column[:2] for column in columns], "rows": rows, "bar": bar}
 
 
 def _cell(node: str, values: Mapping[str, float], bar: float, *, more: bool) -> tuple[float | None, bool]:

@@ -20,10 +20,10 @@ def markdown(result: Mapping[str, Any], comparison: Comparison | None = None) ->
 
 
 def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Iterator[str]:
-    checks = sorted(result["checks"], key=lambda one: ORDER.index(one["status"]))
+    checks = sorted(result["checks"], key=lambda check: ORDER.index(check["status"]))
     amounts = ", ".join(f"{amount} {status}" for status, amount in counts(checks))
     yield f"**{result['verdict']}**: {len(result['hosts'])} nodes, {plain(when(result['time']))} ({amounts})"
-    unmeasured = [plain(one["id"]) for one in checks if one["status"] == "not measured"]
+    unmeasured = [plain(check["id"]) for check in checks if check["status"] == "not measured"]
     yield f"\nNot measured: {', '.join(unmeasured) or 'nothing was left out'}"
     for group in problems(checks, result):
         yield from _problem(group)
@@ -38,8 +38,8 @@ def _markdown(result: Mapping[str, Any], comparison: Comparison | None) -> Itera
         for head, rows in comparison.tables():
             yield from table(head, rows)
     rows = [
-        (one["id"], number(one["value"]), number(one["bar"]), number(one["limit"]), one["status"])
-        for one in figures(checks)
+        (figure["id"], number(figure["value"]), number(figure["bar"]), number(figure["limit"]), figure["status"])
+        for figure in figures(checks)
     ]
     if rows:
         yield "\n### Figures"
@@ -58,7 +58,7 @@ def _problem(group: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from _log(check)
     yield f"- cause: {plain(check['cause'])} ({code(check['code'])})"
     yield f"- cure: {plain(check['cure'])}"
-    yield from (f"- repeat: {code(again)}" for again in dict.fromkeys(one["again"] for one in group))
+    yield from (f"- repeat: {code(again)}" for again in dict.fromkeys(check["again"] for check in group))
 
 
 def _log(check: Mapping[str, Any]) -> Iterator[str]:

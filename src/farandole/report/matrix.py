@@ -59,13 +59,13 @@ def grade(rate: float | None, bar: float | None) -> str:
 
 def matrix(pairs: Sequence[Sequence[Any]], names: Sequence[str]) -> Matrix:
     """Draw what was measured between nodes, and name who is below the bar."""
-    grades = {(one[0], one[1]): grade(one[2], one[3]) for one in pairs}
-    rates = {(one[0], one[1]): one[2] for one in pairs}
-    poor = {way for way, found in grades.items() if found != "good"}
+    grades = {(pair[0], pair[1]): grade(pair[2], pair[3]) for pair in pairs}
+    rates = {(pair[0], pair[1]): pair[2] for pair in pairs}
+    poor = {way for way, level in grades.items() if level != "good"}
     pairs_of = {tuple(sorted(way)) for way in grades}
     bad = [*slow_nodes({tuple(sorted(way)) for way in poor}, pairs_of, names)]
-    single = [one for one in pairs if (one[0], one[1]) in poor and not {one[0], one[1]} & {*bad}]
-    bars = sorted({one[3] for one in pairs if one[3] is not None})
+    single = [pair for pair in pairs if (pair[0], pair[1]) in poor and not {pair[0], pair[1]} & {*bad}]
+    bars = sorted({pair[3] for pair in pairs if pair[3] is not None})
     return Matrix(
         [
             Row(
@@ -76,17 +76,17 @@ def matrix(pairs: Sequence[Sequence[Any]], names: Sequence[str]) -> Matrix:
             for place, name in enumerate(names)
         ],
         [_node(name, pairs, poor) for name in bad],
-        [_cell(one) for one in single],
+        [_cell(pair) for pair in single],
         len(grades),
         len(names) * (len(names) - 1),
-        " and ".join(f"{one:,.0f}" for one in bars[:3]),
+        " and ".join(f"{bar:,.0f}" for bar in bars[:3]),
     )
 
 
 def _node(name: str, pairs: Sequence[Sequence[Any]], poor: set[tuple[str, str]]) -> str:
-    mine = [one for one in pairs if name in one[:2]]
-    below = [one for one in mine if (one[0], one[1]) in poor]
-    fastest = max((one[2] for one in below if one[2] is not None), default=None)
+    mine = [pair for pair in pairs if name in pair[:2]]
+    below = [pair for pair in mine if (pair[0], pair[1]) in poor]
+    fastest = max((pair[2] for pair in below if pair[2] is not None), default=None)
     seen = "nothing gets through" if fastest is None else f"at most {fastest:,.0f} MB/s"
     return f"{name}: {len(below)} of {len(mine)} connections measured are below the bar, {seen}"
 

@@ -57,21 +57,21 @@ def _environment() -> jinja2.Environment:
 def _shortened(result: Mapping[str, Any], cut: Sequence[int]) -> dict[str, Any]:
     """A result of which no more is left than a cut allows, the worst checks first."""
     checks, lines, jobs, nodes, width = cut
-    worst = sorted(result["checks"], key=lambda one: ORDER.index(one["status"]))[:checks]
+    worst = sorted(result["checks"], key=lambda check: ORDER.index(check["status"]))[:checks]
     short = [
         {
-            **one,
-            "log": one["log"][len(one["log"]) - lines :] if len(one["log"]) > lines else one["log"],
-            "lost": max(0, len(one["log"]) - lines),
-            "hosts": one["hosts"][:nodes],
-            **{what: one[what][:width] for what in ("words", "cause", "cure")},
+            **check,
+            "log": check["log"][len(check["log"]) - lines :] if len(check["log"]) > lines else check["log"],
+            "lost": max(0, len(check["log"]) - lines),
+            "hosts": check["hosts"][:nodes],
+            **{field: check[field][:width] for field in ("words", "cause", "cure")},
         }
-        for one in worst
+        for check in worst
     ]
     return {
         **result,
         "checks": short,
-        "jobs": [{**one, "nodes": one["nodes"][:nodes]} for one in result["jobs"][:jobs]],
+        "jobs": [{**job, "nodes": job["nodes"][:nodes]} for job in result["jobs"][:jobs]],
         "preflight": _fewer(result["preflight"], nodes, width),
         "versions": dict([*result["versions"].items()][:nodes]),
     }
@@ -80,7 +80,9 @@ def _shortened(result: Mapping[str, Any], cut: Sequence[int]) -> dict[str, Any]:
 def _fewer(preflight: Mapping[str, Any] | None, nodes: int, width: int) -> dict[str, Any] | None:
     if not preflight:
         return None
-    findings = [{**one, "cause": one["cause"][:width], "cure": one["cure"][:width]} for one in preflight["findings"]]
+    findings = [
+        {**item, "cause": item["cause"][:width], "cure": item["cure"][:width]} for item in preflight["findings"]
+    ]
     return {**preflight, "findings": findings[:nodes], "hosts": dict([*preflight["hosts"].items()][:nodes])}
 
 
@@ -96,11 +98,11 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
         "when": when(result["time"]),
         "counts": counts(whole["checks"]),
         "total": len(whole["checks"]),
-        "unmeasured": [one for one in checks if one["status"] == "not measured"],
+        "unmeasured": [check for check in checks if check["status"] == "not measured"],
         "problems": problems(checks, result),
         "alarms": bad,
-        "alarm_counts": [(word, sum(one.severity == what for one in bad)) for what, word in ALARMS.items()],
-        "notes": [one for one in found(result) if one.severity not in ALARMS],
+        "alarm_counts": [(word, sum(alarm.severity == severity for alarm in bad)) for severity, word in ALARMS.items()],
+        "notes": [group for group in findings_of(result) if group.severity not in ALARMS],
         "preflight_again": command("preflight", result),
         "figures": figures(checks),
         "bandwidth": bandwidth(result),
@@ -116,29 +118,31 @@ def _view(result: Mapping[str, Any], whole: Mapping[str, Any], comparison: Compa
 
 
 def _matrix(preflight: Mapping[str, Any], hosts: Sequence[str]) -> Any:
-    names = list(dict.fromkeys([*hosts, *(name for one in preflight["pairs"] for name in one[:2])]))
+    names = list(dict.fromkeys([*hosts, *(name for pair in preflight["pairs"] for name in pair[:2])]))
     return matrix(preflight["pairs"], names) if preflight["pairs"] and len(names) > 1 else None
 
 
 def _missing(result: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     parts = {"checks": len(whole["checks"]) - len(result["checks"]), "jobs": len(whole["jobs"]) - len(result["jobs"])}
-    return " and ".join(f"{count} {what}" for what, count in parts.items() if count)
+    return " and ".join(f"{count} {noun}" for noun, count in parts.items() if count)
 
 
 def problems(checks: Iterable[Mapping[str, Any]], result: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
     """The checks that are not green, each with the command that repeats it; those with one cause and cure together."""
-    bad = [{**one, "again": repeat(one, result)} for one in checks if one["code"] and one["status"] != "green"]
-    return together(bad, lambda one: tuple(one[name] for name in ("status", "code", "cause", "cure")))
+    bad = [
+        {**check, "again": repeat(check, result)} for check in checks if check["code"] and check["status"] != "green"
+    ]
+    return together(bad, lambda check: tuple(check[name] for name in ("status", "code", "cause", "cure")))
 
 
-def found(result: Mapping[str, Any]) -> list[Group]:
+def findings_of(result: Mapping[str, Any]) -> list[Group]:
     """What preflight found, the worst first."""
-    return grouped(Finding(**one) for one in result["preflight"]["findings"]) if result["preflight"] else []
+    return grouped(Finding(**finding) for finding in result["preflight"]["findings"]) if result["preflight"] else []
 
 
 def alarms(result: Mapping[str, Any]) -> list[Group]:
     """The problems and warnings of preflight."""
-    return [one for one in found(result) if one.severity in ALARMS]
+    return [group for group in findings_of(result) if group.severity in ALARMS]
 
 
 def repeat(check: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -154,7 +158,7 @@ def command(verb: str, result: Mapping[str, Any], *options: str) -> str:
 
 def counts(checks: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """How many checks have each status, the worst first."""
-    seen = [one["status"] for one in checks]
+    seen = [check["status"] for check in checks]
     return [(status, seen.count(status)) for status in ORDER if status in seen]
 
 
@@ -181,15 +185,15 @@ def duration(seconds: float) -> str:
 
 def time_line(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The phases and jobs, each with its place on the line of the whole run in percent."""
-    parts = [{"name": one["name"], "title": one["name"], "phase": True, **one} for one in result["phases"]]
-    parts += [{"name": one["id"], "phase": False, **one} for one in result["jobs"] if result["phases"]]
-    end = max([result["seconds"], *(one["begin"] + one["seconds"] for one in parts)], default=0)
+    parts = [{"name": phase["name"], "title": phase["name"], "phase": True, **phase} for phase in result["phases"]]
+    parts += [{"name": job["id"], "phase": False, **job} for job in result["jobs"] if result["phases"]]
+    end = max([result["seconds"], *(part["begin"] + part["seconds"] for part in parts)], default=0)
     return [
         {
-            **one,
-            "left": round(100 * max(0, one["begin"]) / end, 2),
-            "width": round(100 * max(0, one["seconds"]) / end, 2),
+            **part,
+            "left": round(100 * max(0, part["begin"]) / end, 2),
+            "width": round(100 * max(0, part["seconds"]) / end, 2),
         }
-        for one in sorted(parts, key=lambda one: (one["begin"], not one["phase"]))
+        for part in sorted(parts, key=lambda part: (part["begin"], not part["phase"]))
         if end > 0
     ]

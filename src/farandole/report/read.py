@@ -139,8 +139,8 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
                 f"it is of format {shown(form)}, and this Farandole reads 2 and 3: use the one that wrote it"
             )
         raise UnfitError("it is not the result of a validation")
-    found: dict[str, Any] = RESULT(content)
-    return found
+    result: dict[str, Any] = RESULT(content)
+    return result
 
 
 def file_of(place: Path) -> Path:

@@ -80,16 +80,16 @@ def requests(
     days: dict[str, int],
 ) -> list[Request]:
     """Request a host certificate for every node, for launchers one for each user, and for mounters one for files."""
-    found = []
+    requested = []
     for node in nodes:
         name, sources = node["name"], tuple(node["sources"])
-        found.append(Request("host", name, node["host_key"], tuple(node["names"]), (), days["host"]))
+        requested.append(Request("host", name, node["host_key"], tuple(node["names"]), (), days["host"]))
         for user, kind in trust.kinds_at(name, users, launchers, mounters).items():
             names = trust.principals(user, kind, homes)
             # Nobody mounts the homes of the machine that has them.
-            real = tuple(one for one in sources if kind != "files" or not ip_address(one).is_loopback)
-            found.append(Request(kind, name, node["job_keys"][user], names, real, days["user"]))
-    return [request for request in found if request.key]
+            real = tuple(address for address in sources if kind != "files" or not ip_address(address).is_loopback)
+            requested.append(Request(kind, name, node["job_keys"][user], names, real, days["user"]))
+    return [request for request in requested if request.key]
 
 
 class Authority:
@@ -117,14 +117,14 @@ class Authority:
         return trust.read_ledger(path.read_text(), str(path)) if path.exists() else self._issued()
 
     def _issued(self) -> list[Signed]:
-        found = []
+        issued = []
         for path in sorted((self.folder / "issued").glob("*-cert.pub")):
             name, _, kind = path.name.removesuffix("-cert.pub").rpartition(".")
             certificate = certificates.parse(path.read_text())
             key = certificate.public_key() if certificate else None
             if isinstance(key, Ed25519PublicKey):
-                found.append(Signed(certificates.public_text(key), name, kind))
-        return found
+                issued.append(Signed(certificates.public_text(key), name, kind))
+        return issued
 
     def refuse_incomplete(self) -> None:
         """Refuse to go on without the list of revoked keys, as nodes would accept these keys again."""
@@ -260,7 +260,7 @@ def _withdrawn(ledger: Sequence[Signed], members: Members) -> list[Signed]:
 
 def follow_inventory(authority: Authority, members: Members, *, rotate: bool) -> str:
     """Revoke keys as the inventory says, whatever the nodes say; return why a new CA is needed, if it is."""
-    known = {one.name for one in authority.ledger} | {line.split()[-1] for line in authority.revoked}
+    known = {entry.name for entry in authority.ledger} | {line.split()[-1] for line in authority.revoked}
     trust.refuse_misspelt(members.revoked, known | set(members.cluster))
     trust.refuse_no_launcher(members.launchers)
     why = "ssh_trust_rotate asks for a new CA" if rotate else authority.why_renew()

@@ -48,34 +48,34 @@ def public_text(key: Ed25519PublicKey) -> str:
 def parse(text: str) -> ssh.SSHCertificate | None:
     """Parse a certificate; None if the text is not one."""
     try:
-        found = serialization.load_ssh_public_identity(text.encode())
+        identity = serialization.load_ssh_public_identity(text.encode())
     except (ValueError, UnsupportedAlgorithm):
         return None
-    return found if isinstance(found, ssh.SSHCertificate) else None
+    return identity if isinstance(identity, ssh.SSHCertificate) else None
 
 
 def is_good(text: str, request: Request, ca: Ed25519PublicKey, now: float) -> bool:
     """Whether a certificate matches the request and has more than a third of its lifetime left."""
-    found = parse(text)
-    if found is None:
+    certificate = parse(text)
+    if certificate is None:
         return False
-    signed_by, key = found.signature_key(), found.public_key()
+    signed_by, key = certificate.signature_key(), certificate.public_key()
     if not isinstance(signed_by, Ed25519PublicKey) or not isinstance(key, Ed25519PublicKey):
         return False
     return (
         public_text(signed_by) == public_text(ca)
         and public_text(key) == request.key
-        and tuple(name.decode() for name in found.valid_principals) == request.principals
-        and found.critical_options == options(request)
-        and found.extensions == extensions(request)
-        and now + request.days * DAY / 3 < found.valid_before <= now + request.days * DAY + 1
+        and tuple(name.decode() for name in certificate.valid_principals) == request.principals
+        and certificate.critical_options == options(request)
+        and certificate.extensions == extensions(request)
+        and now + request.days * DAY / 3 < certificate.valid_before <= now + request.days * DAY + 1
     )
 
 
 def options(request: Request) -> dict[bytes, bytes]:
     """Critical options: none for a host; a user certificate is valid from its own node, and may be for files alone."""
-    found = {b"force-command": b"internal-sftp"} if request.kind == "files" else {}
-    return found | ({b"source-address": ",".join(request.sources).encode()} if request.sources else {})
+    critical = {b"force-command": b"internal-sftp"} if request.kind == "files" else {}
+    return critical | ({b"source-address": ",".join(request.sources).encode()} if request.sources else {})
 
 
 def extensions(request: Request) -> dict[bytes, bytes]:
@@ -108,14 +108,14 @@ def sign(request: Request, ca: Ed25519PrivateKey, now: float) -> str:
 
 def signed_key(text: str, ca: str) -> str:
     """The key in a certificate, if this CA signed it."""
-    found = parse(text)
-    if not found:
+    certificate = parse(text)
+    if not certificate:
         return ""
-    signed_by, key = found.signature_key(), found.public_key()
+    signed_by, key = certificate.signature_key(), certificate.public_key()
     if not isinstance(signed_by, Ed25519PublicKey) or not isinstance(key, Ed25519PublicKey):
         return ""
     try:
-        found.verify_cert_signature()
+        certificate.verify_cert_signature()
     except InvalidSignature:
         return ""
     return public_text(key) if public_text(signed_by) == ca else ""

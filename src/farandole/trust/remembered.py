@@ -40,14 +40,14 @@ class Known:
 
 def memories(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The checked answers of all nodes; a malformed one is a finding about that node."""
-    found, faults = {}, []
+    checked, faults = {}, []
     for node in nodes:
         try:
-            found[node["name"]] = within("it", MEMORY, node["remembers"])
+            checked[node["name"]] = within("it", MEMORY, node["remembers"])
         except UnfitError as error:
             faults.append(finding("memory-malformed", node["name"], seen=str(error)))
     _refuse(faults)
-    return found
+    return checked
 
 
 def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: bool) -> list[Signed]:
@@ -58,15 +58,15 @@ def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: b
     """
     claims = _claims(told, {key_of(line) for line in known.revoked})
     owners: dict[str, set[str]] = {}
-    for one in known.ledger:
-        owners.setdefault(one.key, set()).add(one.name)
+    for entry in known.ledger:
+        owners.setdefault(entry.key, set()).add(entry.name)
     true = {line for line in claims if _owner(line) in owners.get(key_of(line), {_owner(line)})}
     agreed = {line for line in true if alone or len(claims[line]) > 1}
     named = {line for line in agreed if not known.user_ca or _owner(line) in revoked}
     rest = {line: nodes for line, nodes in claims.items() if line not in named}
     faults = [*_foreign(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]
     counted = {name for name, memory in told.items() if _counts(memory, known)}
-    _refuse([one for one in faults if one.host in counted])
+    _refuse([fault for fault in faults if fault.host in counted])
     return [Signed(key_of(line), _owner(line), "user") for line in claims if line in named]
 
 
@@ -97,7 +97,7 @@ def _foreign(told: Memories, known: Known) -> Iterator[Finding]:
 
 def _outdated(told: Memories, known: Known) -> Iterator[Finding]:
     """No node can make this up: the CA itself signed the key."""
-    keys = {"", *(one.key for one in known.ledger)}
+    keys = {"", *(entry.key for entry in known.ledger)}
     for name, memory in told.items():
         if signed_key(memory["certificate"], known.host_ca) not in keys:
             yield finding("ledger-outdated", name, folder=known.folder)

@@ -57,7 +57,7 @@ def kinds_at(name: str, users: Sequence[str], launchers: Collection[str], mounte
 
 def principals(user: str, kind: str, homes: Sequence[str]) -> tuple[str, ...]:
     """What a certificate is good for: a login as the user, or the files in these users' homes."""
-    return tuple(f"{FILES}{one}" for one in homes) if kind == "files" else (user,)
+    return tuple(f"{FILES}{home}" for home in homes) if kind == "files" else (user,)
 
 
 def principal_files(users: Sequence[str], homes: Collection[str], folder: str) -> list[dict[str, str]]:
@@ -79,8 +79,11 @@ def certificate_files(certificates: Mapping[str, str], keys: Mapping[str, str]) 
 def login_files(people: Sequence[Mapping[str, Any]], folder: str) -> list[dict[str, str]]:
     """The files of the keys with which people log in."""
     return [
-        {"path": f"{folder}/{one['name']}", "content": "".join(f"{key.strip()}\n" for key in one.get("ssh_keys", []))}
-        for one in people
+        {
+            "path": f"{folder}/{person['name']}",
+            "content": "".join(f"{key.strip()}\n" for key in person.get("ssh_keys", [])),
+        }
+        for person in people
     ]
 
 
@@ -96,7 +99,7 @@ def _file(kind: str) -> str:
 
 def ledger_text(ledger: Sequence[Signed]) -> str:
     """Format the record as one line per key: the key, the node, the kind."""
-    return "".join(f"{one.key} {one.name} {one.kind}\n" for one in ledger)
+    return "".join(f"{entry.key} {entry.name} {entry.kind}\n" for entry in ledger)
 
 
 def is_key(text: object) -> bool:
@@ -125,9 +128,9 @@ def refuse_answers(
 
 def _answer_faults(node: Mapping[str, Any], kinds: Mapping[str, str], check_mode: bool) -> Iterator[Finding]:
     name, wanted, keys = node["name"], {"host": node["host_key"]}, node["job_keys"]
-    given = keys if isinstance(keys, Mapping) else {}
-    wanted |= {kind: given.get(user) for user, kind in kinds.items()}
-    if (given.keys() - kinds.keys()) or (keys and not given):
+    job_keys = keys if isinstance(keys, Mapping) else {}
+    wanted |= {kind: job_keys.get(user) for user, kind in kinds.items()}
+    if (job_keys.keys() - kinds.keys()) or (keys and not job_keys):
         yield _finding("launcher-unexpected", name)
     for kind, key in wanted.items():
         # In check mode a bare node has no key yet.
@@ -135,8 +138,8 @@ def _answer_faults(node: Mapping[str, Any], kinds: Mapping[str, str], check_mode
             yield _finding("key-malformed", name, kind, seen=_shown(key))
 
 
-def _finding(code: str, name: str, kind: str = "host", **words: str) -> Finding:
-    return finding(code, name, kind=kind, file=_file(kind), **words)
+def _finding(code: str, name: str, kind: str = "host", **fields: str) -> Finding:
+    return finding(code, name, kind=kind, file=_file(kind), **fields)
 
 
 def _shown(answer: object) -> str:
@@ -148,12 +151,12 @@ def _shown(answer: object) -> str:
 def refuse_shared(ledger: Sequence[Signed], asked: Sequence[Signed], cluster: Collection[str]) -> None:
     """Refuse to sign a key of two nodes, as each could impersonate the other."""
     # A node that was renamed is not in the cluster under its former name.
-    owners = {one.key: one for one in ledger if one.name in cluster}
+    owners = {entry.key: entry for entry in ledger if entry.name in cluster}
     faults = []
-    for one in asked:
-        owner = owners.setdefault(one.key, one)
-        if (owner.name, owner.kind) != (one.name, one.kind):
-            faults.append(_finding("key-shared", one.name, one.kind, owner=owner.name, owner_kind=owner.kind))
+    for entry in asked:
+        owner = owners.setdefault(entry.key, entry)
+        if (owner.name, owner.kind) != (entry.name, entry.kind):
+            faults.append(_finding("key-shared", entry.name, entry.kind, owner=owner.name, owner_kind=owner.kind))
     _refuse(faults)
 
 
@@ -171,21 +174,23 @@ def withdrawn(
 ) -> list[Signed]:
     """The keys that the inventory revokes: of revoked nodes, of people not listed, of users on nodes without jobs."""
     kept = {
-        name: {"host", *kinds_at(name, users, launchers, mounters).values()} for name in {one.name for one in ledger}
+        name: {"host", *kinds_at(name, users, launchers, mounters).values()}
+        for name in {entry.name for entry in ledger}
     }
-    return [one for one in ledger if one.name in revoked or one.kind not in kept[one.name]]
+    return [entry for entry in ledger if entry.name in revoked or entry.kind not in kept[entry.name]]
 
 
 def replaced(ledger: Sequence[Signed], asked: Sequence[Signed]) -> list[Signed]:
     """The keys that a node has since replaced with another one."""
-    current = {(one.name, one.kind): one.key for one in [*ledger, *asked]}
-    return [one for one in ledger if current[one.name, one.kind] != one.key]
+    current = {(entry.name, entry.kind): entry.key for entry in [*ledger, *asked]}
+    return [entry for entry in ledger if current[entry.name, entry.kind] != entry.key]
 
 
 def revoke(lines: Sequence[str], gone: Sequence[Signed]) -> list[str]:
     """Add keys to the list of revoked keys, which never gets shorter."""
     known = dict.fromkeys(key_of(line) for line in lines)
-    return [*lines, *(f"{key} {name}" for key, name in {one.key: one.name for one in gone}.items() if key not in known)]
+    names = {entry.key: entry.name for entry in gone}
+    return [*lines, *(f"{key} {name}" for key, name in names.items() if key not in known)]
 
 
 def key_of(line: str) -> str:
@@ -196,9 +201,9 @@ def key_of(line: str) -> str:
 def refuse_revoked(asked: Sequence[Signed], revoked: Sequence[str]) -> None:
     """Refuse to sign a revoked key again."""
     gone = {key_of(line) for line in revoked}
-    found = [one for one in asked if one.key in gone]
+    repeats = [entry for entry in asked if entry.key in gone]
     codes = {"host": "host-key-revoked"}
-    _refuse([_finding(codes.get(one.kind, "job-key-revoked"), one.name, one.kind) for one in found])
+    _refuse([_finding(codes.get(entry.kind, "job-key-revoked"), entry.name, entry.kind) for entry in repeats])
 
 
 def refuse_misspelt(names: Sequence[str], known: Collection[str]) -> None:

@@ -120,18 +120,18 @@ def job_result(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def connections(result: Mapping[str, Any], hosts: Collection[str]) -> list[dict[str, Any]]:
     """Read trust.py's report about the connections from one node, which must be exactly two to each host."""
-    found: list[dict[str, Any]] = CONNECTIONS(load(str(result.get("stdout") or ""), LONGEST))["connections"]
-    if sorted(one["host"] for one in found) != sorted([*hosts, *hosts]):
+    tried: list[dict[str, Any]] = CONNECTIONS(load(str(result.get("stdout") or ""), LONGEST))["connections"]
+    if sorted(connection["host"] for connection in tried) != sorted([*hosts, *hosts]):
         raise UnfitError("its connections are not two to each node")
-    return found
+    return tried
 
 
 def stack(result: Mapping[str, Any]) -> dict[str, Any]:
     """Read the answer of module stack_proof."""
-    found: dict[str, Any] = STACK(result)
-    if (found["proven"] is False) != bool(found["wrong"]):
+    answer: dict[str, Any] = STACK(result)
+    if (answer["proven"] is False) != bool(answer["wrong"]):
         raise UnfitError("it contradicts itself")
-    return found
+    return answer
 
 
 def lines(output: object, most: int = 1000) -> list[str]:
@@ -141,5 +141,5 @@ def lines(output: object, most: int = 1000) -> list[str]:
 
 def manifest(content: str) -> dict[str, Any]:
     """The part of a stack's manifest that the validation uses."""
-    found: dict[str, Any] = MANIFEST(load(content, LONGEST))
-    return found
+    part: dict[str, Any] = MANIFEST(load(content, LONGEST))
+    return part

@@ -97,12 +97,12 @@ def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]]
     folders = {host: next(each for each in answers[host]["folders"] if each["path"] == path) for host in hosts}
     steps = []
     for host in hosts:
-        for what in ("wrote", "read"):
-            answer = answers[host][what]
+        for phase in ("wrote", "read"):
+            answer = answers[host][phase]
             if step := _steps(answer).get(path):
                 steps.append((host, step))
                 check.seconds = max(check.seconds, step["seconds"])
-            elif what == "wrote" or usable([folders[host]], answers[host]["wrote"]):
+            elif phase == "wrote" or usable([folders[host]], answers[host]["wrote"]):
                 malformed = "it names other folders or no results"
                 return (
                     explained(check, "answer-malformed", malformed, host)

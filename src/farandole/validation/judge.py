@@ -114,8 +114,8 @@ def _recognized(result: Result, *, cascade: bool) -> Explanation | None:
     nodes, verdict = result["job"]["nodes"], of_job(result["said"])
     for hit in verdict.cascades[-1:] if cascade else verdict.roots[:1]:
         host = nodes[hit.rank] if hit.rank is not None and hit.rank < len(nodes) else hit.host
-        code, what, cure = explanation(hit.cause.code, nodes, **{"host": host, **hit.fields})
-        return code, f"on {host}: {what}" if hit.cause.seen == "log" and host in nodes else what, cure
+        code, message, cure = explanation(hit.cause.code, nodes, **{"host": host, **hit.fields})
+        return code, f"on {host}: {message}" if hit.cause.seen == "log" and host in nodes else message, cure
     return None
 
 
@@ -148,12 +148,12 @@ def _first_failure(result: Result) -> Explanation | None:
     last_lines: dict[int, str] = {}
     victims = set()
     for line in result["said"]:
-        if found := WORKER.match(line):
-            rank = int(found[1])
+        if match := WORKER.match(line):
+            rank = int(match[1])
             if excused("worker", line):
                 victims.add(rank)
             elif not excused("line", line):
-                last_lines[rank] = found[2] if len(found[2]) <= 200 else f"{found[2][:199]}…"
+                last_lines[rank] = match[2] if len(match[2]) <= 200 else f"{match[2][:199]}…"
     failed = next((rank for rank in sorted(last_lines) if rank not in victims), None)
     if failed is None:
         return None
@@ -175,7 +175,7 @@ def _fault(result: Result) -> tuple[str, str]:
     if result["code"] is None:
         return "job-hangs", f"was killed after {job['seconds']} s"
     if result["wrong"]:
-        return "job-failed", "; ".join(dict.fromkeys(one["seen"] for one in result["wrong"]))
+        return "job-failed", "; ".join(dict.fromkeys(error["seen"] for error in result["wrong"]))
     if result["code"]:
         return "job-failed", f"ended with status {result['code']}"
     if len(ranks) != wanted:
@@ -190,10 +190,10 @@ def _fault(result: Result) -> tuple[str, str]:
 def _difference(result: Result) -> tuple[str, str] | None:
     """What is not the same on all ranks."""
     ranks = result["ranks"]
-    for what in ("stack", "python", "weights"):
-        if len({rank.get(what) for rank in ranks}) > 1:
-            code = "wrong-values" if what == "weights" else "nodes-differ"
-            return code, f"not the same {what} on {' and '.join(rank['host'] for rank in ranks)}"
+    for key in ("stack", "python", "weights"):
+        if len({rank.get(key) for rank in ranks}) > 1:
+            code = "wrong-values" if key == "weights" else "nodes-differ"
+            return code, f"not the same {key} on {' and '.join(rank['host'] for rank in ranks)}"
     return None
 
 
@@ -203,7 +203,7 @@ def _incomplete(result: Result) -> tuple[str, str] | None:
         return "node-silent", f"could not be checked for processes that it left behind on {' and '.join(silent)}"
     if left := {host: names for host, names in result["left"].items() if names}:
         return "processes-left", f"left processes behind: {left}"
-    missing = [what for what in REQUIRED.get(result["job"]["group"], ()) if what not in result]
+    missing = [key for key in REQUIRED.get(result["job"]["group"], ()) if key not in result]
     return ("result-missing", f"did not report its {' and '.join(missing)}") if missing else None
 
 
@@ -219,14 +219,14 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
         yield _bar(f"{job['id']}.accuracy", result["accuracy"], bars.accuracy, f"{job['title']}: accuracy", common)
     else:
         yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
-    if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[what] for what in MEASURED):
+    if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[key] for key in MEASURED):
         yield from _messages(first, bars, common)
-    if job["group"] == "network" and all(result[what] for what in REQUIRED["network"]):
+    if job["group"] == "network" and all(result[key] for key in REQUIRED["network"]):
         alone, together = result["alone_ms"], result["together_ms"]
-        words = f"a step takes {alone:.0f} ms alone and {together:.0f} ms on all workers: ratio"
-        took = [one for one in result.get("steps_ms", {}).get("together", []) if one]
-        apart = spread([alone / one for one in took])
-        yield Check("network.efficiency", GREEN, words, round(alone / together, 4), spread=apart, **common)
+        summary = f"a step takes {alone:.0f} ms alone and {together:.0f} ms on all workers: ratio"
+        took = [step for step in result.get("steps_ms", {}).get("together", []) if step]
+        apart = spread([alone / step for step in took])
+        yield Check("network.efficiency", GREEN, summary, round(alone / together, 4), spread=apart, **common)
     if job["group"] == "speed":
         yield from _training_speed(result["rounds"], bars, common)
 
@@ -237,18 +237,18 @@ def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
     took = {rank["rank"]: rank["step_ms"] for rank in result["ranks"] if rank.get("step_ms")}
     if sorted(took) != [*range(len(nodes))] or len(nodes) < 2:
         return
-    others = {rank: statistics.median(took[one] for one in took if one != rank) for rank in took}
+    others = {rank: statistics.median(took[other] for other in took if other != rank) for rank in took}
     slowest = min(took, key=lambda rank: others[rank] / took[rank])
     ratio = others[slowest] / took[slowest]
-    words = f"a step takes {took[slowest]:.3g} ms on {nodes[slowest]}, {others[slowest]:.3g} ms on the others: ratio"
+    summary = f"a step takes {took[slowest]:.3g} ms on {nodes[slowest]}, {others[slowest]:.3g} ms on the others: ratio"
     common: dict[str, Any] = {"hosts": list(nodes), "seconds": result["seconds"]}
-    check = Check(f"{job['id']}.pace", GREEN, words, round(ratio, 4), bar, **common)
+    check = Check(f"{job['id']}.pace", GREEN, summary, round(ratio, 4), bar, **common)
     if ratio < bar:
         slow = [rank for rank in sorted(took) if others[rank] / took[rank] < bar]
         busy = [nodes[rank["rank"]] for rank in result["ranks"] if rank["rank"] in slow and rank.get("crowded")]
         if busy:
             check.status = NOT_MEASURED
-            check.words = f"other programs keep all processors busy on {', '.join(busy)}; {words}"
+            check.words = f"other programs keep all processors busy on {', '.join(busy)}; {summary}"
             yield check
             return
         check.status, check.hosts = SLOW, [nodes[rank] for rank in slow]
@@ -273,16 +273,16 @@ def _messages(first: Result, bars: Bars, common: Mapping[str, Any]) -> Iterator[
     quiet, rounds = first.get("quiet", 0), first.get("rounds", 0)
     busy = f"other programs kept the processors busy in {rounds - quiet} of {rounds} rounds" * (quiet < ENOUGH)
     mine, theirs = first["bandwidth_mbs"], first["tcp_mbs"]
-    words = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
-    yield _speed_check("mpi.bandwidth", [mine / theirs], bars.mpi_bandwidth, words, busy, common)
+    summary = f"MPI {mine:.0f} MB/s, TCP {theirs:.0f} MB/s: ratio"
+    yield _speed_check("mpi.bandwidth", [mine / theirs], bars.mpi_bandwidth, summary, busy, common)
     mine, theirs = first["latency_us"], first["tcp_latency_us"]
-    words = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
-    yield _speed_check("mpi.latency", [theirs / mine], bars.mpi_latency, words, busy, common)
+    summary = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
+    yield _speed_check("mpi.latency", [theirs / mine], bars.mpi_latency, summary, busy, common)
 
 
 def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, Any]) -> Iterator[Check]:
     """Compare the speed of all workers together with that of each alone, and with torch.distributed."""
-    quiet = [one for one in rounds if one["quiet"]]
+    quiet = [turn for turn in rounds if turn["quiet"]]
     busy = ""
     if len(quiet) < ENOUGH and rounds:
         worst = max(rounds, key=lambda turn: float(turn["others"]))
@@ -290,16 +290,16 @@ def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, A
             f"other programs kept the processors busy in {len(rounds) - len(quiet)} of {len(rounds)} rounds, "
             f"up to {worst['others']:.1f} cores on {worst['where']}"
         )
-    for check, other, bar, what in (
+    for check, other, bar, baseline in (
         ("efficiency", "alone", bars.efficiency, "with each alone"),
         ("yardstick", "ddp", bars.yardstick, "with torch.distributed"),
     ):
-        usable = [one for one in quiet or rounds if one[other]]
+        usable = [turn for turn in quiet or rounds if turn[other]]
         if usable:
-            mine, theirs = (statistics.median(one[way] for one in usable) for way in ("horovod", other))
-            words = f"{mine:.0f} images/s with Horovod on all workers, {theirs:.0f} {what}: ratio"
+            mine, theirs = (statistics.median(turn[way] for turn in usable) for way in ("horovod", other))
+            summary = f"{mine:.0f} images/s with Horovod on all workers, {theirs:.0f} {baseline}: ratio"
             yield _speed_check(
-                f"speed.{check}", [one["horovod"] / one[other] for one in usable], bar, words, busy, common
+                f"speed.{check}", [turn["horovod"] / turn[other] for turn in usable], bar, summary, busy, common
             )
 
 
@@ -333,9 +333,9 @@ def _parity(results: Mapping[str, Result], bars: Bars) -> Iterator[Check]:
         if alone and all_nodes and not (failure(alone) or failure(all_nodes)):
             wanted, loss = float(alone["loss"]), float(all_nodes["loss"])
             difference = abs(wanted - loss) / max(abs(wanted), 1e-9)
-            words = f"{name}: loss with 1 worker {wanted:.4f}, with {len(all_nodes['ranks'])} {loss:.4f}, difference"
+            summary = f"{name}: loss with 1 worker {wanted:.4f}, with {len(all_nodes['ranks'])} {loss:.4f}, difference"
             nodes = list(all_nodes["job"]["nodes"])
-            check = Check(f"parity.{name}", GREEN, words, round(difference, 6), bars.parity, hosts=nodes)
+            check = Check(f"parity.{name}", GREEN, summary, round(difference, 6), bars.parity, hosts=nodes)
             if difference > bars.parity:
                 check.status = RED
                 check.explain(explanation("parity-missed", nodes))

@@ -53,7 +53,7 @@ def _job(result: Result, started: float) -> dict[str, Any]:
     ]
     begun = result.get("begun") or started
     return {
-        **{what: job[what] for what in ("id", "title")},
+        **{field: job[field] for field in ("id", "title")},
         "nodes": nodes,
         "begin": round(max(0.0, begun - started), 1),
         "seconds": result["seconds"],
@@ -77,21 +77,23 @@ def phases(begins: Mapping[str, float], started: float, ended: float) -> list[di
 def preflight(path: Path, nodes: Collection[str], links: Mapping[str, Any]) -> dict[str, Any] | None:
     """What preflight found, and measured of these nodes; nothing if there is no record of this version."""
     try:
-        found = PREFLIGHT(json.loads(path.read_text()))
+        record = PREFLIGHT(json.loads(path.read_text()))
         when = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except (OSError, ValueError, UnfitError):
         return None
-    fabric = found.get("fabric") or {}
+    fabric = record.get("fabric") or {}
     interfaces = fabric.get("interfaces", {})
     return {
         "time": f"{when:%Y-%m-%dT%H:%M:%SZ}",
-        "findings": found["findings"],
+        "findings": record["findings"],
         "network": fabric.get("network", ""),
-        "hosts": {name: _host(one, interfaces.get(name, "")) for name, one in found["hosts"].items() if name in nodes},
-        "nodes": {name: one for name, one in links.get("nodes", {}).items() if name in nodes},
+        "hosts": {
+            name: _host(facts, interfaces.get(name, "")) for name, facts in record["hosts"].items() if name in nodes
+        },
+        "nodes": {name: rates for name, rates in links.get("nodes", {}).items() if name in nodes},
         "usual_mb_per_s": links.get("usual_mb_per_s"),
         "rates_measured": links.get("rates_measured"),
-        "pairs": [one for one in links.get("pairs", []) if one[0] in nodes and one[1] in nodes],
+        "pairs": [pair for pair in links.get("pairs", []) if pair[0] in nodes and pair[1] in nodes],
     }
 
 

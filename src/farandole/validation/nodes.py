@@ -66,15 +66,15 @@ def unmeasured(hosts: Sequence[str], manifest: Mapping[str, Any], *, quick: bool
     """What the jobs do not cover on this cluster, and why; nothing if the head's manifest was not read."""
     if not manifest:
         return {}
-    found, wanted = {}, manifest["wanted"]
+    reasons, wanted = {}, manifest["wanted"]
     if len(hosts) == 1:
-        found["speed"] = "speed of messages and of training together: there is only one node"
+        reasons["speed"] = "speed of messages and of training together: there is only one node"
     elif not quick and "pytorch" not in wanted["frameworks"]:
-        found["speed"] = "speed of training together: it is measured with PyTorch, which the stack does not have"
+        reasons["speed"] = "speed of training together: it is measured with PyTorch, which the stack does not have"
     if wanted["accelerator"] == "cpu":
-        found["nccl"] = "NCCL across nodes: the cluster runs on CPUs"
-    found["rdma"] = "InfiniBand, RoCE: no job uses them"
-    return found
+        reasons["nccl"] = "NCCL across nodes: the cluster runs on CPUs"
+    reasons["rdma"] = "InfiniBand, RoCE: no job uses them"
+    return reasons
 
 
 def trust_answers(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, Any]:
@@ -158,13 +158,13 @@ def _stack_check(name: str, answer: Answer, inventory: str) -> Check:
     if "proven" not in answer:
         return unanswered(check, answer, name)
     try:
-        found = stack(answer)
+        proof = stack(answer)
     except UnfitError as error:
         return explained(check, "answer-malformed", str(error), name)
-    if found["proven"]:
+    if proof["proven"]:
         check.status, check.words = GREEN, "every file is as it was built"
         return check
-    if found["proven"] is None:
+    if proof["proven"] is None:
         check.status, check.words = NOT_MEASURED, "the stack has no list of contents"
         return explained(check, "stack-unlisted", "", name, inventory)
-    return explained(check, "stack-altered" if found["stack"] else "stack-missing", found["wrong"], name, inventory)
+    return explained(check, "stack-altered" if proof["stack"] else "stack-missing", proof["wrong"], name, inventory)

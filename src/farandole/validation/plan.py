@@ -131,13 +131,13 @@ def _limits(nodes: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
 def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
     """Train with the same number of images per step, and of steps, whatever the number of workers."""
     count = len(nodes)
-    for sample, (framework, controller, rate, what, amount) in TRAINING.items():
+    for sample, (framework, controller, rate, option, amount) in TRAINING.items():
         if framework not in frameworks:
             continue
         size = ("--batch-size", str(max(1, GLOBAL_BATCH // count)), "--lr", str(rate / count))
         # With more workers than images per step, each worker gets one image and an epoch has fewer steps.
         epochs = amount * math.ceil(count / GLOBAL_BATCH)
-        learn = (what, str(amount * count if what == "--steps" else epochs))
+        learn = (option, str(amount * count if option == "--steps" else epochs))
         argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
         name = sample.removesuffix(".py")
         yield PlannedJob(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)

@@ -17,8 +17,8 @@ def predictions(
 ) -> Iterator[Check]:
     """A check for each measured efficiency, from the links that preflight measured; it is never red or slow."""
     for check in checks:
-        name, _, what = check.id.partition(".")
-        if what == "efficiency" and (job := _job(results[name])):
+        name, _, kind = check.id.partition(".")
+        if kind == "efficiency" and (job := _job(results[name])):
             yield _compared(check, job, measured(links, check.hosts), inventory)
 
 
@@ -27,10 +27,10 @@ def scaling(
 ) -> Iterator[dict[str, Any]]:
     """The efficiency that was measured, and what is predicted of the same job for other numbers of workers."""
     for check in checks:
-        name, _, what = check.id.partition(".")
-        if what == "efficiency" and (job := _job(results[name])):
-            found, workers = measured(links, check.hosts), len(check.hosts)
-            known = found if found and not found.missing else None
+        name, _, kind = check.id.partition(".")
+        if kind == "efficiency" and (job := _job(results[name])):
+            measurement, workers = measured(links, check.hosts), len(check.hosts)
+            known = measurement if measurement and not measurement.missing else None
             yield {
                 "id": name,
                 "gradients_mb": job.gradients_mb,
@@ -49,7 +49,7 @@ def _job(result: Result) -> TrainingJob | None:
     """The job whose efficiency was measured, as far as its ranks described it."""
     if result["job"]["group"] == "network":
         return TrainingJob(result["gradients_mb"], result["alone_ms"])
-    first, rates = result["ranks"][0], [one["alone"] for one in result["rounds"] if one["alone"]]
+    first, rates = result["ranks"][0], [turn["alone"] for turn in result["rounds"] if turn["alone"]]
     if not first.get("batch") or not first.get("gradients_mb") or not rates:
         return None
     # The images of all workers in a second, each by itself.
@@ -64,8 +64,8 @@ def _compared(check: Check, job: TrainingJob, known: Measured | None, inventory:
         return Check(name, NOT_MEASURED, f"{why}; run  farandole preflight -i {shlex.quote(inventory)}", hosts=hosts)
     expected = predict(job, known.network, len(hosts)).efficiency
     network = f"{known.network.mb_per_s:.4g} MB/s, {known.network.round_trip_us:.0f} µs"
-    what = f"{job.gradients_mb:.2g} MB of gradients every {job.step_ms:.0f} ms"
-    words = f"the network ({network}) carries {what} at about {100 * expected:.0f} % of {len(hosts)} workers"
+    load = f"{job.gradients_mb:.2g} MB of gradients every {job.step_ms:.0f} ms"
+    summary = f"the network ({network}) carries {load} at about {100 * expected:.0f} % of {len(hosts)} workers"
     status = check.status if check.status == NOT_MEASURED else GREEN
     seen = "was not measured" if check.status == NOT_MEASURED else f"is {100 * (check.value or 0):.0f} %"
-    return Check(name, status, f"{words}; the efficiency {seen}", round(expected, 4), hosts=hosts)
+    return Check(name, status, f"{summary}; the efficiency {seen}", round(expected, 4), hosts=hosts)

@@ -54,7 +54,7 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
         "scaling": list(scaling(results, judged, links)),
         "preflight": kept.preflight(earlier, measured["about"]["hosts"], links),
     }
-    data = sorted({one["data"] for one in results.values() if "data" in one})
+    data = sorted({result["data"] for result in results.values() if "data" in result})
     seconds = round(ended - measured["started"], 1)
     about = {**measured["about"], "data": data, "seconds": seconds, "bars": asdict(bars)}
     target = write(folder, about, checks, series)
@@ -114,7 +114,7 @@ def text(checks: Sequence[Check], target: Path, seconds: float) -> str:
     """Format the report for the terminal: a table of all checks, then those with a cause in full."""
     rows = [["check", "result", "value", "bar", "seconds", "what was seen"]]
     for check in checks:
-        numbers = ["" if one is None else f"{one:.4g}" for one in (check.value, check.bar)]
+        numbers = ["" if number is None else f"{number:.4g}" for number in (check.value, check.bar)]
         rows.append([check.id, check.status, *numbers, f"{check.seconds:.1f}" if check.seconds else "", check.words])
     lines = [table(rows), ""]
     bad = (check for check in checks if check.cause)

@@ -50,8 +50,8 @@ def new_folder(inventory: str | Path) -> Path:
     place = place_of(inventory)
     folder = place / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%fZ}"
     try:
-        for one in (place.parent, place):
-            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (place.parent, place):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(place)
         # Before there is a folder of this run, which would look like the oldest one if the clock is slow.
         prune(place)
@@ -67,16 +67,16 @@ def new_folder(inventory: str | Path) -> Path:
 def prune(place: Path) -> None:
     """Make room for a run: remove the oldest ones of its inventory, and the inventories not used for longest."""
     old = runs_in(place)[RUNS - 1 :]
-    others = sorted(place.parent.iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
-    for one in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
-        if not any(is_alive(folder) for folder in (one, *runs_in(one))):
-            shutil.rmtree(one, ignore_errors=True)
+    others = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
+        if not any(is_alive(folder) for folder in (path, *runs_in(path))):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def runs_in(place: Path) -> list[Path]:
     """The folders of an inventory's runs, the newest first."""
     with suppress(OSError):
-        return sorted((one for one in place.iterdir() if one.name[:1].isdigit() and one.is_dir()), reverse=True)
+        return sorted((path for path in place.iterdir() if path.name[:1].isdigit() and path.is_dir()), reverse=True)
     return []
 
 
@@ -87,9 +87,9 @@ def latest(inventory: Path | None) -> Path | None:
         if os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.X_OK):
             raise FarandoleError(f"{folder} belongs to another account, which alone can watch its runs")
     places = [place_of(inventory)] if inventory else [*kept.glob("*-*")]
-    found = [one for place in places for one in runs_in(place) if (one / EVENTS).exists()]
-    found.sort(key=lambda one: one.name, reverse=True)
-    return next((one for one in found if is_alive(one)), found[0] if found else None)
+    runs = [run for place in places for run in runs_in(place) if (run / EVENTS).exists()]
+    runs.sort(key=lambda run: run.name, reverse=True)
+    return next((run for run in runs if is_alive(run)), runs[0] if runs else None)
 
 
 def run_of(folder: Path) -> ClusterRun | None:
@@ -156,7 +156,7 @@ class Reader:
 def parse(raw: bytes) -> Event:
     """An event of a line; what is none, as after a power cut, has no kind."""
     with suppress(ValueError):
-        found = json.loads(raw)
-        if isinstance(found, dict):
-            return found
+        event = json.loads(raw)
+        if isinstance(event, dict):
+            return event
     return {}

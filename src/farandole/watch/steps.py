@@ -33,8 +33,8 @@ class Progress:
 
     def line(self, width: int) -> str:
         """The progress, shortened to fit in a line of the terminal."""
-        words = f"{self.host}: {self.step}, {clock(self.seconds)}: {self.last}"
-        return textwrap.shorten(words, width, placeholder=" …")
+        text = f"{self.host}: {self.step}, {clock(self.seconds)}: {self.last}"
+        return textwrap.shorten(text, width, placeholder=" …")
 
 
 def clock(seconds: float) -> str:

@@ -144,8 +144,8 @@ class Watched:
 
     def _end(self, event: Event) -> list[Text]:
         lines = self.flush()
-        found = event.get("hosts")
-        hosts = found if isinstance(found, Mapping) else {}
+        value = event.get("hosts")
+        hosts = value if isinstance(value, Mapping) else {}
         self.end = {one_line(name, NAME): row for name, row in hosts.items() if isinstance(row, Mapping)}
         self.ended = seconds(event)
         return lines
@@ -204,11 +204,11 @@ class Watched:
     def _headline(self, now: float, width: int) -> Text:
         spent = Text(clock(max(0.0, now - self.began)), "bold")
         room = width - spent.cell_len - 2
-        what = Text(self.task or self.play or "starting", "bold")
+        title = Text(self.task or self.play or "starting", "bold")
         if room < 10:
-            return spent.append("  ").append_text(what)
-        what.append(self.before(), "bright_black not bold").truncate(room, overflow="ellipsis", pad=True)
-        return what.append("  ").append_text(spent)
+            return spent.append("  ").append_text(title)
+        title.append(self.before(), "bright_black not bold").truncate(room, overflow="ellipsis", pad=True)
+        return title.append("  ").append_text(spent)
 
     def before(self) -> str:
         """How long the present task took the last time, if that is worth knowing."""
@@ -229,9 +229,9 @@ class Watched:
     def beat(self, now: float) -> Text:
         """What runs, for where there is no terminal."""
         running = [host for host in self.hosts.values() if host.state == "running"]
-        said = next((f": {host.words}" for host in running if host.words), "")
+        note = next((f": {host.words}" for host in running if host.words), "")
         done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
-        return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{said}", "bright_black")
+        return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{note}", "bright_black")
 
 
 KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why", "end"}
@@ -248,7 +248,7 @@ def grouped(rows: Iterable[tuple[list[str], HostState]], *, apart: bool) -> list
         for group in groups
     ]
     order = list(STYLES)
-    return sorted(joined, key=lambda one: order.index(one[1].state))
+    return sorted(joined, key=lambda row: order.index(row[1].state))
 
 
 def said_of(state: str, check: bool) -> str:
@@ -299,8 +299,8 @@ def words(event: Event, name: str, limit: int = NAME) -> str:
 
 
 def whole(event: Mapping[str, Any], name: str) -> int:
-    found = event.get(name)
-    return found if isinstance(found, int) else 0
+    value = event.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def seconds(event: Event) -> float:

@@ -25,10 +25,10 @@ ASK_EVERY = 5
 COMMAND = "/usr/local/bin/farandole"
 
 
-def start(given: argparse.Namespace) -> int:
+def start(arguments: argparse.Namespace) -> int:
     """Start a run, and show it unless it is detached."""
-    run = started(given)
-    if given.detach:
+    run = started(arguments)
+    if arguments.detach:
         print(run.number)
         return 0
     print(f"run {run.number}", file=sys.stderr)
@@ -39,18 +39,18 @@ def start(given: argparse.Namespace) -> int:
         return 130
 
 
-def started(given: argparse.Namespace) -> Run:
+def started(arguments: argparse.Namespace) -> Run:
     """Start a run in a unit of the user's systemd."""
     if os.getuid() == 0:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
-    folder = sent(given.source) if given.source else Path.cwd()
-    refuse_early(given.program, given.fetch, folder)
+    folder = sent(arguments.source) if arguments.source else Path.cwd()
+    refuse_early(arguments.program, arguments.fetch, folder)
     me = owner(os.getuid())
     if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
         raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
     run = new_run()
     try:
-        prepare(run, given, folder)
+        prepare(run, arguments, folder)
     except (RefusedError, OSError) as error:
         shutil.rmtree(run.folder)
         why = f"{runs.RUNS}: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -61,18 +61,18 @@ def started(given: argparse.Namespace) -> Run:
     return run
 
 
-def prepare(run: Run, given: argparse.Namespace, folder: Path) -> None:
+def prepare(run: Run, arguments: argparse.Namespace, folder: Path) -> None:
     """Copy the folder to a new run, and write down what is wanted of it."""
     # What a control machine sent has been filtered there.
-    options, patterns = ([], "") if given.source else filters(folder)
-    lock = locked(folder) if given.source else -1
+    options, patterns = ([], "") if arguments.source else filters(folder)
+    lock = locked(folder) if arguments.source else -1
     copy(folder, run.code, options, patterns)
     if lock >= 0:
         os.close(lock)
     run.write(
-        "run", program=given.program, source=given.source or str(folder), np=given.np, hosts=given.hosts,
-        mpi=given.mpi, seconds=given.time, wait=given.wait, fetch=given.fetch,
-        without=given.without, created=time.time(),
+        "run", program=arguments.program, source=arguments.source or str(folder), np=arguments.np,
+        hosts=arguments.hosts, mpi=arguments.mpi, seconds=arguments.time, wait=arguments.wait, fetch=arguments.fetch,
+        without=arguments.without, created=time.time(),
     )  # fmt: skip
     run.output.touch(0o600)
     run.reserve("ended")
@@ -91,9 +91,9 @@ def unit(run: Run) -> list[str]:
         "TasksMax": "infinity",
         "TimeoutStopSec": 6 * GRACE,
     }
-    words = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
-    words += [f"--property={name}={value}" for name, value in properties.items()]
-    return [*words, sys.executable, "-I", COMMAND, "_job", str(run.number)]
+    options = [f"--unit={run.unit}", f"--description=Run {run.number} of farandole"]
+    options += [f"--property={name}={value}" for name, value in properties.items()]
+    return [*options, sys.executable, "-I", COMMAND, "_job", str(run.number)]
 
 
 def attach(run: Run) -> int:
@@ -144,15 +144,15 @@ def state(run: Run) -> int:
     return 0
 
 
-def fetch(given: argparse.Namespace) -> int:
+def fetch(arguments: argparse.Namespace) -> int:
     """Get results of a run from its first node, even while it runs."""
-    run = chosen(given.run)
-    refuse_outside(given.paths)
-    failures = list(collect(run, given.paths))
-    failures += [f"run {run.number} has no {path}" for path in given.paths if not (run.code / path).exists()]
+    run = chosen(arguments.run)
+    refuse_outside(arguments.paths)
+    failures = list(collect(run, arguments.paths))
+    failures += [f"run {run.number} has no {path}" for path in arguments.paths if not (run.code / path).exists()]
     if failures:
         raise RefusedError("\n".join(failures))
-    print("\n".join(str(run.code / path) for path in given.paths))
+    print("\n".join(str(run.code / path) for path in arguments.paths))
     return 0
 
 
@@ -181,8 +181,8 @@ OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": start,
     "runs": show,
     "fetch": fetch,
-    "_receive": lambda given: receive(given.name, given.arguments),
-    "_give": lambda given: give(given.name, given.arguments),
+    "_receive": lambda arguments: receive(arguments.name, arguments.arguments),
+    "_give": lambda arguments: give(arguments.name, arguments.arguments),
 }
 
 
@@ -190,11 +190,11 @@ def parsed() -> argparse.Namespace:
     """The arguments of this call."""
     top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    words = "send this folder to the nodes and start a program there"
-    add_run(commands.add_parser("run", help=words, allow_abbrev=False))
+    purpose = "send this folder to the nodes and start a program there"
+    add_run(commands.add_parser("run", help=purpose, allow_abbrev=False))
     commands.add_parser("runs", help="list your runs")
-    for name, (_, words) in ON_RUN.items():
-        command = commands.add_parser(name, help=words) if words else commands.add_parser(name)
+    for name, (_, purpose) in ON_RUN.items():
+        command = commands.add_parser(name, help=purpose) if purpose else commands.add_parser(name)
         # Everybody is the job user, so the latest may be somebody else's.
         if name == "stop":
             command.add_argument("run", help="its number")
@@ -228,11 +228,11 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 def main() -> int:
     """Run the command, and return its exit status."""
-    given = parsed()
+    arguments = parsed()
     try:
-        if given.command in ON_RUN:
-            return ON_RUN[given.command][0](chosen(given.run))
-        return OTHER[given.command](given)
+        if arguments.command in ON_RUN:
+            return ON_RUN[arguments.command][0](chosen(arguments.run))
+        return OTHER[arguments.command](arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -66,8 +66,8 @@ class Run:
     def end(self) -> Any:
         """How it ended; empty while it runs."""
         # In this order, as it can end between the two.
-        if (found := self.read("ended")) or self.is_alive():
-            return found
+        if (result := self.read("ended")) or self.is_alive():
+            return result
         lost = {"status": 1, "why": "lost: it ended without a result, as when the head restarts"}
         return self.read("ended") or lost
 
@@ -86,9 +86,9 @@ def number_in(text: str) -> int:
 def chosen(text: str) -> Run:
     """The run with a number, or the latest one."""
     runs = all_runs()
-    found = [run for run in runs if str(run.number) == text] if text else runs[-1:]
-    if found:
-        return found[0]
+    matching = [run for run in runs if str(run.number) == text] if text else runs[-1:]
+    if matching:
+        return matching[0]
     known = ", ".join(str(run.number) for run in runs[-5:]) or "none yet"
     raise RefusedError(f"there is no run {text}; the latest are: {known} (farandole runs)" if text else "no runs yet")
 
@@ -101,7 +101,7 @@ def new_run() -> Run:
     with suppress(OSError, ValueError):
         known = number_in(last.read_text())
     while True:
-        run = Run(max([known, *(one.number for one in all_runs())]) + 1)
+        run = Run(max([known, *(other.number for other in all_runs())]) + 1)
         with suppress(FileExistsError):
             run.folder.mkdir(mode=0o700)
             draft = run.folder / ".last"

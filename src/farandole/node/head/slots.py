@@ -114,12 +114,12 @@ def holder(lock: TextIO) -> str:
     """Who keeps a file locked, and what to do."""
     opened = os.fstat(lock.fileno())
     file = f"{os.major(opened.st_dev):02x}:{os.minor(opened.st_dev):02x}:{opened.st_ino}"
-    found = re.search(rf"^\d+: FLOCK +ADVISORY +\w+ (\d+) {file} ", Path("/proc/locks").read_text(), re.MULTILINE)
+    entry = re.search(rf"^\d+: FLOCK +ADVISORY +\w+ (\d+) {file} ", Path("/proc/locks").read_text(), re.MULTILINE)
     who, end = "somebody", ""
     with suppress(OSError):
         # The folder belongs to root if the process cannot be dumped.
-        if found and (uid := re.search(r"^Uid:\t(\d+)", Path(f"/proc/{found[1]}/status").read_text(), re.MULTILINE)):
-            who, end = f"process {found[1]} of {owner(int(uid[1]))}", f"kill {found[1]}, or "
+        if entry and (uid := re.search(r"^Uid:\t(\d+)", Path(f"/proc/{entry[1]}/status").read_text(), re.MULTILINE)):
+            who, end = f"process {entry[1]} of {owner(int(uid[1]))}", f"kill {entry[1]}, or "
     return (
         f"{who} keeps {lock.name} locked, so that nobody gets slots; on the head: {end}as root, rm {lock.name}; "
         "systemd-tmpfiles --create /etc/tmpfiles.d/farandole.conf"

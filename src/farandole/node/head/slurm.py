@@ -34,18 +34,18 @@ def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[Allocat
                 holder.stdin.write(b"%d\n" % status)
 
     try:
-        given = granted(holder)
+        variables = granted(holder)
     except BaseException:
         end(holder)
         raise
     try:
         # Launchers look for their allocation here.
-        os.environ.update(given)
-        job = given["SLURM_JOB_ID"]
+        os.environ.update(variables)
+        job = variables["SLURM_JOB_ID"]
         if not wish["seconds"]:
             say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
         threading.Thread(target=watch, args=(holder, job, lost), daemon=True).start()
-        yield tasks(given), finish
+        yield tasks(variables), finish
     finally:
         finish(1)
         try:
@@ -75,20 +75,21 @@ def time_limit(job: str) -> str:
 
 def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:
     """What describes the allocation, as soon as there is one."""
-    given: dict[str, str] = {}
-    said = []
+    variables: dict[str, str] = {}
+    messages = []
     for line in holder.stdout or ():
         text = line.decode(errors="replace").strip()
         name, mark, value = text.partition("=")
         if name.startswith("SLURM_") and mark:
-            given[name] = value
-        elif given and not text:
-            return given
+            variables[name] = value
+        elif variables and not text:
+            return variables
         elif text:
-            said.append(re.sub(r"^salloc: (error: )?", "", text))
+            messages.append(re.sub(r"^salloc: (error: )?", "", text))
             if waits := re.search(r"job (\d+) queued and waiting", text):
                 say(f"waiting in the queue as job {waits[1]}; squeue shows it")
-    raise RefusedError(next((one for one in said if "can never run" in one), "; ".join(said) or "salloc says nothing"))
+    why = "; ".join(messages) or "salloc says nothing"
+    raise RefusedError(next((message for message in messages if "can never run" in message), why))
 
 
 def watch(holder: subprocess.Popen[bytes], job: str, lost: Callable[[str], None]) -> None:

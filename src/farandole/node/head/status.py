@@ -50,8 +50,8 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                status, found = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
-                uses = {node: slots for node, slots in found.items() if node in nodes}
+                status, content = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
+                uses = {node: slots for node, slots in content.items() if node in nodes}
                 if any(uses.values()):
                     # Its owner can set its other times.
                     yield name[1], owner(status.st_uid), status.st_ctime, uses
@@ -59,9 +59,11 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
 
 def slots_in(text: str) -> Slots:
     """What a file says that a run uses; empty if it says nothing that can be."""
-    found = json.loads(text)
-    valid = isinstance(found, dict) and all(type(one) is int and 0 <= one <= MOST_SLOTS for one in found.values())
-    return found if valid else {}
+    slots = json.loads(text)
+    valid = isinstance(slots, dict) and all(
+        type(number) is int and 0 <= number <= MOST_SLOTS for number in slots.values()
+    )
+    return slots if valid else {}
 
 
 def only_a_file(path: Path) -> TextIO:
@@ -83,9 +85,9 @@ def owner(uid: int) -> str:
 
 def in_queue() -> list[list[str]] | str:
     """The jobs of the queue, without what their owners call them; why it does not say."""
-    words = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
+    command = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
     except OSError as error:
         return str(error)
     except subprocess.TimeoutExpired:
@@ -95,12 +97,12 @@ def in_queue() -> list[list[str]] | str:
 
 def status() -> dict[str, Any]:
     """What the control machine asks any node."""
-    found: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
+    answer: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
     if SLOTS_IN_USE.is_dir() and HOSTFILE.exists():
-        found["slots"] = hostfile()
-        found["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
-        found["queue"] = in_queue() if QUEUE.exists() else None
-    return found
+        answer["slots"] = hostfile()
+        answer["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
+        answer["queue"] = in_queue() if QUEUE.exists() else None
+    return answer
 
 
 if __name__ == "__main__":

@@ -116,11 +116,11 @@ def lengths(size: int, ranks: int) -> list[int]:
     return [max(1, size // ranks) + rank for rank in range(ranks)]
 
 
-def differing(values: Any, wanted: int, what: str, host: str) -> Iterator[Error]:
+def differing(values: Any, wanted: int, subject: str, host: str) -> Iterator[Error]:
     """Check that all values are the same."""
     ends = (values.min().item(), values.max().item()) if len(values) else ()
     if set(ends) != {wanted}:
-        yield ranks.error("wrong-values", f"{what} {' to '.join(map(str, ends))}, not {wanted}", host)
+        yield ranks.error("wrong-values", f"{subject} {' to '.join(map(str, ends))}, not {wanted}", host)
 
 
 def gather(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
@@ -142,8 +142,8 @@ def misplaced(whole: Any, parts: Sequence[int], kind: str, hosts: Sequence[str])
         return
     start = 0
     for rank, length in enumerate(parts):
-        what = f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {hosts[rank]} are"
-        yield from differing(whole[start : start + length], number(rank), what, hosts[rank])
+        subject = f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {hosts[rank]} are"
+        yield from differing(whole[start : start + length], number(rank), subject, hosts[rank])
         start += length
 
 
@@ -165,8 +165,8 @@ def mistaken(received: Any, size: int, kind: str, root: int, hosts: Sequence[str
         seen = f"{len(received)} {kind} came from rank {root} on {hosts[root]}, not {size}"
         yield ranks.error("wrong-values", seen, hosts[root])
     else:
-        what = f"the {size} {kind} broadcast by rank {root} on {hosts[root]} came as"
-        yield from differing(received, number(root), what, hosts[root])
+        subject = f"the {size} {kind} broadcast by rank {root} on {hosts[root]} came as"
+        yield from differing(received, number(root), subject, hosts[root])
 
 
 def main() -> int:
@@ -191,7 +191,7 @@ def main() -> int:
         if not total["exact"]
     ]
     mine += [error for kinds in moved.values() for errors in kinds.values() for error in errors]
-    results = {what: {kind: not errors for kind, errors in kinds.items()} for what, kinds in moved.items()}
+    results = {operation: {kind: not errors for kind, errors in kinds.items()} for operation, kinds in moved.items()}
     if options.pace:
         own |= pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
     ranks.show({**own, "wanted": wanted, "sums": sums, **results})

@@ -73,28 +73,28 @@ def records(output: str) -> Iterator[dict[str, Any]]:
 
 def results(output: str) -> dict[str, Any]:
     """Collect what ranks printed: their descriptions and results, and the errors they found."""
-    found: dict[str, Any] = {"ranks": [], "wrong": []}
+    collected: dict[str, Any] = {"ranks": [], "wrong": []}
     for record in records(output):
         if "rank" in record:
-            found["ranks"].append(record)
+            collected["ranks"].append(record)
         elif "round" in record:
-            found.setdefault("rounds", []).append(record["round"])
+            collected.setdefault("rounds", []).append(record["round"])
         elif "losses" in record:
-            found.setdefault("losses", []).extend(record["losses"])
+            collected.setdefault("losses", []).extend(record["losses"])
         elif "ranks" in record:
-            found["ranks"] += record.pop("ranks")
-            found.update(record)
-        elif "code" in record and len(found["wrong"]) < SHOWN:
-            found["wrong"].append(record)
-    found["ranks"].sort(key=lambda rank: rank["rank"])
-    return found
+            collected["ranks"] += record.pop("ranks")
+            collected.update(record)
+        elif "code" in record and len(collected["wrong"]) < SHOWN:
+            collected["wrong"].append(record)
+    collected["ranks"].sort(key=lambda rank: rank["rank"])
+    return collected
 
 
 def excerpt(output: str, patterns: Sequence[str]) -> list[str]:
     """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
     lines = [line if len(line) <= 300 else f"{line[:299]}…" for line in output.splitlines() if not NOISE.search(line)]
     earlier = lines[:-SHOWN]
-    telling = {at for one in patterns for at in islice(matching(one, earlier), SHOWN)}
+    telling = {at for pattern in patterns for at in islice(matching(pattern, earlier), SHOWN)}
     return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]
 
 
@@ -113,8 +113,8 @@ def main() -> int:
     with ThreadPoolExecutor(max_workers=32) as pool:
         ended = pool.map(lambda node: reap(node, mark, task["reap"], PATIENCE), task["nodes"])
         left = dict(zip(task["nodes"], ended, strict=True))
-    said = excerpt(output, task["patterns"])
-    print(json.dumps({**results(output), "code": code, "seconds": seconds, "left": left, "said": said}))
+    tail = excerpt(output, task["patterns"])
+    print(json.dumps({**results(output), "code": code, "seconds": seconds, "left": left, "said": tail}))
     return 0
 
 

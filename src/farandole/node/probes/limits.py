@@ -50,10 +50,10 @@ def start(name: str, nodes: list[str], *options: str, script: str, output: Any =
 
 def state(name: str) -> str:
     """The state of an ended job in the accounting."""
-    words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=state"]
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=state"]
     until = time.monotonic() + BEHIND
     while True:
-        seen = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+        seen = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         if seen not in ("", "PENDING", "RUNNING", "COMPLETING") or time.monotonic() > until:
             return seen or "nothing"
         time.sleep(0.5)
@@ -62,17 +62,19 @@ def state(name: str) -> str:
 def main() -> int:
     """Run both jobs, and print what did not hold."""
     nodes, errors = sys.argv[1].split(","), []
-    names = {what: f"farandole-validate-{what}-{os.getpid()}" for what in ("memory", "time")}
+    names = {limit: f"farandole-validate-{limit}-{os.getpid()}" for limit in ("memory", "time")}
     hog = start(names["memory"], nodes[-1:], f"--mem={ASKED_MIB}", "--time=5", script=HOG, output=subprocess.PIPE)
     endless = start(names["time"], nodes, "--time=1", script=ENDLESS)
-    said, _ = hog.communicate()
+    output, _ = hog.communicate()
     seen = state(names["memory"])
     if hog.returncode == 0 or seen == "COMPLETED":
         errors.append(ranks.error("limit-loose", f"a job that asked for {ASKED_MIB} MiB of memory took {TAKEN_MIB}"))
-    elif not any(words in said for words in ("exceeded memory limit", "oom-kill", "Out Of Memory", "Out of memory")):
+    elif not any(
+        message in output for message in ("exceeded memory limit", "oom-kill", "Out Of Memory", "Out of memory")
+    ):
         errors.append(ranks.error("limit-loose", f"a job over its memory ended as {seen}, without an explanation"))
     if errors:
-        sys.stderr.write(said)
+        sys.stderr.write(output)
     endless.wait()
     if (seen := state(names["time"])) != "TIMEOUT":
         errors.append(ranks.error("limit-loose", f"a job over its time ended as {seen}, not as TIMEOUT"))

@@ -52,17 +52,17 @@ def judge(ranks: Sequence[Rank], options: argparse.Namespace) -> Iterator[Error]
     if options.expect_hosts not in (None, len(machines)):
         where = " and ".join(machines.values())
         yield error("machines-missing", f"the ranks are on {len(machines)} of {options.expect_hosts} machines: {where}")
-    for what in ("stack", "python", "version"):
-        if len(found := by(ranks, what)) > 1:
-            where = "; ".join(f"{value or 'none'} on {hosts}" for value, hosts in found.items())
-            yield error("nodes-differ", f"not the same {what} on all ranks: {where}")
+    for field in ("stack", "python", "version"):
+        if len(owners := by(ranks, field)) > 1:
+            where = "; ".join(f"{value or 'none'} on {hosts}" for value, hosts in owners.items())
+            yield error("nodes-differ", f"not the same {field} on all ranks: {where}")
 
 
-def by(ranks: Sequence[Rank], what: str) -> dict[str, str]:
+def by(ranks: Sequence[Rank], field: str) -> dict[str, str]:
     """Host names by the value of a field of their ranks."""
     hosts: dict[str, list[str]] = {}
-    for one in ranks:
-        hosts.setdefault(one[what], []).append(one["host"])
+    for rank in ranks:
+        hosts.setdefault(rank[field], []).append(rank["host"])
     return {value: ", ".join(dict.fromkeys(names)) for value, names in hosts.items()}
 
 
@@ -78,8 +78,8 @@ def error(code: str, seen: str, host: str = "") -> Error:
 
 def report(rank: int, common: Sequence[Error], mine: Sequence[Error]) -> int:
     """Print errors as lines of JSON, those that all ranks see on rank 0 alone; returns the exit status."""
-    for one in [*common, *mine] if rank == 0 else mine:
-        show(one)
+    for problem in [*common, *mine] if rank == 0 else mine:
+        show(problem)
     return int(bool(common or mine))
 
 

@@ -53,12 +53,12 @@ def write(task: Found, folder: Found) -> Found:
 
 def listing() -> str:
     """A hash of the names, types, sizes and times of what lies there."""
-    found = []
+    entries = []
     for entry in os.scandir():
         status = entry.stat(follow_symlinks=False)
         size = 0 if entry.is_dir(follow_symlinks=False) else status.st_size
-        found.append([entry.name, status.st_mode, size, int(status.st_mtime)])
-    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+        entries.append([entry.name, status.st_mode, size, int(status.st_mtime)])
+    return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
 
 def read(task: Found, folder: Found) -> Found:
@@ -68,13 +68,13 @@ def read(task: Found, folder: Found) -> Found:
         for peer in list(missing):
             try:
                 with mine(task, peer).open() as file:
-                    said, owner = file.read(1000), os.fstat(file.fileno()).st_uid
+                    content, owner = file.read(1000), os.fstat(file.fileno()).st_uid
             except FileNotFoundError:
                 continue
             if owner != os.getuid():
                 return problem("files-owner", f"the file that {peer} wrote belongs to uid {owner}, not {os.getuid()}")
             # It may have been opened before it was written.
-            if said == peer:
+            if content == peer:
                 missing.remove(peer)
         if not missing:
             return {}
@@ -128,10 +128,10 @@ def begin(task: Found, folder: Found) -> tuple[int, int]:
         # A child that hangs must not keep the connection open.
         os.dup2(nowhere, standard)
     try:
-        found = attempt(task, folder)
+        result = attempt(task, folder)
     except Exception as error:
-        found = problem("files-failed", repr(error))
-    os.write(answer, json.dumps(found).encode())
+        result = problem("files-failed", repr(error))
+    os.write(answer, json.dumps(result).encode())
     os._exit(0)
 
 
@@ -139,14 +139,14 @@ def collect(folder: Found, child: int, answers: int, begun: float) -> Found:
     """What a child found, or that it found nothing in time."""
     left = begun + folder["seconds"] - time.monotonic()
     ready, _, _ = select.select([answers], [], [], max(0, left))
-    found = json.loads(os.read(answers, 1 << 16) or b"{}") if ready else None
+    result = json.loads(os.read(answers, 1 << 16) or b"{}") if ready else None
     os.kill(child, signal.SIGKILL)
-    if found is None:
-        found = problem("files-silent", f"no answer within {folder['seconds']} s")
+    if result is None:
+        result = problem("files-silent", f"no answer within {folder['seconds']} s")
     seconds = round(time.monotonic() - begun, 2)
     if folder["mounted"] and not is_mounted(folder["path"]):
-        found = problem("files-unmounted", why(folder["path"]))
-    return {"code": "", "seen": "", "listing": "", **found, "seconds": seconds}
+        result = problem("files-unmounted", why(folder["path"]))
+    return {"code": "", "seen": "", "listing": "", **result, "seconds": seconds}
 
 
 def is_mounted(path: str) -> bool:
@@ -158,8 +158,8 @@ def why(path: str) -> str:
     """The last words of what tried to mount it."""
     unit = subprocess.run(["systemd-escape", "--path", "--suffix=mount", path], capture_output=True, text=True).stdout
     command = ["journalctl", "--quiet", "--unit", unit.strip(), "--lines", "20", "--output", "cat"]
-    said = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout.splitlines()
-    told = [line for line in said if line.strip() and not SYSTEMD.search(line)]
+    output = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout.splitlines()
+    told = [line for line in output if line.strip() and not SYSTEMD.search(line)]
     return told[-1][:300] if told else "its units say nothing"
 
 
@@ -168,8 +168,8 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     begun = time.monotonic()
     children = [(folder, *begin(task, folder)) for folder in task["folders"]]
-    found = {folder["path"]: collect(folder, child, answers, begun) for folder, child, answers in children}
-    print(json.dumps({"folders": found}))
+    results = {folder["path"]: collect(folder, child, answers, begun) for folder, child, answers in children}
+    print(json.dumps({"folders": results}))
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def learn(way: str, options: Options, data: Any, pipe: Any) -> None:
         pipe.send({"seconds": seconds, "waited": (waiting() - waited) / seconds})
     if way == "horovod":
         hvd.shutdown()
-    pipe.send(proof.fingerprint([one.numpy() for one in model.state_dict().values()]))
+    pipe.send(proof.fingerprint([tensor.numpy() for tensor in model.state_dict().values()]))
 
 
 def used(process: int) -> float:
@@ -197,19 +197,19 @@ class Conductor:
 def disturbance(answers: Sequence[dict[str, Any]]) -> tuple[float, str]:
     """How many cores other programs used while a rank waited for one, and on which host; 0 if none was disturbed."""
     worst, where = 0.0, ""
-    for machine in {one["machine"] for one in answers}:
+    for machine in {answer["machine"] for answer in answers}:
         # Nodes that share a machine share its processors.
-        here = [one for one in answers if one["machine"] == machine]
-        seconds = max(one["seconds"] for one in here)
-        others = (max(one["busy"] for one in here) - sum(one["own"] for one in here)) / seconds
-        if max(one["waited"] for one in here) > WAITED and others > max(worst, OTHERS):
+        here = [answer for answer in answers if answer["machine"] == machine]
+        seconds = max(answer["seconds"] for answer in here)
+        others = (max(answer["busy"] for answer in here) - sum(answer["own"] for answer in here)) / seconds
+        if max(answer["waited"] for answer in here) > WAITED and others > max(worst, OTHERS):
             worst, where = others, here[0]["host"]
     return worst, where
 
 
 def settled(rounds: Sequence[dict[str, Any]], way: str, bar: float) -> bool:
     """Whether the ratios of Horovod to another way agree, or nearly all of them reach the bar."""
-    ratios = sorted(one["horovod"] / one[way] for one in rounds)
+    ratios = sorted(turn["horovod"] / turn[way] for turn in rounds)
     # Without the smallest and the largest.
     agree = ratios[-2] - ratios[1] < AGREE * statistics.median(ratios)
     # That something is slow is never decided early.
@@ -219,19 +219,19 @@ def settled(rounds: Sequence[dict[str, Any]], way: str, bar: float) -> bool:
 def measure(conductor: Conductor, seconds: float, bars: Mapping[str, float]) -> None:
     """Do rounds until enough quiet ones settle it, or time is up; every other round reverses the order of the ways."""
     until = time.monotonic() + seconds
-    tried = max(one["seconds"] for one in conductor.lead("alone", WARM_UP))
+    tried = max(answer["seconds"] for answer in conductor.lead("alone", WARM_UP))
     steps = max(2, round(TURN_S * WARM_UP / tried))
     rounds: list[dict[str, Any]] = []
     while time.monotonic() < until:
-        found, worst, where = {}, 0.0, ""
+        rates, worst, where = {}, 0.0, ""
         for way in WAYS if len(rounds) % 2 else reversed(WAYS):
             answers = conductor.lead(way, steps)
-            found[way] = round(sum(steps * BATCH / one["seconds"] for one in answers), 1)
+            rates[way] = round(sum(steps * BATCH / answer["seconds"] for answer in answers), 1)
             worst, where = max((worst, where), disturbance(answers))
-        rounds.append({**found, "quiet": not worst, "others": round(worst, 2), "where": where})
+        rounds.append({**rates, "quiet": not worst, "others": round(worst, 2), "where": where})
         # One line per round, as launchers split long lines.
         ranks.show({"round": rounds[-1]})
-        quiet = [one for one in rounds if one["quiet"]]
+        quiet = [turn for turn in rounds if turn["quiet"]]
         if len(quiet) >= ENOUGH and all(settled(quiet, way, bar) for way, bar in bars.items()):
             return
 
@@ -244,7 +244,7 @@ def main() -> int:
     for bar in ("efficiency", "yardstick"):
         parser.add_argument(f"--{bar}", type=float, default=math.nan, help="bar of this check")
     options = parser.parse_args()
-    options.rank, options.size = (int(os.environ[f"OMPI_COMM_WORLD_{what}"]) for what in ("RANK", "SIZE"))
+    options.rank, options.size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
     options.seed, options.lr = 42, 0.02
     data, _ = datasets(f"MNIST-data-{options.rank}", IMAGES)
 
@@ -262,7 +262,7 @@ def main() -> int:
     while conductor.follow():
         pass
     weights = {way: worker.end() for way, worker in workers.items()}
-    sizes = {"batch": BATCH, "gradients_mb": sum(4 * one.numel() for one in LeNet5().parameters()) / 1e6}
+    sizes = {"batch": BATCH, "gradients_mb": sum(4 * parameter.numel() for parameter in LeNet5().parameters()) / 1e6}
     ranks.show({**ranks.describe(options.rank, options.size), "weights": weights["horovod"], **sizes})
     return 0
 

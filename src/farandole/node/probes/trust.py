@@ -53,8 +53,8 @@ def main() -> int:
     with ThreadPoolExecutor(max_workers=64) as pool:
         tried = list(pool.map(lambda way: judge(*way), ways))
     print(json.dumps({"connections": tried}))
-    machines = {one["machine"] for one in tried} - {""}
-    return int(any(one["code"] for one in tried) or len(machines) != len(nodes))
+    machines = {attempt["machine"] for attempt in tried} - {""}
+    return int(any(attempt["code"] for attempt in tried) or len(machines) != len(nodes))
 
 
 if __name__ == "__main__":

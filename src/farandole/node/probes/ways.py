@@ -252,9 +252,9 @@ class MPI:
         self.call("Allreduce", place(values), place(total), len(values), *handles, self.world)
         return total
 
-    def gather(self, thing: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Collect an object from every rank, in the order of ranks."""
-        text = json.dumps(thing).encode()
+        text = json.dumps(value).encode()
         width = self.reduce(array("q", [len(text)]), "int64_t", "max")[0]
         own, every = array("b", text.ljust(width)), array("b", bytes(width * self.size))
         self.call("Allgather", place(own), width, self.byte, place(every), width, self.byte, self.world)

@@ -155,7 +155,7 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
     @staticmethod
     def _version(names: Sequence[str]) -> str:
         """What identifies the sources of modules, their settings, and Ansible's own ones."""
-        paths = [Path(found) for name in names if (found := module_loader.find_plugin(name, ".py"))]
+        paths = [Path(place) for name in names if (place := module_loader.find_plugin(name, ".py"))]
         paths += sorted(module_utils_loader.all(path_only=True))
         sources = [(str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest()) for path in paths]
         return hashlib.sha256(json.dumps([__version__, constants.__file__, names, sources]).encode()).hexdigest()
@@ -168,10 +168,10 @@ class AsksAhead(ActionBase):  # type: ignore[misc]
             # A module that no longer exists is not asked for.
             with suppress(AnsibleError):
                 made, _ = self._configure_module(name, {}, task_vars)
-                if found := BUILT.search(made.b_module_data):
-                    with zipfile.ZipFile(io.BytesIO(base64.b64decode(found["zip"]))) as archive:
+                if match := BUILT.search(made.b_module_data):
+                    with zipfile.ZipFile(io.BytesIO(base64.b64decode(match["zip"]))) as archive:
                         files |= {file: archive.read(file) for file in archive.namelist()}
-                    modules[name] = found["module"].decode(), made.serialization_profile
+                    modules[name] = match["module"].decode(), made.serialization_profile
         joined = io.BytesIO()
         with zipfile.ZipFile(joined, "w", zipfile.ZIP_DEFLATED) as archive:
             for file, content in files.items():
