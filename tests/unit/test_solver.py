@@ -13,7 +13,7 @@ from farandole.core.errors import FarandoleError
 from farandole.stack import index, nodes, rules, solver
 from farandole.stack.catalogue import Row, load
 from farandole.stack.problem import Known, Problem, Request, request
-from farandole.stack.solver import Solution
+from farandole.stack.rules import Solution
 
 pytestmark = pytest.mark.usefixtures("small_index")
 BOOKWORM = {
@@ -55,7 +55,7 @@ def versions(solution: Solution, *names: str) -> list[str]:
 
 def test_both_frameworks_on_debian_12() -> None:
     found = solved(Request(BOTH))
-    assert "horovod 0.28.1 needs setuptools<81" in [need.short for need in found.needs["setuptools"]]
+    assert "horovod 0.28.1 needs setuptools<81" in [need.short for need in found.needs_of("setuptools")]
     assert {wheel.name for wheel in found.wheels} > {"tensorflow-cpu", "torch", "tf-keras"}
     assert not [wheel for wheel in found.wheels if wheel.name.startswith("nvidia-") or wheel.name == "tensorflow"]
 

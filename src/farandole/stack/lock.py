@@ -122,7 +122,7 @@ def read(path: Path) -> dict[str, Any]:
 def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> list[str]:
     problem = Problem(load(), nodes, request)
     wanted = lock["wanted"]
-    pins = {f"{name}=={version}" for name, version in request.pins}
+    pins = {text for text, _ in request.pins}
     platform = {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python}
     pairs: list[tuple[str, Any, Any]] = [
         (f"platform.{key}", lock["platform"].get(key), value) for key, value in platform.items()

@@ -19,7 +19,7 @@ from farandole.stack.index import Build, Wheel
 from farandole.stack.lock import FORMAT, Lock, identity
 from farandole.stack.nodes import Nodes
 from farandole.stack.problem import Known, Problem, Request
-from farandole.stack.solver import Solution
+from farandole.stack.rules import Solution
 
 
 def new(
@@ -53,7 +53,7 @@ def make(
         "platform": {"os": nodes.platform.os, "arch": nodes.platform.arch, "python": nodes.platform.python},
         "wanted": {
             "frameworks": list(request.frameworks),
-            "pins": sorted(f"{name}=={version}" for name, version in request.pins),
+            "pins": sorted(text for text, _ in request.pins),
             "accelerator": problem.accelerator,
             "packages": sorted(requirement for requirement, _ in request.packages),
         },

@@ -14,50 +14,42 @@ from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.stack.catalogue import FACTS, NONE, Catalogue, Evidence, Need, Row, allows, load, order, system, words
 from farandole.stack.nodes import Nodes
-from farandole.stack.own import SETTING
+from farandole.stack.own import SETTING as OWN
+from farandole.stack.own import Wish
 
 ALWAYS = ("horovod", "openmpi", "gxx")
+# Where a version can be pinned.
+PINS, WANT = "stack_pins", "--want"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for."""
+    """What the user asks for; what inventory to name is as the user typed it."""
 
     frameworks: tuple[str, ...]
-    pins: tuple[tuple[str, str], ...] = ()
+    pins: tuple[Wish, ...] = ()
     accelerator: str = "auto"
-    # The pins that came from the command line.
-    command: frozenset[tuple[str, str]] = frozenset()
-    # As the user typed it.
     inventory: str = "INVENTORY"
-    # The user's own packages, and where each is named.
-    packages: tuple[tuple[str, str], ...] = ()
+    # The user's own packages.
+    packages: tuple[Wish, ...] = ()
     # Where sources are kept, if packages without a wheel may be built.
     sources: Path | None = None
 
-    @property
-    def from_command(self) -> list[tuple[str, str]]:
-        """The pins that came from the command line, in the order of all."""
-        return [pin for pin in self.pins if pin in self.command]
-
-    def only(self, wishes: Collection[tuple[str, str]]) -> Request:
+    def only(self, wishes: Collection[Wish]) -> Request:
         """The same with only these pins and packages."""
-        pins, packages = (tuple(one for one in all_ if one in wishes) for all_ in (self.pins, self.packages))
+        pins, packages = (tuple(wish for wish in all_ if wish in wishes) for all_ in (self.pins, self.packages))
         return replace(self, pins=pins, packages=packages)
 
     def settings(self) -> dict[str, Any]:
         """What an inventory says to request this."""
-        return {
-            "stack_frameworks": list(self.frameworks),
-            "stack_accelerator": self.accelerator,
-            "stack_pins": [f"{name}=={version}" for name, version in self.pins if (name, version) not in self.command],
-            "stack_packages": [text for text, where in self.packages if where == SETTING],
-        }
+        wishes = {where: [text for text, own in (*self.pins, *self.packages) if own == where] for where in (PINS, OWN)}
+        return {"stack_frameworks": list(self.frameworks), "stack_accelerator": self.accelerator, **wishes}
 
-    def spelled(self, pin: tuple[str, str]) -> str:
-        """A pin as the user wrote it."""
-        text = f"{pin[0]}=={pin[1]}"
-        return f"--want {text}" if pin in self.command else f"stack_pins ({text})"
+
+def spelled(wish: Wish) -> str:
+    """A wish as the user wrote it, and where."""
+    text, where = wish
+    return f"{where} {text}" if where == WANT else f"{where} ({text})"
 
 
 def request(
@@ -66,21 +58,21 @@ def request(
     accelerator: str,
     command: Iterable[str] = (),
     inventory: str = "INVENTORY",
-    packages: tuple[tuple[str, str], ...] = (),
+    packages: tuple[Wish, ...] = (),
     sources: Path | None = None,
 ) -> Request:
     """Build a request; refuse what the catalogue does not have. `command` are pins from the command line."""
-    catalogue = load()
-    settings, options = ([catalogue.pin(text) for text in texts] for texts in (pins, command))
+    catalogue, chosen = load(), dict[str, Wish]()
     if accelerator not in ("auto", "cpu", "cuda"):
         raise FarandoleError(f"stack_accelerator is {accelerator}; it must be auto, cpu or cuda")
-    found = dict.fromkeys([*settings, *options])
-    for name in {name for name, _ in found}:
-        if len(versions := [version for one, version in found if one == name]) > 1:
-            raise FarandoleError(f"{name} is pinned to {' and to '.join(versions)}: keep one of them")
-    from_command = frozenset(options) - frozenset(settings)
-    wanted = catalogue.check_frameworks(frameworks)
-    return Request(wanted, tuple(sorted(found)), accelerator, from_command, inventory, packages, sources)
+    for text, where in (*((text, PINS) for text in pins), *((text, WANT) for text in command)):
+        name, version = catalogue.pin(text)
+        pinned = chosen.setdefault(name, (f"{name}=={version}", where))[0]
+        if pinned != f"{name}=={version}":
+            before = pinned.partition("==")[2]
+            raise FarandoleError(f"{name} is pinned to {before} and to {version}: keep one of them")
+    wishes = tuple(wish for _, wish in sorted(chosen.items()))
+    return Request(catalogue.check_frameworks(frameworks), wishes, accelerator, inventory, packages, sources)
 
 
 @dataclass(frozen=True)
@@ -127,9 +119,10 @@ class Problem:
     def _nearest_evidence(self) -> Evidence | None:
         """The set that works, has these frameworks, and comes closest to the system, the pins and the processors."""
         catalogue, request = self.catalogue, self.request
+        pinned = {text for text, _ in request.pins}
 
         def rank(one: Evidence) -> tuple[bool, int, bool, list[Version], int]:
-            pins = sum(one.set.get(name, "").partition("+")[0] == version for name, version in request.pins)
+            pins = sum(f"{name}=={version.partition('+')[0]}" in pinned for name, version in one.set.items())
             wanted = [catalogue.frameworks[name] for name in request.frameworks]
             # What is built for CPUs is a tenth of the size.
             small = self.accelerator == "cpu" and one.set.get("torch", "").endswith("+cpu")
@@ -151,28 +144,15 @@ class Problem:
         values = (platform.os, platform.arch, platform.python, platform.glibc, self.nodes.driver)
         return dict(zip(FACTS, values, strict=True))
 
-    def _facts(self) -> Iterator[Need]:
-        """Requirements from the nodes' platform."""
-        hosts = some(self.nodes.hosts)
-        for component, value in self._values.items():
-            fact = system(value) if component == "os" else words(component, value)
-            yield Need(component, value, hosts, text=f"{hosts}: {fact}")
-        for component in ALWAYS:
-            yield Need(component, "", "every stack")
-
-    def _chip(self) -> Iterator[Need]:
+    def _chip(self, hosts: str) -> Iterator[Need]:
         """Requirements from the accelerator."""
-        hosts = some(self.nodes.hosts)
-        if self.accelerator == "cpu":
-            found = "no node has an NVIDIA driver and a CUDA toolkit"
-            reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
-            text = f"the cluster is on CPUs: {reason}"
-            yield Need("cuda", NONE, "a cluster on CPUs", text=text)
-            yield Need("nccl", NONE, "a cluster on CPUs", text=text)
-            return
-        yield Need("cuda", "", "a cluster on GPUs")
-        yield Need("nccl", "", "a cluster on GPUs")
-        for version in sorted(set(self.nodes.toolkits.values())):
+        cpu = self.accelerator == "cpu"
+        found = "no node has an NVIDIA driver and a CUDA toolkit"
+        reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
+        text = f"the cluster is on CPUs: {reason}" if cpu else ""
+        for component in ("cuda", "nccl"):
+            yield Need(component, NONE if cpu else "", f"a cluster on {'CPUs' if cpu else 'GPUs'}", text=text)
+        for version in () if cpu else sorted(set(self.nodes.toolkits.values())):
             yield Need("cuda", f"=={version.split('.')[0]}.*", hosts, text=f"{hosts}: CUDA toolkit {version}")
 
     def framework(self, name: str) -> Need:
@@ -181,15 +161,22 @@ class Problem:
         text = f"frameworks are {' and '.join(self.request.frameworks)}"
         return Need(self.catalogue.frameworks[name], "" if wanted else NONE, "your request", text=text)
 
-    def pin(self, pin: tuple[str, str]) -> Need:
-        """A pinned version."""
-        return Need(pin[0], f"=={pin[1]}", "your request", text=self.request.spelled(pin))
+    @cached_property
+    def pins(self) -> list[Need]:
+        """The pinned versions."""
+        split = ((pin, *pin[0].partition("==")) for pin in self.request.pins)
+        return [Need(name, f"=={version}", "your request", text=spelled(pin)) for pin, name, _, version in split]
 
     def roots(self) -> list[Need]:
         """What the nodes, the accelerator and the request require of components."""
-        pins = [pin for pin in self.request.pins if self.catalogue.knows(pin[0])]
-        wishes = [*map(self.framework, self.catalogue.frameworks), *map(self.pin, pins)]
-        return [*self._facts(), *self._chip(), *wishes]
+        hosts = some(self.nodes.hosts)
+        needs = [
+            Need(name, value, hosts, text=f"{hosts}: {system(value) if name == 'os' else words(name, value)}")
+            for name, value in self._values.items()
+        ]
+        needs += [Need(name, "", "every stack") for name in ALWAYS]
+        needs += [*self._chip(hosts), *map(self.framework, self.catalogue.frameworks)]
+        return needs + [pin for pin in self.pins if self.catalogue.knows(pin.component)]
 
     def rows(self, component: str) -> list[Row]:
         """All versions of a component; for a fact, the nodes' own."""

@@ -9,32 +9,36 @@ from itertools import product
 import yaml
 
 from farandole.stack.catalogue import FACTS, NONE, Need, Row, title
+from farandole.stack.index import Wheel
 from farandole.stack.own import SETTING
-from farandole.stack.problem import Problem, Request
+from farandole.stack.problem import WANT, Problem, Request
 
 # In this order: what the rest depends on first.
 ORDER = (*FACTS, "cuda", "nccl", "torch", "tensorflow", "horovod", "gxx", "openmpi")
 
 
 @dataclass(frozen=True)
-class Components:
-    """A version of every component, or a range of versions of a framework, and what required each."""
+class Solution:
+    """A version of every component, or a range of versions of a framework, the wheels, and what required each."""
 
     rows: Mapping[str, Row]
-    needs: Mapping[str, Sequence[Need]]
+    needs: Sequence[Need]
+    wheels: Sequence[Wheel] = ()
+    # The packages that the stack has without the user's own ones.
+    base: frozenset[str] = frozenset()
+
+    def needs_of(self, name: str) -> list[Need]:
+        return [need for need in self.needs if need.component == name]
 
 
-def resolve(problem: Problem, roots: Sequence[Need]) -> Components | None:
-    """The best set of components, or None if there is none."""
+def resolve(problem: Problem, roots: Sequence[Need]) -> Solution | None:
+    """The best set of components, without wheels; None if there is none."""
     if not (rows := _search(problem, list(roots), {})):
         return None
     # NCCL depends on the most, and comes last.
-    found = sorted(rows.values(), key=lambda row: row.component == "nccl")
-    needs = [*roots, *(need for row in found for need in problem.needs(row))]
-    return Components(
-        {name: row for name, row in sorted(rows.items()) if row.version != NONE},
-        {name: [need for need in needs if need.component == name] for name in rows},
-    )
+    ordered = sorted(rows.values(), key=lambda row: row.component == "nccl")
+    needs = [*roots, *(need for row in ordered for need in problem.needs(row))]
+    return Solution({name: row for name, row in sorted(rows.items()) if row.version != NONE}, needs)
 
 
 def _search(problem: Problem, needs: Sequence[Need], chosen: Mapping[str, Row]) -> Mapping[str, Row] | None:
@@ -130,10 +134,8 @@ def cure(request: Request, nearest: Request | None) -> list[str]:
     """The nearest set that works, as commands and settings."""
     if not nearest:
         return ["no part of it works on these nodes"]
-    lines, options = (
-        ["nearest set that works:"],
-        [f"--want {name}=={version}" for name, version in nearest.from_command],
-    )
+    lines = ["nearest set that works:"]
+    options = [f"{WANT} {text}" for text, where in nearest.pins if where == WANT]
     for (setting, before), after in zip(request.settings().items(), nearest.settings().values(), strict=True):
         if before != after:
             written = yaml.safe_dump(after, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
@@ -142,6 +144,9 @@ def cure(request: Request, nearest: Request | None) -> list[str]:
         options.insert(0, f"--accelerator {nearest.accelerator}")
     if nearest.frameworks != request.frameworks:
         options.insert(0, f"--frameworks {','.join(nearest.frameworks)}")
-    dropped = [one for one in request.packages if one not in nearest.packages and one[1] != SETTING]
-    lines += [f"   without {requirement}, which {where} names" for requirement, where in dropped]
+    lines += [
+        f"   without {text}, which {where} names"
+        for text, where in request.packages
+        if (text, where) not in nearest.packages and where != SETTING
+    ]
     return [*lines, f"   {' '.join([f'farandole lock -i {request.inventory}', *options])}"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from farandole.core.errors import FarandoleError
@@ -13,24 +13,12 @@ from farandole.stack import index, rules, sdist
 from farandole.stack.cache import COMPILED_AGAINST
 from farandole.stack.catalogue import FACTS, NONE, Need, Row, near, order, system
 from farandole.stack.index import Question, UnsatisfiableError, Wheel
-from farandole.stack.problem import Problem
+from farandole.stack.problem import Problem, spelled
+from farandole.stack.rules import Solution
 
 YOURS = "your request"
 # How PyTorch and what goes with it are marked.
 BUILDS = r"cpu|cu\d+|rocm[\d.]+|xpu"
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A version of every component, the wheels, and what required each."""
-
-    rows: Mapping[str, Row]
-    needs: Mapping[str, Sequence[Need]]
-    wheels: Sequence[Wheel]
-    # The packages that the stack has without the user's own ones.
-    base: frozenset[str]
-    # Why a version was preferred to newer ones, by package.
-    kept: Mapping[str, str]
 
 
 def solve(problem: Problem) -> Solution:
@@ -57,7 +45,7 @@ def _check_platform(problem: Problem) -> None:
         )
 
 
-def alternatives(problem: Problem) -> Iterator[rules.Components]:
+def alternatives(problem: Problem) -> Iterator[Solution]:
     """All sets of components that differ in the ranges of the frameworks, best first."""
     wanted = [problem.catalogue.frameworks[name] for name in problem.request.frameworks]
     ranges = [sorted(problem.catalogue.rows(name), key=problem.rank, reverse=True) for name in wanted]
@@ -86,33 +74,18 @@ def _choose(problem: Problem) -> Solution:
             folder = problem.request.sources
             wheels = sdist.choose(question, folder) if folder else index.ask(question)
             _refuse_frameworks(problem, wheels)
-        return _solution(problem, components, question, wheels, base)
+        needs = (*components.needs, *question.requirements, *question.constraints)
+        return replace(components, needs=needs, wheels=wheels, base=base)
     raise first or FarandoleError(rules.refusal(problem))
 
 
-def _solution(
-    problem: Problem, components: rules.Components, question: Question, wheels: Sequence[Wheel], base: frozenset[str]
-) -> Solution:
-    needs = {name: list(found) for name, found in components.needs.items()}
-    for need in (*question.requirements, *question.constraints):
-        needs.setdefault(need.component, []).append(need)
-    known = problem.preferred
-    kept = {
-        wheel.package: known[wheel.package][1]
-        for wheel in wheels
-        if wheel.package in known and known[wheel.package][0] == wheel.version
-    }
-    kept |= {"torch": f"a build for CUDA, as {problem.cuda}"} if problem.cuda else {}
-    return Solution(components.rows, needs, wheels, base, kept)
-
-
-def asked(problem: Problem, components: rules.Components) -> Question:
+def asked(problem: Problem, components: Solution) -> Question:
     """What the index is asked for, without the user's own packages."""
     request, catalogue, rows = problem.request, problem.catalogue, components.rows
     frameworks = [catalogue.frameworks[name] for name in request.frameworks]
     text = problem.framework(request.frameworks[0]).text
     needs = [Need(name, rows[name].version, "the stack", text=text) for name in frameworks]
-    needs += [problem.pin(pin) for pin in request.pins if pin[0] in frameworks or not catalogue.knows(pin[0])]
+    needs += [pin for pin in problem.pins if pin.component in frameworks or not catalogue.knows(pin.component)]
     needs += [Need(name, "", str(rows["horovod"])) for name in rows["horovod"].data["requires"]]
     needs += [need for row in rows.values() for need in problem.package_needs(row)]
     needs += [Need("torch", "", YOURS, text=problem.cuda)] if problem.cuda else []
@@ -143,10 +116,7 @@ def beside(problem: Problem, question: Question, wheels: Sequence[Wheel]) -> Que
         for name, version in names.items()
         if name in COMPILED_AGAINST
     ]  # fmt: skip
-    own = [
-        Need(*index.split(requirement), YOURS, text=f"{where} ({requirement})")
-        for requirement, where in problem.request.packages
-    ]
+    own = [Need(*index.split(wish[0]), YOURS, text=spelled(wish)) for wish in problem.request.packages]
     mark = index.build(names.get("torch", ""))
     return replace(
         question,
@@ -208,11 +178,11 @@ def _works(problem: Problem) -> bool:
 def why(problem: Problem, solution: Solution) -> dict[str, str]:
     """A sentence for every component and package: what required it, and why it is this version."""
     components = {
-        name: f"{_asked(solution.needs[name])}; {_newer(problem, solution, name)}"
+        name: f"{_asked(solution.needs_of(name))}; {_newer(problem, solution, name)}"
         for name in solution.rows
         if name not in problem.catalogue.frameworks.values()
     }
-    return components | {wheel.package: _package(solution, wheel) for wheel in solution.wheels}
+    return components | {wheel.package: _package(problem, solution, wheel) for wheel in solution.wheels}
 
 
 def _asked(needs: Sequence[Need]) -> str:
@@ -220,10 +190,13 @@ def _asked(needs: Sequence[Need]) -> str:
     return "; ".join(found[:2]) + (f" (and {len(found) - 2} more)" if len(found) > 2 else "")
 
 
-def _package(solution: Solution, wheel: Wheel) -> str:
-    needs = [need for need in solution.needs.get(wheel.package, ()) if need.short]
+def _package(problem: Problem, solution: Solution, wheel: Wheel) -> str:
+    needs = [need for need in solution.needs_of(wheel.package) if need.short]
     by = [Need(wheel.package, "", name) for name in wheel.needed_by]
-    chosen = solution.kept.get(wheel.package, "the newest that fits")
+    version, kept = problem.preferred.get(wheel.package, ("", ""))
+    chosen = kept if version == wheel.version else "the newest that fits"
+    if wheel.package == "torch" and problem.cuda:
+        chosen = f"a build for CUDA, as {problem.cuda}"
     return f"{_asked([*needs, *by])}; {chosen}{'; built, as there is no wheel' if wheel.build else ''}"
 
 
@@ -237,7 +210,7 @@ def _newer(problem: Problem, solution: Solution, name: str) -> str:
     newest = newer[-1]
     if blocked := problem.blocked(newest):
         return f"not {newest.version}: {blocked}"
-    if against := next((need for need in solution.needs[name] if not need.allows(newest)), None):
+    if against := next((need for need in solution.needs_of(name) if not need.allows(newest)), None):
         return f"not {newest.version}: {against}"
     for need in problem.needs(newest):
         chosen = solution.rows.get(need.component, Row(need.component, NONE))
