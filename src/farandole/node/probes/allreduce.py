@@ -1,7 +1,7 @@
 """A job that verifies its own results: horovodrun -np 2 -H node-1:1,node-2:1 python allreduce.py torch --expect 2
 
-Every rank prints its description and results as a line of JSON; a rank that finds an error reports it as another line,
-and the job exits with a status other than 0.
+Every rank prints its description as a line of JSON; a rank that finds an error reports it as another line, and the job
+exits with a status other than 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from farandole.node.probes import ranks
@@ -75,14 +76,13 @@ def own_gpu(hvd: Any, gpus: Sequence[Any]) -> Any:
     return gpus[hvd.local_rank()]
 
 
-def reduce(hvd: Any, tensor: Tensor, wanted: int) -> Iterator[dict[str, Any]]:
+def sums(hvd: Any, tensor: Tensor) -> Iterator[Error]:
     """Sum tensors over all ranks, and compare each sum with the expected one."""
     for kind in TYPES:
         for size in SIZES:
             # Rank 0 contributes 1, so that every rank's contribution counts.
             total = hvd.allreduce(tensor(size, hvd.rank() + 1, kind), op=hvd.Sum, name=f"{kind}.{size}").cpu().numpy()
-            ends = sorted({total.min().item(), total.max().item()})
-            yield {"type": kind, "elements": size, "sum": ends[-1], "exact": ends == [wanted]}
+            yield from ranks.wrong_sum((total.min().item(), total.max().item()), size, kind, hvd.size())
 
 
 def pace(hvd: Any, tensor: Tensor, side: int) -> dict[str, Any]:
@@ -116,57 +116,33 @@ def lengths(size: int, ranks: int) -> list[int]:
     return [max(1, size // ranks) + rank for rank in range(ranks)]
 
 
-def differing(values: Any, wanted: int, subject: str, host: str) -> Iterator[Error]:
-    """Check that all values are the same."""
-    ends = (values.min().item(), values.max().item()) if len(values) else ()
-    if set(ends) != {wanted}:
-        yield ranks.error("wrong-values", f"{subject} {' to '.join(map(str, ends))}, not {wanted}", host)
-
-
-def gather(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
-    """Check allgather for every type; returns the errors by type."""
-
-    def errors(kind: str, size: int) -> Iterator[Error]:
-        parts, own = lengths(size, len(hosts)), hvd.rank()
-        part = tensor(parts[own], number(own), kind)
-        whole = hvd.allgather(part, name=f"gather.{kind}.{size}").cpu().numpy()
-        return misplaced(whole, parts, kind, hosts)
-
-    return {kind: [error for size in SIZES for error in errors(kind, size)] for kind in MOVED}
-
-
-def misplaced(whole: Any, parts: Sequence[int], kind: str, hosts: Sequence[str]) -> Iterator[Error]:
-    """Check a gathered array, rank by rank."""
-    if len(whole) != sum(parts):
-        yield ranks.error("wrong-values", f"{len(whole)} {kind} were gathered, not {sum(parts)}")
-        return
-    start = 0
-    for rank, length in enumerate(parts):
-        subject = f"of {sum(parts)} {kind} gathered, the {length} of rank {rank} on {hosts[rank]} are"
-        yield from differing(whole[start : start + length], number(rank), subject, hosts[rank])
-        start += length
-
-
-def broadcast(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> dict[str, list[Error]]:
-    """Check broadcasts from the first and the last rank; returns the errors by type."""
-
-    def errors(kind: str, size: int) -> Iterator[Error]:
+def moves(hvd: Any, tensor: Tensor, hosts: Sequence[str]) -> Iterator[Error]:
+    """Check allgather, and broadcasts from the first and the last rank, for every type."""
+    own = hvd.rank()
+    for kind, size in product(MOVED, SIZES):
+        parts = lengths(size, len(hosts))
+        whole = hvd.allgather(tensor(parts[own], number(own), kind), name=f"gather.{kind}.{size}").cpu().numpy()
+        yield from misplaced(whole, dict(enumerate(parts)), f"{kind} gathered", hosts)
         for root in sorted({0, len(hosts) - 1}):
-            own = tensor(size, number(root) if hvd.rank() == root else 0, kind)
-            received = hvd.broadcast(own, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
-            yield from mistaken(received, size, kind, root, hosts)
-
-    return {kind: [error for size in SIZES for error in errors(kind, size)] for kind in MOVED}
+            sent = tensor(size, number(root) if own == root else 0, kind)
+            received = hvd.broadcast(sent, root, name=f"broadcast.{kind}.{size}.{root}").cpu().numpy()
+            yield from misplaced(received, {root: size}, f"{kind} broadcast", hosts)
 
 
-def mistaken(received: Any, size: int, kind: str, root: int, hosts: Sequence[str]) -> Iterator[Error]:
-    """Check a broadcast array."""
-    if len(received) != size:
-        seen = f"{len(received)} {kind} came from rank {root} on {hosts[root]}, not {size}"
-        yield ranks.error("wrong-values", seen, hosts[root])
-    else:
-        subject = f"the {size} {kind} broadcast by rank {root} on {hosts[root]} came as"
-        yield from differing(received, number(root), subject, hosts[root])
+def misplaced(values: Any, parts: Mapping[int, int], subject: str, hosts: Sequence[str]) -> Iterator[Error]:
+    """Check an array of parts with these lengths, rank by rank."""
+    wanted, start = sum(parts.values()), 0
+    if len(values) != wanted:
+        senders = " and ".join(hosts[rank] for rank in parts)
+        yield ranks.error("wrong-values", f"{len(values)} {subject} from {senders} arrived, not {wanted}")
+        return
+    for rank, length in parts.items():
+        part = values[start : start + length]
+        start += length
+        ends = part.min().item(), part.max().item()
+        if set(ends) != {number(rank)}:
+            seen = f"of {wanted} {subject}, the {length} from rank {rank} on {hosts[rank]}"
+            yield ranks.error("wrong-values", f"{seen} are {ends[0]} to {ends[1]}, not {number(rank)}", hosts[rank])
 
 
 def main() -> int:
@@ -176,25 +152,13 @@ def main() -> int:
     own = {
         **ranks.describe(hvd.rank(), hvd.size()),
         "controller": "mpi" if hvd.mpi_enabled() else "gloo" if hvd.gloo_enabled() else "",
-        "built": [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()],
-        "framework": options.framework,
         "version": version,
     }
-    wanted = hvd.size() * (hvd.size() + 1) // 2
     every = hvd.allgather_object(own, name="ranks")
-    hosts = [rank["host"] for rank in every]
-    sums = list(reduce(hvd, tensor, wanted))
-    moved = {"gathers": gather(hvd, tensor, hosts), "broadcasts": broadcast(hvd, tensor, hosts)}
-    mine = [
-        ranks.error("wrong-values", f"the sum of {total['elements']} {total['type']} is {total['sum']}, not {wanted}")
-        for total in sums
-        if not total["exact"]
-    ]
-    mine += [error for kinds in moved.values() for errors in kinds.values() for error in errors]
-    results = {operation: {kind: not errors for kind, errors in kinds.items()} for operation, kinds in moved.items()}
+    mine = [*sums(hvd, tensor), *moves(hvd, tensor, [rank["host"] for rank in every])]
     if options.pace:
         own |= pace(hvd, tensor, SIDE["gpu" if options.gpu else "cpu"])
-    ranks.show({**own, "wanted": wanted, "sums": sums, **results})
+    ranks.show(own)
     status = ranks.report(own["rank"], list(ranks.judge(every, options)), mine)
     # No rank exits while another still computes: the launcher would kill the others before they have reported.
     hvd.allgather_object(status, name="end")

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -45,8 +45,8 @@ Job = Callable[[int], None]
 Round = tuple[bool, list[float]]
 
 
-def ring(mpi: MPI) -> int:
-    """Pass a token round the ranks, each adding its number, and return its value when this rank last has it."""
+def ring(mpi: MPI) -> Iterator[Error]:
+    """Pass a token round the ranks, each adding its number, and yield what is wrong with it in the end."""
     token = array("q", [0])
     if mpi.rank:
         mpi.receive(token, mpi.rank - 1)
@@ -55,37 +55,20 @@ def ring(mpi: MPI) -> int:
         mpi.send(token, (mpi.rank + 1) % mpi.size)
         if not mpi.rank:
             mpi.receive(token, mpi.size - 1)
-    return token[0]
-
-
-def misled(worth: int, rank: int, size: int) -> Iterator[Error]:
-    """Yield what is wrong with the token."""
     # Rank 0 has it again at the end, the others pass it on.
-    added = rank + 1 if rank else size
-    if worth != (wanted := added * (added + 1) // 2):
-        yield ranks.error(
-            "wrong-values", f"the token that goes round the ranks is {worth} after {added} of {size}, not {wanted}"
-        )
+    added = mpi.rank + 1 if mpi.rank else mpi.size
+    if token[0] != (wanted := added * (added + 1) // 2):
+        seen = f"the token that goes round the ranks is {token[0]} after {added} of {mpi.size}, not {wanted}"
+        yield ranks.error("wrong-values", seen)
 
 
-def sums(mpi: MPI) -> Iterator[dict[str, Any]]:
-    """Sum arrays over all ranks, and yield each sum and whether it is exact."""
-    wanted = mpi.size * (mpi.size + 1) // 2
+def sums(mpi: MPI) -> Iterator[Error]:
+    """Sum arrays over all ranks, and yield what is wrong with the sums."""
     for name, (letter, kind) in TYPES.items():
         for size in SIZES:
             # Ranks count from 1 here, so that none adds nothing.
             total = mpi.reduce(array(letter, [mpi.rank + 1]) * size, kind, "sum")
-            ends = sorted({min(total), max(total)})
-            yield {"type": name, "elements": size, "sum": ends[-1], "exact": ends == [wanted]}
-
-
-def missed(results: Iterable[dict[str, Any]], size: int) -> Iterator[Error]:
-    """Yield what is wrong with the sums."""
-    wanted = size * (size + 1) // 2
-    for total in results:
-        if not total["exact"]:
-            seen = f"the sum of {total['elements']} {total['type']} is {total['sum']}, not {wanted}"
-            yield ranks.error("wrong-values", seen)
+            yield from ranks.wrong_sum((min(total), max(total)), size, name, mpi.size)
 
 
 def often(seconds: float, count: int) -> int:
@@ -199,12 +182,10 @@ def prove(mpi: MPI, options: argparse.Namespace) -> int:
     """Compute, compare, measure and print the results."""
     own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
     every = mpi.gather(own)
-    worth, results = ring(mpi), list(sums(mpi))
-    measured, mine = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
-    mine = [*misled(worth, mpi.rank, mpi.size), *missed(results, mpi.size), *mine]
-    speed = measured if mpi.rank == 0 and measured else {}
-    ranks.show({**own, "ring": worth, "sums": results, **speed})
-    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), mine)
+    mine = [*ring(mpi), *sums(mpi)]
+    measured, wrong = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
+    ranks.show({**own, **(measured if mpi.rank == 0 and measured else {})})
+    status = ranks.report(mpi.rank, list(ranks.judge(every, options)), [*mine, *wrong])
     # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
     mpi.call("Barrier", mpi.world)
     return status

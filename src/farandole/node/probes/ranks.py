@@ -76,6 +76,13 @@ def error(code: str, seen: str, host: str = "") -> Error:
     return {"code": code, "host": host or socket.gethostname(), "seen": seen}
 
 
+def wrong_sum(ends: tuple[float, float], elements: int, kind: str, count: int) -> Iterator[Error]:
+    """Check the smallest and the largest element of a sum to which ranks, counted from 1, have added their numbers."""
+    wanted = count * (count + 1) // 2
+    if set(ends) != {wanted}:
+        yield error("wrong-values", f"the sum of {elements} {kind} is {' to '.join(map(str, ends))}, not {wanted}")
+
+
 def report(rank: int, common: Sequence[Error], mine: Sequence[Error]) -> int:
     """Print errors as lines of JSON, those that all ranks see on rank 0 alone; returns the exit status."""
     for problem in [*common, *mine] if rank == 0 else mine:
