@@ -22,7 +22,7 @@ from farandole.stack import lock as locks
 from farandole.stack.cache import Builds
 from farandole.stack.catalogue import Need, Platform
 from farandole.stack.collect import collect_wheels
-from farandole.stack.index import Question, UnsatisfiableError, Wheel
+from farandole.stack.index import Build, Question, UnsatisfiableError, Wheel
 from farandole.stack.parts import modules_of
 from farandole.stack.plan import plan
 from farandole.stack.problem import Known, request
@@ -118,7 +118,7 @@ def test_sources_are_taken_only_where_there_is_no_wheel(pages: Path) -> None:
     assert old.size == (pages / "sources/old-1.1.tar.gz").stat().st_size
     assert old.url.endswith("/simple/old/old-1.1.tar.gz")
     assert old.build
-    assert [tool.name for tool in old.build.tools] == ["setuptools", "wheel"]
+    assert [tool.name for tool in old.tools] == ["setuptools", "wheel"]
 
 
 def test_what_sources_require_comes_too(pages: Path) -> None:
@@ -192,13 +192,13 @@ def test_a_refusal_says_whether_building_would_help(pages: Path, *, allowed: boo
 def test_what_is_read_of_sources(tmp_path: Path) -> None:
     egg = {"x.egg-info/requires.txt": OF_SETUPTOOLS, "src/x.egg-info/top_level.txt": "x\n_x\n", "requires.txt": "no"}
     found = sdist.read(write_sdist(tmp_path, "x", "1", {**about(), **egg}))
-    assert found == sdist.Content(
+    assert found == Build(
         ("six", 'enum34; python_version < "3"', 'pandas; python_version > "3" and extra == "extra"'),
         ("x", "_x"),
         ("setuptools>=40.8.0", "wheel"),
     )
     project = {"pyproject.toml": '[build-system]\nrequires = ["flit_core <4"]\n', "docs/pyproject.toml": "["}
-    assert sdist.read(write_sdist(tmp_path, "y", "1", project)) == sdist.Content((), (), ("flit_core<4",))
+    assert sdist.read(write_sdist(tmp_path, "y", "1", project)) == Build((), (), ("flit_core<4",))
     with zipfile.ZipFile(tmp_path / "z-1.zip", "w") as archive:
         archive.writestr("z-1/PKG-INFO", about("six")["PKG-INFO"])
     assert sdist.read(tmp_path / "z-1.zip").requires == ("six",)

@@ -21,6 +21,8 @@ from farandole.core.errors import FarandoleError
 
 FILE, EVIDENCE = (Path(__file__).with_name(f"{name}.yml") for name in ("catalogue", "evidence"))
 NONE = "none"
+# How a constraint begins that only holds for what something else brings along.
+IF_ANY = f"{NONE} | "
 # Properties of the nodes; they cannot be pinned.
 FACTS = ("os", "arch", "python", "glibc", "driver")
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -76,6 +78,7 @@ def words(component: str, constraint: str) -> str:
     """A constraint as text for a sentence."""
     if constraint == NONE:
         return f"no {title(component)}"
+    constraint = constraint.removeprefix(IF_ANY)
     if not constraint or is_range(constraint):
         return f"{title(component)}{constraint}"
     return f"{title(component)} {constraint.replace(' | ', ' or ')}"
@@ -91,6 +94,11 @@ class Need:
     why: str = ""
     # The full sentence, if "by needs component" would not read well.
     text: str = ""
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be absent."""
+        return self.constraint.startswith(IF_ANY)
 
     def allows(self, row: Row) -> bool:
         return row.component == self.component and allows(self.constraint, row.version)

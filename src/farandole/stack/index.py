@@ -23,7 +23,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.text import one_line, without_passwords
 from farandole.stack import sources, web
 from farandole.stack.cache import default_root
-from farandole.stack.catalogue import Need, Platform
+from farandole.stack.catalogue import IF_ANY, Need, Platform
 
 UV = Path(sys.executable).with_name("uv")
 TIMEOUT_S = 600
@@ -51,18 +51,19 @@ class Wheel:
     url: str
     size: int
     needed_by: tuple[str, ...]
-    # How to make it, if `file` has only its sources.
+    # How to make it, if `file` has only its sources, and the wheels of the tools.
     build: Build | None = None
+    tools: tuple[Wheel, ...] = ()
 
 
 @dataclass(frozen=True)
 class Build:
-    """How to make a wheel of its sources."""
+    """What sources say about the wheel that is made of them."""
 
-    # What the wheel should require, and the modules that it should have.
+    # What it should require, the modules that it should have, and what it takes to build it.
     requires: tuple[str, ...]
     modules: tuple[str, ...]
-    tools: tuple[Wheel, ...]
+    tools: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class Question:
     """What is asked of the index."""
 
     platform: Platform
-    requirements: tuple[Need, ...]
-    constraints: tuple[Need, ...] = ()
+    needs: tuple[Need, ...]
     # Packages that are installed in place of others of the same version.
     instead: Mapping[str, str] = field(default_factory=dict)
     # Versions to take if they fit, by name.
@@ -96,19 +96,19 @@ def ask(question: Question) -> list[Wheel]:
     """The best wheels that fit together; UnsatisfiableError if there are none."""
     with tempfile.TemporaryDirectory(prefix="farandole-") as name:
         folder = Path(name)
-        _write(folder / "requirements.txt", map(spelled, question.requirements))
-        _write(folder / "constraints.txt", map(spelled, question.constraints))
+        _write(folder / "requirements.txt", (spelled(need) for need in question.needs if not need.optional))
+        _write(folder / "constraints.txt", (spelled(need) for need in question.needs if need.optional))
         # uv takes the versions in the file that it is about to write, where they fit.
         _write(folder / "chosen.txt", (f"{name}=={version}" for name, version in question.prefer.items()))
         given = ["requirements.txt", "--constraints", "constraints.txt", "--annotation-style", "line"]
         _uv(question, folder, [*given, "--output-file", "chosen.txt"])
         chosen = [_line(line) for line in (folder / "chosen.txt").read_text().splitlines()]
         if wrong := [one for one in chosen if re.fullmatch(question.never, build(one[1]))] if question.never else []:
+            text = "{} {} was not built for the rest of the stack"
             not_these = (
-                Need(package, f"!={version}", "", text=f"{package} {version} was not built for the rest of the stack")
-                for package, version, _ in wrong
+                Need(name, f"{IF_ANY}!={version}", "", text=text.format(name, version)) for name, version, _ in wrong
             )
-            return ask(replace(question, constraints=(*question.constraints, *not_these)))
+            return ask(replace(question, needs=(*question.needs, *not_these)))
         named = {question.instead.get(package, package): (package, by) for package, _, by in chosen}
         _write(folder / "exact.txt", (f"{question.instead.get(name, name)}==={version}" for name, version, _ in chosen))
         _uv(question, folder, ["exact.txt", "--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml"])
@@ -134,7 +134,7 @@ def split(requirement: str) -> tuple[str, str]:
 
 def spelled(need: Need) -> str:
     """A requirement as a line of a requirements file."""
-    return f"{need.component}{need.constraint}"
+    return f"{need.component}{need.constraint.removeprefix(IF_ANY)}"
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

@@ -83,14 +83,14 @@ def _file(wheel: Wheel) -> dict[str, Any]:
 
 
 def _source(wheel: Wheel, build: Build) -> dict[str, Any]:
-    tools = [_file(tool) for tool in build.tools]
+    tools = [_file(tool) for tool in wheel.tools]
     return {**_file(wheel), "requires": list(build.requires), "modules": list(build.modules), "tools": tools}
 
 
 def _all(wheels: Iterable[Wheel]) -> Iterator[Wheel]:
     for wheel in wheels:
         yield wheel
-        yield from wheel.build.tools if wheel.build else ()
+        yield from wheel.tools
 
 
 def _versions(solution: Solution) -> dict[str, str]:

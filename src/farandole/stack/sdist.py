@@ -9,7 +9,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PathDistribution
 from itertools import islice
@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from farandole.core.errors import FarandoleError
 from farandole.core.text import one_line
 from farandole.stack import index, sources
-from farandole.stack.catalogue import Need
+from farandole.stack.catalogue import IF_ANY, Need
 from farandole.stack.index import Build, Question, UnsatisfiableError, Wheel
 
 # What pip takes if a project does not say what it is built with.
@@ -32,20 +32,10 @@ OUTER = ("PKG-INFO", "pyproject.toml")
 DAMAGED = (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError, AttributeError, TypeError)
 
 
-@dataclass(frozen=True)
-class Content:
-    """What sources say about themselves."""
-
-    requires: tuple[str, ...]
-    modules: tuple[str, ...]
-    # What it takes to build them.
-    tools: tuple[str, ...]
-
-
 def choose(question: Question, folder: Path) -> list[Wheel]:
     """Like index.ask, but with the sources of what has no wheel; they are kept in the folder."""
     without_wheel: set[str] = set()
-    known: dict[tuple[str, str], Content] = {}
+    known: dict[tuple[str, str], Build] = {}
     while True:
         try:
             wheels = index.ask(_with_sources(question, without_wheel, known))
@@ -60,14 +50,14 @@ def choose(question: Question, folder: Path) -> list[Wheel]:
         known |= {key: read(_fetched(chosen[key], folder)) for key in chosen.keys() - known.keys()}
 
 
-def _with_sources(question: Question, names: Iterable[str], known: Mapping[tuple[str, str], Content]) -> Question:
+def _with_sources(question: Question, names: Iterable[str], known: Mapping[tuple[str, str], Build]) -> Question:
     """A version that was chosen stays; what another one requires is read once it is chosen, and until then nothing."""
     unread = {(name, ""): tuple[str, ...]() for name in names}
-    stay = (Need(name, f"=={version}", "") for name, version in known)
+    stay = (Need(name, f"{IF_ANY}=={version}", "") for name, version in known)
     return replace(
         question,
-        sources=unread | {key: content.requires for key, content in known.items()},
-        constraints=(*question.constraints, *stay),
+        sources=unread | {key: build.requires for key, build in known.items()},
+        needs=(*question.needs, *stay),
     )
 
 
@@ -76,21 +66,20 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     return sources.provide([source], folder, lambda _: None)[0]
 
 
-def _to_build(wheel: Wheel, content: Content | None, question: Question, folder: Path) -> Wheel:
-    if not content:
+def _to_build(wheel: Wheel, build: Build | None, question: Question, folder: Path) -> Wheel:
+    if not build:
         return wheel
-    needs = tuple(Need(*index.split(tool), wheel.name) for tool in content.tools)
+    needs = tuple(Need(*index.split(tool), wheel.name) for tool in build.tools)
     try:
         tools = index.ask(Question(question.platform, needs, until=question.until))
     except UnsatisfiableError as error:
         raise FarandoleError(
             f"{wheel.name} {wheel.version} has no wheel, and what builds it has none either: {one_line(error)}"
         ) from None
-    build = Build(content.requires, content.modules, tuple(tools))
-    return replace(wheel, size=(folder / wheel.file).stat().st_size, build=build)
+    return replace(wheel, size=(folder / wheel.file).stat().st_size, build=build, tools=tuple(tools))
 
 
-def read(path: Path) -> Content:
+def read(path: Path) -> Build:
     """Read what sources say about themselves."""
     try:
         return _content(_texts(path))
@@ -98,14 +87,14 @@ def read(path: Path) -> Content:
         raise FarandoleError(f"{path.name} cannot be read: {one_line(error)}") from None
 
 
-def _content(texts: dict[str, str]) -> Content:
+def _content(texts: dict[str, str]) -> Build:
     with tempfile.TemporaryDirectory() as name:
         for file in ("PKG-INFO", "requires.txt"):
             (Path(name) / file).write_text(texts.get(file, ""))
         requires = PathDistribution(Path(name)).requires or ()
     system = tomllib.loads(texts.get("pyproject.toml", "")).get("build-system", {})
     modules = texts.get("top_level.txt", "").split()
-    return Content(_plain(requires), tuple(modules), _plain(system.get("requires", USUAL)))
+    return Build(_plain(requires), tuple(modules), _plain(system.get("requires", USUAL)))
 
 
 def _plain(requirements: Iterable[str]) -> tuple[str, ...]:

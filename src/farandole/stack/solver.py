@@ -74,8 +74,7 @@ def _choose(problem: Problem) -> Solution:
             folder = problem.request.sources
             wheels = sdist.choose(question, folder) if folder else index.ask(question)
             _refuse_frameworks(problem, wheels)
-        needs = (*components.needs, *question.requirements, *question.constraints)
-        return replace(components, needs=needs, wheels=wheels, base=base)
+        return replace(components, needs=(*components.needs, *question.needs), wheels=wheels, base=base)
     raise first or FarandoleError(rules.refusal(problem))
 
 
@@ -89,15 +88,9 @@ def asked(problem: Problem, components: Solution) -> Question:
     needs += [Need(name, "", str(rows["horovod"])) for name in rows["horovod"].data["requires"]]
     needs += [need for row in rows.values() for need in problem.package_needs(row)]
     needs += [Need("torch", "", YOURS, text=problem.cuda)] if problem.cuda else []
-    only_if = "none | "
     return Question(
         platform=problem.nodes.platform,
-        requirements=tuple(need for need in needs if not need.constraint.startswith(only_if)),
-        constraints=tuple(
-            replace(need, constraint=need.constraint.removeprefix(only_if))
-            for need in needs
-            if need.constraint.startswith(only_if)
-        ),
+        needs=tuple(needs),
         instead=catalogue.data["on_cpus"] if problem.accelerator == "cpu" else {},
         prefer={name: version for name, (version, _) in problem.preferred.items()},
         never="cpu" if problem.accelerator == "cuda" or problem.cuda else "",
@@ -120,7 +113,7 @@ def beside(problem: Problem, question: Question, wheels: Sequence[Wheel]) -> Que
     mark = index.build(names.get("torch", ""))
     return replace(
         question,
-        requirements=(*question.requirements, *own, *fixed),
+        needs=(*question.needs, *own, *fixed),
         prefer={**question.prefer, **names},
         # What PyTorch is built for, its companions have to be built for.
         never=f"(?!{re.escape(mark)}$)(?:{BUILDS})" if re.fullmatch(BUILDS, mark) else question.never,
@@ -143,8 +136,8 @@ def _refuse_frameworks(problem: Problem, wheels: Sequence[Wheel]) -> None:
 
 def refusal(problem: Problem, error: UnsatisfiableError) -> str:
     """Describe why no packages fit together, and the nearest request for which some do."""
-    said, needs = str(error), [*error.question.requirements, *error.question.constraints]
-    named = [need for need in needs if (need.why or need.text) and index.names(said, need.component)]
+    said = str(error)
+    named = [need for need in error.question.needs if (need.why or need.text) and index.names(said, need.component)]
     lines = ["no set of packages satisfies the request; nothing was changed.", ""]
     lines += [f"   {line}" for line in said.splitlines()]
     lines += [f"   - {need}" for need in dict.fromkeys(map(str, named))]
