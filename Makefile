@@ -89,7 +89,7 @@ docs: setup ## build the site of all pages in .farandole/site, with a search tha
 	@echo "open .farandole/site/docs/index.html"
 
 tables: setup ## regenerate the tables of variables
-	for specs in roles/*/meta/argument_specs.yml; do aar-doc --output-template docs/role-table.md.j2 $${specs%/meta/*} markdown; done
+	python tests/tables.py
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml
 	uv pip compile --quiet --extra dev --generate-hashes --no-header --no-annotate --output-file requirements.txt pyproject.toml
