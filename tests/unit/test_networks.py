@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from farandole.inventory import facts
 from farandole.links import fabric
 from farandole.preflight import networks
 from farandole.preflight.networks import Networks
+
+from .loading import load
 
 FIRST, SECOND, THIRD = "10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/16"
 NEW: dict[str, Any] = {"network": "", "first": "", "networks": {}, "addresses": {}}
@@ -167,7 +170,12 @@ def test_a_record_of_another_version_or_none_is_no_former_choice(tmp_path: Path)
     assert networks.shared_in(str(tmp_path)) == {"network": "", "addresses": {}}
     chosen = replace(Networks(SECOND, FIRST, {FIRST: 1.0, SECOND: None}), addresses={"a": ["10.0.0.1", "10.1.0.1"]})
     file.write_text(json.dumps({"fabric": {"network": SECOND, **chosen.known()}}))
-    assert networks.shared_in(str(tmp_path)) == {"network": SECOND, "addresses": {"a": ["10.0.0.1", "10.1.0.1"]}}
+    shared = {"network": SECOND, "addresses": {"a": ["10.0.0.1", "10.1.0.1"]}}
+    assert networks.shared_in(str(tmp_path)) == shared
+    # What roles know after preflight.
+    before = facts.plain(facts.describe({"cluster": NAMES}, tmp_path))
+    after = load("filter", "farandole").FilterModule().filters()["cluster_checked"](before, {"b": "it is broken"})
+    assert after == {**before, **shared, "excluded": {"b": "it is broken"}, "members": ["a", "c"], "left_out": ["b"]}
 
 
 @pytest.mark.parametrize("liar", NAMES)

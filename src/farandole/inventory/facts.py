@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class ClusterFacts:
     job_user_id: int
     # The cluster's state folder on the control machine.
     state: Path
+    # The network that carries jobs, if preflight chose another one than that of the nodes' addresses.
+    network: str = ""
+    # Each node's addresses in the networks that all nodes share, as preflight has seen them.
+    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def without(self, reasons: Mapping[str, str]) -> ClusterFacts:
         """The cluster with other nodes excluded."""
@@ -105,6 +109,6 @@ def typed(facts: Mapping[str, Any]) -> ClusterFacts:
     return ClusterFacts(**{**facts, "state": Path(facts["state"])})
 
 
-def without(facts: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
-    """The description for playbooks, with other nodes excluded."""
-    return plain(typed(facts).without(reasons))
+def checked(facts: Mapping[str, Any], reasons: Mapping[str, str], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The description for playbooks after preflight: other nodes are excluded, and the shared networks are known."""
+    return plain(replace(typed(facts).without(reasons), **shared))
