@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 DEBS = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "debs"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 NEW, OLD = "2.22.3-1+cuda12.5", "2.21.5-1+cuda12.4"
-GPU = {"probe": {"nvidia_driver": "570.86.10"}}
+GPU = {"nvidia_driver": "570.86.10"}
 CALL = """
 import ctypes
 library, number = ctypes.CDLL("libnccl.so.2"), ctypes.c_int()
@@ -201,7 +201,7 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
 @pytest.mark.parametrize(
     ("node", "variables", "words"),
     [
-        ("node-1", {"_preflight_probe": {"probe": {"nvidia_driver": "470.57.02"}}}, "[nccl-driver-old]"),
+        ("node-1", {"node_facts": {"nvidia_driver": "470.57.02"}}, "[nccl-driver-old]"),
         (
             "node-1",
             {"nccl_repository": {"uri": "x", "key_url": "x", "key_fingerprint": ""}},
@@ -225,7 +225,7 @@ def test_a_missing_driver_is_a_warning(role):
     code, said = role("node-2")
     assert code == 0, said
     assert "[nccl-driver-missing]" in said
-    code, said = role("node-2", _preflight_probe=GPU)
+    code, said = role("node-2", node_facts=GPU)
     assert code == 0, said
     assert "nccl-driver-missing" not in said
 
@@ -242,12 +242,12 @@ def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
         code, said = role("node-1")
         assert code == 0
         assert f"[WARNING]: {words}" in said
-        code, said = role("node-1", _preflight_probe=GPU)
+        code, said = role("node-1", node_facts=GPU)
         assert code != 0
         assert words in said
     finally:
         head.check_output("rm -r /opt/farandole /opt/other; : >/etc/environment")
-    code, said = role("node-1", _preflight_probe=GPU)
+    code, said = role("node-1", node_facts=GPU)
     assert code == 0, said
     assert "a job may load" not in said
 

@@ -104,6 +104,16 @@ def member_addresses(
     return list(dict.fromkeys(address for own in known for address in own))
 
 
+def answer_of(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What role preflight got from a node in this run: a probe, or why there is none; empty if it was not asked."""
+    return variables.get("_preflight_probe") or {}
+
+
+def probe_of(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a node reported in this run; empty if it was not probed."""
+    return answer_of(variables).get("probe") or {}
+
+
 def _called(variables: Mapping[str, Any]) -> list[str]:
     aliases = variables.get("ssh_trust_aliases") or []
     return [str(name) for name in (node_address(variables), variables.get("ansible_host"), *aliases) if name]

@@ -17,7 +17,7 @@ from farandole.core.findings import Finding, finding, some
 from farandole.core.schema import MANY as MANY_PAIRS
 from farandole.core.schema import UnfitError, fields, many, named, number, optional, row, words
 from farandole.core.text import one_line
-from farandole.inventory.cluster import HostVars, Node
+from farandole.inventory.cluster import HostVars, Node, answer_of, probe_of
 from farandole.inventory.excluded import now
 from farandole.links.agents import Place
 from farandole.links.fabric import Fabric
@@ -106,7 +106,7 @@ def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVar
     """The nodes that our own firewall on another one does not know yet, by that one: site.yml fixes that."""
     unknown: dict[str, list[str]] = {}
     for link in measured.closed:
-        let_in = hostvars[link.target]["_preflight_probe"]["probe"].get("firewall")
+        let_in = probe_of(hostvars[link.target]).get("firewall")
         known = unknown.setdefault(link.target, [])
         if let_in is not None and addresses.get(link.source) not in let_in and link.source not in known:
             known.append(link.source)
@@ -114,11 +114,11 @@ def kept_out(measured: Measured, addresses: Mapping[str, str], hostvars: HostVar
 
 
 def login_of(hostvars: HostVars, name: str) -> Mapping[str, Any]:
-    return (hostvars[name].get("_preflight_probe") or {}).get("login") or {}
+    return answer_of(hostvars[name]).get("login") or {}
 
 
 def has_account(hostvars: HostVars, name: str, account: str) -> bool:
-    accounts = hostvars[name]["_preflight_probe"]["probe"]["accounts"]
+    accounts = probe_of(hostvars[name])["accounts"]
     return account in accounts and accounts[account]["user_id"] is not None
 
 

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
 from farandole.core.findings import Finding, finding, report, some
-from farandole.inventory.cluster import HostVars, node_addresses, parse_address
+from farandole.inventory.cluster import HostVars, node_addresses, parse_address, probe_of
 
 Links = Sequence[Mapping[str, Any]]
 # More networks than these besides the first are not compared.
@@ -76,19 +76,15 @@ def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
     """A line per node for mpirun and horovodrun. A node outside --limit gets as many slots as the largest inside."""
     known = {}
     for name in names:
-        probe = _probe(hostvars[name])
+        probe = probe_of(hostvars[name])
         # From the inventory, else the number of GPUs, at least 1; 0 if the node was not probed.
         known[name] = int(hostvars[name].get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
     most = max(known.values(), default=0) or 1
     return "".join(f"{name} slots={slots or most}\n" for name, slots in known.items())
 
 
-def _probe(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (variables.get("_preflight_probe") or {}).get("probe") or {}
-
-
 def _links(variables: Mapping[str, Any]) -> Links:
-    return _probe(variables).get("interfaces") or ()
+    return probe_of(variables).get("interfaces") or ()
 
 
 def _shared(addresses: Mapping[str, str], probed: Mapping[str, Links]) -> IPv4Network | list[Finding]:

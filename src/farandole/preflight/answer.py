@@ -113,11 +113,6 @@ def check(answer: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def probe_of(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a node reported in this run, from its variables; empty if it was not probed."""
-    return (variables.get("_preflight_probe") or {}).get("probe") or {}
-
-
 def reason(text: str) -> str:
     """Why there is no answer: the message of ssh or of a module as one line, without the text around it."""
     lines = (line.strip() for line in text[-READ:].splitlines())

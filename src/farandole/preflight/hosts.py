@@ -12,7 +12,7 @@ from typing import Any
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, refused, stopped
 from farandole.inventory import excluded
-from farandole.inventory.cluster import HostVars, Node
+from farandole.inventory.cluster import HostVars, Node, answer_of
 from farandole.links import fabric
 from farandole.links.examine import Examined, Wanted, carries, examine, links_in, login_of
 from farandole.links.judge import Bars
@@ -106,7 +106,7 @@ def _look(
 ) -> Seen:
     """Judge each node by what it said."""
     nodes, broken = readable
-    answers = {node.name: hostvars[node.name].get("_preflight_probe", {}) for node in nodes}
+    answers = {node.name: answer_of(hostvars[node.name]) for node in nodes}
     findings = [*broken, *judge_hosts(nodes, answers, request.accounts, request.check_mode)]
     probes = probes_of(answers)
     if request.stack:

@@ -25,7 +25,7 @@ Options = Mapping[str, Mapping[str, Any]]
 # Variables that several roles read; they have no default.
 OUR_VARIABLES = frozenset({"cluster_ip", "cluster_users", "on_bad_node"})
 # What playbooks know of the cluster, from playbooks/group_vars.
-KNOWN_OF_CLUSTER = frozenset({"cluster_facts", "cluster_state"})
+KNOWN_OF_CLUSTER = frozenset({"cluster_facts", "cluster_state", "node_facts"})
 # The tags of the playbooks besides the names of the roles.
 TAGS = frozenset({"quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from farandole.core.findings import Finding, finding
 from farandole.core.schema import UnfitError, address, fields, many, named, number, optional, words
-from farandole.inventory.cluster import HostVars
+from farandole.inventory.cluster import HostVars, probe_of
 from farandole.links import fabric
 from farandole.links.fabric import Fabric
 
@@ -74,7 +73,7 @@ def choose(
     first = fabric.choose(names, hostvars, pinned)
     shared = {candidate.network: candidate for candidate in (first, *fabric.others(names, hostvars, first))}
     # With --limit, the networks of the other nodes are not known.
-    if lacking(names, hostvars, former) or not all(map(partial(probed, hostvars), names)):
+    if lacking(names, hostvars, former) or not all(probe_of(hostvars[name]) for name in names):
         return Networks(pinned or chosen(former), former["first"], former["networks"], former["addresses"])
     if len(shared) == 1:
         return Networks(pinned)
@@ -129,7 +128,7 @@ def greater(first: Rate, second: Rate) -> Rate:
 
 def speed(network: Fabric, hostvars: HostVars) -> int:
     """The megabits per second of its slowest interface; 0 if any does not say."""
-    links = {name: hostvars[name]["_preflight_probe"]["probe"]["machine"]["links"] for name in network.interfaces}
+    links = {name: probe_of(hostvars[name])["machine"]["links"] for name in network.interfaces}
     return min((links[name].get(own) or {}).get("speed") or 0 for name, own in network.interfaces.items())
 
 
@@ -138,7 +137,3 @@ def carries(rate: Rate, mbit: int) -> str:
     if rate is not None:
         return f"carries {rate:.0f} MB/s"
     return f"has interfaces of {mbit} Mbit/s" if mbit else "was not measured"
-
-
-def probed(hostvars: HostVars, name: str) -> bool:
-    return "probe" in (hostvars[name].get("_preflight_probe") or {})

@@ -18,7 +18,7 @@ import yaml
 
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256, write
-from farandole.preflight.answer import probe_of
+from farandole.inventory.cluster import probe_of
 from farandole.stack.cache import digest, draft_folder, keep, no_space, record_path
 from farandole.stack.collect import download_wheels
 from farandole.stack.sources import cached

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.preflight.answer import probe_of
+from farandole.inventory.cluster import probe_of
 from farandole.stack.cache import Builds, Built, Lock, listed, openmpi_key, recall_whole
 from farandole.stack.lock import base_of, own_wheels
 
