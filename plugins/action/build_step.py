@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
-from ansible.utils.display import Display
-
-from farandole.plays.action import Action
-from farandole.watch.steps import SHOW_EVERY, progress
-
 DOCUMENTATION = """
 module: build_step
 short_description: Run a long script on a node
@@ -54,6 +46,14 @@ options:
     type: bool
     default: true
 """
+
+import time
+from typing import Any
+
+from ansible.utils.display import Display
+
+from farandole.plays.action import Action
+from farandole.watch.steps import SHOW_EVERY, progress
 
 
 class ActionModule(Action):

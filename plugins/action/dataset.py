@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.plays.action import Action
-from farandole.stack.cache import default_root
-from farandole.stack.dataset import lacking, provide
-
 DOCUMENTATION = """
 module: dataset
 short_description: Provide the data for the sample scripts in the control machine's cache
@@ -28,6 +21,13 @@ options:
     default: ""
   nodes: {description: Names of the nodes that need the data., type: list, elements: str, default: []}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.plays.action import Action
+from farandole.stack.cache import default_root
+from farandole.stack.dataset import lacking, provide
 
 
 class ActionModule(Action):

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.plays.action import Action
-from farandole.stack.cache import Built, draft_folder, keep, recall_whole, record
-
 DOCUMENTATION = """
 module: keep_file
 short_description: Copy a file from a node to the control machine
@@ -19,6 +13,12 @@ options:
   to: {description: Path of the copy on the control machine., type: path, required: true}
   about: {description: Data to record next to the copy., type: dict, default: {}}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.plays.action import Action
+from farandole.stack.cache import Built, draft_folder, keep, recall_whole, record
 
 
 class ActionModule(Action):

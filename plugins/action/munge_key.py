@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.plays.action import Action
-from farandole.queue import key
-
 DOCUMENTATION = """
 module: munge_key
 short_description: Make the key of a queue on the control machine, or refuse a damaged one
@@ -16,6 +10,12 @@ description:
 options:
   path: {description: The file., type: path, required: true}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.plays.action import Action
+from farandole.queue import key
 
 
 class ActionModule(Action):

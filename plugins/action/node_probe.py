@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
-
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.module_utils.common.text.converters import to_text
-from ansible.module_utils.json_utils import _filter_non_json_lines
-
-from farandole.core.bounds import bounded
-from farandole.core.errors import FarandoleError
-from farandole.core.findings import some
-from farandole.plays.action import Action
-from farandole.plays.ahead.action import AsksAhead
-from farandole.plays.ahead.calls import Answer
-from farandole.preflight import answer as probe
-
 DOCUMENTATION = r"""
 module: node_probe
 short_description: Report what a node is
@@ -39,6 +22,23 @@ options:
 attributes:
   check_mode: {description: Never changes anything., support: full}
 """
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.text.converters import to_text
+from ansible.module_utils.json_utils import _filter_non_json_lines
+
+from farandole.core.bounds import bounded
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import some
+from farandole.plays.action import Action
+from farandole.plays.ahead.action import AsksAhead
+from farandole.plays.ahead.calls import Answer
+from farandole.preflight import answer as probe
 
 
 def only_json(out: str) -> str:

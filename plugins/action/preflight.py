@@ -2,37 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from ansible import constants, context
-from ansible.errors import AnsibleError
-from ansible.plugins.loader import become_loader, connection_loader
-
-from farandole.core.errors import FarandoleError
-from farandole.core.findings import Finding, FindingsError, count, refused, report
-from farandole.core.project import refuse_other
-from farandole.inventory import excluded
-from farandole.inventory.cluster import Node, read_node
-from farandole.inventory.facts import ClusterFacts, describe, typed
-from farandole.inventory.state import claim
-from farandole.links.judge import Bars
-from farandole.plays.action import Action
-from farandole.preflight.hosts import Request, check
-from farandole.preflight.inventory import (
-    declared_names,
-    judge_inventory,
-    judge_login,
-    judge_passwords,
-    judge_settings,
-    judge_tags,
-    unreadable,
-)
-from farandole.preflight.settings import judge_ansible
-from farandole.stack import nccl
-
 DOCUMENTATION = r"""
 module: preflight
 short_description: Check the inventory and the nodes
@@ -91,6 +60,37 @@ options:
     type: path
     required: true
 """
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ansible import constants, context
+from ansible.errors import AnsibleError
+from ansible.plugins.loader import become_loader, connection_loader
+
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import Finding, FindingsError, count, refused, report
+from farandole.core.project import refuse_other
+from farandole.inventory import excluded
+from farandole.inventory.cluster import Node, read_node
+from farandole.inventory.facts import ClusterFacts, describe, typed
+from farandole.inventory.state import claim
+from farandole.links.judge import Bars
+from farandole.plays.action import Action
+from farandole.preflight.hosts import Request, check
+from farandole.preflight.inventory import (
+    declared_names,
+    judge_inventory,
+    judge_login,
+    judge_passwords,
+    judge_settings,
+    judge_tags,
+    unreadable,
+)
+from farandole.preflight.settings import judge_ansible
+from farandole.stack import nccl
 
 
 def connection_variables() -> frozenset[str]:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from farandole.core.errors import FarandoleError
-from farandole.inventory.facts import typed
-from farandole.plays.action import Action
-from farandole.plays.removal import report
-
 DOCUMENTATION = """
 module: removal_report
 short_description: Say what was removed from the nodes, what stays, and why
@@ -25,6 +18,13 @@ options:
     type: dict
     required: true
 """
+
+from typing import Any
+
+from farandole.core.errors import FarandoleError
+from farandole.inventory.facts import typed
+from farandole.plays.action import Action
+from farandole.plays.removal import report
 
 
 class ActionModule(Action):

@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from multiprocessing import parent_process
-from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleError
-from ansible.module_utils.common.text.converters import to_text
-
-from farandole.core.errors import FarandoleError
-from farandole.inventory import run_lock as runs
-from farandole.inventory.state import claim
-from farandole.plays.action import Action
-
 DOCUMENTATION = """
 module: run_lock
 short_description: Let one run at a time change a cluster
@@ -27,6 +14,19 @@ description:
 options:
   state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
 """
+
+from functools import partial
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.text.converters import to_text
+
+from farandole.core.errors import FarandoleError
+from farandole.inventory import run_lock as runs
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
 
 
 class ActionModule(Action):

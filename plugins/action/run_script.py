@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import time
-from collections.abc import Mapping
-from typing import Any
-
-from farandole.plays.action import Action
-
 DOCUMENTATION = """
 module: run_script
 short_description: Run a Python script on a node as another account
@@ -21,6 +14,13 @@ options:
   user: {description: Account that runs the script., type: str, required: true}
   argument: {description: The only argument of the script., type: str, required: true}
 """
+
+import shlex
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farandole.plays.action import Action
 
 
 class ActionModule(Action):

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleError
-
-from farandole.plays.action import Action
-from farandole.plays.sending import Landing, bundle, check, sent
-
 DOCUMENTATION = """
 module: send_files
 short_description: Send files from the control machine to a node
@@ -31,6 +20,17 @@ options:
     type: int
     default: 0
 """
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+
+from farandole.plays.action import Action
+from farandole.plays.sending import Landing, bundle, check, sent
 
 
 class ActionModule(Action):

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.core.errors import FarandoleError
-from farandole.core.files import sha256
-from farandole.core.schema import within, words
-from farandole.plays.action import Action
-from farandole.stack.sources import Source, cached, of_user, provide
-
 DOCUMENTATION = """
 module: source_fetch
 short_description: Provide a source archive in the control machine's cache
@@ -32,6 +23,15 @@ options:
   variable: {description: Name of the variable that sets O(file), for the error message., type: str, default: ""}
   scratch: {description: Working folder on the node., type: path, default: ""}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
+from farandole.core.schema import within, words
+from farandole.plays.action import Action
+from farandole.stack.sources import Source, cached, of_user, provide
 
 
 class ActionModule(Action):

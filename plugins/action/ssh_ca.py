@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.inventory.state import claim
-from farandole.plays.action import Action
-from farandole.trust.authority import Authority, serve
-
 DOCUMENTATION = """
 module: ssh_ca
 short_description: Sign host and user keys with the cluster's own certificate authority
@@ -60,6 +53,13 @@ options:
     type: bool
     default: false
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
+from farandole.trust.authority import Authority, serve
 
 
 class ActionModule(Action):

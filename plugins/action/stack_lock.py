@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
-from farandole.core.errors import FarandoleError
-from farandole.plays.action import Action
-from farandole.preflight.nodes import probes_of
-from farandole.stack import lock as locks
-from farandole.stack import own
-from farandole.stack.cache import default_root
-from farandole.stack.nodes import read
-from farandole.stack.problem import Known, request
-
 DOCUMENTATION = """
 module: stack_lock
 short_description: Read or create the lock of the stack
@@ -55,6 +41,20 @@ options:
     default: ""
   collect: {description: Also fetch the wheels of the lock into the cache., type: bool, default: false}
 """
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farandole.core.errors import FarandoleError
+from farandole.plays.action import Action
+from farandole.preflight.nodes import probes_of
+from farandole.stack import lock as locks
+from farandole.stack import own
+from farandole.stack.cache import default_root
+from farandole.stack.nodes import read
+from farandole.stack.problem import Known, request
 
 
 class ActionModule(Action):

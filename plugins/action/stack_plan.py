@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.plays.action import Action
-from farandole.stack.cache import Builds
-from farandole.stack.plan import for_run
-
 DOCUMENTATION = """
 module: stack_plan
 short_description: Plan what a run must build and install
@@ -25,6 +18,13 @@ options:
   nodes: {description: Names of the nodes of this run., type: list, elements: str, required: true}
   builder: {description: Name of the node that compiles., type: str, required: true}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.plays.action import Action
+from farandole.stack.cache import Builds
+from farandole.stack.plan import for_run
 
 
 class ActionModule(Action):

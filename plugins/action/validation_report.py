@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from farandole.inventory.state import claim
-from farandole.plays.action import Action
-from farandole.validation.report import make
-
 DOCUMENTATION = """
 module: validation_report
 short_description: Judge the results of a validation and write the report
@@ -43,6 +36,13 @@ options:
   phases: {description: "When each part of the run began, in seconds since 1970, by its name.", type: dict, default: {}}
   unmeasured: {description: "What could not be measured here, each with the reason.", type: dict, default: {}}
 """
+
+from pathlib import Path
+from typing import Any
+
+from farandole.inventory.state import claim
+from farandole.plays.action import Action
+from farandole.validation.report import make
 
 
 class ActionModule(Action):

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from ansible.template import trust_as_template
-
-from farandole.plays.action import Action
-from farandole.plays.ahead.action import AsksAhead
-
 DOCUMENTATION = """
 module: write_files
 short_description: Write a group of small files in one task
@@ -40,6 +31,15 @@ options:
     elements: path
     default: []
 """
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.template import trust_as_template
+
+from farandole.plays.action import Action
+from farandole.plays.ahead.action import AsksAhead
 
 
 class ActionModule(AsksAhead, Action):

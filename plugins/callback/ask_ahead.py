@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: ask_ahead
+type: aggregate
+short_description: Ask each node for everything at once
+description:
+  - Records which modules a run calls on each host. The next run of the same playbook, with the same inventory and tags,
+    asks for all of them at once in check mode, and a task whose module would change nothing takes this answer.
+  - Discards the answers of a host after the first change there.
+"""
+
 import hashlib
 import json
 from contextlib import suppress
@@ -16,16 +26,6 @@ from ansible.release import __version__
 from farandole.inventory.state import states
 from farandole.plays.ahead.action import FOLDER, OVERRIDES, decode, encode
 from farandole.plays.ahead.calls import Answer, RunCalls
-
-DOCUMENTATION = """
-name: ask_ahead
-type: aggregate
-short_description: Ask each node for everything at once
-description:
-  - Records which modules a run calls on each host. The next run of the same playbook, with the same inventory and tags,
-    asks for all of them at once in check mode, and a task whose module would change nothing takes this answer.
-  - Discards the answers of a host after the first change there.
-"""
 
 # Of other releases of ansible-core, nobody knows whether what this builds on is the same.
 TESTED = "2.19."

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: events
+type: aggregate
+short_description: Record what a run does
+description:
+  - Appends a line of JSON for each event to one file, which C(farandole watch) and others read, and keeps how long each
+    task took. Adds one line to the recap.
+  - Of a result only its status is kept, with C(--diff) also the differences, of a failure also its message; of what has
+    C(no_log) nothing but the status.
+"""
+
 import os
 import time
 from collections.abc import Mapping
@@ -20,17 +31,6 @@ from farandole.inventory.run_lock import this_run
 from farandole.plays.action import failure_of
 from farandole.watch import durations, events
 from farandole.watch.watched import summary
-
-DOCUMENTATION = """
-name: events
-type: aggregate
-short_description: Record what a run does
-description:
-  - Appends a line of JSON for each event to one file, which C(farandole watch) and others read, and keeps how long each
-    task took. Adds one line to the recap.
-  - Of a result only its status is kept, with C(--diff) also the differences, of a failure also its message; of what has
-    C(no_log) nothing but the status.
-"""
 
 
 def options() -> dict[str, Any]:

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ansible.plugins.callback import CallbackBase
-
-from farandole.core.findings import joined
-from farandole.explain.failures import MOST, Failure, why
-from farandole.plays.action import failure_of
-from farandole.watch import events
-
 DOCUMENTATION = """
 name: explain_failures
 type: aggregate
@@ -21,6 +12,15 @@ description:
     most.
   - Says nothing of a failure whose message already names its cause, or whose result is secret.
 """
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+from farandole.core.findings import joined
+from farandole.explain.failures import MOST, Failure, why
+from farandole.plays.action import failure_of
+from farandole.watch import events
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]

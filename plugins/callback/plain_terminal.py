@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ansible.plugins.callback import CallbackBase
-
-from farandole.core.text import on_terminal
-
 DOCUMENTATION = """
 name: plain_terminal
 type: aggregate
@@ -16,6 +10,12 @@ description:
   - Ansible prints results, warnings and diffs as the node sent them. An escape code in them could clear the screen or
     fake a line of output.
 """
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+from farandole.core.text import on_terminal
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]

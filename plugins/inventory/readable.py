@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: readable
+short_description: Say where an inventory is not YAML
+description:
+  - Reads nothing. It refuses a file that is not YAML, with the line and what YAML expected there, before the plugin
+    C(yaml) does so without.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +23,6 @@ except ModuleNotFoundError:
     def fault(path: Path, *, groups: bool) -> str:  # noqa: ARG001
         """Nothing: the first play says that the package is missing."""
         return ""
-
-
-DOCUMENTATION = """
-name: readable
-short_description: Say where an inventory is not YAML
-description:
-  - Reads nothing. It refuses a file that is not YAML, with the line and what YAML expected there, before the plugin
-    C(yaml) does so without.
-"""
 
 
 class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]

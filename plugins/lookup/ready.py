@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+DOCUMENTATION = """
+name: ready
+short_description: Refuse an environment in which the playbooks would not do what they promise
+description:
+  - Returns its terms, unless the Python package farandole, which the other plugins import, is missing or not the one of
+    this collection, or settings of Ansible would let a node deceive the control machine.
+  - Imports nothing of the package.
+options:
+  _terms: {description: What to return., required: true}
+"""
+
 import json
 import operator
 import sys
@@ -14,17 +25,6 @@ from typing import Any
 from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
-
-DOCUMENTATION = """
-name: ready
-short_description: Refuse an environment in which the playbooks would not do what they promise
-description:
-  - Returns its terms, unless the Python package farandole, which the other plugins import, is missing or not the one of
-    this collection, or settings of Ansible would let a node deceive the control machine.
-  - Imports nothing of the package.
-options:
-  _terms: {description: What to return., required: true}
-"""
 
 COLLECTION = Path(__file__).resolve().parents[2]
 CALLBACK = "farandole.cluster.plain_terminal"
