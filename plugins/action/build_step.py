@@ -1,5 +1,3 @@
-"""Run a long script on a node and show its progress."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Provide the data for the sample scripts."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

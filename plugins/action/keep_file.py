@@ -1,5 +1,3 @@
-"""Copy a file from a node to the control machine and check its sha256."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Make the key of a queue on the control machine, or refuse a damaged one."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Ask a node about itself; a node that does not answer is a result too."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""

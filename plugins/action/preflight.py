@@ -1,5 +1,3 @@
-"""Check the inventory, then the nodes, before anything is changed."""
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""

@@ -1,5 +1,3 @@
-"""Say what was removed from the nodes, what stays, and why."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

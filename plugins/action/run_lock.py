@@ -1,5 +1,3 @@
-"""Let one run at a time change a cluster."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

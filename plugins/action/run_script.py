@@ -1,5 +1,3 @@
-"""Run a Python script on a node as another account, directly over the connection."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Send files from the control machine to a node in one transfer, each checked by its sha256."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Provide a source archive in the control machine's cache, from the first source that has it."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Sign the keys of the nodes with the cluster's certificate authority."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Read or create the lock of a cluster's stack."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

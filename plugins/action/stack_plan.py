@@ -1,5 +1,3 @@
-"""Plan what a run must build and install."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

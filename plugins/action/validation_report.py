@@ -1,5 +1,3 @@
-"""Judge the results of a validation and write the report."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

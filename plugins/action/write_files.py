@@ -1,5 +1,3 @@
-"""Write a group of small files in one task, from texts and templates."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

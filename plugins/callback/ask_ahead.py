@@ -1,5 +1,3 @@
-"""Let tasks use what nodes have answered in advance, until something changes there."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Record what a run does, for those who watch it."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Say at the end of a playbook why it failed."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Keep the output of nodes from controlling the terminal."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Say where a file of the inventory is not YAML, which Ansible's own plugin does not."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,5 +1,3 @@
-"""Refuse an environment in which the playbooks would not do what they promise."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Create the accounts of those who start jobs, and lock those that are no longer listed."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Add an apt source whose signing key is identified by its fingerprint."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

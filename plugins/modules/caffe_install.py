@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Fetch the archive with Intel Caffe, unpack it next to earlier ones, and switch to it."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

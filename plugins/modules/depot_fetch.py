@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Fetch a folder of files of known size and sha256 from the depot."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

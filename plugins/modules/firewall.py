@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Restrict the ports that jobs use to the cluster's nodes."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Remove accounts with their processes and homes."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Remove the cluster's names from /etc/hosts."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

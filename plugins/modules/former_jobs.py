@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Cancel the jobs of people who may start none."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Install Debian packages at exactly one version and hold them there."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Set the host name with systemd."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Make logind keep the IPC objects of users that have logged out, or as the machine's other settings say."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Mount file systems on first use, by units of systemd."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

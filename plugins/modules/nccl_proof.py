@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Call the installed NCCL, and find other copies that a job might load instead."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Install the Debian packages that are missing."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

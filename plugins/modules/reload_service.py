@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Reload a service if a file that it reads is newer than its last start or reload."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Remove what a role has put on a node."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Make the database of slurmdbd, and the accounts and users in it."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

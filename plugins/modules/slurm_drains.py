@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Drain the nodes that are left out, and take back those that no longer are."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Read the hardware of a node as Slurm sees it."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Ensure that a node has its ssh keys, and return the public ones."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

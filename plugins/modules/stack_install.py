@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Fetch a packed stack, check it, unpack it next to the others, and test that it starts."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Compare the current stack of a node with what was built."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

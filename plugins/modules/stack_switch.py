@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Make an installed stack the current one, and remove surplus stacks."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """

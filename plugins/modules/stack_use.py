@@ -1,6 +1,4 @@
 #!/usr/bin/python
-"""Find the jobs and builds that use the stack."""
-
 from __future__ import annotations
 
 DOCUMENTATION = """
