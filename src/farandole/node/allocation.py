@@ -1,7 +1,8 @@
-"""What Slurm says of a job's nodes."""
+"""What Slurm says of a job's nodes; as a program, the options of horovodrun that describe them."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -19,3 +20,10 @@ def tasks(environment: Mapping[str, str]) -> dict[str, int]:
     command = [SCONTROL, "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
     nodes = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     return dict(zip(nodes, counts(environment["SLURM_TASKS_PER_NODE"]), strict=True))
+
+
+def main() -> None:
+    """Print the options of horovodrun."""
+    ranks = tasks(os.environ)
+    hosts = ",".join(f"{host}:{count}" for host, count in ranks.items())
+    print(f"-np {os.environ.get('SLURM_NTASKS') or sum(ranks.values())} -H {hosts}")
