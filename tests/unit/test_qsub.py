@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.node.qsub import options, qdel, submit, translate
-from farandole.node.qsub.main import HELP, prepare
+from farandole.node.qsub import main, options, qdel, submit, translate
 from farandole.node.qsub.options import RefusedError, Submission
 
-ROOT = Path(__file__).parents[2]
 QSUB = "from farandole.node.qsub.main import main; raise SystemExit(main())"
 ENVIRONMENT = {"HOME": "/home/ana", "PATH": "/opt/bin:/usr/bin", "SET": "here", "LANG": "C.UTF-8"}
-NOT = "cannot be translated to Slurm"
 GUIDE = b"""#!/bin/sh
 #PBS -N test
 #PBS -V
@@ -30,8 +27,9 @@ cd $PBS_O_WORKDIR
 """
 
 
-def job_of(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n", **more: str) -> Submission:
-    return prepare([*arguments, "job.sh"], {**ENVIRONMENT, **more}, "/work dir", lambda _: script)
+def job_of(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n", name: str = "job.sh", **more: str) -> Submission:
+    given, rest = options.options_of([*arguments], options.COMMAND_LINE)
+    return main.prepare(Submission(script, name, "/work dir", {**ENVIRONMENT, **more}, rest), given)
 
 
 def refusal(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n") -> str:
@@ -42,11 +40,12 @@ def refusal(*arguments: str, script: bytes = b"#!/bin/bash\ntrue\n") -> str:
 
 def test_the_guides_script_is_translated_as_it_stands() -> None:
     job = job_of(script=GUIDE)
-    assert submit.command_of(job, "/dev/fd/3") == [
-        "/usr/bin/sbatch", "--parsable", "--ignore-pbs", "--job-name=test", "--nodes=4", "--ntasks=4",
-        "--ntasks-per-node=1", "--cpus-per-task=68", "--time=04:00:00", "--output=/work dir/test.o%j",
-        "--error=/work dir/test.e%j", "--partition=normal", "--account=caffe", "/dev/fd/3",
-    ]  # fmt: skip
+    command = submit.command_of(job)
+    assert (command[:3], command[-1]) == (["/usr/bin/sbatch", "--parsable", "--ignore-pbs"], "/dev/stdin")
+    assert {*command[3:-1]} == {
+        "--job-name=test", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--cpus-per-task=68", "--time=04:00:00",
+        "--output=/work dir/test.o%j", "--error=/work dir/test.e%j", "--partition=normal", "--account=caffe",
+    }  # fmt: skip
     environment = submit.environment_of(job)
     assert environment["SET"] == "here"
     assert environment["PBS_O_WORKDIR"] == "/work dir"
@@ -57,67 +56,54 @@ def test_the_guides_script_is_translated_as_it_stands() -> None:
     assert [note for note in job.notes if "POSIX" in note]
 
 
-SHAPE = ["--nodes={}", "--ntasks={}", "--ntasks-per-node={}", "--cpus-per-task={}"]
-
-
-def shape(nodes: int, per_node: int, cpus: int) -> list[str]:
-    return [text.format(value) for text, value in zip(SHAPE, (nodes, nodes * per_node, per_node, cpus), strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("resources", "wanted"),
-    [
-        ("select=2:ncpus=1:mpiprocs=1:ompthreads=1", shape(2, 1, 1)),
-        ("select=2:ncpus=8:mpiprocs=4", shape(2, 4, 2)),
-        ("select=3", shape(3, 1, 1)),
-        ("walltime=100:00:00", [*shape(1, 1, 1), "--time=100:00:00"]),
-    ],
-)
-def test_resources(resources: str, wanted: list[str]) -> None:
-    found = [one for one in job_of("-l", resources).options if not one.startswith(("--output", "--error"))]
-    assert found == wanted
-
-
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["-A", "caffe"], "--account=caffe"),
-        (["-q", "normal"], "--partition=normal"),
-        (["-o", "out"], "--output=/work dir/out"),
-        (["-o", "/logs/100%"], "--output=/logs/100%%"),
-        (["-o", "logs/"], "--output=/work dir/logs/job.sh.o%j"),
-        (["-N", "a.b-c_d+1"], "--output=/work dir/a.b-c_d+1.o%j"),
-        (["-N", "9lives"], "--output=/work dir/9lives.o%j"),
+        (["-l", "select=2:ncpus=1:mpiprocs=1:ompthreads=1"], {"nodes": 2, "ntasks": 2, "cpus-per-task": 1}),
+        (["-l", "select=2:ncpus=8:mpiprocs=4"], {"nodes": 2, "ntasks": 8, "ntasks-per-node": 4, "cpus-per-task": 2}),
+        (["-l", "select=3"], {"nodes": 3, "ntasks": 3, "ntasks-per-node": 1, "cpus-per-task": 1}),
+        (["-l", "walltime=100:00:00"], {"nodes": 1, "ntasks": 1, "time": "100:00:00"}),
+        (["-A", "caffe"], {"account": "caffe"}),
+        (["-q", "normal"], {"partition": "normal"}),
+        (["-o", "out"], {"output": "/work dir/out", "error": "/work dir/job.sh.e%j"}),
+        (["-o", "/logs/100%"], {"output": "/logs/100%%"}),
+        (["-o", "/100%/x"], {"output": "/100%%/x"}),
+        (["-o", "logs/"], {"output": "/work dir/logs/job.sh.o%j"}),
+        (["-o", "/usr"], {"output": "/usr/job.sh.o%j"}),
+        (["-N", "a.b-c_d+1"], {"job-name": "a.b-c_d+1", "output": "/work dir/a.b-c_d+1.o%j"}),
+        (["-N", "9lives"], {"job-name": "9lives"}),
+        (["-j", "oe"], {"output": "/work dir/job.sh.o%j", "error": None}),
+        (["-j", "eo"], {"output": "/work dir/job.sh.e%j", "error": None}),
     ],
-)  # fmt: skip
-def test_options(arguments: list[str], wanted: str) -> None:
-    assert wanted in job_of(*arguments).options
+)
+def test_options(arguments: list[str], wanted: dict[str, object]) -> None:
+    job = job_of(*arguments)
+    assert {name: job.options.get(name) for name in wanted} == wanted
+    assert not job.notes
 
 
-def test_joined_output_is_one_file() -> None:
-    for how, wanted in (("oe", "job.sh.o%j"), ("eo", "job.sh.e%j")):
-        outputs = [one for one in job_of("-j", how).options if one.startswith(("--output", "--error"))]
-        assert outputs == [f"--output=/work dir/{wanted}"]
-    assert "has no effect with command line: -j oe" in job_of("-j", "oe", "-e", "x").notes[0]
+def test_a_file_that_joined_output_leaves_empty_is_named() -> None:
+    assert job_of("-j", "oe", "-e", "x").notes == ["command line: -e x: has no effect with command line: -j oe"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-l", "select=1:ncpus=2+1:ncpus=4"], "write one chunk of the larger size, or submit two jobs"),
-        (["-l", "select=2:ncpus=1:bigmem=true"], "'bigmem' cannot be translated to Slurm: add  #SBATCH"),
-        (["-l", "select=1:host=node-1"], "#SBATCH --nodelist=NODE"),
-        (["-l", "select=0"], "is not a positive integer"),
+        (["-l", "select=1:ncpus=2+1:ncpus=4"], "Slurm gives all nodes of a job the same"),
+        (["-l", "select=2:ncpus=1:bigmem=true"], "Slurm gives all nodes of a job the same"),
+        (["-l", "select=1:ncpus"], "Slurm gives all nodes of a job the same"),
+        (["-l", "select=1:host=node-1"], "--nodelist=NODE"),
+        (["-l", "select=0"], "write select=N"),
         (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
         (["-l", "select=1:ncpus=7:mpiprocs=2"], "write ncpus=8"),
         (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: cannot be translated to Slurm: add  #SBATCH --mem=8G"),
-        (["-l", "select=1:mem=1gb"], "'mem' cannot be translated to Slurm: add  #SBATCH --mem=8G"),
-        (["-l", "select=1:ngpus=2"], "#SBATCH --gpus-per-node=G"),
+        (["-l", "select=1:mem=1gb"], "#SBATCH --mem=8G"),
+        (["-l", "select=1:ngpus=2"], "--gpus-per-node=G"),
         (["-l", "nodes=2:ppn=4"], "write -l select=N:ncpus=P:mpiprocs=P"),
-        (["-l", "select=$(reboot)"], "is not a positive integer"),
+        (["-l", "select=$(reboot)"], "write select=N"),
         (["-l", "walltime=90"], "write HH:MM:SS"),
         (["-l", "walltime=4h"], "write HH:MM:SS"),
-        (["-l", "walltime=0"], "leave it out for the queue's own limit"),
+        (["-l", "walltime=0"], "leave it out for the queue's limit"),
         (["-l", "fluent=2"], "add  #SBATCH OPTION"),
         (["-l", "N=x"], "add  #SBATCH OPTION"),
         (["-l", "place=pack"], "each chunk gets a node of its own"),
@@ -125,10 +111,11 @@ def test_joined_output_is_one_file() -> None:
         (["-q", "--help"], "not a queue name"),
         (["-q", "normal@head"], "without @SERVER"),
         (["-j", "both"], "write oe or eo"),
-        (["-o", "a\nb"], "no new line"),
-        (["-o", "$HOME/x"], "without ~, variables and HOST:"),
-        (["-o", "~/x"], "without ~, variables and HOST:"),
-        (["-e", "host:/e"], "without ~, variables and HOST:"),
+        (["-o", "a\nb"], "write the path in full"),
+        (["-o", "a\\b"], "write the path in full"),
+        (["-o", "$HOME/x"], "write the path in full"),
+        (["-o", "~/x"], "write the path in full"),
+        (["-e", "host:/e"], "write the path in full"),
         (["-Z"], "-Z not recognized; qsub --help"),
     ],
 )
@@ -136,34 +123,27 @@ def test_refusals(arguments: list[str], words: str) -> None:
     assert words in refusal(*arguments)
 
 
-@pytest.mark.parametrize("letter", [name for name in translate.INSTEAD if len(name) == 1])
-def test_options_that_the_guides_do_not_use_are_refused_by_name_with_what_to_use_instead(letter: str) -> None:
+@pytest.mark.parametrize("letter", sorted({*options.LETTERS} - {":", "l"}))
+def test_every_option_is_in_the_help_or_refused_by_name_with_what_to_use_instead(letter: str) -> None:
     value = ["1"] if f"{letter}:" in options.LETTERS else []
-    cure = translate.INSTEAD[letter]
-    assert refusal(f"-{letter}", *value) == f"command line: -{' '.join([letter, *value])}: {NOT}: {cure}"
+    if letter in translate.FORMS:
+        assert re.search(rf"(^|[ ,])-{letter}\b", str(main.__doc__), re.MULTILINE)
+    else:
+        cure = translate.INSTEAD.get(letter, translate.OTHER)
+        refused = f"-{' '.join([letter, *value])}: cannot be translated to Slurm: {cure}"
+        assert refusal(f"-{letter}", *value) == f"command line: {refused}"
 
 
 @pytest.mark.parametrize(
     "name", ["a b", "a;b", "$(reboot)", "`id`", "a\nb", "../x", "a/b", "-x", ".x", "", "n" * 231, "ü", "a%j", "a\\b"]
 )
 def test_hostile_names_are_refused(name: str) -> None:
-    assert "a name has 1 to 230 letters" in refusal("-N", name)
+    assert "write 1 to 230 letters" in refusal("-N", name)
 
 
 def test_a_scripts_hostile_file_name_becomes_a_safe_one() -> None:
-    job = prepare(["/tmp/--x; $(id)\n.sh"], ENVIRONMENT, "/w", lambda _: b"true\n")  # noqa: S108
-    assert job.name == "x____id__.sh"
-    assert "the job is named x____id__.sh" in job.notes[0]
-    assert submit.command_of(job, "P")[-1] == "P"
-
-
-def test_no_option_is_forgotten() -> None:
-    known = {one for one in (*translate.READ, *translate.PASSED) if len(one) == 1} | {"l"}
-    refused = {one for one in translate.INSTEAD if len(one) == 1}
-    assert known.isdisjoint(refused)
-    assert known | refused == {*options.LETTERS} - {":"}
-    for letter in known:
-        assert re.search(rf"(^|[ ,])-{letter}\b", HELP, re.MULTILINE), letter
+    assert job_of(name="--x; $(id)\n.sh").options["job-name"] == "x____id__.sh"
+    assert job_of(name="-").options["job-name"] == "STDIN"
 
 
 def test_options_are_found_however_long_the_script_is() -> None:
@@ -178,7 +158,7 @@ def test_the_command_line_beats_the_script_and_there_the_last_one_counts() -> No
     script = b"#!/bin/bash\n#PBS -N one -l walltime=1:00:00\n#PBS -l select=1:ncpus=2 -A one\n"
     job = job_of("-N", "two", "-l", "walltime=0:30", "-A", "two", script=script)
     assert job.name == "two"
-    assert {"--time=0:30", "--cpus-per-task=2", "--account=two"} <= set(job.options)
+    assert {"time": "0:30", "cpus-per-task": 2, "account": "two"}.items() <= job.options.items()
     assert job.notes == []
     job = job_of(script=b"#PBS -N one\n#PBS -N two\n")
     assert (job.name, job.notes) == ("two", ["line 2: -N two: replaces line 1: -N one"])
@@ -189,7 +169,7 @@ def test_lines_that_only_look_like_options_are_named() -> None:
         script=b"#!/bin/bash\n# PBS -N a\n#pbs -N b\n#SBATCH -n 4\n##PBS -N c\n#PBSPRO\n: \n\n#PBS -N d # e\ntrue\n"
     )
     assert job.name == "d"
-    assert [note.partition(":")[0] for note in job.notes] == ["line 2", "line 3", "line 4"]
+    assert [note.partition(":")[0] for note in job.notes] == ["line 2", "line 3"]
 
 
 def test_everything_that_is_refused_is_said_at_once_with_its_line() -> None:
@@ -206,13 +186,13 @@ def test_variables_are_those_of_a_login_unless_all_are_asked_for() -> None:
     assert environment["PBS_O_PATH"] == "/opt/bin:/usr/bin"
     assert not {"BASH_ENV", "SET"} & environment.keys()
     # Nothing of these passes through the command line.
-    assert not [one for one in submit.command_of(job_of("-V"), "P") if "export" in one or "here" in one]
+    assert not [text for text in submit.command_of(job_of("-V")) if "export" in text or "here" in text]
 
 
 def test_variables_of_slurm_and_of_another_job_do_not_pass() -> None:
-    more = {"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "PBS_JOBID": "7", "SLURM_CONF": "/c"}
-    environment = submit.environment_of(prepare(["-V", "x"], {**ENVIRONMENT, **more}, "/w", lambda _: b"true\n"))
-    assert not environment.keys() & (more.keys() - {"SLURM_CONF"})
+    job = job_of("-V", SLURM_JOB_ID="7", SBATCH_PARTITION="x", PBS_JOBID="7", SLURM_CONF="/c")
+    environment = submit.environment_of(job)
+    assert not environment.keys() & {"SLURM_JOB_ID", "SBATCH_PARTITION", "PBS_JOBID"}
     assert (environment["SLURM_CONF"], environment["SET"]) == ("/c", "here")
     assert json.loads(environment["FARANDOLE_PBS"])["keep"] == "all"
 
@@ -229,14 +209,13 @@ def test_it_submits_once_and_prints_the_number(
 ) -> None:
     program = tmp_path / "sbatch"
     program.write_text(
-        '#!/bin/sh\necho "$PBS_O_WORKDIR $#"\ncat "$6"\n[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
+        '#!/bin/sh\necho "$PBS_O_WORKDIR"\nfor last; do :; done; echo "$last"; cat /dev/stdin\n'
+        '[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
     )
     program.chmod(stat.S_IRWXU)
-    monkeypatch.setattr(
-        submit, "command_of", lambda job, path: [str(program), "1", "2", "3", "4", "5", path, *job.arguments]
-    )
-    assert submit.submit(job_of(script=b"#!/bin/bash\necho word\n")) == 0
-    assert capfd.readouterr().out == f"/work dir 6\n#!{submit.PBS_JOB}\necho word\n"
+    monkeypatch.setattr(submit, "SBATCH", str(program))
+    assert submit.submit(job_of("--", "a b", script=b"#!/bin/bash\necho word\n")) == 0
+    assert capfd.readouterr().out == f"/work dir\na b\n#!{submit.PBS_JOB}\necho word\n"
     assert submit.submit(job_of("-V", "-q", "x", FAIL="1")) == 3
     assert capfd.readouterr().err == "invalid partition\n"
 
@@ -280,7 +259,7 @@ def test_the_program_shows_a_refusal_without_control_characters(tmp_path: Path) 
     done = subprocess.run(
         [sys.executable, "-c", QSUB, "--show", script], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert "/usr/bin/sbatch --parsable --ignore-pbs --job-name=test --nodes=4" in done.stdout
+    assert "/usr/bin/sbatch --parsable --ignore-pbs --job-name=test " in done.stdout
     assert "# OMP_NUM_THREADS=68\n" in done.stdout
 
 
@@ -299,3 +278,16 @@ def test_a_job_of_an_array_is_not_the_array(text: str, wanted: str) -> None:
 def test_what_is_no_job_cancels_nothing(text: str) -> None:
     with pytest.raises(SystemExit, match="is not a job number"):
         qdel.job_of(text)
+
+
+def test_a_job_that_the_queue_does_not_know_is_named_and_others_are_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "slurm"
+    program.write_text('#!/bin/sh\n[ $# -eq 1 ] && echo "cancelled $1"; [ "$3" != 7 ] || { echo gone >&2; exit 1; }\n')
+    program.chmod(stat.S_IRWXU)
+    for name in ("SCONTROL", "SCANCEL"):
+        monkeypatch.setattr(qdel, name, str(program))
+    monkeypatch.setattr(sys, "argv", ["qdel", "7", "42[3].head"])
+    assert qdel.main() == 1
+    assert capfd.readouterr() == ("cancelled 42_3\n", "qdel: 7: gone\n")

@@ -1,19 +1,4 @@
-"""qsub: submit PBS job scripts to Slurm."""
-
-from __future__ import annotations
-
-import os
-import re
-import sys
-from collections.abc import Callable
-from pathlib import Path
-
-from farandole.node.qsub.options import COMMAND_LINE, RefusedError, Submission, collect, options_in, options_of
-from farandole.node.qsub.submit import say, show, submit, warn_of_own_disk
-from farandole.node.qsub.translate import translate
-
-HELP = """\
-usage: qsub [--show] [OPTION ...] [SCRIPT [ARGUMENT ...]]
+"""usage: qsub [--show] [OPTION ...] [SCRIPT [ARGUMENT ...]]
 
 Submit a PBS job script to Slurm, and print the job's number. Without SCRIPT, it is read from standard input.
 Options are also read from lines "#PBS OPTION ..." before the script's first command; the command line wins.
@@ -27,16 +12,27 @@ Options are also read from lines "#PBS OPTION ..." before the script's first com
 Any other option is refused with what to use instead. qstat, qdel, qhold and qrls take the number that qsub prints.
 """
 
+from __future__ import annotations
 
-def prepare(arguments: list[str], environment: dict[str, str], folder: str, read: Callable[[str], bytes]) -> Submission:
-    """Translate the command line and the script that it names."""
-    given, rest = options_of(arguments, COMMAND_LINE)
-    path = rest[0] if rest else "-"
-    job = Submission(read(path), Path(path).name if rest else "STDIN", folder, environment, rest[1:])
+import os
+import pwd
+import re
+import sys
+from pathlib import Path
+
+from farandole.core.text import visible
+from farandole.node.qsub.options import COMMAND_LINE, Option, RefusedError, Submission, options_of, read_options
+from farandole.node.qsub.submit import show, submit, warn_of_own_disk
+from farandole.node.qsub.translate import translate
+
+
+def prepare(job: Submission, given: list[Option]) -> Submission:
+    """Translate the options of a script and of the command line."""
     if not job.script.strip():
         raise RefusedError("the script is empty")
     job.interpreter = interpreter(job)
-    collect(job, [*options_in(job), *given])
+    read_options(job)
+    job.give(given)
     translate(job)
     if job.refusals:
         raise RefusedError("\n".join([*job.refusals, *job.notes]))
@@ -44,22 +40,16 @@ def prepare(arguments: list[str], environment: dict[str, str], folder: str, read
 
 
 def interpreter(job: Submission) -> list[str]:
-    """What the script's first line says runs it, split as the kernel does."""
-    if not job.script.startswith(b"#!"):
-        return []
-    program = job.script.split(b"\n", 1)[0][2:].decode(errors="surrogateescape").strip().split(None, 1)
+    """What the script's first line says runs it, split as the kernel does, or else a login shell."""
+    line = job.script.partition(b"\n")[0].decode(errors="surrogateescape")
+    program = line[2:].strip().split(None, 1) if line.startswith("#!") else []
     if program[:1] in (["/bin/sh"], ["/usr/bin/sh"]):
         # Such scripts use source and module, which dash lacks.
         job.note("line 1", "#!/bin/sh is run by bash in its POSIX mode")
         program[:1] = ["/bin/bash", "--posix"]
-    return program
-
-
-def read_script(path: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise RefusedError(f"the script {path}: {error.strerror}") from None
+    login = pwd.getpwuid(os.getuid()).pw_shell
+    known = Path(login).name in ("bash", "ksh", "zsh", "tcsh", "csh", "fish")
+    return program or [login if known else "/bin/bash"]
 
 
 def working_directory() -> str:
@@ -71,18 +61,26 @@ def working_directory() -> str:
     return folder
 
 
+def say(text: str) -> None:
+    # What a script says may hold sequences that change the terminal.
+    for line in visible(text, keep="\n").splitlines():
+        print(f"qsub: {line}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     """Run the command."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["--help"], ["-?"]):
-        print(HELP, end="")
+        print(__doc__, end="")
         return 0
     only_show = arguments[:1] == ["--show"]
     try:
-        job = prepare(arguments[only_show:], dict(os.environ), working_directory(), read_script)
+        given, rest = options_of(arguments[only_show:], COMMAND_LINE)
+        path = rest[0] if rest else "STDIN"
+        script = Path(path).read_bytes() if rest else sys.stdin.buffer.read()
+        job = prepare(Submission(script, Path(path).name, working_directory(), dict(os.environ), rest[1:]), given)
         warn_of_own_disk(job)
-        for note in job.notes:
-            say(note)
+        say("\n".join(job.notes))
         return show(job) if only_show else submit(job)
     except (RefusedError, OSError) as refused:
         say(str(refused))

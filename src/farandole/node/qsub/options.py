@@ -5,14 +5,17 @@ from __future__ import annotations
 import getopt
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from farandole.core.text import visible
 
 # All letters of PBS Pro and Torque, as any of them may stand before one that is translated.
 LETTERS = "a:A:c:C:d:D:e:F:hIj:J:k:l:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:xXz"
 COMMAND_LINE = "command line"
-OPTION = re.compile(r"#PBS(?=[\s-]|$)")
-ALMOST = re.compile(r"#\s*PBS(?=[\s-]|$)", re.IGNORECASE)
+MARK = re.compile(r"#\s*PBS(?=[\s-]|$)", re.IGNORECASE)
 
 
 class RefusedError(Exception):
@@ -21,22 +24,19 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """An option or a resource of -l, and where it stands."""
+    """An option by its letter, or a resource of -l by "l" and its name; and where it stands."""
 
-    letter: str
+    name: str
     value: str
     where: str
 
     def __str__(self) -> str:
-        return f"{self.where}: -{self.letter} {self.value}".rstrip()
+        separator = "=" if self.name.startswith("l ") else " "
+        value = separator + visible(shlex.quote(self.value)) if self.value else ""
+        return f"{self.where}: -{self.name}{value}"
 
-    def parts(self) -> Iterator[tuple[str, Option]]:
-        """The option under its letter, or each of its resources under its name."""
-        if self.letter != "l":
-            yield self.letter, self
-            return
-        for part in self.value.split(","):
-            yield f"l {part.partition('=')[0].strip()}", Option("l", part.strip(), self.where)
+    def refused(self, why: str) -> RefusedError:
+        return RefusedError(f"{self}: {why}")
 
 
 @dataclass
@@ -51,14 +51,32 @@ class Submission:
     arguments: list[str]
     given: dict[str, Option] = field(default_factory=dict)
     # Options of sbatch.
-    options: list[str] = field(default_factory=list)
+    options: dict[str, str | int] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    # Where its output is written.
+    folders: list[Path] = field(default_factory=list)
     interpreter: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
 
     def note(self, where: object, text: str) -> None:
         self.notes.append(f"{where}: {text}")
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Go on after a refusal, so that everything that is refused is said at once."""
+        try:
+            yield
+        except RefusedError as error:
+            self.refusals.append(str(error))
+
+    def give(self, options: list[Option]) -> None:
+        """Take options, of which the last one counts."""
+        for option in options:
+            before = self.given.get(option.name)
+            if before and before.value != option.value and option.where != COMMAND_LINE:
+                self.note(option, f"replaces {before}")
+            self.given[option.name] = option
 
 
 def options_of(arguments: list[str], where: str) -> tuple[list[Option], list[str]]:
@@ -67,7 +85,14 @@ def options_of(arguments: list[str], where: str) -> tuple[list[Option], list[str
         pairs, rest = getopt.getopt(arguments, LETTERS)
     except getopt.GetoptError as error:
         raise RefusedError(f"{where}: {error}; qsub --help lists the options") from None
-    return [Option(letter[1:], value, where) for letter, value in pairs], rest
+    options = []
+    for letter, value in pairs:
+        if letter == "-l":
+            resources = (part.strip().partition("=") for part in value.split(","))
+            options += [Option(f"l {name}", amount, where) for name, _, amount in resources]
+        else:
+            options.append(Option(letter[1:], value, where))
+    return options, rest
 
 
 def options_of_line(line: str, where: str) -> list[Option]:
@@ -83,31 +108,17 @@ def options_of_line(line: str, where: str) -> list[Option]:
     return options
 
 
-def options_in(job: Submission) -> Iterator[Option]:
-    """The options before the script's first command; lines that only look like options get a note."""
+def read_options(job: Submission) -> None:
+    """Take the options before the script's first command; lines that only look like options get a note."""
     begun = False
     for number, raw in enumerate(job.script.split(b"\n"), start=1):
         line, where = raw.decode(errors="surrogateescape").strip(), f"line {number}"
         begun = begun or bool(line and not line.startswith("#") and line != ":")
-        option = OPTION.match(line)
-        if option and begun:
+        mark = MARK.match(line)
+        if mark and mark[0] == "#PBS" and begun:
             job.note(where, "#PBS after the first command has no effect; move it up")
-        elif option:
-            try:
-                yield from options_of_line(line[option.end() :], where)
-            except RefusedError as error:
-                job.refusals.append(str(error))
-        elif not begun and ALMOST.match(line):
+        elif mark and mark[0] == "#PBS":
+            with job.refusing():
+                job.give(options_of_line(line[mark.end() :], where))
+        elif mark and not begun:
             job.note(where, "this is a comment, because it does not begin with #PBS")
-        elif not begun and line.startswith("#SBATCH"):
-            job.note(where, "Slurm reads #SBATCH too; where both say something, #PBS wins")
-
-
-def collect(job: Submission, options: Iterable[Option]) -> None:
-    """Sort options and resources, of which the last one counts."""
-    for option in options:
-        for name, part in option.parts():
-            before = job.given.get(name)
-            if before and before.value != part.value and part.where != COMMAND_LINE:
-                job.note(part, f"replaces {before}")
-            job.given[name] = part

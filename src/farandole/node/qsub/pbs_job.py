@@ -35,7 +35,7 @@ shift 2
 exec "$@"
 """
 # What belongs to the shell itself, or cannot be set in it.
-OF_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "EUID", "PPID", "UID", VARIABLE}
+OF_SHELL = {"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "EUID", "PPID", "UID"}
 SAME = {
     "PBS_JOBID": "SLURM_JOB_ID",
     "PBS_JOBNAME": "SLURM_JOB_NAME",
@@ -52,9 +52,6 @@ def variables(environment: Mapping[str, str], nodes: list[str], path: str) -> di
         "PBS_NP": str(len(nodes)),
         "PBS_NUM_PPN": str(nodes.count(nodes[0])),
         "PBS_ENVIRONMENT": "PBS_BATCH",
-        "PBS_NODENUM": "0",
-        "PBS_TASKNUM": "1",
-        "PBS_JOBDIR": environment.get("HOME", "/"),
     }
 
 
@@ -80,7 +77,7 @@ def written(text: str) -> str:
 def main() -> NoReturn:
     """Become the job's program."""
     try:
-        knowledge = json.loads(os.environ[VARIABLE])
+        knowledge = json.loads(os.environ.pop(VARIABLE))
         # Each host once for each of its tasks.
         nodes = [host for host, count in tasks(os.environ).items() for _ in range(count)]
         path = written("".join(f"{host}\n" for host in nodes))
@@ -89,7 +86,6 @@ def main() -> NoReturn:
         values = written(kept(os.environ, knowledge["keep"]))
     except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: the job was not started, because its node file could not be written: {error!r}")
-    del os.environ[VARIABLE]
     # Python has changed these, and programs would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
