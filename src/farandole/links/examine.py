@@ -6,7 +6,7 @@ import json
 import shlex
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -89,9 +89,7 @@ def examine(
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
     # What was bad is measured again next time.
     bad = {name for fault in findings if fault.severity == "stop" for name in fault.host.split(", ")}
-    links = merged(record(measured, wanted.bars), former)
-    nodes_known = {name: {**own, **({"mb_per_s": None} if name in bad else {})} for name, own in links["nodes"].items()}
-    return Examined(findings, {**links, "nodes": nodes_known}, summary(measured))
+    return Examined(findings, merged(record(measured, wanted.bars), former, bad), summary(measured))
 
 
 def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
@@ -140,16 +138,12 @@ def place(node: Node, hostvars: HostVars, network: Fabric) -> Place:
     )
 
 
-def merged(links: Mapping[str, Any], former: Mapping[str, Any]) -> dict[str, Any]:
-    """Rates that were not measured this time are those of an earlier run."""
-    before = former.get("nodes", {})
-    nodes = {
-        name: {
-            **own,
-            "mb_per_s": before.get(name, {}).get("mb_per_s") if own["mb_per_s"] is None else own["mb_per_s"],
-        }
-        for name, own in links["nodes"].items()
-    }
+def merged(links: Mapping[str, Any], former: Mapping[str, Any], bad: Collection[str]) -> dict[str, Any]:
+    """Rates that were not measured this time are those of an earlier run; bad nodes have none."""
+    nodes: dict[str, Any] = {}
+    for name, own in links["nodes"].items():
+        before, rate = former.get("nodes", {}).get(name, {}).get("mb_per_s"), own["mb_per_s"]
+        nodes[name] = {**own, "mb_per_s": None if name in bad else before if rate is None else rate}
     if (usually := links["usual_mb_per_s"]) is None:
         shut = {(pair[0], pair[1]) for pair in links["pairs"]}
         pairs = [*links["pairs"], *(pair for pair in former.get("pairs", []) if (pair[0], pair[1]) not in shut)][
