@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import grp
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -162,7 +161,6 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "init": read(Path("/proc/1/comm")),
         "container": any(mark.exists() for mark in CONTAINER_MARKS),
         "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
-        "python_apt": importlib.util.find_spec("apt") is not None,
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
         "stacks": stacks(Path("/opt/farandole")),

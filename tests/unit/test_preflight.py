@@ -52,21 +52,18 @@ def answer(skew: float = 0.0, **changes: Any) -> dict[str, Any]:
     return {"probe": probe(**changes), "skew": skew, "login": login()}
 
 
-def judged(reply: dict[str, Any], check_mode: bool = False) -> list[tuple[str, str]]:
-    return codes(nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS, check_mode))
+def judged(reply: dict[str, Any]) -> list[tuple[str, str]]:
+    return codes(nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS))
 
 
 def found(reply: dict[str, Any]) -> Finding:
-    (finding,) = nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS, check_mode=False)
+    (finding,) = nodes.judge_hosts([node("node-1")], {"node-1": reply}, ACCOUNTS)
     return finding
 
 
 def test_a_good_node_has_no_finding() -> None:
     assert judged(answer()) == []
     assert judged(answer(**account(user_id=2000, group_id=2000, id_owner="trainer", group_id_owner="trainer"))) == []
-    # Only check mode needs it.
-    reply = answer(python_apt=False)
-    assert [judged(reply, check_mode) for check_mode in (False, True)] == [[], [("node-1", "python-apt-missing")]]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,6 @@ PROBE = fields(
         "init": words(r"[\w.()@+-]{0,15}"),
         "container": yes_or_no,
         "accounts": named(words(r"[!-~]{1,255}"), ACCOUNT),
-        "python_apt": yes_or_no,
         "sshd_drop_ins": yes_or_no,
         "disk_free_mb": whole(1 << 44),
         "stacks": fields(

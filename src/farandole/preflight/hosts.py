@@ -107,7 +107,7 @@ def _look(
     """Judge each node by what it said."""
     nodes, broken = readable
     answers = {node.name: answer_of(hostvars[node.name]) for node in nodes}
-    findings = [*broken, *judge_hosts(nodes, answers, request.accounts, request.check_mode)]
+    findings = [*broken, *judge_hosts(nodes, answers, request.accounts)]
     probes = probes_of(answers)
     if request.stack:
         findings += [finding for name, probe in probes.items() for finding in judge_stack(name, probe)]

@@ -22,14 +22,12 @@ SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-def judge_hosts(
-    nodes: Sequence[Node], answers: Mapping[str, Answer], accounts: Mapping[str, int], check_mode: bool
-) -> list[Finding]:
+def judge_hosts(nodes: Sequence[Node], answers: Mapping[str, Answer], accounts: Mapping[str, int]) -> list[Finding]:
     findings: list[Finding] = []
     for node in nodes:
         answer = answers[node.name]
         if "probe" in answer:
-            findings += judge_node(node, answer, accounts, check_mode)
+            findings += judge_node(node, answer, accounts)
         else:
             findings.append(judge_unreachable(node.name, answer))
     return [*findings, *judge_clocks(answers), *judge_machine_ids(probes_of(answers))]
@@ -39,15 +37,13 @@ def probes_of(answers: Mapping[str, Answer]) -> dict[str, Probe]:
     return {host: answer["probe"] for host, answer in answers.items() if "probe" in answer}
 
 
-def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int], check_mode: bool) -> Iterator[Finding]:
+def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int]) -> Iterator[Finding]:
     name, probe = node.name, answer["probe"]
     yield from judge_system(name, probe)
     yield from judge_address(node, probe)
     for account, wanted in accounts.items():
         yield from judge_account(name, account, wanted, probe["accounts"][account])
     yield from judge_privileges(name, probe)
-    if check_mode and not probe["python_apt"]:
-        yield finding("python-apt-missing", name)
 
 
 def platform_of(probe: Probe) -> str:
