@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
+
+from farandole.core.files import sha256
 
 CP311, CP313 = (f"cp3{minor}-cp3{minor}-manylinux_2_28_x86_64" for minor in (11, 13))
 ANY = "py3-none-any"
@@ -89,3 +92,14 @@ def pip_settings(folder: Path) -> dict[str, str]:
     """Variables with which pip knows this index only."""
     others = dict.fromkeys((name for name in os.environ if name.startswith("PIP_")), "")
     return {**others, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+
+
+def offer(folder: Path, *files: Path, **data: str) -> None:
+    """Put files on the page of their package on an index."""
+    for file in files:
+        page = folder / "simple" / file.name.split("-")[0].replace("_", "-") / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        (page.parent / file.name).hardlink_to(file)
+        more = "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
+        with page.open("a") as lines:
+            lines.write(f'<a href="{file.name}#sha256={sha256(file)}"{more}>{file.name}</a>\n')

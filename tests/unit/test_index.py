@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from packaging.utils import parse_wheel_filename
 
 from farandole.core.errors import FarandoleError
-from farandole.core.files import sha256
 from farandole.stack import index
 from farandole.stack.catalogue import Need, Platform
 from farandole.stack.index import Question, UnsatisfiableError, ask
 
+from .packages import offer
 from .stack import QUOTED, Forbids, Guarded, Login, Quiet, dead_url, served
 
 BOOKWORM = Platform("debian-12", "x86_64", "3.11", "2.36")
@@ -38,12 +37,7 @@ def pip(bare_pip: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 @pytest.fixture
 def simple(tmp_path: Path, wheels: Path) -> Path:
     """The folder of an index with a page for each package."""
-    for file in wheels.glob("*.whl"):
-        page = tmp_path / "simple" / parse_wheel_filename(file.name)[0] / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        (page.parent / file.name).hardlink_to(file)
-        with page.open("a") as lines:
-            lines.write(f'<a href="{file.name}#sha256={sha256(file)}">{file.name}</a>\n')
+    offer(tmp_path, *wheels.glob("*.whl"))
     return tmp_path
 
 

@@ -51,9 +51,6 @@ def test_who_answers_at_an_address_is_known_by_its_hardware(seen: dict[str, str]
     assert stranger("192.0.2.1", {"192.0.2.1": [OWN], "192.0.2.2": [OTHER]}, seen) == expected
 
 
-# Node-3 runs this program, as root there can: before it answers, it opens many connections to node-2 and says nothing.
-
-
 def shut(names: str, ways: Iterable[str]) -> Measured:
     """Nodes of one letter each, and ways like "ab" that are closed."""
     return Measured([*names], [Closed(way[0], way[1], 40000, "no answer") for way in ways])

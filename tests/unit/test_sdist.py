@@ -9,7 +9,6 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from farandole.stack.plan import plan
 from farandole.stack.problem import Known, request
 
 from .loading import ROOT
-from .packages import pip_settings, write_wheel
+from .packages import offer, pip_settings, write_wheel
 from .stack import pack, served
 from .test_plan import BARE
 from .test_solver import BOOKWORM as PROBE
@@ -63,17 +62,6 @@ def write_sdist(folder: Path, name: str, version: str, files: Mapping[str, str])
 def about(*requires: str, version: str = "2.1") -> dict[str, str]:
     lines = [f"Metadata-Version: {version}", "Name: x", *(f"Requires-Dist: {one}" for one in requires)]
     return {"PKG-INFO": "\n".join([*lines, "", "The description."])}
-
-
-def offer(folder: Path, *files: Path, **data: str) -> None:
-    """Put files on the page of their package on an index."""
-    for file in files:
-        page = folder / "simple" / file.name.split("-")[0].replace("_", "-") / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        file.rename(page.parent / file.name)
-        more = "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
-        with page.open("a") as lines:
-            lines.write(f'<a href="{file.name}#sha256={digest(page.parent / file.name)}"{more}>{file.name}</a>\n')
 
 
 @pytest.fixture(scope="module")
