@@ -252,10 +252,16 @@ class Forbids(Quiet):
         self.send_error(403, "Not with me")
 
 
+class Server(ThreadingHTTPServer):
+    """Lets a client that opens many connections at once, such as uv, not wait a second for each that finds no place."""
+
+    request_queue_size = 128
+
+
 @contextmanager
 def served(folder: Path, handler: type[SimpleHTTPRequestHandler] = Quiet) -> Iterator[str]:
     """Serve the files of a folder; yields the URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+    with Server(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
