@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import importlib
 import json
 import os
 import runpy
@@ -20,9 +21,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NoReturn
-
-import ansible.module_utils.basic  # noqa: F401, loaded before a fork and not after each
 
 from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Built, Lock, record
@@ -59,6 +59,17 @@ LOCK: Lock = {
     ],
     "why": {"openmpi": "the newest that was proven"},
 }
+
+
+def _ansible_on_a_node() -> dict[str, ModuleType]:
+    """What modules import of Ansible, which takes itself for a control machine once its plugins are loaded."""
+    assert "ansible" not in sys.modules
+    importlib.import_module("ansible.module_utils.basic")
+    return {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "ansible"}
+
+
+# Before each module it would take longer than the module.
+ANSIBLE_ON_A_NODE = _ansible_on_a_node()
 
 
 def changed(*path: str | int, to: Any) -> Lock:
@@ -124,9 +135,9 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
             os.dup2(file.fileno(), number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-        # What Ansible has loaded takes this for a control machine, which shows warnings itself.
         for loaded in [name for name in sys.modules if name.split(".")[0] in ("ansible", "ansible_collections")]:
             del sys.modules[loaded]
+        sys.modules.update(ANSIBLE_ON_A_NODE)
         sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("ansible.")]
         own = [hook for hook in sys.path_hooks if getattr(hook, "__module__", "").startswith("ansible.")]
         sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook not in own]
