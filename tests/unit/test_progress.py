@@ -37,13 +37,13 @@ PLAY = """
 - hosts: all
   gather_facts: false
   tasks:
-    - {name: Change something, command: "echo a-lot-of-output", tags: [brief]}
+    - {name: Change something, raw: "echo a-lot-of-output", tags: [brief]}
     - {name: Keep secrets, debug: {msg: "{{ item }}"}, loop: ["{{ secret }}"], no_log: true}
     - {name: Say something, debug: {msg: "the cluster is fine"}, tags: [brief]}
-    - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}}
-    - {name: Write a secret, copy: {content: "{{ secret }}\\n", dest: "{{ to }}.key"}, no_log: true}
-    - {name: Fail in secret, command: "false {{ secret }}", no_log: true, when: inventory_hostname == 'node-2'}
-    - {name: Fail, shell: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: not ansible_check_mode}
+    - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}, run_once: true}
+    - {name: Write a secret, copy: {content: "{{ secret }}\\n", dest: "{{ to }}.key"}, run_once: true, no_log: true}
+    - {name: Fail in secret, raw: "false {{ secret }}", no_log: true, when: inventory_hostname == 'node-2'}
+    - {name: Fail, raw: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: not ansible_check_mode}
     - {name: Take long, command: "sleep 30", tags: [brief], when: long is defined}
 """
 MAIN = """
