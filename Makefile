@@ -5,6 +5,8 @@ LAB ?= lab
 NODES ?= 2
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+# Each of thousands of processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
