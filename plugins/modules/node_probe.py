@@ -20,7 +20,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.contents import drift, trees
 from ansible_collections.farandole.cluster.plugins.module_utils.machine import machine
 
-CONTAINER_MARKS = (Path("/run/systemd/container"), Path("/run/.containerenv"), Path("/.dockerenv"))
 SSHD_CONFIG = Path("/etc/ssh/sshd_config")
 STACK = re.compile("[0-9a-f]{12}")
 DROP_INS = {"/etc/ssh/sshd_config.d/*.conf", "sshd_config.d/*.conf"}
@@ -147,7 +146,6 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
     return {
         "os_id": release.get("ID", ""),
         "os_version": release.get("VERSION_ID", ""),
-        "codename": release.get("VERSION_CODENAME", ""),
         "arch": platform.machine(),
         "python": system_python(Path("/usr/bin/python3")),
         "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
@@ -159,7 +157,6 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "interfaces": links or [],
         "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
         "init": read(Path("/proc/1/comm")),
-        "container": any(mark.exists() for mark in CONTAINER_MARKS),
         "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),

@@ -53,8 +53,8 @@ def machine(**changes: Any) -> dict[str, Any]:
 
 def probe(name: str = "node-1", address: str = "192.0.2.1", **changes: Any) -> dict[str, Any]:
     return {
-        "os_id": "debian", "os_version": "12", "codename": "bookworm", "arch": "x86_64", "init": "systemd",
-        "container": False, "hostname": name, "machine_id": name, "addresses": ["127.0.0.1", address, "fe80::1"],
+        "os_id": "debian", "os_version": "12", "arch": "x86_64", "init": "systemd",
+        "hostname": name, "machine_id": name, "addresses": ["127.0.0.1", address, "fe80::1"],
         "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
         "sshd_drop_ins": True, "disk_free_mb": 100_000, "time": 1.0, "firewall": None, "gpus": 0,
         "stacks": {"current": "", "former": "", "installed": []}, "nvidia_driver": "", "machine": machine(), **changes,

@@ -74,7 +74,7 @@ def test_a_sound_node_has_no_finding() -> None:
         (machine(gpus={"found": 2, "library": "", "ecc": {}, "xids": []}), "gpu-driverless"),
         (machine(gpus={"found": 0, "library": "", "ecc": {"0000:41:00.0": 3}, "xids": []}), "gpu-ecc"),
         (machine(gpus={"found": 0, "library": "", "ecc": {}, "xids": [("0000:41:00", 79)]}), "gpu-xid"),
-        (machine(rdma={"mlx5_0/1": {"active": False, "rate": 0}}), "rdma-down"),
+        (machine(rdma={"mlx5_0/1": False}), "rdma-down"),
         (machine(shells={"ssh": None}), "shell-silent"),
         (machine(shells={"ssh": shell(commands={"mpirun": "/c/bin/mpirun"})}), "command-shadowed"),
         (machine(shells={"login": shell(libraries=["/c/lib/libmpi.so.40"])}), "library-shadowed"),

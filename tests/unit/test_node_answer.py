@@ -21,9 +21,9 @@ from .stack import run_action
 
 asking = load("action", "node_probe")
 GOOD: dict[str, Any] = {
-    "os_id": "debian", "os_version": "12", "codename": "bookworm", "arch": "x86_64", "python": "3.11", "glibc": "2.36",
+    "os_id": "debian", "os_version": "12", "arch": "x86_64", "python": "3.11", "glibc": "2.36",
     "nvidia_driver": "580.95.05", "cuda": "13.0", "hostname": "node-1", "machine_id": "0123456789abcdef" * 2,
-    "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"], "gpus": 8, "init": "systemd", "container": False,
+    "addresses": ["127.0.0.1", "192.0.2.1", "fe80::1"], "gpus": 8, "init": "systemd",
     "interfaces": [{"name": "eth0.100", "address": "192.0.2.1", "prefix": 24}],
     "accounts": {
         "trainer": {

@@ -73,7 +73,6 @@ PROBE = fields(
     {
         "os_id": SHORT,
         "os_version": SHORT,
-        "codename": SHORT,
         "arch": words(r"\w{1,32}"),
         "python": VERSION,
         "glibc": VERSION,
@@ -85,7 +84,6 @@ PROBE = fields(
         "interfaces": many(interface),
         "gpus": whole(1024),
         "init": words(r"[\w.()@+-]{0,15}"),
-        "container": yes_or_no,
         "accounts": named(words(r"[!-~]{1,255}"), ACCOUNT),
         "sshd_drop_ins": yes_or_no,
         "disk_free_mb": whole(1 << 44),

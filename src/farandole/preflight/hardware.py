@@ -59,7 +59,7 @@ MACHINE = fields(
                 "xids": many(xid),
             }
         ),
-        "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "rate": SIZE})),
+        "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), yes_or_no),
         "shells": named(words("login|ssh"), optional(SHELL)),
     }
 )

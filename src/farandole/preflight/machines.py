@@ -130,7 +130,7 @@ def judge_gpus(name: str, probe: Probe) -> Iterator[Finding]:
         if code in BAD_XIDS:
             yield finding("gpu-xid", name, seen=f"Xid {code}", bus=bus)
     ports = probe["machine"]["rdma"]
-    if ports and not any(port["active"] for port in ports.values()):
+    if ports and not any(ports.values()):
         yield finding("rdma-down", name, seen=some(sorted(ports)))
 
 
