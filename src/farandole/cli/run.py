@@ -16,7 +16,6 @@ from farandole.jobs.login import head_of
 from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
-from farandole.node.head.runs import RefusedError
 from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
@@ -108,10 +107,7 @@ def fetch(
 ) -> None:
     """Get results of a run, from its first node, into this folder; also while it runs."""
     head, complete = head_of(inventory, login), True
-    try:
-        refuse_outside(paths)
-    except RefusedError as refused:
-        raise FarandoleError(str(refused)) from None
+    refuse_outside(paths)
     try:
         head.ask("farandole", "fetch", number, "--", *paths)
     except FarandoleError as error:

@@ -20,7 +20,6 @@ from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
 from farandole.node.head.folders import refuse_early
-from farandole.node.head.runs import RefusedError
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ class Wish:
             raise FarandoleError("--fetch brings results back when the run ends, so it does not go with --detach")
         if not shutil.which("rsync"):
             raise FarandoleError("rsync is not installed on this machine: apt install rsync")
+        refuse_early(self.program, self.fetch, folder)
         try:
-            refuse_early(self.program, self.fetch, folder)
             if self.time:
                 duration(self.time)
-        except (RefusedError, ArgumentTypeError) as refused:
+        except ArgumentTypeError as refused:
             raise FarandoleError(str(refused)) from None
 
     def options(self) -> list[str]:

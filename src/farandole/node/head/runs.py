@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from farandole.core.errors import FarandoleError
+
 RUNS = Path(pwd.getpwuid(os.getuid()).pw_dir) / "runs"
 HERE = socket.gethostname()
 # Bytes that are reserved for how a run ended.
@@ -141,8 +143,8 @@ def bus() -> dict[str, str]:
     return {**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
 
 
-class RefusedError(Exception):
-    """A message for the user."""
+class RefusedError(FarandoleError):
+    """Why a command on the head did nothing."""
 
 
 class Output:
