@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 TABLE = Path("/proc/self/mountinfo")
+# On the head: whose homes all nodes mount from here.
+SHARED = Path("/etc/farandole/storage/home")
 # A file system that a server provides may hang, so nothing is asked of it. What is mounted on first use is autofs until
 # then.
 REMOTE = re.compile(r"nfs|cifs|smb|autofs|fuse|ceph|lustre|gpfs|beegfs|9p|afs|gluster|ocfs2|gfs2|virtiofs")
@@ -18,6 +20,10 @@ class Mount(NamedTuple):
     point: str
     kind: str
     options: set[str]
+
+
+def shared_homes() -> list[str]:
+    return SHARED.read_text().split() if SHARED.exists() else []
 
 
 def mounts_in(table: str) -> list[Mount]:

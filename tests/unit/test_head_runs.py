@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.jobs.follow import first_cause
+from farandole.node import mounts
 from farandole.node.arguments import duration
 from farandole.node.head import folders, runs, status
 from farandole.node.head import job as keeper
@@ -247,7 +248,7 @@ def test_what_is_told_of_a_run(ended: dict[str, Any], told: str) -> None:
 
 def test_nothing_is_copied_to_nodes_that_see_the_same_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = asked(fetch=["x"])
-    monkeypatch.setattr(keeper, "SHARED", tmp_path / "home")
+    monkeypatch.setattr(mounts, "SHARED", tmp_path / "home")
     # No command is found, so a copy would fail.
     monkeypatch.setenv("PATH", "/none")
     for users, fails in (("root-not\n", True), (f"alice\n{status.owner(os.getuid())}\n", False)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.node import mounts
 from farandole.node.qsub import main, options, qdel, submit, translate
 from farandole.node.qsub.options import RefusedError, Submission
 
@@ -240,7 +241,7 @@ def test_it_knows_which_folders_are_on_this_machine_alone(
 def test_a_home_that_all_nodes_mount_from_the_head_is_not_on_its_own_disk_alone(
     shared: str, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "SHARED", tmp_path / "home")
+    monkeypatch.setattr(mounts, "SHARED", tmp_path / "home")
     if shared:
         (tmp_path / "home").write_text(shared)
     job = job_of("-o", "/home/ana/x", "-j", "oe", script=b"true\n")

@@ -22,13 +22,12 @@ from farandole.node.head.runs import RefusedError, Run, all_runs, ran, reason, s
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
 from farandole.node.head.status import Slots, owner
+from farandole.node.mounts import shared_homes
 
 # What ranks print, behind what horovodrun puts in front of it.
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
-# Whose homes all nodes see, so that nothing has to be copied to them.
-SHARED = Path("/etc/farandole/storage/home")
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
@@ -162,8 +161,8 @@ def why_stopped() -> str:
 
 
 def has_shared_home() -> bool:
-    """Whether all nodes see this home."""
-    return SHARED.exists() and owner(os.getuid()) in SHARED.read_text().split()
+    """Whether all nodes see this home, so that nothing has to be copied to them."""
+    return owner(os.getuid()) in shared_homes()
 
 
 def rsync(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,15 +10,13 @@ import socket
 import subprocess
 from pathlib import Path
 
-from farandole.node.mounts import REMOTE
+from farandole.node.mounts import REMOTE, shared_homes
 from farandole.node.qsub.options import Submission
 from farandole.node.qsub.pbs_job import VARIABLE
 
 SBATCH = "/usr/bin/sbatch"
 # Runs a job's script in the environment that PBS would give it.
 PBS_JOB = "/usr/local/libexec/farandole/pbs-job"
-# On the head: whose homes all nodes mount from here.
-SHARED = Path("/etc/farandole/storage/home")
 OF_QUEUES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "PBS_")
 
 
@@ -54,8 +52,7 @@ def submitted(script: bytes) -> bytes:
 
 def only_here(folder: str) -> bool:
     """Whether a folder is on a disk of this machine that other nodes do not mount."""
-    homes = [f"/home/{name}" for name in SHARED.read_text().split()] if SHARED.exists() else []
-    if any(Path(folder).is_relative_to(shared) for shared in ("/dev", *homes)):
+    if any(Path(folder).is_relative_to(shared) for shared in ("/dev", *(f"/home/{name}" for name in shared_homes()))):
         return False
     command = ["findmnt", "--noheadings", "--output=FSTYPE", f"--target={folder}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
