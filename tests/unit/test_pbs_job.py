@@ -2,8 +2,8 @@
 
 import json
 import os
-import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,72 +12,64 @@ from farandole.node import allocation
 from farandole.node.qsub import pbs_job
 
 from .loading import ROOT, install
+from .prefix import program
 
 
 def test_slurm_says_in_short_how_many_tasks_each_node_has() -> None:
     assert allocation.counts("2(x3),1") == [2, 2, 2, 1]
 
 
+Start = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def started(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """The program with a scontrol of our own, and the environment that Slurm gives it."""
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\nprintf 'node-1\\nnode-2\\n'\n")
-    scontrol.chmod(stat.S_IRWXU)
+def start(tmp_path: Path) -> Start:
+    """Starts a program as the kernel and Slurm do for a script, with a scontrol of our own."""
     (tmp_path / "nodes").mkdir()
-    places = {"/usr/bin/scontrol": str(scontrol), "/run/farandole/pbs": str(tmp_path / "nodes")}
+    scontrol = program(tmp_path / "scontrol", "printf 'node-1\\nnode-2\\n'")
+    places = {"/usr/bin/scontrol": scontrol, "/run/farandole/pbs": str(tmp_path / "nodes")}
     install(tmp_path, "farandole.node.qsub", places, pbs_job="pbs_job")
     install(tmp_path, "farandole.node", places, hosts="allocation")
-    program = tmp_path / "pbs-job"
     knowledge = {"interpreter": ["/bin/sh"], "keep": ["A", "name"], "start": str(tmp_path)}
-    return program, {
+    environment = {
         "SLURM_JOB_ID": "42", "SLURM_JOB_NAME": "a\nexport EVIL=1", "SLURM_JOB_PARTITION": "normal",
         "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)",
         "A": "kept", "name": "ana", "PATH": "/nowhere", "HOME": str(tmp_path), "FARANDOLE_PBS": json.dumps(knowledge),
     }  # fmt: skip
 
+    def started(name: str, script: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "script").write_text(script)
+        command, given = [str(tmp_path / name), str(tmp_path / "script"), "a b"], {**environment, **changes}
+        return subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-def test_a_script_gets_the_variables_of_pbs(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
+    return started
+
+
+def test_a_script_gets_the_variables_of_pbs(start: Start, tmp_path: Path) -> None:
     (tmp_path / ".bash_profile").write_text("export A=profile B=profile\numask 027\n")
-    script = tmp_path / "script"
-    script.write_text(
-        f"#!{program}\n"
+    done = start(
+        "pbs-job",
         'cat "$PBS_NODEFILE"; echo "$PBS_JOBID $PBS_NP $PBS_NUM_PPN $PBS_QUEUE $PBS_ENVIRONMENT $A $B $name ${EVIL-}"\n'
-        'umask; pwd; echo "$#:$1 ${FARANDOLE_PBS-unset}"\nstat -c %a "$PBS_NODEFILE"; exit 7\n'
+        'umask; pwd; echo "$#:$1 ${FARANDOLE_PBS-unset}"\nstat -c %a "$PBS_NODEFILE"; exit 7',
     )
-    script.chmod(stat.S_IRWXU)
-    done = subprocess.run([script, "a b"], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "node-1", "node-1", "node-2", "node-2", "42 4 2 normal PBS_BATCH kept profile ana ", "0027", str(tmp_path),
         "1:a b unset", "600",
     ], done.stderr  # fmt: skip
     assert done.returncode == 7
-    assert [one.name.partition(".")[0] for one in (tmp_path / "nodes").iterdir()] == ["42"]
+    assert [path.name.partition(".")[0] for path in (tmp_path / "nodes").iterdir()] == ["42"]
 
 
-def test_horovodrun_gets_the_hosts_of_the_allocation(started: tuple[Path, dict[str, str]]) -> None:
-    program, environment = started
-
-    def options(**changes: str) -> str:
-        command = [program.with_name("hosts")]
-        return subprocess.run(
-            command, env={**environment, **changes}, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert options() == "-np 4 -H node-1:2,node-2:2\n"
-    assert options(SLURM_TASKS_PER_NODE="3,1", SLURM_NTASKS="2") == "-np 2 -H node-1:3,node-2:1\n"
+def test_horovodrun_gets_the_hosts_of_the_allocation(start: Start) -> None:
+    assert start("hosts").stdout == "-np 4 -H node-1:2,node-2:2\n"
+    changed = start("hosts", SLURM_TASKS_PER_NODE="3,1", SLURM_NTASKS="2")
+    assert changed.stdout == "-np 2 -H node-1:3,node-2:1\n"
 
 
-def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
+def test_nobody_else_sees_the_values_of_variables(start: Start, tmp_path: Path) -> None:
     # The arguments of a process can be read by everybody on the node, its environment by its owner alone.
     (tmp_path / ".bash_profile").write_text("tr '\\0' '\\n' </proc/$$/cmdline >arguments\n")
-    script = tmp_path / "script"
-    script.write_text(f'#!{program}\necho "$A"; ls nodes | wc -l; grep SigIgn /proc/self/status\n')
-    script.chmod(stat.S_IRWXU)
-    secret = {**environment, "A": "a\nsecret of mine"}
-    done = subprocess.run([script], env=secret, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = start("pbs-job", 'echo "$A"; ls nodes | wc -l; grep SigIgn /proc/self/status', A="a\nsecret of mine")
     arguments = (tmp_path / "arguments").read_text()
     assert "pbs-job" in arguments and "secret" not in arguments
     # Only the node file is left, and no signal is ignored that was not before.
@@ -86,24 +78,17 @@ def test_nobody_else_sees_the_values_of_variables(started: tuple[Path, dict[str,
     assert done.stdout.splitlines() == ["a", "secret of mine", "1", f"SigIgn:\t{before:016x}"], done.stderr
 
 
-def test_what_the_shell_itself_sets_is_not_kept() -> None:
-    environment = {
-        "A": "1 2",
-        "SLURM_X": "2",
-        "PWD": "/",
-        "UID": "0",
-        "BASH_FUNC_f%%": "() { :; }",
-    }
-    assert pbs_job.kept(environment, "all") == "export A='1 2'\nexport SLURM_X=2\n"
-    assert pbs_job.kept(environment, []) == "export SLURM_X=2\n"
-
-
-def test_a_job_without_its_node_file_does_not_start(started: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    program, environment = started
+def test_a_job_without_its_node_file_does_not_start(start: Start, tmp_path: Path) -> None:
     (tmp_path / "nodes").rmdir()
-    done = subprocess.run([program, "x"], env=environment, capture_output=True, text=True, check=False)
+    done = start("pbs-job", "echo started")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the job was not started" in done.stderr
+
+
+def test_what_the_shell_itself_sets_is_not_kept() -> None:
+    environment = {"A": "1 2", "SLURM_X": "2", "PWD": "/", "UID": "0", "BASH_FUNC_f%%": "() { :; }"}
+    assert pbs_job.kept(environment, "all") == "export A='1 2'\nexport SLURM_X=2\n"
+    assert pbs_job.kept(environment, []) == "export SLURM_X=2\n"
 
 
 def test_the_epilog_removes_only_this_jobs_files(tmp_path: Path) -> None:
@@ -118,7 +103,7 @@ def test_the_epilog_removes_only_this_jobs_files(tmp_path: Path) -> None:
     for uid, left in ((os.getuid() + 1, 5), (os.getuid(), 3)):
         subprocess.run(["sh", "-c", text], env={**job, "SLURM_JOB_UID": str(uid)}, check=True)
         assert len([*(tmp_path / "pbs").iterdir()]) == left
-    assert {one.name for one in (tmp_path / "pbs").iterdir()} == {"42.folder", "421.abc", "4.abc"}
+    assert {path.name for path in (tmp_path / "pbs").iterdir()} == {"42.folder", "421.abc", "4.abc"}
 
 
 def test_modules_need_a_function() -> None:

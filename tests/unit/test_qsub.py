@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 from farandole.node import mounts
 from farandole.node.qsub import main, options, qdel, submit, translate
 from farandole.node.qsub.options import RefusedError, Submission
+
+from .prefix import program
 
 QSUB = "from farandole.node.qsub.main import main; raise SystemExit(main())"
 ENVIRONMENT = {"HOME": "/home/ana", "PATH": "/opt/bin:/usr/bin", "SET": "here", "LANG": "C.UTF-8"}
@@ -88,18 +89,16 @@ def test_a_file_that_joined_output_leaves_empty_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "why"),
     [
         (["-l", "select=1:ncpus=2+1:ncpus=4"], "Slurm gives all nodes of a job the same"),
         (["-l", "select=2:ncpus=1:bigmem=true"], "Slurm gives all nodes of a job the same"),
         (["-l", "select=1:ncpus"], "Slurm gives all nodes of a job the same"),
-        (["-l", "select=1:host=node-1"], "--nodelist=NODE"),
         (["-l", "select=0"], "write select=N"),
         (["-l", "select=1:ncpus=1:mpiprocs=4"], "write ncpus=4"),
         (["-l", "select=1:ncpus=7:mpiprocs=2"], "write ncpus=8"),
         (["-l", "select=1", "-l", "mem=1gb"], "-l mem=1gb: cannot be translated to Slurm: add  #SBATCH --mem=8G"),
-        (["-l", "select=1:mem=1gb"], "#SBATCH --mem=8G"),
-        (["-l", "select=1:ngpus=2"], "--gpus-per-node=G"),
+        (["-l", "select=1:ngpus=2"], "#SBATCH --mem=8G, --gpus-per-node=G, --nodelist=NODE"),
         (["-l", "nodes=2:ppn=4"], "write -l select=N:ncpus=P:mpiprocs=P"),
         (["-l", "select=$(reboot)"], "write select=N"),
         (["-l", "walltime=90"], "write HH:MM:SS"),
@@ -120,8 +119,8 @@ def test_a_file_that_joined_output_leaves_empty_is_named() -> None:
         (["-Z"], "-Z not recognized; qsub --help"),
     ],
 )
-def test_refusals(arguments: list[str], words: str) -> None:
-    assert words in refusal(*arguments)
+def test_refusals(arguments: list[str], why: str) -> None:
+    assert why in refusal(*arguments)
 
 
 @pytest.mark.parametrize("letter", sorted({*options.LETTERS} - {":", "l"}))
@@ -208,17 +207,12 @@ def test_threads_of_the_shell_count_unless_the_job_says_otherwise() -> None:
 def test_it_submits_once_and_prints_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    program = tmp_path / "sbatch"
-    program.write_text(
-        '#!/bin/sh\necho "$PBS_O_WORKDIR"\nfor last; do :; done; echo "$last"; cat /dev/stdin\n'
-        '[ -z "$FAIL" ] || { echo "invalid partition" >&2; exit 3; }\n'
-    )
-    program.chmod(stat.S_IRWXU)
-    monkeypatch.setattr(submit, "SBATCH", str(program))
+    does = 'for last; do :; done; echo "$PBS_O_WORKDIR, $last"; cat /dev/stdin; echo $FAIL >&2; exit ${FAIL:-0}'
+    monkeypatch.setattr(submit, "SBATCH", program(tmp_path / "sbatch", does))
     assert submit.submit(job_of("--", "a b", script=b"#!/bin/bash\necho word\n")) == 0
-    assert capfd.readouterr().out == f"/work dir\na b\n#!{submit.PBS_JOB}\necho word\n"
-    assert submit.submit(job_of("-V", "-q", "x", FAIL="1")) == 3
-    assert capfd.readouterr().err == "invalid partition\n"
+    assert capfd.readouterr().out == f"/work dir, a b\n#!{submit.PBS_JOB}\necho word\n"
+    assert submit.submit(job_of("-V", "-q", "x", FAIL="3")) == 3
+    assert capfd.readouterr().err == "3\n"
 
 
 @pytest.mark.parametrize(
@@ -227,9 +221,7 @@ def test_it_submits_once_and_prints_the_number(
 def test_it_knows_which_folders_are_on_this_machine_alone(
     kinds: str, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "findmnt"
-    program.write_text(f"#!/bin/sh\nprintf '{kinds}\\n'\n")
-    program.chmod(stat.S_IRWXU)
+    program(tmp_path / "findmnt", f"printf '{kinds}\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert submit.only_here("/srv/x") is here
     monkeypatch.undo()
@@ -284,11 +276,9 @@ def test_what_is_no_job_cancels_nothing(text: str) -> None:
 def test_a_job_that_the_queue_does_not_know_is_named_and_others_are_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    program = tmp_path / "slurm"
-    program.write_text('#!/bin/sh\n[ $# -eq 1 ] && echo "cancelled $1"; [ "$3" != 7 ] || { echo gone >&2; exit 1; }\n')
-    program.chmod(stat.S_IRWXU)
-    for name in ("SCONTROL", "SCANCEL"):
-        monkeypatch.setattr(qdel, name, str(program))
+    asked = program(tmp_path / "scontrol", '[ "$3" != 7 ] || { echo gone >&2; exit 1; }')
+    monkeypatch.setattr(qdel, "SCONTROL", asked)
+    monkeypatch.setattr(qdel, "SCANCEL", program(tmp_path / "scancel", 'echo "cancelled $*"'))
     monkeypatch.setattr(sys, "argv", ["qdel", "7", "42[3].head"])
     assert qdel.main() == 1
     assert capfd.readouterr() == ("cancelled 42_3\n", "qdel: 7: gone\n")
