@@ -29,10 +29,10 @@ class Browser:
 
     url: str
 
-    def ask(self, what: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         """Send a command and return its value."""
         data = json.dumps(body or {}).encode() if method == "POST" else None
-        request = Request(f"{self.url}/{what}".rstrip("/"), data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
+        request = Request(f"{self.url}/{path}".rstrip("/"), data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
         with OPEN(request, timeout=60) as answer:
             return json.load(answer)["value"]
 
@@ -76,7 +76,7 @@ def browser() -> Iterator[Browser]:
         )  # fmt: skip
         try:
             lines = iter(driver.stdout or ())
-            port = next(found[1] for line in lines if (found := READY.search(line)))
+            port = next(match[1] for line in lines if (match := READY.search(line)))
             # Its own sandbox does not start as root, nor in many containers; it shows only files of the tests.
             arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={home}/profile"]
             wanted = {

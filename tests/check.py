@@ -34,20 +34,20 @@ def tests_of(role: str) -> list[Path]:
     return [path for path in files if path.name in always or names.search(path.read_text())]
 
 
-def step(what: str, *command: str | Path) -> None:
+def step(title: str, *command: str | Path) -> None:
     """Run a program; ends everything if it fails."""
     begun = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=False)
-    print(f"{time.monotonic() - begun:>4.0f} s  {what}", flush=True)
+    print(f"{time.monotonic() - begun:>4.0f} s  {title}", flush=True)
     if done.returncode:
-        sys.exit(f"{what}: failed: {' '.join(map(str, command))}")
+        sys.exit(f"{title}: failed: {' '.join(map(str, command))}")
 
 
-def apply(what: str, *arguments: str) -> tuple[set[tuple[str, str]], list[str]]:
+def apply(title: str, *arguments: str) -> tuple[set[tuple[str, str]], list[str]]:
     """Run site.yml on the lab; returns what changed, and the tasks that did anything."""
     begun = time.monotonic()
     done = play(INVENTORY, *arguments)
-    print(f"{time.monotonic() - begun:>4.0f} s  {what}: {len(done.changes)} changes", flush=True)
+    print(f"{time.monotonic() - begun:>4.0f} s  {title}: {len(done.changes)} changes", flush=True)
     if done.rc:
         sys.exit(done.output)
     return done.changes, done.tasks
@@ -85,7 +85,7 @@ def main(role: str, *with_: str) -> None:
     step("yamllint", "yamllint", "--strict", folder)
     step("ruff", "ruff", "check", "--quiet", *own, "src")
     step("unit tests", "pytest", "--quiet", "--numprocesses", "auto", *tests_of(role))
-    on_lab(role, [word for one in with_ if one for word in ("--extra-vars", one)])
+    on_lab(role, [word for value in with_ if value for word in ("--extra-vars", value)])
     print(f"{time.monotonic() - begun:>4.0f} s  in all; `farandole lab down --name {LAB}` removes the lab")
 
 

@@ -47,10 +47,10 @@ class Run:
         """The tasks that at least one node has answered, in order."""
         return [*{number: task for number, task, _ in self._answers(*ANSWERS)}.values()]
 
-    def count(self, what: str) -> dict[str, int]:
+    def count(self, kind: str) -> dict[str, int]:
         """A column of the play recap, by host; empty if the run was killed."""
         ends = [event["hosts"] for event in self.events if event.get("event") == "end"]
-        return {host: row[COUNTS.get(what, what)] for hosts in ends for host, row in hosts.items()}
+        return {host: row[COUNTS.get(kind, kind)] for hosts in ends for host, row in hosts.items()}
 
     @property
     def changed_hosts(self) -> set[str]:

@@ -82,7 +82,7 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(one, id=one.name, marks=() if one.name in SHORT else LONG) for one in FAULTS]
+    "fault", [pytest.param(fault, id=fault.name, marks=() if fault.name in SHORT else LONG) for fault in FAULTS]
 )
 def test_a_fault_is_named_and_its_cure_helps(ready: Cluster, fault: Fault, record_property: Record) -> None:
     for command in fault.verbs:

@@ -73,9 +73,9 @@ def test_the_lab_runs_with_a_unified_cgroup_tree() -> None:
 
 
 def test_each_node_is_a_separate_machine(cluster: Cluster) -> None:
-    for what in ("cat /etc/machine-id", "cat /etc/ssh/ssh_host_ed25519_key.pub", "hostname", "hostname -I"):
-        answers = {cluster.shell(node, what).stdout for node in ("node-1", "node-2")}
-        assert len(answers) == 2, what
+    for command in ("cat /etc/machine-id", "cat /etc/ssh/ssh_host_ed25519_key.pub", "hostname", "hostname -I"):
+        answers = {cluster.shell(node, command).stdout for node in ("node-1", "node-2")}
+        assert len(answers) == 2, command
         assert "" not in answers
     assert cluster.ssh("node-1", "cat", "/proc/1/comm").stdout == "systemd\n"
     assert cluster.ssh("node-1", "systemctl", "is-system-running", "--wait").stdout == "running\n"
@@ -96,9 +96,9 @@ CHANGES_TO_THIS_MACHINE = {
 def test_root_on_a_node_cannot_change_this_machine_by_mistake(cluster: Cluster) -> None:
     disk = next(path for path in sorted(Path("/sys/class/block").glob("*/dev")))
     values = {"name": disk.parent.name, "numbers": disk.read_text().strip().replace(":", " ")}
-    attacks = {what: attack.format(**values) for what, attack in CHANGES_TO_THIS_MACHINE.items()}
-    statuses = {what: cluster.shell("node-1", attack).returncode for what, attack in attacks.items()}
-    assert [what for what, status in statuses.items() if not status] == []
+    attacks = {name: attack.format(**values) for name, attack in CHANGES_TO_THIS_MACHINE.items()}
+    statuses = {name: cluster.shell("node-1", attack).returncode for name, attack in attacks.items()}
+    assert [name for name, status in statuses.items() if not status] == []
     assert 255 not in statuses.values(), "ssh itself failed"
 
 

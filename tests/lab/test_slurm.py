@@ -37,10 +37,10 @@ TRAINED = "2 workers on 2 machines: accuracy 0.9"
 IDLE = {"node-1": "idle", "node-2": "idle"}
 
 
-def until(what: Callable[[], object], seconds: float = 60) -> float:
+def until(condition: Callable[[], object], seconds: float = 60) -> float:
     """Wait until something is true; returns the seconds that it took."""
     begun = time.monotonic()
-    while not what():
+    while not condition():
         assert time.monotonic() - begun < seconds, "it never happened"
         time.sleep(0.3)
     return time.monotonic() - begun

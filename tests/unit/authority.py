@@ -102,7 +102,9 @@ def refused(tmp_path: Path, *nodes: Any, **changes: Any) -> str:
         serve(tmp_path, *nodes, **changes)
     assert on_disk(tmp_path / "mine/ca/issued") == before
     if isinstance(refusal.value, FindingsError):
-        assert all(one.cause in str(refusal.value) and one.cure in str(refusal.value) for one in refusal.value.findings)
+        assert all(
+            item.cause in str(refusal.value) and item.cure in str(refusal.value) for item in refusal.value.findings
+        )
     return str(refusal.value)
 
 
@@ -112,7 +114,7 @@ def findings(tmp_path: Path, *nodes: Any, **changes: Any) -> list[tuple[str, str
     with pytest.raises(FindingsError) as refusal:
         serve(tmp_path, *nodes, **changes)
     assert on_disk(tmp_path / "mine/ca/issued") == before
-    return [(one.host, one.code) for one in refusal.value.findings]
+    return [(finding.host, finding.code) for finding in refusal.value.findings]
 
 
 def revoked_keys(tmp_path: Path) -> set[str]:

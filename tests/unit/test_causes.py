@@ -107,8 +107,8 @@ def test_a_real_log_is_recognized_as_its_cause(cause: Cause) -> None:
     assert all(len(log) <= 40 for log in logs(cause))
     for log in logs(cause, LOGS[:1]):
         if cause.seen == "job":
-            code, what, _ = explained(log)
-            assert (code, "{" in what) == (cause.code, False)
+            code, description, _ = explained(log)
+            assert (code, "{" in description) == (cause.code, False)
         if cause.seen in ("login", "peer"):
             match = recognize(cause.seen, log[0])
             assert match and match.cause.code == cause.code
@@ -194,7 +194,7 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (ENTRY + ENTRY, "same code"),
         (ENTRY.replace("job", "dream"), "pattern"),
@@ -205,7 +205,7 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
         (ENTRY.replace("pattern: x", "pattern: ("), "unterminated"),
     ],
 )
-def test_a_broken_file_is_not_loaded(text: str, words: str) -> None:
+def test_a_broken_file_is_not_loaded(text: str, message: str) -> None:
     assert list(parse(ENTRY)) == ["a"]
-    with pytest.raises((ValueError, TypeError, re.error), match=words):
+    with pytest.raises((ValueError, TypeError, re.error), match=message):
         parse(text)

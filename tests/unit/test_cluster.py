@@ -40,8 +40,8 @@ def test_only_requested_nodes_are_in_the_host_table_and_known_to_the_authority_i
     names = ["node-2", "node-1"]
     assert cluster.node_addresses(names, hostvars) == {"node-2": "2001:db8::2", "node-1": "192.0.2.1"}
     assert cluster.host_table(names, hostvars) == "2001:db8::2 node-2\n192.0.2.1 node-1"
-    given = asked_for(names, hostvars)
-    assert [(node["name"], node["host_key"], node["job_keys"]) for node in given] == [
+    nodes = asked_for(names, hostvars)
+    assert [(node["name"], node["host_key"], node["job_keys"]) for node in nodes] == [
         (name, *KEYS.values()) for name in names
     ]
 

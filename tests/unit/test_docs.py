@@ -46,8 +46,8 @@ def commands(text: str) -> Iterator[list[str]]:
         *re.findall(r"`([^`\n]+)`", text),
     ]
     for line in lines:
-        if found := re.fullmatch(r"(?:\$ )?(?:\.venv/bin/)?farandole ([a-z]+(?: .*)?)", line):
-            words = shlex.split(found[1].replace("'", ""), comments=True)
+        if match := re.fullmatch(r"(?:\$ )?(?:\.venv/bin/)?farandole ([a-z]+(?: .*)?)", line):
+            words = shlex.split(match[1].replace("'", ""), comments=True)
             yield words[: words.index("--")] if "--" in words else words
 
 

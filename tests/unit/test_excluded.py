@@ -238,9 +238,9 @@ def inventory(tmp_path: Path) -> Path:
     return folder
 
 
-def node(inventory: Path, *words: str) -> str:
+def node(inventory: Path, *arguments: str) -> str:
     """What `farandole node` says, or refuses."""
-    done = CliRunner().invoke(app, ["node", *words, "-i", str(inventory)])
+    done = CliRunner().invoke(app, ["node", *arguments, "-i", str(inventory)])
     assert done.exception is None or isinstance(done.exception, FarandoleError), done.output
     return str(done.exception or done.output)
 
@@ -262,7 +262,7 @@ def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "refusal"),
+    ("arguments", "refusal"),
     [
         (["exclude", "node-9", "--why", "x"], "there is no node node-9; the nodes are node-1, "),
         (["exclude", "node-1", "--why", "x"], "node-1 cannot be left out: it is the head"),
@@ -277,11 +277,11 @@ def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
         (["confirm", "node-4"], "node-4 already stays out until a person includes it"),
     ],
 )
-def test_what_the_command_refuses(inventory: Path, words: list[str], refusal: str) -> None:
+def test_what_the_command_refuses(inventory: Path, arguments: list[str], refusal: str) -> None:
     entries = {"node-2": CHECK, "node-4": PERSON}
     with excluded.changing(inventory.parent / "state") as known:
         known.update(entries)
-    assert re.search(refusal, node(inventory, *words))
+    assert re.search(refusal, node(inventory, *arguments))
     assert excluded.read(inventory.parent / "state") == entries
 
 

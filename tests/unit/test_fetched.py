@@ -39,7 +39,7 @@ def fetch(job: Path, mine: Path, path: str = "out") -> list[str]:
 
 def names(refused: list[str]) -> list[str]:
     """What was refused."""
-    return [words.partition(" is refused: ")[0] for words in refused]
+    return [message.partition(" is refused: ")[0] for message in refused]
 
 
 def here(folder: Path) -> set[str]:

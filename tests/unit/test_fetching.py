@@ -86,7 +86,7 @@ def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "words"),
+    ("handler", "message"),
     [
         (Endless, f"/file is damaged: it is longer than {len(CONTENT)} bytes"),
         (Truncates, f"cannot be fetched: the transfer stopped {len(CONTENT) // 2} bytes before the end"),
@@ -94,10 +94,10 @@ def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_endless_truncated_and_damaged_downloads_leave_nothing(
-    tmp_path: Path, handler: type[Quiet], words: str
+    tmp_path: Path, handler: type[Quiet], message: str
 ) -> None:
     with served(tmp_path, handler) as url:
-        assert words in run_module("depot_fetch", asked(tmp_path, url, sha256="0" * 64))["msg"]
+        assert message in run_module("depot_fetch", asked(tmp_path, url, sha256="0" * 64))["msg"]
     assert [path.name for path in (tmp_path / "node").iterdir()] == [".lock"]
 
 

@@ -15,7 +15,7 @@ ODD = Finding("x", "odd", "strange", "even", "warn")
 
 def test_hosts_with_the_same_finding_share_a_number_and_the_worst_comes_first() -> None:
     severities: tuple[Severity, ...] = ("note", "warn", "stop")
-    lines = report([*OFF, *(Finding("x", one, "it is so", "mend it", one) for one in severities)]).splitlines()
+    lines = report([*OFF, *(Finding("x", kind, "it is so", "mend it", kind) for kind in severities)]).splitlines()
     assert lines[0] == "preflight found 2 problems, 1 warning and 1 note; nothing was changed."
     assert [line.split("[")[1].rstrip("]") for line in lines if "[" in line] == ["off", "stop", "warn", "note"]
     assert "1. node-0 to node-6: it is off [off]" in lines
@@ -33,19 +33,19 @@ def test_what_one_cure_mends_is_one_item_with_a_line_for_each_value() -> None:
     ]
     assert all(OWN.match(line) for line in text.splitlines() if "[memory-small]" in line)
     # What is mended in another way is another item.
-    text = report(finding("variable-misspelt", "node-1", seen=one, known=one.upper()) for one in ("abc", "xyz"))
+    text = report(finding("variable-misspelt", "node-1", seen=name, known=name.upper()) for name in ("abc", "xyz"))
     assert text.startswith("preflight found 2 problems;")
     assert text.count("cure: ") == 2
 
 
 def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own() -> None:
     reason = "ssh: connect to host 192.0.2.1 port 22: No route to host"
-    found = [
+    findings = [
         judge_unreachable(f"node-{last}", {"unreachable_reason": reason, "login": login(host=f"192.0.2.{last}")})
         for last in range(1, 9)
     ]
-    assert {one.code for one in found} == {"login-no-route"}
-    text = report(found)
+    assert {item.code for item in findings} == {"login-no-route"}
+    text = report(findings)
     assert text.count("cure: ") == 1
     assert "1. node-1 to node-8: " in text
     assert "ssh root@192.0.2.1 (so for node-1; likewise for node-2 to node-8)" in text

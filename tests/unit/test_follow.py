@@ -32,7 +32,7 @@ def test_the_rank_that_failed_is_told_and_not_the_others(lines: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
-    ("lines", "first", "words"),
+    ("lines", "first", "reason"),
     [
         (("Process 2 exit with status code 7.",), 2, "it ended with exit status 7"),
         ((f"[0] x: {SHUT_DOWN}", *(f"Process {n} exit with status code {s}." for n, s in ((0, 1), (1, 7)))), 1, "it "),
@@ -47,7 +47,7 @@ def test_the_rank_that_failed_is_told_and_not_the_others(lines: tuple[str, ...],
         (("Process 3 exit with status code 0.",), -1, ""),
     ],
 )
-def test_the_rank_that_failed_by_itself(lines: tuple[str, ...], first: int, words: str) -> None:
+def test_the_rank_that_failed_by_itself(lines: tuple[str, ...], first: int, reason: str) -> None:
     rank, status = first_end(lines)
     assert rank == first
-    assert rank < 0 or in_words(status).startswith(words)
+    assert rank < 0 or in_words(status).startswith(reason)

@@ -63,15 +63,15 @@ def test_ranks_fill_the_nodes_in_order(wish: dict[str, Any], ranks: Slots) -> No
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("wish", "message"),
     [
         ({"hosts": "node-9,node-1"}, "--hosts: there is no node node-9; the nodes are node-1, node-2, node-3"),
         ({"np": 5}, "-np 5: node-1, node-2, node-3 have 4 slots"),
         ({"np": 3, "hosts": "node-2"}, "-np 3: node-2 have 2 slots"),
     ],
 )
-def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], words: str) -> None:
-    with pytest.raises(RefusedError, match=words):
+def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
         slots_of(**wish, wait=True)
 
 

@@ -51,8 +51,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str, answer: str = "") -> Result:
-    return CliRunner().invoke(app, ["init", *words], input=answer)
+def run(*arguments: str, answer: str = "") -> Result:
+    return CliRunner().invoke(app, ["init", *arguments], input=answer)
 
 
 def test_the_inventory_is_one_that_every_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_the_head_is_the_one_named_or_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("mine", A, "192.0.2.99"), r"node-2 (192.0.2.99): connect: \x1b[2JConnection refused"),
         (("mine", f"a={A}", f"b={A}"), f"a={A} and b={A} have the same address"),
@@ -105,10 +105,10 @@ def test_the_head_is_the_one_named_or_the_first() -> None:
         (("mine", A), "give them with --host-key"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_written(words: tuple[str, ...], said: str) -> None:
-    done = run(*words)
+def test_what_is_wrong_is_said_and_nothing_written(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
     assert done.exit_code
-    assert said in str(done.exception)
+    assert message in str(done.exception)
     assert not Path("inventory").exists()
 
 

@@ -79,9 +79,9 @@ def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_p
     assert existing(json) == json
 
 
-def refused(*words: str) -> str:
+def refused(*arguments: str) -> str:
     """What a command says that does nothing."""
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, FarandoleError), done.output
     return str(done.exception)
 

@@ -38,7 +38,7 @@ def groups(**named: list[str]) -> dict[str, list[str]]:
 
 
 def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    return [(one.host, one.code) for one in findings]
+    return [(finding.host, finding.code) for finding in findings]
 
 
 def test_a_good_inventory_has_no_finding() -> None:
@@ -48,12 +48,12 @@ def test_a_good_inventory_has_no_finding() -> None:
         node("9lives", "gpu2.example.org", cluster_ip="192.0.2.2"),
         node("n" * 63, "gpu2.example.org", port="2222", cluster_ip="192.0.2.33"),
     ]
-    named = groups(cluster=[one.name for one in nodes], head=["node-1"], builders=["9lives"])
+    named = groups(cluster=[node.name for node in nodes], head=["node-1"], builders=["9lives"])
     assert inventory.judge_inventory(named, nodes, DECLARED, preflight.connection_variables()) == []
 
 
 @pytest.mark.parametrize(
-    ("named", "host", "code", "words"),
+    ("named", "host", "code", "message"),
     [
         (groups(), "inventory", "inventory-empty", ""),
         (groups(web=["a"]), "inventory", "cluster-missing", ""),
@@ -64,18 +64,18 @@ def test_a_good_inventory_has_no_finding() -> None:
         (groups(cluster=["a"], head=["a"], builders=["x"]), "x", "not-in-cluster", ""),
     ],
 )
-def test_groups(named: dict[str, list[str]], host: str, code: str, words: str) -> None:
-    (found,) = inventory.judge_groups(named)
-    assert (found.host, found.code, words in found.cause) == (host, code, True)
+def test_groups(named: dict[str, list[str]], host: str, code: str, message: str) -> None:
+    (finding,) = inventory.judge_groups(named)
+    assert (finding.host, finding.code, message in finding.cause) == (host, code, True)
 
 
 @pytest.mark.parametrize("group", ["head", "builders"])
 def test_a_revoked_node_can_be_neither_head_nor_builder(group: str) -> None:
     named = groups(cluster=["a", "b"], head=["a"], builders=["a"])
     named[group] = ["b"]
-    (found,) = inventory.judge_revoked(named, ["b"])
-    assert (found.host, found.code) == ("b", "server-revoked")
-    assert f"group {group}" in found.cause
+    (finding,) = inventory.judge_revoked(named, ["b"])
+    assert (finding.host, finding.code) == ("b", "server-revoked")
+    assert f"group {group}" in finding.cause
     assert inventory.judge_revoked(named, []) == []
 
 
@@ -130,16 +130,16 @@ def test_bad_addresses(bad: list[Any], code: str) -> None:
 def test_unknown_variables(variable: str, code: str, known: str) -> None:
     bad = [node(name, variables=frozenset({variable})) for name in ("a", "b")]
     for nodes, host in (([bad[0], node("b")], "a"), (bad, "all")):
-        (found,) = inventory.judge_variables(nodes, DECLARED)
-        assert (found.host, found.code) == (host, code)
-        assert variable in found.cause and known in found.cure
+        (finding,) = inventory.judge_variables(nodes, DECLARED)
+        assert (finding.host, finding.code) == (host, code)
+        assert variable in finding.cause and known in finding.cure
 
 
 def test_a_tag_without_tasks_is_told() -> None:
-    found = inventory.judge_tags(["all", "stack", "molecule-notest", "slrum"], ["stack", "slurm"])
-    assert [(one.code, one.severity) for one in found] == [("tag-unknown", "warn")]
-    assert "the tag slrum" in found[0].cause
-    assert "quick, slurm, stack" in found[0].cure
+    findings = inventory.judge_tags(["all", "stack", "molecule-notest", "slrum"], ["stack", "slurm"])
+    assert [(finding.code, finding.severity) for finding in findings] == [("tag-unknown", "warn")]
+    assert "the tag slrum" in findings[0].cause
+    assert "quick, slurm, stack" in findings[0].cure
 
 
 def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
@@ -150,19 +150,19 @@ def test_an_option_of_ansible_that_does_nothing_is_refused() -> None:
         "node-4": {"ansible_connection": "local", "ansible_user": "root"},
     }
     typed = {"--user": "alice", "--private-key": "/keys/alice"}
-    found = inventory.judge_login(own, typed)
-    assert [(one.host, one.code, one.severity) for one in found] == [("node-1", "option-ignored", "stop")] * 2
-    assert "-e ansible_user=alice" in found[0].cure
+    findings = inventory.judge_login(own, typed)
+    assert [(item.host, item.code, item.severity) for item in findings] == [("node-1", "option-ignored", "stop")] * 2
+    assert "-e ansible_user=alice" in findings[0].cure
     assert inventory.judge_login(own, {}) == []
 
 
 def test_a_password_that_is_asked_for_in_vain_is_refused_and_none_is_shown() -> None:
     secret: dict[str, Any] = {"ansible_become_pass": "SECRET", "ansible_ssh_pass": "SECRET"}
     own = {"node-1": secret, "node-2": {"ansible_become_password": "SECRET"}, "here": {"ansible_connection": "local"}}
-    found = inventory.judge_passwords(own, ["--ask-become-pass", "--ask-pass"])
-    assert [(one.code, one.severity) for one in found] == [("password-ignored", "stop")]
-    assert "--ask-become-pass" in found[0].cause
-    assert "SECRET" not in report(found)
+    findings = inventory.judge_passwords(own, ["--ask-become-pass", "--ask-pass"])
+    assert [(finding.code, finding.severity) for finding in findings] == [("password-ignored", "stop")]
+    assert "--ask-become-pass" in findings[0].cause
+    assert "SECRET" not in report(findings)
     # Node-2 needs what is typed.
     assert inventory.judge_passwords({"node-1": secret, "node-2": {}}, ["--ask-become-pass"]) == []
 
@@ -197,9 +197,9 @@ def test_each_role_has_its_name_as_a_tag() -> None:
 )
 def test_a_misspelt_connection_variable_is_reported_before_the_address(variable: str, meant: str) -> None:
     nodes = [node("a", host="a", variables=frozenset({variable}))]
-    found = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
-    assert codes(found) == [("all", "variable-misspelt"), ("a", "address-missing")]
-    assert found[0].cure.startswith(f"write {meant} if")
+    findings = inventory.judge_inventory(groups(cluster=["a"], head=["a"]), nodes, {}, preflight.connection_variables())
+    assert codes(findings) == [("all", "variable-misspelt"), ("a", "address-missing")]
+    assert findings[0].cure.startswith(f"write {meant} if")
 
 
 def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZWw2YvoLBN9V2a/VDrDnQrl+Yb9mxSAnxMj
 def people(*persons: dict[str, Any], **variables: Any) -> list[tuple[str, str]]:
     """The codes of the findings about cluster_users, each with its cause."""
     own = {"ansible_user": "admin", "cluster_users": persons, **variables}
-    return [(one.code, one.cause) for one in judge_people({"node-1": own, "node-2": own}, ["node-1", "node-2"])]
+    return [(item.code, item.cause) for item in judge_people({"node-1": own, "node-2": own}, ["node-1", "node-2"])]
 
 
 def test_good_people_have_no_finding() -> None:
@@ -241,7 +241,7 @@ def encoded(kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("person", "code", "words"),
+    ("person", "code", "message"),
     [
         ({"name": name}, "person-name-malformed", repr(name))
         for name in ("", "Alice", "al ice", "al,ice", "*", "-f", "2alice", "files:alice", "a" * 32, "%sudo", "al/ice")
@@ -266,10 +266,10 @@ def encoded(kind: str) -> str:
         ({"ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----\nSECRET"]}, "person-key-wrong", "should replace now"),
     ],
 )
-def test_bad_people(person: dict[str, Any], code: str, words: str) -> None:
+def test_bad_people(person: dict[str, Any], code: str, message: str) -> None:
     carol = {"name": "carol", "uid": 2009}
-    (found,) = people(carol, {"name": "alice", "uid": 2001, **person})
-    assert (found[0], words in found[1], "SECRET" in found[1]) == (code, True, False), found
+    (finding,) = people(carol, {"name": "alice", "uid": 2001, **person})
+    assert (finding[0], message in finding[1], "SECRET" in finding[1]) == (code, True, False), finding
 
 
 def test_people_are_the_same_on_all_nodes() -> None:
@@ -307,7 +307,7 @@ def test_a_wrong_threshold_is_refused_and_not_all_have_to_be_set(bars: object) -
 def test_a_string_in_place_of_a_list_is_refused() -> None:
     """node-1 is a substring of node-17, and would count as revoked."""
     options = {"ssh_trust_revoked": {"type": "list", "elements": "str"}}
-    (found,) = inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options)
-    assert found.code == "value-not-list"
-    assert found.cure.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
+    (finding,) = inventory.judge_values({"a": {"ssh_trust_revoked": "node-17"}}, options)
+    assert finding.code == "value-not-list"
+    assert finding.cure.endswith("""-e '{"ssh_trust_revoked": ["node-17"]}'""")
     assert inventory.judge_values({"a": {"ssh_trust_revoked": ["node-17"]}}, options) == []

@@ -23,11 +23,11 @@ FREE = {"current": "", "installed": []}
 def found(*machines: dict[str, Any], former: Any = None, own: Any = None, **changes: Any) -> list[tuple[str, str]]:
     """The hosts and codes of what is found on these nodes."""
     plain = {"arch": "x86_64", "hostname": "", "nvidia_driver": "", "stacks": FREE, "accounts": {}} | changes
-    probes = {f"node-{place}": plain | {"machine": one} for place, one in enumerate(machines, 1)}
+    probes = {f"node-{place}": plain | {"machine": machine} for place, machine in enumerate(machines, 1)}
     interfaces = dict.fromkeys(probes, "eth0")
     former = former or {"hosts": {}, "ago": 0}
     every = judge.judge_machines(probes, dict.fromkeys(probes, own or {}), interfaces, "trainer", True, former)
-    return [(one.host, one.code) for one in every]
+    return [(finding.host, finding.code) for finding in every]
 
 
 def test_a_queue_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_queue_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     file.write_text("ClusterName=physics\n")
     assert probing.own_queue(tmp_path) == str(file)
     probes = {name: {"machine": machine(own_queue="/etc/slurm/slurm.conf")} for name in ("node-1", "node-2")}
-    assert [(one.host, one.code) for one in judge.judge_queues(probes, ["node-2"])] == [("node-2", "queue-foreign")]
+    assert [(item.host, item.code) for item in judge.judge_queues(probes, ["node-2"])] == [("node-2", "queue-foreign")]
 
 
 def at(name: str, **changes: Any) -> dict[str, Any]:

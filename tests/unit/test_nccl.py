@@ -15,7 +15,7 @@ FITS = "580.95.05"
 
 def judge(settings: dict[str, Any], driver: str = "", cuda: str = "") -> list[tuple[str, str]]:
     findings = nccl.judge({"nccl_install": True, **settings}, "a", {"nvidia_driver": driver, "cuda": cuda})
-    return [(one.code, one.severity) for one in findings]
+    return [(finding.code, finding.severity) for finding in findings]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_the_loaders_cache_is_read() -> None:
         "\tlibnccl.so (libc6,x86-64) => /lib/x86_64-linux-gnu/libnccl.so\n"
         "\tlibnccl-net.so.2 (libc6,x86-64) => /lib/libnccl-net.so.2\n"
     )
-    found = [Path("/usr/local/lib/libnccl.so.2"), Path("/lib/x86_64-linux-gnu/libnccl.so.2")]
-    assert proof.on_loader_path(cache) == found
+    paths = [Path("/usr/local/lib/libnccl.so.2"), Path("/lib/x86_64-linux-gnu/libnccl.so.2")]
+    assert proof.on_loader_path(cache) == paths
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_library_is_not_loaded_as_root(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_only_another_version_is_reported() -> None:
     assert proof.conflict({"/a/libnccl.so.2": "2.22.3"}, "2.22.3") == ""
-    words = proof.conflict({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
-    assert words.startswith(
+    message = proof.conflict({"/a.so": "2.21.5", "/b.so": "2.22.3", "/c.so": ""}, "2.22.3")
+    assert message.startswith(
         "a job may load /a.so (NCCL 2.21.5), /c.so (NCCL unknown) instead of the installed NCCL 2.22.3"
     )

@@ -53,10 +53,10 @@ def never(network: fabric.Fabric) -> float | None:
     raise AssertionError(f"{network.network} is measured again")
 
 
-def known(found: Networks, hostvars: Mapping[str, Any]) -> dict[str, Any]:
+def known(choice: Networks, hostvars: Mapping[str, Any]) -> dict[str, Any]:
     """What a later run reads."""
-    chosen = fabric.choose([*hostvars], hostvars, found.wanted)
-    return {**NEW, **json.loads(json.dumps({"network": chosen.network, **found.known()}))}
+    chosen = fabric.choose([*hostvars], hostvars, choice.wanted)
+    return {**NEW, **json.loads(json.dumps({"network": chosen.network, **choice.known()}))}
 
 
 def choose(
@@ -68,10 +68,10 @@ def choose(
 
 
 def test_the_network_that_carries_most_is_chosen_and_its_addresses_are_known() -> None:
-    found = choose(cluster(), {FIRST: 110.0, SECOND: 900.0})
-    assert (found.wanted, found.first, found.rates) == (SECOND, FIRST, {FIRST: 110.0, SECOND: 900.0})
-    assert found.addresses["b"] == ["10.0.0.2", "10.1.0.2"]
-    (note,) = found.findings
+    choice = choose(cluster(), {FIRST: 110.0, SECOND: 900.0})
+    assert (choice.wanted, choice.first, choice.rates) == (SECOND, FIRST, {FIRST: 110.0, SECOND: 900.0})
+    assert choice.addresses["b"] == ["10.0.0.2", "10.1.0.2"]
+    (note,) = choice.findings
     assert (note.code, note.severity, note.host) == ("network-chosen", "note", "all")
     assert f"jobs use {SECOND}: {FIRST} carries 110 MB/s; {SECOND} carries 900 MB/s" in note.cause
 
@@ -122,9 +122,9 @@ def test_limit_keeps_what_was_chosen_for_all() -> None:
     hostvars = cluster()
     former = known(choose(hostvars, {FIRST: 110.0, SECOND: 900.0}), hostvars)
     limited = {**hostvars, "c": {"cluster_ip": "10.0.0.3"}}
-    found = networks.choose(NAMES, limited, "", former, None, again=False)
-    assert (found.wanted, found.addresses) == (SECOND, former["addresses"])
-    assert known(found, limited) == former
+    choice = networks.choose(NAMES, limited, "", former, None, again=False)
+    assert (choice.wanted, choice.addresses) == (SECOND, former["addresses"])
+    assert known(choice, limited) == former
     assert choose(limited) == Networks()
     # A pinned network is another matter, but the addresses are not forgotten.
     pinned = choose(limited, pinned=FIRST, former=former)
@@ -138,8 +138,8 @@ def test_a_node_that_is_no_longer_in_the_chosen_network_is_named() -> None:
     for lone in ({**hostvars, "b": {**node(2), **away}}, {**cluster(), "a": {"cluster_ip": "10.0.0.1"}}):
         lone["b"] = {**node(2), **away}
         wanted = networks.choose(NAMES, lone, "", former, never, again=False).wanted
-        (found,) = fabric.choose(NAMES, lone, wanted).findings
-        assert (found.host, found.code) == ("b", "network-not-on-node")
+        (finding,) = fabric.choose(NAMES, lone, wanted).findings
+        assert (finding.host, finding.code) == ("b", "network-not-on-node")
     # If no node is there any more, the network is gone.
     gone = {
         name: {**own, "_preflight_probe": {"probe": {"interfaces": [link("eth0", own["cluster_ip"])]}}}

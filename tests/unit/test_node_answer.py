@@ -62,7 +62,7 @@ def test_a_field_with_an_invalid_value_is_refused(field: str, value: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"stacks": GOOD["stacks"] | {"installed": ["../../etc"]}}, "probe.stacks.installed[0] is '../../etc'"),
         ({"stacks": {"current": ""}}, "probe.stacks has missing or unknown fields: former, installed"),
@@ -81,10 +81,10 @@ def test_a_field_with_an_invalid_value_is_refused(field: str, value: Any) -> Non
         ({"arch": "x" * 100_000}, "probe.arch is … xxx"),
     ],
 )
-def test_the_error_names_the_field_and_the_value(changes: dict[str, Any], words: str) -> None:
+def test_the_error_names_the_field_and_the_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnfitError) as refusal:
         probe.check(answer(**changes))
-    assert str(refusal.value).startswith(words)
+    assert str(refusal.value).startswith(message)
     assert len(str(refusal.value)) < 150
 
 

@@ -18,8 +18,8 @@ allreduce = load_probe("allreduce")
 
 def ranks(*took: float | None) -> list[dict[str, Any]]:
     return [
-        {"rank": number, "size": len(took), "host": "liar", "machine": f"m{number}", "step_ms": one}
-        for number, one in enumerate(took)
+        {"rank": number, "size": len(took), "host": "liar", "machine": f"m{number}", "step_ms": step}
+        for number, step in enumerate(took)
     ]
 
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_compared_is_not(took: Sequence[float | None]) -> None:
 
 def test_a_failed_job_says_nothing_about_speed() -> None:
     assert [check.status for check in paced(10.0, 50.0, code=1)] == [RED]
-    twice = [{**one, "rank": 0} for one in ranks(1.0, 9.0)]
+    twice = [{**rank, "rank": 0} for rank in ranks(1.0, 9.0)]
     assert [check.id for check in paced(10.0, 10.0, ranks=twice)] == ["horovod.torch.gloo"]
 
 
@@ -91,8 +91,8 @@ def test_a_failed_job_says_nothing_about_speed() -> None:
 def test_each_kind_of_processor_is_measured_once(
     frameworks: list[str], gpu: bool, measured: list[str], quick: bool
 ) -> None:
-    found = jobs(["node-1", "node-2"], frameworks, 120, Bars(), quick=quick, gpu=gpu)
-    assert [job["id"] for job in found if "--pace" in job["argv"]] == measured
+    planned = jobs(["node-1", "node-2"], frameworks, 120, Bars(), quick=quick, gpu=gpu)
+    assert [job["id"] for job in planned if "--pace" in job["argv"]] == measured
 
 
 class Matrix:
@@ -111,10 +111,10 @@ class Horovod:
 
     rounds = 0
 
-    def allgather_object(self, thing: int, *, name: str) -> list[int]:
-        assert name == f"pace.{thing}"
+    def allgather_object(self, value: int, *, name: str) -> list[int]:
+        assert name == f"pace.{value}"
         self.rounds += 1
-        return [thing]
+        return [value]
 
 
 @pytest.mark.parametrize(("idle", "crowded"), [(0.1, True), (1.0, False)])
@@ -130,9 +130,9 @@ def test_the_fastest_round_counts(monkeypatch: pytest.MonkeyPatch, idle: float, 
     # Seconds of busy and of idle processors, and of its own, before and after each round.
     known = iter([(0, 0, 0), (2, idle, 1), (9, 9, 9), (9, 9, 9), (9, 9, 9), (9, 9, 9)])
     monkeypatch.setattr(allreduce, "processors", lambda: next(known))
-    found = allreduce.pace(horovod, tensor, 8)
-    assert 20 <= found["step_ms"] < 90
-    assert found["crowded"] == crowded
+    paces = allreduce.pace(horovod, tensor, 8)
+    assert 20 <= paces["step_ms"] < 90
+    assert paces["crowded"] == crowded
     assert (horovod.rounds, seconds) == (3, [])
 
 
@@ -146,5 +146,5 @@ def burn() -> tuple[float, float, float]:
     until = time.process_time() + 0.25
     while time.process_time() < until:
         pass
-    found: tuple[float, float, float] = allreduce.processors()
-    return found
+    times: tuple[float, float, float] = allreduce.processors()
+    return times

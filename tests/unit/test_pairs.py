@@ -31,7 +31,7 @@ NET = os.getpid() % 200 + 20
 
 def places(number: int) -> list[Place]:
     """Nodes on this machine, each with an address of its own."""
-    return [Place(f"node-{one}", f"127.0.{NET}.{one}", SHELL, sys.executable) for one in range(1, number + 1)]
+    return [Place(f"node-{place}", f"127.0.{NET}.{place}", SHELL, sys.executable) for place in range(1, number + 1)]
 
 
 def odd(script: Path, text: str, number: int = 3) -> Place:
@@ -49,7 +49,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def codes(measured: Measured, bars: Bars | None = None) -> list[tuple[str, str, str]]:
-    return [(one.host, one.code, one.severity) for one in judge(measured, bars or Bars(), "10.0.0.0/24")]
+    return [(item.host, item.code, item.severity) for item in judge(measured, bars or Bars(), "10.0.0.0/24")]
 
 
 def test_healthy_nodes_have_no_finding_and_rates_in_every_round() -> None:
@@ -113,8 +113,8 @@ LIARS = {
 @pytest.mark.usefixtures("soon")
 def test_a_node_that_does_anything_else_is_not_measured() -> None:
     odd = [
-        Place(f"node-{number}", f"127.0.{NET}.{number}", ("sh", "-c", f"{said} #"), sys.executable)
-        for number, said in enumerate(LIARS.values(), 3)
+        Place(f"node-{number}", f"127.0.{NET}.{number}", ("sh", "-c", f"{output} #"), sys.executable)
+        for number, output in enumerate(LIARS.values(), 3)
     ]
     measured = measure([*places(2), *odd])
     assert {*codes(measured)} == {(place.name, "pair-unmeasured", "warn") for place in odd}
@@ -199,7 +199,7 @@ def test_many_silent_connections_of_one_node_keep_no_other_from_a_third(
     protected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = agents.PROGRAM.read_text()
-    assert all(one in program for one in (LIMIT, TOLD, PROOF))
+    assert all(setting in program for setting in (LIMIT, TOLD, PROOF))
     if not protected:
         monkeypatch.setattr(agents, "PROGRAM", tmp_path / "agent.py")
         agents.PROGRAM.write_text(
@@ -207,9 +207,9 @@ def test_many_silent_connections_of_one_node_keep_no_other_from_a_third(
         )
     measured = measure([*places(2), evil(tmp_path, f"127.0.{NET}.3")])
     assert measured.silent == {}
-    closed = [found for found in codes(measured) if found[1] == "pair-node-closed"]
+    closed = [finding for finding in codes(measured) if finding[1] == "pair-node-closed"]
     assert closed == ([] if protected else [("node-2", "pair-node-closed", "stop")])
-    assert {one.source for one in measured.closed} == (set() if protected else {"node-1", "node-3"})
+    assert {link.source for link in measured.closed} == (set() if protected else {"node-1", "node-3"})
 
 
 @pytest.mark.parametrize("protected", [True, False])
@@ -222,8 +222,8 @@ def test_a_node_that_turned_others_away_is_not_called_closed(
     agents.PROGRAM.write_text(program if protected else program.replace(TOLD, "pass"))
     # Programs on both do that, of whoever.
     measured = measure([*places(2), evil(tmp_path, f"127.0.{NET}.1", f"127.0.{NET}.3")])
-    found = [one for one in codes(measured) if one[0] == "node-2"]
-    assert found == [("node-2", *(("pair-crowded", "warn") if protected else ("pair-node-closed", "stop")))]
+    findings = [finding for finding in codes(measured) if finding[0] == "node-2"]
+    assert findings == [("node-2", *(("pair-crowded", "warn") if protected else ("pair-node-closed", "stop")))]
 
 
 @pytest.fixture
@@ -232,9 +232,9 @@ def alone() -> Endpoint:
     return Endpoint("node-1", f"127.0.{NET}.8", "word", [40000], [f"127.0.{NET}.8", f"127.0.{NET}.9"])
 
 
-def connection(node: Endpoint, source: str, what: bytes = b"") -> socket.socket:
+def connection(node: Endpoint, source: str, greeting: bytes = b"") -> socket.socket:
     made = socket.create_connection((node.address, node.listeners[0].getsockname()[1]), 5, (source, 0))
-    made.sendall(what)
+    made.sendall(greeting)
     return made
 
 
@@ -253,9 +253,9 @@ def test_a_node_lets_in_peers_only_a_few_times_each_and_for_a_second(alone: Endp
         while True:
             slow.sendall(b"x")
             time.sleep(0.2)
-    for one in silent:
-        with one, suppress(ConnectionError):
-            assert one.recv(1) == b""
+    for peer in silent:
+        with peer, suppress(ConnectionError):
+            assert peer.recv(1) == b""
     with connection(alone, f"127.0.{NET}.9", hello) as peer:
         assert peer.recv(CHECK) == proof("word", "node-1")
 
@@ -268,18 +268,18 @@ def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: En
         with suppress(OSError):
             while True:
                 stack.callback(os.close, os.dup(0))
-        for one in (first, second):
-            one.settimeout(0.5)
-            one.bind((alone.address, 0))
-            one.connect(alone.listeners[0].getsockname())
-            one.sendall(hello)
+        for peer in (first, second):
+            peer.settimeout(0.5)
+            peer.bind((alone.address, 0))
+            peer.connect(alone.listeners[0].getsockname())
+            peer.sendall(hello)
         # A waiting accept has a descriptor for one of them already.
         with pytest.raises(TimeoutError):
             second.recv(CHECK)
         stack.close()
-        for one in (first, second):
-            one.settimeout(5)
-            assert one.recv(CHECK) == proof("word", "node-1")
+        for peer in (first, second):
+            peer.settimeout(5)
+            assert peer.recv(CHECK) == proof("word", "node-1")
 
 
 def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Endpoint) -> None:
@@ -326,5 +326,5 @@ exec(compile(program, "pairs", "exec"))
 
 def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path) -> None:
     measured = measure([*places(2), odd(tmp_path / "ending.py", ENDING)])
-    assert {one.source for one in measured.closed} == {"node-1", "node-2"}
+    assert {link.source for link in measured.closed} == {"node-1", "node-2"}
     assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]

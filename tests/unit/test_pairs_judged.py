@@ -13,7 +13,7 @@ from farandole.node.agent import stranger
 
 
 def codes(measured: Measured, bars: Bars | None = None) -> list[tuple[str, str, str]]:
-    return [(one.host, one.code, one.severity) for one in judge(measured, bars or Bars(), "10.0.0.0/24")]
+    return [(item.host, item.code, item.severity) for item in judge(measured, bars or Bars(), "10.0.0.0/24")]
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 8, 9, 33])
@@ -21,8 +21,8 @@ def test_in_each_round_everyone_takes_part_once_and_all_meet(number: int) -> Non
     names = [*range(number)]
     rounds = number - 1 if number % 2 == 0 else number
     met = set()
-    for one in range(rounds):
-        pairs = pairs_of(names, one)
+    for place in range(rounds):
+        pairs = pairs_of(names, place)
         assert len(pairs) == number // 2
         assert len({name for pair in pairs for name in pair}) == 2 * len(pairs)
         met |= {frozenset(pair) for pair in pairs}
@@ -82,7 +82,7 @@ SHUT = {
         "abcdef", [*into("f", "abcdef"), "bc"], [("b, c", "pair-link-closed"), ("f", "pair-node-closed")]
     ),
     "two groups": (
-        "abcd", [one + other for one, other in permutations("abcd", 2) if (one in "ab") != (other in "ab")],
+        "abcd", [first + second for first, second in permutations("abcd", 2) if (first in "ab") != (second in "ab")],
         [("all", "pair-groups-apart")],
     ),
 }  # fmt: skip
@@ -92,15 +92,15 @@ SHUT = {
 def test_a_bad_node_a_bad_link_and_bad_groups_are_told_apart(
     names: str, ways: list[str], wanted: list[tuple[str, str]]
 ) -> None:
-    assert sorted(found[:2] for found in codes(shut(names, ways))) == sorted(wanted)
+    assert sorted(finding[:2] for finding in codes(shut(names, ways))) == sorted(wanted)
 
 
 def test_a_closed_port_is_told_with_direction_port_and_rule() -> None:
-    (found,) = judge(shut("abc", into("c", "abc")), Bars(), "10.0.0.0/24")
-    assert "a, b cannot connect to it (TCP 40000: no answer)" in found.cause
-    assert "ufw allow from 10.0.0.0/24" in found.cure
-    (found,) = judge(shut("ab", ["ab"]), Bars())
-    assert "it cannot be told which" in found.cause
+    (finding,) = judge(shut("abc", into("c", "abc")), Bars(), "10.0.0.0/24")
+    assert "a, b cannot connect to it (TCP 40000: no answer)" in finding.cause
+    assert "ufw allow from 10.0.0.0/24" in finding.cure
+    (finding,) = judge(shut("ab", ["ab"]), Bars())
+    assert "it cannot be told which" in finding.cause
 
 
 def test_one_node_alone_cannot_claim_that_another_has_its_address() -> None:
@@ -118,32 +118,32 @@ def test_one_node_alone_cannot_claim_that_another_has_its_address() -> None:
 def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:
     narrow = [Narrow(name, "c", 1400, 1500) for name in "abd"]
     assert codes(Measured([*"abcd"], narrow=narrow)) == [("c", "pair-path-narrow", "stop")]
-    (found,) = judge(Measured([*"abcd"], narrow=narrow[:1]), Bars())
-    assert (found.host, found.code, "1400 of 1500 bytes" in found.cause) == ("a, c", "pair-path-narrow", True)
-    (found,) = judge(Measured([*"ab"], misnamed=[Misnamed("a", "b", ("127.0.1.1",))]), Bars())
-    assert (found.host, found.code, "b means 127.0.1.1" in found.cause) == ("a", "pair-name-wrong", True)
+    (finding,) = judge(Measured([*"abcd"], narrow=narrow[:1]), Bars())
+    assert (finding.host, finding.code, "1400 of 1500 bytes" in finding.cause) == ("a, c", "pair-path-narrow", True)
+    (finding,) = judge(Measured([*"ab"], misnamed=[Misnamed("a", "b", ("127.0.1.1",))]), Bars())
+    assert (finding.host, finding.code, "b means 127.0.1.1" in finding.cause) == ("a", "pair-name-wrong", True)
 
 
 def rated(names: str, rate: Callable[[str, str], float], speeds: dict[str, int] | None = None) -> Measured:
     """Nodes after all rounds, with the rates in MB/s."""
     measured = Measured([*names], speeds=speeds or {})
     for number in chosen_rounds(len(names)):
-        for one, other in pairs_of([*names], number):
-            measured.rates[one, other] = [1e6 * rate(one, other)]
-            measured.rates[other, one] = [1e6 * rate(other, one)]
+        for first, second in pairs_of([*names], number):
+            measured.rates[first, second] = [1e6 * rate(first, second)]
+            measured.rates[second, first] = [1e6 * rate(second, first)]
     return measured
 
 
-TWO = rated("ab", lambda one, _: 11 if one == "a" else 112)
+TWO = rated("ab", lambda source, _: 11 if source == "a" else 112)
 # Half of the nodes have slower interfaces than the rest.
 HALF = {name: 10_000 if name in "abcd" else 1000 for name in "abcdefgh"}
 RATED: dict[str, tuple[Measured, list[tuple[str, str, str]]]] = {
-    "alike": (rated("abcdef", lambda one, _: 100 if one > "c" else 90), []),
-    "two alike": (rated("ab", lambda one, _: 100 if one == "a" else 60), []),
+    "alike": (rated("abcdef", lambda source, _: 100 if source > "c" else 90), []),
+    "two alike": (rated("ab", lambda source, _: 100 if source == "a" else 60), []),
     "of two, one": (TWO, [("a, b", "pair-slow-link", "warn")]),
     "interfaces": (rated("abcdefgh", lambda *way: 1000 if {*way} <= {*"abcd"} else 112, HALF), []),
     "groups": (
-        rated("abcdefgh", lambda one, other: 112 if (one in "abcd") == (other in "abcd") else 30),
+        rated("abcdefgh", lambda first, second: 112 if (first in "abcd") == (second in "abcd") else 30),
         [("all", "pair-slow-groups", "warn")],
     ),
     "more than a processor fills": (rated("abcd", lambda *way: 900 if "b" in way else 3000), []),
@@ -153,11 +153,11 @@ RATED: dict[str, tuple[Measured, list[tuple[str, str, str]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("measured", "found"), RATED.values(), ids=RATED)
+@pytest.mark.parametrize(("measured", "findings"), RATED.values(), ids=RATED)
 def test_only_nodes_and_links_that_can_be_blamed_are_slow(
-    measured: Measured, found: list[tuple[str, str, str]]
+    measured: Measured, findings: list[tuple[str, str, str]]
 ) -> None:
-    assert codes(measured) == found
+    assert codes(measured) == findings
 
 
 @pytest.mark.parametrize("names", ["abc", "abcd", "abcdefgh"])
@@ -177,17 +177,17 @@ def test_the_share_and_the_floor_decide() -> None:
 
 
 def test_a_slow_link_names_both_ends() -> None:
-    one, other = pairs_of([*"abcdefgh"], chosen_rounds(8)[1])[1]
-    (found,) = judge(rated("abcdefgh", lambda *way: 11 if way == (one, other) else 112), Bars())
-    assert (found.host, found.code) == (f"{one}, {other}", "pair-slow-link")
-    assert f"what {one} sends to {other} arrives with 11.0 MB/s; 112.0 MB/s is usual" in found.cause
+    source, target = pairs_of([*"abcdefgh"], chosen_rounds(8)[1])[1]
+    (finding,) = judge(rated("abcdefgh", lambda *way: 11 if way == (source, target) else 112), Bars())
+    assert (finding.host, finding.code) == (f"{source}, {target}", "pair-slow-link")
+    assert f"what {source} sends to {target} arrives with 11.0 MB/s; 112.0 MB/s is usual" in finding.cause
     assert "it cannot be told which" in judge(TWO, Bars())[0].cause
 
 
 def test_two_bad_nodes_that_met_each_other_are_both_named() -> None:
     bad = set(pairs_of([*"abcdefgh"], chosen_rounds(8)[0])[1])
-    found = codes(rated("abcdefgh", lambda *way: 11 if bad & {*way} else 112))
-    assert found == [(name, "pair-slow-node", "stop") for name in sorted(bad)]
+    findings = codes(rated("abcdefgh", lambda *way: 11 if bad & {*way} else 112))
+    assert findings == [(name, "pair-slow-node", "stop") for name in sorted(bad)]
 
 
 def test_a_node_that_reached_the_usual_rate_once_is_good() -> None:
@@ -202,8 +202,8 @@ def test_a_node_that_reached_the_usual_rate_once_is_good() -> None:
 
 
 def test_among_many_slow_links_those_count_that_are_slow_alone() -> None:
-    one, other = pairs_of("abcdef", chosen_rounds(6)[0])[:2]
-    busy = rated("abcdef", lambda *way: 11 if way in (one, other) else 112)
-    assert {host for host, *_ in codes(busy)} == {", ".join(one), ", ".join(other)}
-    busy.alone = {other: [12e6]}
-    assert {host for host, *_ in codes(busy)} == {", ".join(other)}
+    first, second = pairs_of("abcdef", chosen_rounds(6)[0])[:2]
+    busy = rated("abcdef", lambda *way: 11 if way in (first, second) else 112)
+    assert {host for host, *_ in codes(busy)} == {", ".join(first), ", ".join(second)}
+    busy.alone = {second: [12e6]}
+    assert {host for host, *_ in codes(busy)} == {", ".join(second)}

@@ -233,7 +233,7 @@ def test_an_unavailable_stack_is_refused_with_the_available_ones(cache: Builds) 
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"),
+    ("nodes", "message"),
     [
         ({"node-1": RUNS, "node-2": HAS}, f"(node-1: {BEFORE}, node-2: none)"),
         ({"node-1": RUNS, "node-2": {**RUNS, "former": "cccc00000000"}}, f"(node-1: {BEFORE}, node-2: cccc00000000)"),
@@ -241,10 +241,10 @@ def test_an_unavailable_stack_is_refused_with_the_available_ones(cache: Builds) 
     ],
     ids=["one has none", "they differ", "none has one"],
 )
-def test_nodes_with_different_former_stacks_are_named(nodes: dict[str, Any], words: str) -> None:
+def test_nodes_with_different_former_stacks_are_named(nodes: dict[str, Any], message: str) -> None:
     with pytest.raises(FarandoleError) as refusal:
         former(nodes)
-    assert f"the nodes do not share one former stack to go back to {words}; choose a stack with" in str(refusal.value)
+    assert f"the nodes do not share one former stack to go back to {message}; choose a stack with" in str(refusal.value)
 
 
 def test_a_stack_of_another_release_is_refused() -> None:

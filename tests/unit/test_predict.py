@@ -43,18 +43,20 @@ def test_workers_that_send_in_turns_need_up_to_twice_as_long() -> None:
 
 
 def test_a_step_takes_what_the_slowest_link_needs() -> None:
-    found = predict(AFTERWARDS, NETWORK, 4)
-    assert found.bandwidth_ms == pytest.approx(1.5 * 100 / 25 * 1000)
-    assert found.latency_ms == pytest.approx(6 * 0.05 + CYCLE_MS)
-    assert found.step_ms == pytest.approx(250 + found.exchange_ms)
-    assert found.efficiency == pytest.approx(250 / found.step_ms)
+    prediction = predict(AFTERWARDS, NETWORK, 4)
+    assert prediction.bandwidth_ms == pytest.approx(1.5 * 100 / 25 * 1000)
+    assert prediction.latency_ms == pytest.approx(6 * 0.05 + CYCLE_MS)
+    assert prediction.step_ms == pytest.approx(250 + prediction.exchange_ms)
+    assert prediction.efficiency == pytest.approx(250 / prediction.step_ms)
     # The backward pass hides what is sent meanwhile.
-    found = predict(JOB, NETWORK, 4)
-    assert found.step_ms == pytest.approx(250 / 3 + found.exchange_ms)
+    prediction = predict(JOB, NETWORK, 4)
+    assert prediction.step_ms == pytest.approx(250 / 3 + prediction.exchange_ms)
     assert predict(JOB, Network(1000, 100), 2).step_ms == pytest.approx(250 + 2 * 0.05 + CYCLE_MS)
     # Large gradients are sent in several pieces.
-    one, two = (predict(TrainingJob(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1))
-    assert two == pytest.approx(2 * one)
+    first, second = (
+        predict(TrainingJob(megabytes, 100), NETWORK, 2).latency_ms for megabytes in (PIECE_MB, PIECE_MB + 1)
+    )
+    assert second == pytest.approx(2 * first)
 
 
 def test_no_step_is_shorter_than_on_one_worker() -> None:
@@ -95,9 +97,9 @@ def links(*rates: float | None, **more: Any) -> dict[str, Any]:
     return {"nodes": nodes, "usual_mb_per_s": 100.0, "rates_measured": "2026-11-24T08:00:00Z", **more}
 
 
-def said(*words: object) -> str:
+def said(*arguments: object) -> str:
     """What `farandole predict` says, or refuses."""
-    done = CliRunner().invoke(app, ["predict", *map(str, words)])
+    done = CliRunner().invoke(app, ["predict", *map(str, arguments)])
     assert done.exception is None or isinstance(done.exception, FarandoleError | SystemExit), done.output
     return str(done.exception) if isinstance(done.exception, FarandoleError) else done.output
 
@@ -108,14 +110,14 @@ def asked(inventory: Path, *more: object) -> str:
 
 def test_the_slowest_node_counts_and_is_named(inventory: Path) -> None:
     preflight(inventory, links(100, 25, 110))
-    found = asked(inventory, "--nodes", "4,2")
-    rows = [line.split() for line in found.splitlines()[:3]]
+    answer = asked(inventory, "--nodes", "4,2")
+    rows = [line.split() for line in answer.splitlines()[:3]]
     assert [row[0] for row in rows] == ["workers", "2", "4"]
     assert rows[1][1:3] == ["4001", "4084-4251"]
-    assert "about 4.0-4.1 % of 4 workers" in found
-    assert "25.0 MB/s on node-2, the slowest node, where 100.0 are usual" in found
-    assert "between node-1, node-2, node-3 on 2026-11-24T08:00:00Z" in found
-    assert "More than 3 nodes" in found
+    assert "about 4.0-4.1 % of 4 workers" in answer
+    assert "25.0 MB/s on node-2, the slowest node, where 100.0 are usual" in answer
+    assert "between node-1, node-2, node-3 on 2026-11-24T08:00:00Z" in answer
+    assert "More than 3 nodes" in answer
     assert "More than" not in asked(inventory, "--nodes", "2,3")
     # As an earlier version has measured it.
     old = links(25, 25, 25)
@@ -139,16 +141,16 @@ def test_nodes_that_take_no_part_do_not_count(inventory: Path) -> None:
 def test_latency_is_named_where_it_costs_more(inventory: Path) -> None:
     nodes = {"node-1": link(1000, 900), "node-2": link(1000, 2000)}
     preflight(inventory, links(nodes=nodes))
-    found = said("-i", inventory, "--model-mb", 0.1, "--step-ms", 10)
-    assert "Latency costs most" in found
-    assert "2000 µs for a message of node-2 there and back" in found
+    answer = said("-i", inventory, "--model-mb", 0.1, "--step-ms", 10)
+    assert "Latency costs most" in answer
+    assert "2000 µs for a message of node-2 there and back" in answer
 
 
 def test_a_planned_network_needs_no_inventory(inventory: Path) -> None:
     planned = ("--mbit", 10_000, "--delay-us", 50)
-    found = said("--model-mb", 100, "--step-ms", 250, *planned)
-    assert "1175.0 MB/s" in found
-    assert "--mbit 10000 and --delay-us 50: as given" in found
+    answer = said("--model-mb", 100, "--step-ms", 250, *planned)
+    assert "1175.0 MB/s" in answer
+    assert "--mbit 10000 and --delay-us 50: as given" in answer
     assert "costs almost nothing" in said("--model-mb", 1, "--step-ms", 1000, *planned)
     assert "there is no -i INVENTORY" in said("--model-mb", 100, "--step-ms", 250, "--mbit", 1000)
     preflight(inventory, links(25, 25, 25))

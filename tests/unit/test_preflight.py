@@ -32,7 +32,7 @@ def node(name: str, host: str = "192.0.2.1", **more: Any) -> Any:
 
 
 def codes(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    return [(one.host, one.code) for one in findings]
+    return [(finding.host, finding.code) for finding in findings]
 
 
 FREE: dict[str, Any] = {"user_id": None, "group_id": None, "id_owner": None, "group_id_owner": None}
@@ -67,7 +67,7 @@ def test_a_good_node_has_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
+    ("changes", "code", "message"),
     [
         ({"os_id": "ubuntu", "os_version": "20.04"}, "system-unsupported", "Ubuntu 20.04"),
         ({"os_id": "", "os_version": ""}, "system-unsupported", "an unknown system"),
@@ -91,10 +91,10 @@ def test_a_good_node_has_no_finding() -> None:
         ({"sshd_drop_ins": False}, "drop-ins-unread", ""),
     ],
 )
-def test_bad_nodes(changes: dict[str, Any], code: str, words: str) -> None:
+def test_bad_nodes(changes: dict[str, Any], code: str, message: str) -> None:
     finding = found(answer(**changes))
     assert (finding.host, finding.code) == ("node-1", code)
-    assert words in finding.cause
+    assert message in finding.cause
 
 
 def test_a_node_s_words_are_not_in_the_cure() -> None:
@@ -123,7 +123,7 @@ FAILED = "\nHost key verification failed."
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "command"),
+    ("output", "code", "command"),
     [
         ("ssh: connect to host a port 22: Connection refused", "login-refused", "systemctl enable --now ssh"),
         ("ssh: connect to host a port 22: Connection timed out", "login-timeout", "ssh root@192.0.2.1"),
@@ -146,8 +146,8 @@ FAILED = "\nHost key verification failed."
         ("", "login-failed", "ssh -v root@192.0.2.1"),
     ],
 )
-def test_a_node_that_does_not_answer(said: str, code: str, command: str) -> None:
-    finding = found({"unreachable_reason": answers.reason(said), "login": login()})
+def test_a_node_that_does_not_answer(output: str, code: str, command: str) -> None:
+    finding = found({"unreachable_reason": answers.reason(output), "login": login()})
     assert (finding.host, finding.code) == ("node-1", code)
     assert command in finding.cure
 
@@ -186,9 +186,9 @@ def test_the_ssh_command_is_the_one_that_ansible_uses_and_knows_the_hosts_that_i
 
 
 def test_a_command_on_the_same_connection_has_no_password_and_prompts_for_none() -> None:
-    words = ["sshpass", "-d5", "/usr/bin/ssh", "-vvv", "-o", "ControlPath=/x", "-p", "22", "192.0.2.1"]
+    command = ["sshpass", "-d5", "/usr/bin/ssh", "-vvv", "-o", "ControlPath=/x", "-p", "22", "192.0.2.1"]
     ours = ["/usr/bin/ssh", "-T", "-o", "BatchMode=yes", "-o", "ControlPath=/x", "-p", "22", "192.0.2.1"]
-    assert answers.shared_connection(words, "/usr/bin/ssh") == ours
+    assert answers.shared_connection(command, "/usr/bin/ssh") == ours
 
 
 def link(address: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ checked = partial(hosts_phase, accounts=ACCOUNTS)
 
 
 def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(one["host"], one["code"]) for one in verdict["findings"]]
+    return [(finding["host"], finding["code"]) for finding in verdict["findings"]]
 
 
 def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_the_record_is_private_and_complete(tmp_path: Path) -> None:
         "links": {},
         "hosts": {"a": probe()},
     }
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (path.parent, path)] == [0o700, 0o600]
     assert list(path.parent.iterdir()) == [path]
 
 

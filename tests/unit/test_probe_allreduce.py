@@ -94,9 +94,9 @@ def tensor(size: int, value: int, kind: str) -> Numbers:
 
 
 def errors(horovod: Horovod) -> list[tuple[str, str]]:
-    found = [*allreduce.sums(horovod, tensor), *allreduce.moves(horovod, tensor, HOSTS)]
-    assert {error["code"] for error in found} <= {"wrong-values"} <= {*causes()}
-    return [(error["host"], error["seen"]) for error in found]
+    results = [*allreduce.sums(horovod, tensor), *allreduce.moves(horovod, tensor, HOSTS)]
+    assert {error["code"] for error in results} <= {"wrong-values"} <= {*causes()}
+    return [(error["host"], error["seen"]) for error in results]
 
 
 @pytest.mark.usefixtures("few")
@@ -106,7 +106,7 @@ def test_correct_results_are_accepted() -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    ("spoiled", "element", "host", "words"),
+    ("spoiled", "element", "host", "message"),
     [
         ("int64.1000", 5, HERE, "the sum of 1000 int64 is 0 to 6, not 6"),
         ("gather.int32.1", 5, "c", "of 6 int32 gathered, the 3 from rank 2 on c are 0 to 3, not 3"),
@@ -116,8 +116,8 @@ def test_correct_results_are_accepted() -> None:
         ("broadcast.int64.1000.2", 999, "c", "of 1000 int64 broadcast, the 1000 from rank 2 on c are 0 to 3, not 3"),
     ],
 )
-def test_one_wrong_element_is_reported_with_its_rank(spoiled: str, element: int, host: str, words: str) -> None:
-    assert errors(Horovod(spoiled, element)) == [(host, words)]
+def test_one_wrong_element_is_reported_with_its_rank(spoiled: str, element: int, host: str, message: str) -> None:
+    assert errors(Horovod(spoiled, element)) == [(host, message)]
 
 
 def test_missing_elements_are_reported() -> None:

@@ -52,7 +52,7 @@ def test_a_token_goes_round_once(size: int) -> None:
 def test_a_wrong_token_is_reported(loses: int, seen: list[str]) -> None:
     wanted = {"5 after 3": 6, "2 after 2": 3}
     assert ring(3, loses) == [
-        f"the token that goes round the ranks is {words} of 3, not {wanted[words]}" for words in seen
+        f"the token that goes round the ranks is {order} of 3, not {wanted[order]}" for order in seen
     ]
 
 
@@ -83,14 +83,14 @@ class Summing:
 )
 def test_inexact_sums_are_reported(wrong: float, seen: list[str]) -> None:
     summing = Summing(1, wrong)
-    assert list(mpi.sums(summing)) == [{"code": "wrong-values", "host": HERE, "seen": words} for words in seen]
+    assert list(mpi.sums(summing)) == [{"code": "wrong-values", "host": HERE, "seen": order} for order in seen]
     assert summing.count == 9
 
 
 def test_the_address_in_the_network_of_the_cluster() -> None:
-    found = ["127.0.0.1", "172.17.0.1", "10.94.0.11"]
-    assert ways.own_address("10.94.0.0/24", found) == "10.94.0.11"
-    assert ways.own_address("10.94.0.11/24", found) == "10.94.0.11"
+    addresses = ["127.0.0.1", "172.17.0.1", "10.94.0.11"]
+    assert ways.own_address("10.94.0.0/24", addresses) == "10.94.0.11"
+    assert ways.own_address("10.94.0.11/24", addresses) == "10.94.0.11"
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ class Meeting:
     def __init__(self, rank: int, boxes: list[queue.Queue[Any]]) -> None:
         self.rank, self.size, self.boxes = rank, 2, boxes
 
-    def gather(self, thing: Any) -> list[Any]:
-        self.boxes[1 - self.rank].put(thing)
+    def gather(self, value: Any) -> list[Any]:
+        self.boxes[1 - self.rank].put(value)
         other = self.boxes[self.rank].get(timeout=5)
-        return [thing, other] if self.rank == 0 else [other, thing]
+        return [value, other] if self.rank == 0 else [other, value]
 
     def send(self, values: array[int], to: int) -> None:
         self.boxes[to].put(values[0])
@@ -136,15 +136,15 @@ def both(job: Any) -> list[Any]:
 
 def met(monkeypatch: pytest.MonkeyPatch, network: str) -> list[Any]:
     monkeypatch.setattr(ways, "addresses", lambda: ["127.0.0.2"])
-    return both(lambda one: ways.meet(one, network))
+    return both(lambda rank: ways.meet(rank, network))
 
 
 def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "ENOUGH_SECONDS", 0.005)
-    connections = [connection for connection, words in met(monkeypatch, "127.0.0.0/8") if words == []]
-    assert [one.gettimeout() for one in connections] == [None, None]
-    assert [one.getpeername()[0] for one in connections] == ["127.0.0.2", "127.0.0.2"]
-    compare = partial(both, lambda one: mpi.compare(one, [ways.OverTCP(one.rank == 0, connections[one.rank])]))
+    connections = [connection for connection, errors in met(monkeypatch, "127.0.0.0/8") if errors == []]
+    assert [connection.gettimeout() for connection in connections] == [None, None]
+    assert [connection.getpeername()[0] for connection in connections] == ["127.0.0.2", "127.0.0.2"]
+    compare = partial(both, lambda rank: mpi.compare(rank, [ways.OverTCP(rank.rank == 0, connections[rank.rank])]))
     # TCP sleeps while it waits, so no round would count as quiet; the limit is lifted for this test.
     monkeypatch.setattr(mpi, "WAITED", 1000)
     first, second = compare()
@@ -161,8 +161,8 @@ def test_plain_tcp_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [quiet for quiet, _ in disturbed] == [True, True, False, False, True, True, True]
     reported = mpi.speeds(first)
     assert 1 < reported["latency_us"] < 10_000 and 10 < reported["bandwidth_mbs"] < 100_000
-    for one in connections:
-        one.close()
+    for connection in connections:
+        connection.close()
 
 
 def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,14 +182,14 @@ def test_a_closed_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_connection_that_breaks_ends_the_job() -> None:
-    one, other = socket.socketpair()
-    other.sendall(b"1234")
-    other.close()
+    near, far = socket.socketpair()
+    far.sendall(b"1234")
+    far.close()
     way = ways.OverTCP.__new__(ways.OverTCP)
-    way.connection = one
+    way.connection = near
     with pytest.raises(ConnectionError):
         way.receive(way.message(8))
-    one.close()
+    near.close()
 
 
 def test_batches_are_long_enough() -> None:

@@ -26,8 +26,8 @@ def rank(host: str, **other: str) -> dict[str, str]:
     return {"host": host, "machine": f"id-of-{host}", "stack": "0a", "python": "/p", "version": "2", **other}
 
 
-def judged(*found: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[dict[str, str]]:
-    return list(ranks.judge(found, argparse.Namespace(expect=expect, expect_hosts=hosts)))
+def judged(*reports: dict[str, str], expect: int | None = 2, hosts: int | None = 2) -> list[dict[str, str]]:
+    return list(ranks.judge(reports, argparse.Namespace(expect=expect, expect_hosts=hosts)))
 
 
 def test_a_correct_job() -> None:
@@ -37,7 +37,7 @@ def test_a_correct_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "seen"),
+    ("reports", "code", "seen"),
     [
         ([rank("a")], "ranks-missing", "1 of 2 ranks are in this job, a job of its own"),
         ([rank("a"), rank("b"), rank("b")], "ranks-missing", "3 of 2 ranks are in this job"),
@@ -49,8 +49,8 @@ def test_a_correct_job() -> None:
         ([rank("a"), rank("b", version="3")], "nodes-differ", "not the same version on all ranks: 2 on a; 3 on b"),
     ],
 )
-def test_an_error_is_reported_with_its_code(found: list[dict[str, str]], code: str, seen: str) -> None:
-    assert judged(*found)[0] == {"code": code, "host": HERE, "seen": seen}
+def test_an_error_is_reported_with_its_code(reports: list[dict[str, str]], code: str, seen: str) -> None:
+    assert judged(*reports)[0] == {"code": code, "host": HERE, "seen": seen}
     assert causes()[code].seen == "probe"
 
 
@@ -72,9 +72,9 @@ def sent(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_probe_that_is_sent_has_all_it_needs(tmp_path: Path) -> None:
     done = sent(tmp_path)
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, found["code"], found["host"]) == (1, "", "mpi-missing", HERE)
-    assert str(tmp_path) in found["seen"]
+    error: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, error["code"], error["host"]) == (1, "", "mpi-missing", HERE)
+    assert str(tmp_path) in error["seen"]
     assert causes()["mpi-missing"].seen == "probe"
     assert "--expect-hosts" in sent(tmp_path, "--help").stdout
 

@@ -61,10 +61,10 @@ def judged(code: int, tried: list[dict[str, Any]]) -> Check:
 def test_every_connection_is_clean(tmp_path: Path) -> None:
     code, tried = probe(tmp_path)
     assert code == 0
-    assert [(one["host"], one["target"], one["machine"], one["code"]) for one in tried] == [
+    assert [(attempt["host"], attempt["target"], attempt["machine"], attempt["code"]) for attempt in tried] == [
         (name, target, f"id-of-{name}", "") for name, address in NODES.items() for target in (name, address)
     ]
-    assert all(0 <= one["seconds"] < 20 for one in tried)
+    assert all(0 <= attempt["seconds"] < 20 for attempt in tried)
     assert judged(code, tried).status == GREEN
 
 
@@ -101,7 +101,7 @@ def test_a_connection_that_is_not_clean_is_named_with_its_cause(
 ) -> None:
     code, tried = probe(tmp_path, **{"node-2": answer})
     assert code == 1
-    (wrong,) = (one for one in tried if one["code"])
+    (wrong,) = (attempt for attempt in tried if attempt["code"])
     assert (wrong["host"], wrong["target"], causes()[wrong["code"]].seen) == ("node-2", "node-2", "trust")
     assert shown in wrong["seen"]
     check = judged(code, tried)
@@ -111,7 +111,7 @@ def test_a_connection_that_is_not_clean_is_named_with_its_cause(
 def test_one_machine_under_two_names_counts_once(tmp_path: Path) -> None:
     code, tried = probe(tmp_path, **{target: says("node-2", "id-of-node-1") for target in ("node-2", "192.0.2.2")})
     assert code == 1
-    assert not any(one["code"] for one in tried)
+    assert not any(attempt["code"] for attempt in tried)
     check = judged(code, tried)
     assert (check.status, check.code) == (RED, "machines-shared")
 

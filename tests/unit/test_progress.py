@@ -106,7 +106,7 @@ class Done:
         return [events.parse(raw) for raw in events.Reader(self.folder / "events.jsonl").lines()]
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
-        return [one for one in self.events if one["event"] == kind]
+        return [event for event in self.events if event["event"] == kind]
 
     def again(self, *, terminal: bool = False, width: int = 100, height: int = 24) -> str:
         """What a viewer prints of it."""
@@ -153,7 +153,7 @@ def test_no_secret_and_no_output_is_kept_and_only_the_owner_reads_what_is(failed
         kept = done.said + "".join(path.read_text() for path in done.folder.iterdir())
         assert SECRET not in kept
         assert "a-lot-of-output" not in kept
-        assert {one.stat().st_mode & 0o777 for one in done.folder.iterdir()} == {0o600}
+        assert {path.stat().st_mode & 0o777 for path in done.folder.iterdir()} == {0o600}
 
 
 def test_programs_get_every_event_of_a_check_as_json(checked: Done, failed: Done, clone: Path) -> None:
@@ -163,8 +163,8 @@ def test_programs_get_every_event_of_a_check_as_json(checked: Done, failed: Done
     assert checked.events[0]["format"] == events.FORMAT
     assert {name: row["failures"] for name, row in checked.of("end")[0]["hosts"].items()} == {"node-1": 0, "node-2": 0}
     [why] = failed.of("why")
-    assert [(one["role"], one["code"]) for one in why["causes"]] == [("root cause", "disk-full")]
-    assert {one["host"] for one in failed.of("failed")} == {"node-1", "node-2"}
+    assert [(cause["role"], cause["code"]) for cause in why["causes"]] == [("root cause", "disk-full")]
+    assert {event["host"] for event in failed.of("failed")} == {"node-1", "node-2"}
 
 
 def test_what_a_run_took_is_known_to_the_next_one(clone: Path) -> None:
@@ -321,7 +321,7 @@ def test_another_terminal_sees_the_run_and_two_interrupts_say_what_was_done_and_
     assert all(code in terminal.text for code in ("\x1b[1A", "\x1b[33mchanged: "))
     assert "Traceback" not in terminal.text
     assert processes(clone) == []
-    assert SECRET not in terminal.text + "".join(one.read_text() for one in recorded(clone).iterdir())
+    assert SECRET not in terminal.text + "".join(path.read_text() for path in recorded(clone).iterdir())
     ended_before = run(clone, "watch")
     assert ended_before.returncode == 0
     assert "no run is in progress" in ended_before.stdout

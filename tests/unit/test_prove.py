@@ -56,7 +56,7 @@ def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
+    ("output", "reason"),
     [
         (
             "error: no set of packages satisfies it.\n\n   Because a, not b.\n   - c\n\nnearest set:\n",
@@ -70,5 +70,5 @@ def test_the_committed_evidence_is_as_the_command_writes_it(tmp_path: Path) -> N
         ("Killed\n", "Killed"),
     ],
 )
-def test_the_cause_of_a_failure(output: str, words: str) -> None:
-    assert prove.cause(output) == words
+def test_the_cause_of_a_failure(output: str, reason: str) -> None:
+    assert prove.cause(output) == reason

@@ -42,10 +42,10 @@ def test_a_damaged_key_is_refused_by_the_name_of_its_file(tmp_path: Path, text: 
     path.write_text(text)
     with pytest.raises(FindingsError) as refusal:
         key.keep(path, check_mode=check_mode)
-    (found,) = refusal.value.findings
-    assert found.code == "munge-key-damaged"
-    assert f"{path}, is damaged" in found.cause
-    assert f"mv {path} " in found.cure
+    (finding,) = refusal.value.findings
+    assert finding.code == "munge-key-damaged"
+    assert f"{path}, is damaged" in finding.cause
+    assert f"mv {path} " in finding.cure
     if len(text) > 10:
         assert text[:10] not in str(refusal.value)
     assert path.read_text() == text

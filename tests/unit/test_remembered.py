@@ -116,8 +116,8 @@ def test_no_key_is_revoked_under_the_name_of_another_node(tmp_path: Path, ca: di
     """Two nodes that lie are enough for what nobody can disprove, but the CA knows whose this key is."""
     everybody: dict[str, Any] = {"cluster": [*THREE, "node-4"], "revoked": ["node-4"]}
     liars = told(ca, "node-2", "node-3", revoked=[f"{HOST_KEY} node-4"])
-    found = findings(tmp_path, _knowing("node-1", ca), *liars, **everybody)
-    assert found == [("node-2", "revoked-unknown"), ("node-3", "revoked-unknown")]
+    faults = findings(tmp_path, _knowing("node-1", ca), *liars, **everybody)
+    assert faults == [("node-2", "revoked-unknown"), ("node-3", "revoked-unknown")]
     assert HOST_KEY not in revoked_keys(tmp_path)
 
 
@@ -220,6 +220,6 @@ def test_a_node_tells_what_the_list_of_this_run_lacks(tmp_path: Path, monkeypatc
         certificates.Request("host", "node-1", A, ("node-1",), (), 9), Ed25519PrivateKey.generate(), 1.8e9
     )
     (tmp_path / "host_key-cert.pub").write_text(f"{certificate}\n")
-    found = ssh_identity.remembered(tmp_path, f"{B} node-7\n")
-    assert found == {"authorities": [JOB_KEY, HOST_KEY], "revoked": [f"{A} node-1"], "certificate": certificate}
-    assert remembered.memories([{"name": "node-1", "remembers": found}]) == {"node-1": found}
+    memory = ssh_identity.remembered(tmp_path, f"{B} node-7\n")
+    assert memory == {"authorities": [JOB_KEY, HOST_KEY], "revoked": [f"{A} node-1"], "certificate": certificate}
+    assert remembered.memories([{"name": "node-1", "remembers": memory}]) == {"node-1": memory}

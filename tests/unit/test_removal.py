@@ -27,7 +27,7 @@ ANSWER = {
 
 
 def remove(*, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
-    texts = {name: value if name == "lines" else [str(one) for one in value] for name, value in arguments.items()}
+    texts = {name: value if name == "lines" else [str(item) for item in value] for name, value in arguments.items()}
     return run_module("remove", texts, check_mode=check_mode)
 
 

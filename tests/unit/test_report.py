@@ -42,25 +42,26 @@ def test_the_page_shows_what_is_wrong_first_and_escapes_everything() -> None:
 
 
 def test_what_preflight_found_is_to_mend_too() -> None:
-    found = [
-        seen(number, "pair-slow-node", f"cause {number}", what) for number, what in enumerate(("note", "warn", "stop"))
+    findings = [
+        seen(number, "pair-slow-node", f"cause {number}", severity)
+        for number, severity in enumerate(("note", "warn", "stop"))
     ]
-    text = page(checked(result(preflight={"findings": found, "time": "2026-01-02T03:04:05Z"})))
+    text = page(checked(result(preflight={"findings": findings, "time": "2026-01-02T03:04:05Z"})))
     assert "preflight on 2 January 2026, 03:04 UTC found 1 problem and 1 warning." in text
     places = [text.index(words) for words in ("What to fix", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
     assert places == sorted(places)
     assert "farandole preflight -i inventory/mine" in text
-    text = markdown(checked(result(preflight={"findings": found})))
+    text = markdown(checked(result(preflight={"findings": findings})))
     places = [text.index(words) for words in ("it is off", "problem of preflight: node-2", "warning of", "Figures")]
     assert places == sorted(places) and "cause 0" not in text
 
 
 def test_one_cause_on_many_nodes_is_one_card() -> None:
-    found = [
+    findings = [
         seen(number, code, f"{code} of {number % 2}", "warn")
         for code in ("shm-small", "limit-low") for number in range(1, 9)
     ]  # fmt: skip
-    read_back = checked(result(preflight={"findings": found}, checks=[check("a", "red"), check("b", "red")]))
+    read_back = checked(result(preflight={"findings": findings}, checks=[check("a", "red"), check("b", "red")]))
     text, short = page(read_back), markdown(read_back)
     assert "found 2 warnings." in text
     # And one for both checks.
@@ -69,7 +70,7 @@ def test_one_cause_on_many_nodes_is_one_card() -> None:
         assert words.count("node-1 to node-8") == 2
         assert words.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
         assert words.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
-    assert len(read_back["preflight"]["findings"]) == len(found)
+    assert len(read_back["preflight"]["findings"]) == len(findings)
 
 
 def test_the_page_can_be_read_aloud() -> None:
@@ -82,10 +83,10 @@ def test_the_page_can_be_read_aloud() -> None:
     assert not re.findall(r"<tr[^>]*>\s*<td", text)
     pictures = re.findall(r"<svg[^>]*>", text)
     assert len(pictures) > 8
-    assert not [one for one in pictures if not re.search(r'role="img".* aria-label="[^"]{8}|aria-hidden="true"', one)]
+    assert not [svg for svg in pictures if not re.search(r'role="img".* aria-label="[^"]{8}|aria-hidden="true"', svg)]
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(colour: str, behind: str) -> float:
     """How well two colours are told apart, as WCAG 2 defines it."""
 
     def light(colour: str) -> float:
@@ -93,7 +94,7 @@ def contrast(one: str, other: str) -> float:
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    low, high = sorted((light(one), light(other)))
+    low, high = sorted((light(colour), light(behind)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -107,10 +108,11 @@ def test_words_stand_out_from_what_is_behind_them() -> None:
     words = ("ink", "mute", "ok", "slow", "bad", "a")
     for palette in palettes:
         colours = {
-            name: one if len(one) == 7 else "#" + "".join(2 * part for part in one[1:]) for name, one in palette.items()
+            name: colour if len(colour) == 7 else "#" + "".join(2 * part for part in colour[1:])
+            for name, colour in palette.items()
         }
-        seen = [(one, behind) for one in words for behind in ("paper", "panel", "soft")]
-        seen += [("ink", f"{one}-soft") for one in ("ok", "slow", "bad")]
+        seen = [(colour, behind) for colour in words for behind in ("paper", "panel", "soft")]
+        seen += [("ink", f"{colour}-soft") for colour in ("ok", "slow", "bad")]
         assert not [pair for pair in seen if contrast(*(colours[name] for name in pair)) < 4.5]
 
 
@@ -121,7 +123,7 @@ def test_old_and_bare_results_have_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("", "is empty"),
         (json.dumps(result())[:200], "cut off"),
@@ -136,11 +138,11 @@ def test_old_and_bare_results_have_a_page() -> None:
     ],
     ids=["empty", "half", "list", "not ours", "newer", "true", "checks", "jobs", "deep", "nan"],
 )
-def test_a_bad_file_is_a_message(tmp_path: Path, content: str, words: str) -> None:
+def test_a_bad_file_is_a_message(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(FarandoleError, match=r"result\.json") as error:
         read(tmp_path)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -166,12 +168,12 @@ def test_whatever_is_wrong_in_a_result_there_is_a_page_or_a_message(wrong: Any) 
         if wrong is not MISSING:
             container[key] = wrong
         try:
-            found = checked(json.loads(json.dumps(whole)))
+            content = checked(json.loads(json.dumps(whole)))
         except FarandoleError as error:
             assert str(error)
         else:
-            page(found, compare(found, other)).encode()
-            markdown(found).encode()
+            page(content, compare(content, other)).encode()
+            markdown(content).encode()
         if wrong is MISSING and isinstance(container, list):
             container.insert(key, right)
         else:
@@ -206,7 +208,7 @@ def test_a_change_is_noise_if_the_rounds_touch() -> None:
 def test_a_comparison_says_what_is_different_and_nothing_else() -> None:
     same = compare(checked(result()), checked(result()))
     assert (same.verdicts, same.stack) == ([], [])
-    assert {one.judgement for one in same.figures} == {"the same"}
+    assert {figure.judgement for figure in same.figures} == {"the same"}
     old = result(
         versions={"torch": "1", "numpy": "2"},
         verdict="green",
@@ -235,8 +237,8 @@ def test_a_comparison_says_what_is_different_and_nothing_else() -> None:
         ("horovod.x", "green", "red"), ("speed.efficiency", "absent", "green"), ("rdma", "absent", "not measured"),
         ("gone", "green", "absent"),
     ]  # fmt: skip
-    assert [(one.id, one.share, one.judgement) for one in changed.figures] == [("parity.x", None, "noise not known")]
-    unsure = [checked(result(checks=[check("speed.x", what, value=one, spread=[one, one])])) for what, one in
+    assert [(row.id, row.share, row.judgement) for row in changed.figures] == [("parity.x", None, "noise not known")]
+    unsure = [checked(result(checks=[check("speed.x", status, value=at, spread=[at, at])])) for status, at in
               (("green", 0.9), ("not measured", 0.5))]  # fmt: skip
     assert compare(*unsure).figures[0].judgement == "noise not known"
     # What is not known has not changed.
@@ -255,28 +257,31 @@ def test_what_is_cut_says_so() -> None:
         "left": {},
         "seconds": 1,
     }
-    (found,) = judge({"mpi": ran}, Bars(), "inventory/mine")
-    assert "x" * 199 + "…" in found.cause and "x" * 200 not in found.cause
+    (verdict,) = judge({"mpi": ran}, Bars(), "inventory/mine")
+    assert "x" * 199 + "…" in verdict.cause and "x" * 200 not in verdict.cause
 
 
 def test_a_figure_has_the_limit_that_is_true_for_it() -> None:
     names = ("mpi.bandwidth", "speed.yardstick", "x.accuracy", "speed.efficiency", "speed.predicted", "parity.x")
-    found = figures([checked(result(checks=[check(name, value=0.9)]))["checks"][0] for name in names])
+    shown = figures([checked(result(checks=[check(name, value=0.9)]))["checks"][0] for name in names])
     # MPI may be faster than TCP, and Horovod than torch.distributed; the efficiency should be what is predicted.
-    assert [one["limit"] for one in found] == [None, None, 1.0, 0.9, 1.0, 0.0]
+    assert [row["limit"] for row in shown] == [None, None, 1.0, 0.9, 1.0, 0.0]
 
 
 def test_a_bad_node_and_a_bad_link_are_told_apart() -> None:
     names = ["a", "b", "c", "d"]
     pairs = [
-        [one, other, 300.0 if "c" in (one, other) else 900.0, 800.0] for one in names for other in names if one != other
+        [source, target, 300.0 if "c" in (source, target) else 900.0, 800.0]
+        for source in names
+        for target in names
+        if source != target
     ]
-    found = matrix(pairs, names)
-    assert [words.split(":")[0] for words in found.nodes] == ["c"] and not found.cells
+    shown = matrix(pairs, names)
+    assert [words.split(":")[0] for words in shown.nodes] == ["c"] and not shown.cells
     pairs = [[*way[:2], 300.0 if way[:2] == ["a", "b"] else 900.0, 800.0] for way in pairs]
-    found = matrix(pairs, names)
-    assert (found.nodes, found.cells) == ([], ["a → b: 300 MB/s, bar 800"])
-    assert [grade(*one) for one in ((800, 800), (799, 800), (300, 800), (None, None))] == [
+    shown = matrix(pairs, names)
+    assert (shown.nodes, shown.cells) == ([], ["a → b: 300 MB/s, bar 800"])
+    assert [grade(*pair) for pair in ((800, 800), (799, 800), (300, 800), (None, None))] == [
         "good",
         "slow",
         "bad",
@@ -305,11 +310,11 @@ def test_an_interrupted_report_leaves_the_page_that_was_there(tmp_path: Path, mo
     with pytest.raises(Interrupted, match="the same command again"):
         CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (tmp_path / "index.html").read_text() == "old"
-    assert {one.name for one in tmp_path.iterdir()} == {"result.json", "index.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "index.html"}
 
 
 @pytest.mark.parametrize(
-    ("clusters", "arguments", "words"),
+    ("clusters", "arguments", "message"),
     [
         ((), (), "no cluster here has a report"),
         (("one", "two"), (), "several clusters have reports: one, two"),
@@ -319,13 +324,13 @@ def test_an_interrupted_report_leaves_the_page_that_was_there(tmp_path: Path, mo
     ],
 )
 def test_a_report_that_is_not_there_is_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: tuple[str, ...], arguments: tuple[str, ...], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: tuple[str, ...], arguments: tuple[str, ...], message: str
 ) -> None:
     for name in clusters:
         (tmp_path / name / "reports" / "latest").mkdir(parents=True)
     monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
     error = CliRunner().invoke(app, ["report", *arguments]).exception
-    assert isinstance(error, FarandoleError) and words in str(error)
+    assert isinstance(error, FarandoleError) and message in str(error)
 
 
 def test_the_only_cluster_with_a_report_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,24 +344,24 @@ def test_the_only_cluster_with_a_report_is_meant(tmp_path: Path, monkeypatch: py
 
 def test_a_result_keeps_what_preflight_measured_of_its_own_nodes(tmp_path: Path) -> None:
     names = ("node-1", "node-2", "node-3")
-    pairs = [[one, other, 900.0, 800.0] for one in names for other in names if one != other]
-    hosts = {one: {"os_id": "debian", "os_version": "12", "arch": "x86_64"} for one in names}
+    pairs = [[source, target, 900.0, 800.0] for source in names for target in names if source != target]
+    hosts = {name: {"os_id": "debian", "os_version": "12", "arch": "x86_64"} for name in names}
     links = {
-        "nodes": {one: {"delay_us": 9.0, "mb_per_s": 900.0} for one in names}, "usual_mb_per_s": 900.0,
+        "nodes": {name: {"delay_us": 9.0, "mb_per_s": 900.0} for name in names}, "usual_mb_per_s": 900.0,
         "rates_measured": "2026-01-02T03:04:05Z", "pairs": pairs,
     }  # fmt: skip
     path = tmp_path / "preflight.json"
     findings = [asdict(finding("shm-small", "node-1", seen=1, wanted=2))]
     path.write_text(json.dumps({"findings": findings, "hosts": hosts, "links": links}))
-    found = kept.preflight(path, names[:2], links_in(path))
-    assert found is not None
-    assert [one["code"] for one in found["findings"]] == ["shm-small"]
-    assert [one[:2] for one in found["pairs"]] == [["node-1", "node-2"], ["node-2", "node-1"]]
-    assert {*found["nodes"]} == {*found["hosts"]} == {*names[:2]}
-    assert found["rates_measured"] == "2026-01-02T03:04:05Z"
-    text = page(checked(result(hosts=[*names[:2]], preflight=found)))
+    record = kept.preflight(path, names[:2], links_in(path))
+    assert record is not None
+    assert [finding["code"] for finding in record["findings"]] == ["shm-small"]
+    assert [pair[:2] for pair in record["pairs"]] == [["node-1", "node-2"], ["node-2", "node-1"]]
+    assert {*record["nodes"]} == {*record["hosts"]} == {*names[:2]}
+    assert record["rates_measured"] == "2026-01-02T03:04:05Z"
+    text = page(checked(result(hosts=[*names[:2]], preflight=record)))
     assert "2 of 2 measured by preflight on 2 January 2026, 03:04 UTC" in text
     # Nodes to which nothing was measured are in the matrix, too.
-    assert "2 of 6 measured" in page(checked(result(hosts=[*names], preflight=found)))
+    assert "2 of 6 measured" in page(checked(result(hosts=[*names], preflight=record)))
     path.write_text("{")
     assert kept.preflight(path, names, {}) is None

@@ -37,14 +37,14 @@ def test_nothing_is_wider_than_the_window(chromium: Browser, tmp_path: Path, wid
     jobs = [
         job(f"training.a_sample_with_a_long_name_{number}", nodes, ranks=ranks(nodes, 12345.0)) for number in range(8)
     ]
-    pairs = [[one, other, 900.0, 800.0] for one in nodes for other in nodes if one != other]
+    pairs = [[source, target, 900.0, 800.0] for source in nodes for target in nodes if source != target]
     hosts = {name: {"system": "Debian 12, x86_64", "kernel": "6.1.0-35-amd64"} for name in nodes}
     path = tmp_path / "index.html"
     sizes = [[1 << power, 12.5, 1234.5] for power in range(3, 23)]
     jobs.append(job("mpi", nodes, sizes=sizes))
     checks = [check("speed.efficiency", "not measured", value=0.9, bar=0.8, spread=[0.88, 0.92])]
-    found = checked(result(hosts=nodes, jobs=jobs, preflight={"hosts": hosts, "pairs": pairs}, checks=checks))
-    path.write_text(page(found, compare(checked(result(verdict="green")), found)))
+    content = checked(result(hosts=nodes, jobs=jobs, preflight={"hosts": hosts, "pairs": pairs}, checks=checks))
+    path.write_text(page(content, compare(checked(result(verdict="green")), content)))
     chromium.show(path, width=width)
     chromium.run("for (const one of document.querySelectorAll('details')) one.open = true")
     assert chromium.run("return document.documentElement.scrollWidth") <= width
@@ -67,8 +67,8 @@ def test_hostile_words_stay_text_and_nothing_is_fetched(chromium: Browser, file:
     assert chromium.run("return document.querySelectorAll('script, img').length") == 0
     assert EVIL in chromium.run("return document.body.textContent")
     assert chromium.run("return document.title").startswith("red: mine")
-    events = [json.loads(one["message"])["message"] for one in chromium.ask("se/log", {"type": "performance"})]
-    urls = {one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"}
+    events = [json.loads(entry["message"])["message"] for entry in chromium.ask("se/log", {"type": "performance"})]
+    urls = {event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"}
     assert urls <= {file.as_uri()}
 
 

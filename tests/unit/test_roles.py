@@ -26,7 +26,7 @@ def test_defaults_match_the_argument_specs(role: Path) -> None:
 
 
 def test_every_filter_is_used_and_reports_errors() -> None:
-    used = "".join(one.read_text() for folder in ("roles", "playbooks") for one in (ROOT / folder).rglob("*.[yj]*"))
+    used = "".join(path.read_text() for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*.[yj]*"))
     filters = load("filter", "farandole").FilterModule().filters()
     assert {name for name in filters if f"| farandole.cluster.{name}" not in used} == set()
     with pytest.raises(AnsibleFilterError, match="Farandole did not write"):

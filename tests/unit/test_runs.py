@@ -85,15 +85,15 @@ def test_a_lock_is_held_by_a_live_run_of_this_machine(
 
 def test_text_from_the_head_is_made_printable(other: Run) -> None:
     record = {**asdict(other), "who": "\x1b[2Jroot\n$(touch /tmp/x)" + 1000 * "x", "place": ELSEWHERE}
-    found = runs.read(record)
-    assert found
-    assert found.who.startswith("?[2Jroot?$(touch /tmp/x)xxx")
-    assert len(found.who) == 120
-    assert "kill" not in runs.refusal(found)
+    run = runs.read(record)
+    assert run
+    assert run.who.startswith("?[2Jroot?$(touch /tmp/x)xxx")
+    assert len(run.who) == 120
+    assert "kill" not in runs.refusal(run)
     wrong: list[dict[str, Any]] = [{"pid": "1; reboot"}, {"pid": None}, {"who": ["x"]}, {"since": {}}]
     # `kill` would read these as all processes, or a group.
     wrong += [{"pid": -1}, {"pid": 0}, {"pid": 1e999}]
-    assert [runs.read({**record, **one}) for one in wrong] == [None] * 7
+    assert [runs.read({**record, **change}) for change in wrong] == [None] * 7
 
 
 # The head

@@ -36,10 +36,10 @@ def request(tmp_path: Path, url: str, files: Mapping[str, bytes] = FILES) -> dic
 def there(asked: dict[str, Any]) -> dict[str, bytes]:
     """Everything around the data's folder, except the lock that only its owner can open."""
     folder = Path(asked["path"]).parent
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    if found.pop(".lock", None) is not None:
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if contents.pop(".lock", None) is not None:
         assert (folder / ".lock").stat().st_mode & 0o777 == 0o600
-    return found
+    return contents
 
 
 WHOLE = {f"mnist/{name}": content for name, content in FILES.items()}
@@ -128,10 +128,10 @@ def test_scripts_have_folders_and_modes(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"of {name}, {{{{ a }}}}")
     result = samples.folder_files(str(tmp_path), "/opt/s", "users")
-    assert [(one["path"], one["mode"], one["group"]) for one in result] == [
+    assert [(entry["path"], entry["mode"], entry["group"]) for entry in result] == [
         (f"/opt/s/{name}", mode, "users")
         for name, mode in (("jobs/host file", "0644"), ("jobs/run.sh", "0755"), ("train.py", "0755"))
     ]
     assert result[2]["content"] == "of train.py, {{ a }}"
     ours = samples.folder_files(str(ROOT / "files/samples"), "/opt/s", "users")
-    assert any(one["path"].endswith(".py") for one in ours)
+    assert any(entry["path"].endswith(".py") for entry in ours)

@@ -181,10 +181,10 @@ class Node(action.ActionModule):  # type: ignore[misc, name-defined]
 def test_a_transfer_uses_its_own_folder_and_leaves_nothing(landing: Path) -> None:
     # Another account may own the name that earlier versions used; that does not matter.
     (landing / f"farandole-landing-{os.getuid()}").touch()
-    with Node()._landing("node-1", 1) as one, Node()._landing("node-1", 1) as other:
-        assert one != other
-        assert Path(one).stat().st_mode & 0o777 == 0o700
-        (Path(one) / "bundle.tar").touch()
+    with Node()._landing("node-1", 1) as first, Node()._landing("node-1", 1) as second:
+        assert first != second
+        assert Path(first).stat().st_mode & 0o777 == 0o700
+        (Path(first) / "bundle.tar").touch()
     assert [path.name for path in landing.iterdir()] == [f"farandole-landing-{os.getuid()}"]
     with pytest.raises(RuntimeError), Node()._landing("node-1", 1) as folder:
         (Path(folder) / "bundle.tar").touch()

@@ -26,10 +26,10 @@ HOSTS = ("node-1", "node-2")
 
 def folder(path: Path, host: str, **changes: Any) -> dict[str, Any]:
     mount = {"where": str(path), "what": "nas:/export", "options": changes.pop("options", "")}
-    (found,) = files.shared(HOSTS, {one: {"storage_mounts": [mount]} for one in HOSTS}, getpass.getuser(), HOSTS[0])[
+    (shared,) = files.shared(HOSTS, {host: {"storage_mounts": [mount]} for host in HOSTS}, getpass.getuser(), HOSTS[0])[
         host
     ]
-    return {**found, "mounted": False, **changes}
+    return {**shared, "mounted": False, **changes}
 
 
 def ask(do: str, host: str, *folders: files.Folder) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def test_a_folder_that_is_only_read_must_look_the_same(tmp_path: Path) -> None:
     answers = {}
     for host in HOSTS:
         (tmp_path / host).touch()
-        one = folder(tmp_path, host, options="noatime,ro")
-        answers[host] = {"folders": [one], "wrote": ask("write", host, one), "read": {}}
+        mounted = folder(tmp_path, host, options="noatime,ro")
+        answers[host] = {"folders": [mounted], "wrote": ask("write", host, mounted), "read": {}}
     (check,) = files.file_checks(answers)
     assert (check.status, check.code) == (RED, "files-differ")
     assert "node-2" in check.cause
@@ -120,15 +120,15 @@ def test_a_folder_that_cannot_be_written_is_red(tmp_path: Path) -> None:
     assert (check.status, check.code) == (RED, "files-failed")
 
 
-@pytest.mark.parametrize("said", ["", "x", "{}", '{"folders": {"/data": {"code": "files-good"}}}'])
-def test_an_answer_of_another_form_is_red(said: str) -> None:
-    one = {**folder(Path("/data"), "node-1"), "peers": []}
+@pytest.mark.parametrize("output", ["", "x", "{}", '{"folders": {"/data": {"code": "files-good"}}}'])
+def test_an_answer_of_another_form_is_red(output: str) -> None:
+    mounted = {**folder(Path("/data"), "node-1"), "peers": []}
     good = json.dumps({"folders": {"/data": {"code": "", "seen": "", "listing": "", "seconds": 1}}})
-    for wrote, read in ((said, ""), (good, said)):
-        answers = {"folders": [one], "wrote": {"rc": 1, "stdout": wrote}, "read": {"rc": 1, "stdout": read}}
+    for wrote, read in ((output, ""), (good, output)):
+        answers = {"folders": [mounted], "wrote": {"rc": 1, "stdout": wrote}, "read": {"rc": 1, "stdout": read}}
         (check,) = files.file_checks({"node-1": answers})
-        assert (check.status, check.code) == (RED, "answer-malformed" if said else "node-unusable")
-    assert files.usable([one], {"stdout": said}) == []
+        assert (check.status, check.code) == (RED, "answer-malformed" if output else "node-unusable")
+    assert files.usable([mounted], {"stdout": output}) == []
 
 
 def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
@@ -137,8 +137,8 @@ def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
         "node-2": {"storage_mounts": [{"where": "/data", "what": "b:/x"}]},
         "node-3": {},
     }
-    found = files.shared(list(mounts), mounts, "trainer", "node-1")
-    assert {host: [one["peers"] for one in own] for host, own in found.items()} == {
+    shared = files.shared(list(mounts), mounts, "trainer", "node-1")
+    assert {host: [entry["peers"] for entry in own] for host, own in shared.items()} == {
         "node-1": [[]], "node-2": [[]], "node-3": [],
     }  # fmt: skip
 
@@ -146,9 +146,9 @@ def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
 def test_homes_are_shared_except_those_of_administrators() -> None:
     people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002, "admin": True}]
     own = {"storage_home": "sshfs", "cluster_users": people}
-    found = files.shared(HOSTS, dict.fromkeys(HOSTS, own), "trainer", "node-1")
-    assert [(one["path"], one["user"], one["mounted"], one["peers"]) for one in found["node-2"]] == [
+    shared = files.shared(HOSTS, dict.fromkeys(HOSTS, own), "trainer", "node-1")
+    assert [(entry["path"], entry["user"], entry["mounted"], entry["peers"]) for entry in shared["node-2"]] == [
         ("/home/trainer", "trainer", True, ["node-1"]),
         ("/home/alice", "alice", True, ["node-1"]),
     ]
-    assert not any(one["mounted"] for one in found["node-1"])
+    assert not any(entry["mounted"] for entry in shared["node-1"])

@@ -36,8 +36,8 @@ def saved(path: Path, lock: Lock) -> Path:
     return path
 
 
-def printed(*words: str) -> str:
-    done = CliRunner().invoke(show.app, words)
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(show.app, arguments)
     if done.exception:
         raise done.exception
     return done.output
@@ -72,7 +72,7 @@ def test_nothing_differs_between_a_lock_and_itself_and_a_component_is_told_once(
 )
 def test_a_difference_is_shown_with_both_values(new: Lock, change: tuple[str, str, str]) -> None:
     (row,) = show.differences(LOCK, new)
-    assert all(cell.startswith(words) for cell, words in zip(row, change, strict=True))
+    assert all(cell.startswith(beginning) for cell, beginning in zip(row, change, strict=True))
 
 
 def test_a_stack_is_found_by_a_prefix_of_its_id(cache: Builds) -> None:
@@ -88,8 +88,8 @@ def test_an_ambiguous_or_unknown_prefix_is_refused(cache: Builds) -> None:
         show.find("aaa")
     for stack in (LOCK["id"], OTHER):
         pack_stack(cache, stack)
-    for prefix, words in (("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")):
-        with pytest.raises(FarandoleError, match=f"{words} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
+    for prefix, message in (("aa", "more than one stack begins with aa"), ("c", "no stack begins with c")):
+        with pytest.raises(FarandoleError, match=f"{message} in {cache.stacks}; packed there: {LOCK['id']}, {OTHER}"):
             show.find(prefix)
 
 

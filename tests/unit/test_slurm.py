@@ -58,15 +58,15 @@ def test_a_node_cannot_write_into_the_settings(answer: Any) -> None:
 def test_settings_are_those_that_all_nodes_can_use() -> None:
     groups = {"gpus": ["b"], "cluster": ["a", "b"], "head": ["a"]}
     partitions = [{"name": "normal"}, {"name": "gpu", "group": "gpus", "limit": "1:00:00"}]
-    found = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
-    assert [one["nodes"] for one in found["partitions"]] == [["a", "b"], ["b"]]
-    assert (found["cgroups"], found["version"], found["gpus"]) == ("none", "22.05", True)
+    settings = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
+    assert [partition["nodes"] for partition in settings["partitions"]] == [["a", "b"], ["b"]]
+    assert (settings["cgroups"], settings["version"], settings["gpus"]) == ("none", "22.05", True)
     # A twentieth of the memory, and at least half a GiB, is the system's.
-    assert [(one["address"], one["cpus"], one["memory"]) for one in found["nodes"]] == [
+    assert [(node["address"], node["cpus"], node["memory"]) for node in settings["nodes"]] == [
         ("192.0.2.1", 8, 15200),
         ("192.0.2.2", 8, 60800),
     ]
-    assert found["memory_per_cpu"] == 15200 // 8
+    assert settings["memory_per_cpu"] == 15200 // 8
     assert plan.usable_mib(1000) == 488
     # Bare nodes have no partitions yet.
     assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]})["partitions"] == []
@@ -80,7 +80,7 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
 """
     probe = load("modules", "slurm_probe")
     used = probe.partitions(text, {"old", "older", "new"})
-    assert [one["name"] for one in probe.partitions(text, None)] == ["old", "idle", "older"]
+    assert [partition["name"] for partition in probe.partitions(text, None)] == ["old", "idle", "older"]
     hosts = {**HOSTS, "a": {**HOSTS["a"], "_slurm_probe": {"partitions": used}}}
 
     def ending(*names: str) -> Any:
@@ -94,7 +94,7 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
 
 
 @pytest.mark.parametrize(
-    ("partition", "words"),
+    ("partition", "message"),
     [
         ({"name": 'x"] = 1', "group": ""}, "is not a partition name"),
         ({"name": "x", "limit": "1h"}, "x has the limit '1h'; write 12:00:00"),
@@ -102,8 +102,8 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
         ({"name": "x", "group": "empty"}, "x has no node; its group is empty"),
     ],
 )
-def test_partitions_without_nodes(partition: dict[str, str], words: str) -> None:
-    with pytest.raises(FarandoleError, match=words):
+def test_partitions_without_nodes(partition: dict[str, str], message: str) -> None:
+    with pytest.raises(FarandoleError, match=message):
         plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []})
 
 
@@ -112,22 +112,22 @@ PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]
 
 def test_who_may_use_which_account() -> None:
     more = {"caffe": {"users": ["alice"], "share": 3}, "all": None}
-    found = plan.accounts(PEOPLE, "trainer", more)
-    assert found["users"] == {"users": ["trainer", "alice", "bob"], "share": 1}
-    assert found["caffe"] == {"users": ["alice"], "share": 3}
-    assert found["all"]["users"] == ["trainer", "alice", "bob"]
+    accounts = plan.accounts(PEOPLE, "trainer", more)
+    assert accounts["users"] == {"users": ["trainer", "alice", "bob"], "share": 1}
+    assert accounts["caffe"] == {"users": ["alice"], "share": 3}
+    assert accounts["all"]["users"] == ["trainer", "alice", "bob"]
     assert plan.people(PEOPLE, "trainer", 2000, more)[2102] == ["users", "all"]
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         ({"a b": {}}, "'a b' is not an account name"),
         ({"x": {"users": ["zoe"]}}, "x names zoe, not in cluster_users: trainer, alice, bob"),
     ],
 )
-def test_accounts_that_are_refused(more: dict[str, Any], words: str) -> None:
-    with pytest.raises(FarandoleError, match=words):
+def test_accounts_that_are_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(FarandoleError, match=message):
         plan.accounts(PEOPLE, "trainer", more)
 
 
@@ -139,7 +139,7 @@ DRAINED = """NodeName=node-2 Arch=x86_64
 
 
 @pytest.mark.parametrize(
-    ("found", "drained", "reason", "before", "wanted"),
+    ("faults", "drained", "reason", "before", "wanted"),
     [
         ([], False, "", "", ("", "")),
         (["/ is full"], False, "", "", ("drain", FULL)),
@@ -155,9 +155,9 @@ DRAINED = """NodeName=node-2 Arch=x86_64
     ],
 )
 def test_when_a_node_drains_itself(
-    found: list[str], drained: bool, reason: str, before: str, wanted: tuple[str, str]
+    faults: list[str], drained: bool, reason: str, before: str, wanted: tuple[str, str]
 ) -> None:
-    assert health.decide(found, drained, reason, before) == wanted
+    assert health.decide(faults, drained, reason, before) == wanted
     assert health.state(DRAINED) == (True, FULL)
     assert health.state("NodeName=node-2\n   State=IDLE\n") == (False, "")
 
@@ -171,10 +171,10 @@ def test_a_check_that_hangs_or_fails_is_a_fault_and_hides_no_other(tmp_path: Pat
         os.statvfs(tmp_path / "none")
         yield ""
 
-    found = health.faults({"one": hangs, "two": fails, "three": lambda: iter(["it is broken"])}, limit=0.1)
-    assert found[0] == "the check of one does not end; restart the node"
-    assert found[1].startswith("the check of two failed: [Errno 2]")
-    assert found[2] == "it is broken"
+    faults = health.faults({"one": hangs, "two": fails, "three": lambda: iter(["it is broken"])}, limit=0.1)
+    assert faults[0] == "the check of one does not end; restart the node"
+    assert faults[1].startswith("the check of two failed: [Errno 2]")
+    assert faults[2] == "it is broken"
 
 
 def test_a_damaged_stack_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,11 +101,11 @@ def test_a_key_is_made_once_for_each_kind_and_encrypted_by_the_passphrase(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("passphrase", "words"),
+    ("passphrase", "message"),
     [("", "has a passphrase: set ssh_trust_ca_passphrase"), ("wrong", "ssh_trust_ca_passphrase is not its passphrase")],
 )
 def test_a_key_that_cannot_be_opened_names_the_variable_and_is_not_replaced(
-    tmp_path: Path, passphrase: str, words: str
+    tmp_path: Path, passphrase: str, message: str
 ) -> None:
     given(tmp_path, ca=authority(tmp_path, SECRET))
     for lost in ((), ("signed_keys",)):
@@ -114,7 +114,7 @@ def test_a_key_that_cannot_be_opened_names_the_variable_and_is_not_replaced(
         with pytest.raises(FarandoleError) as refusal:
             serve(tmp_path, ca=authority(tmp_path, passphrase))
         assert f"the CA key {authority(tmp_path).folder / 'host_ca'} " in str(refusal.value)
-        assert words in str(refusal.value)
+        assert message in str(refusal.value)
         assert SECRET not in str(refusal.value)
         assert on_disk(tmp_path) == before
 

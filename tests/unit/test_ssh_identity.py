@@ -23,8 +23,8 @@ class Module:
         self.check_mode, self.params = check_mode, {"revoked": "", **params}
         self.answer: dict[str, Any] = {}
 
-    def run_command(self, words: list[str], check_rc: bool) -> tuple[int, str, str]:
-        done = subprocess.run(words, capture_output=True, text=True, check=check_rc)
+    def run_command(self, command: list[str], check_rc: bool) -> tuple[int, str, str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=check_rc)
         return done.returncode, done.stdout, done.stderr
 
     def exit_json(self, **answer: Any) -> None:

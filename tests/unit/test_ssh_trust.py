@@ -61,8 +61,8 @@ EVERYBODY = ["trainer", "alice", "bob"]
 
 def test_everyone_gets_a_certificate_for_their_own_name(tmp_path: Path) -> None:
     head = node("node-1", HOST_KEY, JOB_KEY, alice=A, bob=B)
-    found = given(tmp_path, head, WORKER, users=EVERYBODY)["user"]["node-1"]
-    assert {name: parsed(text) for name, text in found.items()} == {
+    certificates = given(tmp_path, head, WORKER, users=EVERYBODY)["user"]["node-1"]
+    assert {name: parsed(text) for name, text in certificates.items()} == {
         "trainer": (JOB_KEY, [b"trainer"]),
         "alice": (A, [b"alice"]),
         "bob": (B, [b"bob"]),
@@ -79,8 +79,8 @@ SHARED = {"mounters": ["node-2"], "homes": ["trainer", "alice"]}
 
 
 def test_a_node_that_mounts_homes_gets_their_files_alone(tmp_path: Path) -> None:
-    found = given(tmp_path, HEAD, mounter(A), **SHARED)["user"]["node-2"]
-    lines = shown(found["root"])
+    certificates = given(tmp_path, HEAD, mounter(A), **SHARED)["user"]["node-2"]
+    lines = shown(certificates["root"])
     assert lines[lines.index("Principals:") + 1 :] == [
         "files:trainer",
         "files:alice",
@@ -179,20 +179,20 @@ def test_all_bad_answers_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_a_bare_node_has_no_keys_yet_in_check_mode(tmp_path: Path) -> None:
-    found = given(tmp_path, node("node-1", "", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
-    assert (found["host"], found["user"]) == ({}, {})
+    certificates = given(tmp_path, node("node-1", "", ""), node("node-2", ""), ca=authority(tmp_path, check_mode=True))
+    assert (certificates["host"], certificates["user"]) == ({}, {})
 
 
 @pytest.mark.parametrize(
-    ("nodes", "host", "words"),
+    ("nodes", "host", "message"),
     [
         ([HEAD, node("node-2", HOST_KEY)], "node-2", "its host key is the host key of node-1"),
         ([HEAD, node("node-2", JOB_KEY)], "node-2", "its host key is the user key of node-1"),
         ([node("node-1", HOST_KEY, HOST_KEY), WORKER], "node-1", "its user key is the host key of node-1"),
     ],
 )
-def test_the_key_of_another_node_is_refused(tmp_path: Path, nodes: Any, host: str, words: str) -> None:
-    assert words in refused(tmp_path, *nodes)
+def test_the_key_of_another_node_is_refused(tmp_path: Path, nodes: Any, host: str, message: str) -> None:
+    assert message in refused(tmp_path, *nodes)
     # The owner is known from the first run on, even if it does not take part in a later one.
     for known in (False, True):
         if known:
@@ -212,7 +212,7 @@ def test_every_key_ever_signed_is_revoked_with_its_node(tmp_path: Path) -> None:
         given(tmp_path, HEAD, node("node-2", key))
     given(tmp_path, HEAD, revoked=["node-2"])
     assert revoked_keys(tmp_path) == {A, B, C}
-    assert {one.key for one in authority(tmp_path).ledger} == {HOST_KEY, JOB_KEY, A, B, C}
+    assert {entry.key for entry in authority(tmp_path).ledger} == {HOST_KEY, JOB_KEY, A, B, C}
 
 
 def test_a_replaced_key_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_replaced_key_is_revoked_at_once_and_for_good(tmp_path: Path) -> None:
         given(tmp_path, head, WORKER, rotate=True)
         assert revoked_keys(tmp_path) == {A}
     # So is that of a head in whose place there is another one.
-    found = given(tmp_path, node("node-1", HOST_KEY), node("node-2", OTHER_KEY, C), launchers=["node-2"])
-    assert (revoked_keys(tmp_path), found["user"].keys()) == ({A, B}, {"node-2"})
+    answer = given(tmp_path, node("node-1", HOST_KEY), node("node-2", OTHER_KEY, C), launchers=["node-2"])
+    assert (revoked_keys(tmp_path), answer["user"].keys()) == ({A, B}, {"node-2"})
 
 
 def test_a_revoked_host_key_comes_with_its_cure(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_a_node_that_no_longer_launches_jobs_has_its_key_revoked(tmp_path: Path,
     given(tmp_path, HEAD, node("node-2", OTHER_KEY, A), launchers=CLUSTER)
     path = authority(tmp_path).issued("node-2", "user")
     assert path.exists()
-    found = given(tmp_path, *changes.pop("nodes", [HEAD, WORKER]), **changes)
-    assert f"{A} node-2" in found["revoked"]
+    answer = given(tmp_path, *changes.pop("nodes", [HEAD, WORKER]), **changes)
+    assert f"{A} node-2" in answer["revoked"]
     assert f"@revoked * {A}\n" in (tmp_path / "mine/ca/known_hosts").read_text()
     assert not path.exists()
     # Back in the mesh, a new key is signed, and the old one is not.
@@ -294,10 +294,10 @@ def test_rotation_keeps_nothing_of_the_old_ca_except_the_record_of_keys(tmp_path
     assert revoked_keys(tmp_path) == {OTHER_KEY}
     assert authority(tmp_path).ledger == [HOST.signed, USER.signed, Signed(OTHER_KEY, "node-2", "host")]
     # Line 2 is the CA; the names and options start at line 5.
-    one_of = [[found["host"]["node-1"], found["user"]["node-1"]["trainer"]] for found in (old, new)]
-    for one, other in zip(*one_of, strict=True):
-        assert shown(one)[2] != shown(other)[2]
-        assert shown(one)[5:] == shown(other)[5:]
+    one_of = [[answer["host"]["node-1"], answer["user"]["node-1"]["trainer"]] for answer in (old, new)]
+    for former, latter in zip(*one_of, strict=True):
+        assert shown(former)[2] != shown(latter)[2]
+        assert shown(former)[5:] == shown(latter)[5:]
     assert (on_disk(tmp_path) == before) is check_mode
     if not check_mode:
         assert not authority(tmp_path).issued("node-2", "host").exists()
@@ -310,7 +310,7 @@ def test_a_rotation_needs_all_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "words"),
+    ("lost", "message"),
     [
         (["host_ca", "user_ca"], "the CA of this cluster is missing: there is none in "),
         (["host_ca", "user_ca", "signed_keys"], "the CA of this cluster is missing: there is none in "),
@@ -320,13 +320,13 @@ def test_a_rotation_needs_all_nodes(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_lost_ca_does_not_split_the_cluster(tmp_path: Path, lost: list[str], words: str) -> None:
+def test_a_lost_ca_does_not_split_the_cluster(tmp_path: Path, lost: list[str], message: str) -> None:
     old = given(tmp_path)
     without(tmp_path, *lost)
     before = on_disk(tmp_path)
     for check_mode in (True, False):
         refusal = refused(tmp_path, HEAD, ca=authority(tmp_path, check_mode=check_mode))
-        assert refusal.startswith(words)
+        assert refusal.startswith(message)
         assert "this run leaves out node-2" in refusal
         assert ("estore the folder from your backup" in refusal) is (lost != ["signed_keys"])
         assert on_disk(tmp_path) == before
@@ -334,7 +334,7 @@ def test_a_lost_ca_does_not_split_the_cluster(tmp_path: Path, lost: list[str], w
     assert on_disk(tmp_path) == before
     new, notice = serve(tmp_path)
     assert notice == warning
-    assert notice.startswith(words)
+    assert notice.startswith(message)
     assert notice.endswith("a new CA replaces it, and nothing signed before is valid any longer")
     assert not {old["host_ca"], old["user_ca"]} & {new["host_ca"], new["user_ca"]}
     assert predicted["host"].keys() == new["host"].keys()

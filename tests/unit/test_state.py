@@ -20,27 +20,27 @@ from .loading import ROOT
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
     """A state folder, and two inventories of the same name."""
-    one, other = tmp_path / "a" / "prod", tmp_path / "b" / "prod"
-    one.mkdir(parents=True)
-    other.mkdir(parents=True)
-    return tmp_path / ".farandole" / "prod", one, other
+    first, second = tmp_path / "a" / "prod", tmp_path / "b" / "prod"
+    first.mkdir(parents=True)
+    second.mkdir(parents=True)
+    return tmp_path / ".farandole" / "prod", first, second
 
 
 def test_state_belongs_to_the_first_inventory(folders: tuple[Path, Path, Path]) -> None:
-    mine, one, other = folders
+    mine, first, second = folders
     # Reading claims nothing.
-    state.claim(mine, one, write=False)
+    state.claim(mine, first, write=False)
     assert not mine.exists()
-    (other / "link").symlink_to(one)
-    for inventory_ in (one, one, other / "link"):
+    (second / "link").symlink_to(first)
+    for inventory_ in (first, first, second / "link"):
         state.claim(mine, inventory_)
-    assert state.owner(mine) == one
+    assert state.owner(mine) == first
     assert [(mine / name).stat().st_mode & 0o777 for name in (".", "inventory")] == [0o700, 0o600]
     assert sorted(path.name for path in mine.iterdir()) == ["inventory", "version"]
     for write in (True, False):
         with pytest.raises(FarandoleError, match=r"belongs to the inventory .*/a/prod, .*/b/prod: .*base_state_dir"):
-            state.claim(mine, other, write=write)
-    assert state.owner(mine) == one
+            state.claim(mine, second, write=write)
+    assert state.owner(mine) == first
 
 
 def test_the_suggested_command_moves_an_inventory(tmp_path: Path) -> None:
@@ -58,14 +58,14 @@ def test_the_suggested_command_moves_an_inventory(tmp_path: Path) -> None:
 
 
 def test_one_of_many_concurrent_claims_wins(folders: tuple[Path, Path, Path]) -> None:
-    mine, one, _ = folders
+    mine, first, _ = folders
     script = (
         "import sys\nfrom pathlib import Path\nfrom farandole.inventory.state import claim\n"
         "sys.stdin.read()\nclaim(Path(sys.argv[1]), Path(sys.argv[2]))"
     )
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(mine), str(one.parent / str(index))],
+            [sys.executable, "-c", script, str(mine), str(first.parent / str(index))],
             stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         for index in range(6)
@@ -214,23 +214,23 @@ def test_the_state_of_an_installed_package_is_beside_the_inventory(
 
 
 def test_the_state_of_an_older_version_is_taken_and_signed(folders: tuple[Path, Path, Path]) -> None:
-    mine, one, _ = folders
+    mine, first, _ = folders
     mine.mkdir(parents=True)
-    (mine / "inventory").write_text(f"{one}\n")
+    (mine / "inventory").write_text(f"{first}\n")
     (mine / "ca").mkdir()
-    state.claim(mine, one, write=False)
+    state.claim(mine, first, write=False)
     assert not (mine / "version").exists()
-    state.claim(mine, one)
+    state.claim(mine, first)
     assert (mine / "version").read_text() == f"1 {project.version()}\n"
 
 
 @pytest.mark.parametrize("write", [True, False])
 def test_the_state_of_a_newer_version_is_refused_with_its_name(folders: tuple[Path, Path, Path], write: bool) -> None:
-    mine, one, _ = folders
-    state.claim(mine, one)
+    mine, first, _ = folders
+    state.claim(mine, first)
     (mine / "version").write_text("2 7.1.0\n")
     with pytest.raises(FarandoleError, match=r"was written by farandole 7\.1\.0, a newer version"):
-        state.claim(mine, one, write=write)
+        state.claim(mine, first, write=write)
     assert (mine / "version").read_text() == "2 7.1.0\n"
 
 

@@ -41,7 +41,7 @@ def test_what_a_node_says_is_read_below_what_its_login_prints() -> None:
     assert (answer.up, answer.stack, answer.slots) == (True, STACK, SAYS["slots"])
     assert answer.uses == ({"number": 7, "owner": "alice", "since": 100.0, "slots": {"node-1": 2}},)
     assert isinstance(answer.queue, list)
-    assert [one["id"] for one in answer.queue] == ["12", "13_[1-4]"]
+    assert [job["id"] for job in answer.queue] == ["12", "13_[1-4]"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "code"),
+    ("output", "status", "code"),
     [
         ("ssh: connect to host 192.0.2.1 port 22: Connection timed out", 255, "login-timeout"),
         ("ssh: connect to host 192.0.2.1 port 22: No route to host", 255, "login-no-route"),
@@ -82,8 +82,8 @@ def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]
         ("x" * (ask.LONGEST + 1), -9, "answer-malformed"),
     ],
 )
-def test_why_there_is_no_answer(said: str, status: int, code: str) -> None:
-    answer = asked(said, status=status)
+def test_why_there_is_no_answer(output: str, status: int, code: str) -> None:
+    answer = asked(output, status=status)
     assert (answer.up, answer.code) == (False, code)
     assert answer.why.isprintable()
     assert "ssh root@192.0.2.1" in answer.why
@@ -120,7 +120,7 @@ def test_nodes_that_never_answer_cost_seconds_and_leave_no_process(monkeypatch: 
     answers = ask.ask_all({f"node-{number}": dead for number in range(64)})
     # Even on a slow machine far less than one after the other.
     assert time.monotonic() - begun < 60
-    assert {(one.up, one.code) for one in answers.values()} == {(False, "node-silent")}
+    assert {(answer.up, answer.code) for answer in answers.values()} == {(False, "node-silent")}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             assert f"sleep {mark}".encode() not in path.read_bytes().replace(b"\0", b" ")
@@ -154,8 +154,8 @@ def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
 def test_a_queue_that_does_not_answer_is_not_good() -> None:
     up = {"node-1": NodeState(True, STACK, 4, ())}
     queues: tuple[Any, ...] = (None, [], "timed out")
-    found = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in queues]
-    assert [one.good for one in found] == [True, True, False]
+    states = [Status("mine", "node-1", STACK, up, (), queue, None, applying=False) for queue in queues]
+    assert [state.good for state in states] == [True, True, False]
     assert any("timed out" in line for line in cluster(up, queue="timed out"))
 
 

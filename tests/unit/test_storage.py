@@ -24,7 +24,7 @@ def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("mounts", "words"),
+    ("mounts", "message"),
     [
         ([mount("data")], "not an absolute path"),
         ([mount("/data/../etc")], "not an absolute path"),
@@ -43,12 +43,12 @@ def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
         ([mount(timeout=0)], "at least 1"),
     ],
 )
-def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dict[str, Any]], words: str) -> None:
+def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dict[str, Any]], message: str) -> None:
     (fault,) = storage.faults(mounts)
-    assert words in fault
-    found = inventory.judge_mounts({"a": {"storage_mounts": mounts}, "b": {}})
-    assert [(one.host, one.code) for one in found] == [("a", "mount-wrong")]
-    assert fault in found[0].cause
+    assert message in fault
+    findings = inventory.judge_mounts({"a": {"storage_mounts": mounts}, "b": {}})
+    assert [(finding.host, finding.code) for finding in findings] == [("a", "mount-wrong")]
+    assert fault in findings[0].cause
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_mounts_that_hide_something_or_are_no_units_are_refused(mounts: list[dic
     ids=str,
 )
 def test_a_password_is_refused_and_never_shown(changes: dict[str, Any]) -> None:
-    (found,) = inventory.judge_mounts({"a": {"storage_mounts": [mount(type="cifs", **changes)]}, "b": {}})
-    assert (found.host, found.code) == ("a", "mount-password")
-    assert "s3cret" not in found.cause + found.cure
-    assert "credentials=/" in found.cure
+    (finding,) = inventory.judge_mounts({"a": {"storage_mounts": [mount(type="cifs", **changes)]}, "b": {}})
+    assert (finding.host, finding.code) == ("a", "mount-password")
+    assert "s3cret" not in finding.cause + finding.cure
+    assert "credentials=/" in finding.cure
 
 
 def test_a_file_of_credentials_and_ordinary_mounts_are_accepted() -> None:
@@ -87,8 +87,8 @@ def test_a_file_of_credentials_and_ordinary_mounts_are_accepted() -> None:
 
 def test_a_home_is_not_mounted_twice() -> None:
     own = {"storage_home": "sshfs", "storage_mounts": [mount("/home/trainer")]}
-    (found,) = inventory.judge_mounts({"a": own})
-    assert "lies in or above /home/trainer" in found.cause
+    (finding,) = inventory.judge_mounts({"a": own})
+    assert "lies in or above /home/trainer" in finding.cause
     assert inventory.judge_mounts({"a": {**own, "storage_home": "none"}}) == []
 
 
@@ -137,11 +137,11 @@ def test_homes_are_mounted_one_by_one() -> None:
     people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002, "admin": True}]
     users = storage.shared_homes(people, "trainer")
     options = {"nfs": {"type": "nfs4", "options": "x"}, "sshfs": {"type": "fuse.sshfs", "options": "y"}}
-    assert [(one["what"], one["where"], one["type"]) for one in storage.homes("sshfs", users, "node-1", options)] == [
+    assert [(row["what"], row["where"], row["type"]) for row in storage.homes("sshfs", users, "node-1", options)] == [
         ("trainer@node-1:/home/trainer", "/home/trainer", "fuse.sshfs"),
         ("alice@node-1:/home/alice", "/home/alice", "fuse.sshfs"),
     ]
-    assert [one["what"] for one in storage.homes("nfs", users[:1], "node-1", options)] == ["node-1:/home/trainer"]
+    assert [mount["what"] for mount in storage.homes("nfs", users[:1], "node-1", options)] == ["node-1:/home/trainer"]
     assert storage.homes("none", users, "node-1", options) == []
 
 
@@ -151,7 +151,7 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
     environment.filters |= {
         "farandole.cluster.accounts": cluster.accounts,
         "farandole.cluster.node_address": cluster.node_address,
-        "difference": lambda one, other: [name for name in one if name not in other],
+        "difference": lambda names, others: [name for name in names if name not in others],
     }
     values = {
         "cluster_facts": {"head": "node-1", "trusted": ["node-1", "node-2", "node-3"]},

@@ -66,10 +66,10 @@ def test_parity_shows_the_same_images_in_each_step() -> None:
         return float(argv[argv.index(option) + 1])
 
     for sample in ("pytorch_mnist", "tensorflow_tape"):
-        one, both = f"parity.{sample}.one", f"parity.{sample}.all"
-        assert value(one, "--batch-size") == 2 * value(both, "--batch-size")
-        assert value(one, "--lr") == 2 * value(both, "--lr")
-        assert value(one, "--images") == value(both, "--images")
+        alone, together = f"parity.{sample}.one", f"parity.{sample}.all"
+        assert value(alone, "--batch-size") == 2 * value(together, "--batch-size")
+        assert value(alone, "--lr") == 2 * value(together, "--lr")
+        assert value(alone, "--images") == value(together, "--images")
 
 
 def test_the_probe_is_told_the_bars_of_the_inventory() -> None:
@@ -305,7 +305,7 @@ def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -
     assert any("died" in check.cause for check in checks)
     assert not any("reboot" in check.cure for check in checks)
     commands = {check.code: shlex.split(check.cure) for check in checks if check.code.startswith("stack-")}
-    assert all("/my clusters/mine" in words for words in commands.values())
+    assert all("/my clusters/mine" in command for command in commands.values())
     assert "altered" in commands["stack-altered"] and "old" in commands["stack-unlisted"]
 
 
@@ -313,7 +313,7 @@ def test_a_head_that_can_run_nothing_is_red_with_the_reason_and_skipped_nodes_ha
     answers: tuple[dict[str, Any], ...] = (
         {"failed": True, "msg": "Missing sudo password"}, {"skipped": True}, {"unreachable": True, "msg": "no route"},
     )  # fmt: skip
-    hostvars = {f"node-{number}": {"_validation_trust": one} for number, one in enumerate(answers, 1)}
+    hostvars = {f"node-{number}": {"_validation_trust": answer} for number, answer in enumerate(answers, 1)}
     first, second = trust_checks(trust_answers(hostvars, list(hostvars)), NODES)
     assert (first.id, first.status, first.code) == ("trust.node-1", RED, "node-unusable")
     assert "Missing sudo password" in first.cause
@@ -346,7 +346,7 @@ def test_failed_connections_between_nodes_are_explained() -> None:
         assert (check.status, check.code, check.log) == (RED, code, [check.cause])
         assert "reboot" not in check.cure and ("node-2" in check.cure) == (code == "peer-refused")
         assert "\x1b" not in check.cause
-    twins = [connection(one["host"], one["target"], machine="same") for one in CLEAN]
+    twins = [connection(way["host"], way["target"], machine="same") for way in CLEAN]
     assert trust_of(twins).code == "machines-shared"
 
 

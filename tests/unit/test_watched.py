@@ -33,13 +33,13 @@ def event(kind: str, time: float = 0, **fields: Any) -> dict[str, Any]:
 def begin(hosts: int, **about: Any) -> Watched:
     """A run in whose first task some hosts have begun."""
     watched = Watched()
-    for one in (
+    for entry in (
         event("start", format=events.FORMAT, **about),
         event("play", name="Prepare every node"),
         event("task", task=1, name="base : Install the base packages"),
         *(event("begin", task=1, host=f"node-{number + 1}") for number in range(hosts)),
     ):
-        watched.see(one)
+        watched.see(entry)
     return watched
 
 
@@ -90,13 +90,13 @@ def test_a_check_changes_nothing_and_says_so() -> None:
 
 def test_what_is_wrong_with_a_node_is_not_said_of_the_one_that_the_task_counts_for() -> None:
     watched = begin(1)
-    found = finding("answer-malformed", "node-2", seen="odd")
-    watched.see(event("failed", task=1, host="node-1", text="x", findings=[asdict(found)]))
+    fault = finding("answer-malformed", "node-2", seen="odd")
+    watched.see(event("failed", task=1, host="node-1", text="x", findings=[asdict(fault)]))
     [line] = watched.see(event("end", 7, hosts={"node-1": {"failures": 1}}))
     assert line.plain == "failed: base : Install the base packages"
-    watched.see(event("why", **Why([("found {problems}.", [found])]).data()))
+    watched.see(event("why", **Why([("found {problems}.", [fault])]).data()))
     assert watched.closing()[0].plain == "1 host in 0:07: nothing changed, failed"
-    assert "\n".join(line.plain for line in watched.closing()[2:]) == report([found], "found {problems}.")
+    assert "\n".join(line.plain for line in watched.closing()[2:]) == report([fault], "found {problems}.")
 
 
 def test_hosts_are_named_in_a_few_words() -> None:
@@ -134,7 +134,7 @@ def test_a_node_can_neither_move_the_cursor_nor_forge_a_line() -> None:
     lines = []
     told, pair = Told(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE), [(HOSTILE, HOSTILE)]
     why = Why([(HOSTILE + "{0}{x}", [Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE)])], pair, pair, [told])
-    for one in (
+    for entry in (
         event("progress", host="node-1", text=HOSTILE),
         event("message", host="node-1", text=HOSTILE),
         event("failed", task=1, host="node-1" + HOSTILE, text=f"{HOSTILE}\n{HOSTILE}"),
@@ -142,7 +142,7 @@ def test_a_node_can_neither_move_the_cursor_nor_forge_a_line() -> None:
         event("task", task=2, name=HOSTILE),
         event("end", hosts={"node-1" + HOSTILE: {"failures": 1}}),
     ):
-        lines += [*watched.see(one), *watched.picture(10, 300, 24)]
+        lines += [*watched.see(entry), *watched.picture(10, 300, 24)]
     text = "\n".join(line.plain for line in [*lines, *watched.closing()])
     assert "forged" in text
     assert not CONTROL.search(text)
@@ -187,7 +187,7 @@ def test_a_bounded_number_of_runs_is_kept_and_only_their_owner_can_enter(own_sta
     folders = [events.new_folder(own_state / "mine") for _ in range(events.RUNS + 3)]
     kept = events.runs_in(events.place_of(own_state / "mine"))
     assert kept == folders[: -events.RUNS - 1 : -1]
-    assert {one.stat().st_mode & 0o777 for one in (kept[0], kept[0].parent, events.plays())} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in (kept[0], kept[0].parent, events.plays())} == {0o700}
     for number in range(events.INVENTORIES + 3):
         events.new_folder(own_state / f"other-{number}")
     assert len([*events.plays().iterdir()]) == events.INVENTORIES

@@ -61,7 +61,7 @@ def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
     code, result = run(*files, check_mode=True, sweep=[tmp_path / "own"])
     assert (code, result["changed"], result["swept"]) == (0, True, [])
     assert result["written"] == [str(there), str(new)]
-    assert [(one["after_header"], one["before"], one["after"]) for one in result["diff"]] == [
+    assert [(change["after_header"], change["before"], change["after"]) for change in result["diff"]] == [
         (str(there), "old\n", "new\n"),
         (str(new), "", "first\n"),
     ]
@@ -71,7 +71,7 @@ def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
 def test_an_invalid_file_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "ssh.conf"
     run(wanted(path, "User new\n", validate=CHECK))
-    assert [(one, one.read_text()) for one in tmp_path.iterdir()] == [(path, "User new\n")]
+    assert [(file, file.read_text()) for file in tmp_path.iterdir()] == [(path, "User new\n")]
     before = state(tmp_path)
     code, result = run(wanted(path, "Colour blue\n", validate=CHECK))
     assert (code, result["failed"]) == (1, True)
