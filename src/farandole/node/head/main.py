@@ -69,11 +69,8 @@ def prepare(run: Run, arguments: argparse.Namespace, folder: Path) -> None:
     copy(folder, run.code, options, patterns)
     if lock >= 0:
         os.close(lock)
-    run.write(
-        "run", program=arguments.program, source=arguments.source or str(folder), np=arguments.np,
-        hosts=arguments.hosts, mpi=arguments.mpi, seconds=arguments.time, wait=arguments.wait, fetch=arguments.fetch,
-        without=arguments.without, created=time.time(),
-    )  # fmt: skip
+    wish = {name: value for name, value in vars(arguments).items() if name != "call"}
+    run.write("run", **{**wish, "source": arguments.source or str(folder), "created": time.time()})
     run.output.touch(0o600)
     run.reserve("ended")
 
@@ -114,14 +111,13 @@ def attach(run: Run) -> int:
     return int(ended["status"])
 
 
-def logs(run: Run) -> int:
+def logs(run: Run) -> None:
     """Print what a run has printed so far."""
     with run.printed() as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
-    return 0
 
 
-def stop(run: Run) -> int:
+def stop(run: Run) -> None:
     """End a run on all of its nodes."""
     if run.end():
         raise RefusedError(f"run {run.number} has already ended: {told(run)}")
@@ -129,34 +125,25 @@ def stop(run: Run) -> int:
     while not run.end():
         time.sleep(0.2)
     print(f"run {run.number}: {told(run)}")
-    return 0
 
 
-def job(run: Run) -> int:
-    """Do everything of a run, in its unit."""
-    RunKeeper(run)()
-    return 0
-
-
-def state(run: Run) -> int:
+def state(run: Run) -> None:
     """Print what is known of a run."""
     print(json.dumps({"number": run.number, "started": run.read("started"), "ended": run.end()}))
-    return 0
 
 
-def fetch(arguments: argparse.Namespace) -> int:
+def fetch(arguments: argparse.Namespace) -> None:
     """Get results of a run from its first node, even while it runs."""
-    run = chosen(arguments.run)
+    run = arguments.run
     refuse_outside(arguments.paths)
     failures = list(collect(run, arguments.paths))
     failures += [f"run {run.number} has no {path}" for path in arguments.paths if not (run.code / path).exists()]
     if failures:
         raise RefusedError("\n".join(failures))
     print("\n".join(str(run.code / path) for path in arguments.paths))
-    return 0
 
 
-def show(_: argparse.Namespace) -> int:
+def show(_: argparse.Namespace) -> None:
     """List the runs, and those of other people that use slots."""
     for run in all_runs():
         if wish := run.read("run"):
@@ -166,45 +153,41 @@ def show(_: argparse.Namespace) -> int:
     for number, who, since, uses in others():
         if who != owner(os.getuid()):
             print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
-    return 0
 
 
 # What is done with a run; those without words are called by the control machine and by systemd.
-ON_RUN: dict[str, tuple[Callable[[Run], int], str]] = {
+ON_RUN: dict[str, tuple[Callable[[Run], int | None], str]] = {
     "logs": (logs, "print what a run has printed"),
     "attach": (attach, "print what a run prints until it ends"),
     "stop": (stop, "end a run on all of its nodes"),
-    "_job": (job, ""),
+    "_job": (lambda run: RunKeeper(run)(), ""),
     "_state": (state, ""),
-}
-OTHER: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": start,
-    "runs": show,
-    "fetch": fetch,
-    "_receive": lambda arguments: receive(arguments.name, arguments.arguments),
-    "_give": lambda arguments: give(arguments.name, arguments.arguments),
 }
 
 
 def parsed() -> argparse.Namespace:
     """The arguments of this call."""
     top = argparse.ArgumentParser(prog="farandole", description="Run programs on the cluster's nodes.")
-    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
     purpose = "send this folder to the nodes and start a program there"
     add_run(commands.add_parser("run", help=purpose, allow_abbrev=False))
-    commands.add_parser("runs", help="list your runs")
-    for name, (_, purpose) in ON_RUN.items():
+    commands.add_parser("runs", help="list your runs").set_defaults(call=show)
+    for name, (act, purpose) in ON_RUN.items():
         command = commands.add_parser(name, help=purpose) if purpose else commands.add_parser(name)
+        command.set_defaults(call=lambda arguments, act=act: act(arguments.run))
         # Everybody is the job user, so the latest may be somebody else's.
         if name == "stop":
-            command.add_argument("run", help="its number")
+            command.add_argument("run", type=chosen, help="its number")
         else:
-            command.add_argument("run", nargs="?", default="", help="its number; the latest, if not given")
+            latest = "its number; the latest, if not given"
+            command.add_argument("run", type=chosen, nargs="?", default="", help=latest)
     command = commands.add_parser("fetch", help="get results of a run from its first node")
-    command.add_argument("run", help="its number")
+    command.set_defaults(call=fetch)
+    command.add_argument("run", type=chosen, help="its number")
     command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
-    for name in ("_receive", "_give"):
+    for name, transfer in (("_receive", receive), ("_give", give)):
         command = commands.add_parser(name)
+        command.set_defaults(call=lambda arguments, transfer=transfer: transfer(arguments.name, arguments.arguments))
         command.add_argument("name")
         command.add_argument("arguments", nargs=argparse.REMAINDER)
     return top.parse_args()
@@ -212,11 +195,14 @@ def parsed() -> argparse.Namespace:
 
 def add_run(run: argparse.ArgumentParser) -> None:
     """The options of a run."""
+    run.set_defaults(call=start)
     run.add_argument("-np", type=positive, default=0, metavar="N", help="number of ranks; all slots, if not given")
     run.add_argument("--hosts", default="", help="only these nodes, separated by commas")
     run.add_argument("--mpi", action="store_true", help="start the ranks with MPI")
     run.add_argument("--gloo", dest="mpi", action="store_false", help="start the ranks with Gloo, which is the default")
-    run.add_argument("--time", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d")
+    run.add_argument(
+        "--time", dest="seconds", metavar="TIME", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d"
+    )
     run.add_argument("--wait", action="store_true", help="wait for slots that other runs use")
     run.add_argument("--detach", action="store_true", help="print its number and return")
     fetch = "get this from the first node when the run ends"
@@ -228,11 +214,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 def main() -> int:
     """Run the command, and return its exit status."""
-    arguments = parsed()
     try:
-        if arguments.command in ON_RUN:
-            return ON_RUN[arguments.command][0](chosen(arguments.run))
-        return OTHER[arguments.command](arguments)
+        arguments = parsed()
+        return arguments.call(arguments) or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
