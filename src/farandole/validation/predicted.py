@@ -16,38 +16,33 @@ def predictions(
     results: Mapping[str, Result], checks: Sequence[Check], links: Mapping[str, Any], inventory: str
 ) -> Iterator[Check]:
     """A check for each measured efficiency, from the links that preflight measured; it is never red or slow."""
-    return (_compared(check, job, known, inventory) for check, job, known in _efficiencies(results, checks, links))
+    for check in checks:
+        name, _, kind = check.id.partition(".")
+        if kind == "efficiency" and (job := _job(results[name])):
+            yield _compared(check, job, measured(links, check.hosts), inventory)
 
 
 def scaling(
     results: Mapping[str, Result], checks: Sequence[Check], links: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The efficiency that was measured, and what is predicted of the same job for other numbers of workers."""
-    for check, job, known in _efficiencies(results, checks, links):
-        workers = len(check.hosts)
-        yield {
-            "id": check.id.partition(".")[0],
-            "gradients_mb": job.gradients_mb,
-            "step_ms": round(job.step_ms, 2),
-            "workers": workers,
-            "measured": None if check.status == NOT_MEASURED else check.value,
-            "predicted": [
-                [number, round(predict(job, known.network, number).efficiency, 4)]
-                for number in sorted({workers, *scaling_points(workers)})
-                if known
-            ],
-        }
-
-
-def _efficiencies(
-    results: Mapping[str, Result], checks: Sequence[Check], links: Mapping[str, Any]
-) -> Iterator[tuple[Check, TrainingJob, Measured | None]]:
-    """Each measured efficiency, the job, and what preflight measured, if it was between all of its nodes."""
     for check in checks:
         name, _, kind = check.id.partition(".")
         if kind == "efficiency" and (job := _job(results[name])):
-            known = measured(links, check.hosts)
-            yield check, job, None if known is None or known.missing else known
+            measurement, workers = measured(links, check.hosts), len(check.hosts)
+            known = measurement if measurement and not measurement.missing else None
+            yield {
+                "id": name,
+                "gradients_mb": job.gradients_mb,
+                "step_ms": round(job.step_ms, 2),
+                "workers": workers,
+                "measured": None if check.status == NOT_MEASURED else check.value,
+                "predicted": [
+                    [number, round(predict(job, known.network, number).efficiency, 4)]
+                    for number in sorted({workers, *scaling_points(workers)})
+                    if known
+                ],
+            }
 
 
 def _job(result: Result) -> TrainingJob | None:
@@ -64,7 +59,7 @@ def _job(result: Result) -> TrainingJob | None:
 
 def _compared(check: Check, job: TrainingJob, known: Measured | None, inventory: str) -> Check:
     name, hosts = check.id.replace("efficiency", "predicted"), check.hosts
-    if known is None:
+    if known is None or known.missing:
         why = "the connections of all these nodes were not measured"
         return Check(name, NOT_MEASURED, f"{why}; run  farandole preflight -i {shlex.quote(inventory)}", hosts=hosts)
     expected = predict(job, known.network, len(hosts)).efficiency
