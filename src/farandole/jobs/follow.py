@@ -70,29 +70,28 @@ def stream(head: Head, command: str, number: str) -> tuple[int, str, Sequence[st
 
 
 def explain(state: State, lines: Sequence[str]) -> None:
-    """Say why a run failed."""
+    """Say why a run failed, unless it was ended or refused, which the head says."""
+    if state.why:
+        return
     hit, raised = first_cause(lines)
     first, status = first_end(lines)
-    if state.lost and not state.why:
+    if state.lost:
         # The ranks only tell that a connection broke.
         tell("node-silent", state, state.lost[0], seen=some(state.lost))
-        return
-    if first >= 0 and not state.why and not raised and (hit is None or hit.cause.cascade):
+    elif first >= 0 and not raised and (hit is None or hit.cause.cascade):
         host = host_of(first, state.slots)
         # Of a worker that a signal has ended on another node, ssh only says 255.
         code = "worker-killed" if killed(status) or status == OF_SSH else "worker-failed"
         tell(code, state, host, f"rank {first} on {host} failed: {in_words(status)}")
-        return
-    if state.why or not (hit or raised):
-        return
-    own = OF_RANK.match(raised)
-    rank = hit.rank if hit else int(own[1]) if own else None
-    host = host_of(rank, state.slots) if rank is not None else "a node"
-    # A consequence says nothing of where its cause is.
-    where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
-    cause = hit.cause.description({"host": host, **hit.fields}) if hit else one_line(own[2] if own else raised)
-    code, fields = (hit.cause.code, hit.fields) if hit else ("worker-failed", {})
-    tell(code, state, fields.get("host", host), f"{where}{on_terminal(cause)}")
+    elif hit or raised:
+        own = OF_RANK.match(raised)
+        rank = hit.rank if hit else int(own[1]) if own else None
+        host = host_of(rank, state.slots) if rank is not None else "a node"
+        # A consequence says nothing of where its cause is.
+        where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
+        cause = hit.cause.description({"host": host, **hit.fields}) if hit else one_line(own[2] if own else raised)
+        code, fields = (hit.cause.code, hit.fields) if hit else ("worker-failed", {})
+        tell(code, state, fields.get("host", host), f"{where}{on_terminal(cause)}")
 
 
 def tell(code: str, state: State, host: str, message: str = "", **fields: str) -> None:

@@ -171,9 +171,8 @@ def rsync(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def former(run: Run, source: str) -> list[Run]:
     """The latest earlier runs of the same folder."""
-    return [other for other in all_runs() if other.number < run.number and other.read("run").get("source") == source][
-        -3:
-    ]
+    earlier = [other for other in all_runs() if other.number < run.number]
+    return [other for other in earlier if other.read("run").get("source") == source][-3:]
 
 
 def send(run: Run, node: str, before: list[Run]) -> str:
