@@ -110,8 +110,8 @@ def main():
     ranks = hvd.allgather_object(own)
     if rank == 0:
         # The others wait for the slowest.
-        result = {f"{way}_ms": max(one[way] for one in ranks) for way in ("alone", "together")}
-        machines = proof.count(len({one["machine"] for one in ranks}), "machine")
+        result = {f"{way}_ms": max(answer[way] for answer in ranks) for way in ("alone", "together")}
+        machines = proof.count(len({answer["machine"] for answer in ranks}), "machine")
         print(
             f"{proof.count(size, 'worker')} on {machines}, {options.model_mb:g} MB of gradients: a step takes "
             f"{result['alone_ms']:.0f} ms alone, {result['together_ms']:.0f} ms with Horovod, efficiency "
@@ -120,12 +120,12 @@ def main():
         )
         if options.json:
             took = {
-                way: [round(1000 * one, 2) for one in some[:MOST]]
+                way: [round(1000 * seconds, 2) for seconds in some[:MOST]]
                 for way, some in (("alone", alone), ("together", together))
             }
             result |= {"gradients_mb": options.model_mb, "steps_ms": took, "ranks": ranks}
             print(json.dumps({"sample": Path(sys.argv[0]).name, **result}), flush=True)
-    if wrong := [one["host"] for one in ranks if not one["right"]]:
+    if wrong := [answer["host"] for answer in ranks if not answer["right"]]:
         print(f"the mean of the gradients was wrong on {' and '.join(wrong)}", file=sys.stderr, flush=True)
     return int(bool(wrong))
 

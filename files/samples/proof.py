@@ -27,8 +27,8 @@ def arguments(description, **defaults):
     )
     parser.add_argument("--checkpoints", type=Path, help="folder to save checkpoints in and to resume from")
     parser.add_argument("--json", action="store_true", help="print the result as a line of JSON at the end")
-    for name, (kind, value, words) in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=words)
+    for name, (kind, value, help_text) in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=help_text)
     return parser.parse_args()
 
 
@@ -56,7 +56,7 @@ class Meter:
             self.losses.append([self.steps, float(loss)])
             if len(self.losses) > self.KEPT:
                 self.every *= 2
-                self.losses = [one for one in self.losses if one[0] % self.every == 0]
+                self.losses = [loss for loss in self.losses if loss[0] % self.every == 0]
         self.ended = time.perf_counter()
         if self.steps <= self.WARM_UP:
             self.begun = self.ended
@@ -68,16 +68,16 @@ class Meter:
         return self.images / (self.ended - self.begun) if self.images else 0.0
 
 
-def count(number, thing):
+def count(number, noun):
     """A number with its noun in the singular or plural."""
-    return f"{number} {thing}{'s' * (number != 1)}"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def fingerprint(weights):
     """A digest of the weights, to compare them bit by bit between ranks."""
     digest = hashlib.sha256()
-    for one in weights:
-        digest.update(one.tobytes())
+    for array in weights:
+        digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -95,13 +95,13 @@ def describe(rank, size):
 
 def mean_losses(ranks):
     """The loss of some steps, each the mean over all ranks, in lines that no launcher splits."""
-    steps = {tuple(step for step, _ in one) for one in ranks}
+    steps = {tuple(step for step, _ in losses) for losses in ranks}
     if len(steps) != 1:
         return
-    found = [[one[0][0], round(sum(loss for _, loss in one) / len(one), 6)] for one in zip(*ranks)]
-    found = [one for one in found if math.isfinite(one[1])]
-    for start in range(0, len(found), 25):
-        yield {"losses": found[start : start + 25]}
+    means = [[step[0][0], round(sum(loss for _, loss in step) / len(step), 6)] for step in zip(*ranks)]
+    means = [mean for mean in means if math.isfinite(mean[1])]
+    for start in range(0, len(means), 25):
+        yield {"losses": means[start : start + 25]}
 
 
 def finish(options, gather, rank, size, weights, meter, accuracy, loss):
@@ -111,8 +111,8 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
     """
     expected = int(os.environ.get("FARANDOLE_RANKS") or size)
     if size != expected:
-        words = f"error: this rank trains with {size} of {expected} ranks, so each trains alone"
-        print(f"{words}: start them with horovodrun, mpirun or  srun --mpi=pmix", file=sys.stderr, flush=True)
+        problem = f"error: this rank trains with {size} of {expected} ranks, so each trains alone"
+        print(f"{problem}: start them with horovodrun, mpirun or  srun --mpi=pmix", file=sys.stderr, flush=True)
         return 1
     own = {
         **describe(rank, size),
@@ -121,12 +121,12 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         "losses": meter.losses if options.json else [],
     }
     ranks = gather(own)
-    losses = list(mean_losses([one.pop("losses") for one in ranks]))
-    hosts = {one["weights"]: one["host"] for one in ranks}
+    losses = list(mean_losses([answer.pop("losses") for answer in ranks]))
+    hosts = {answer["weights"]: answer["host"] for answer in ranks}
     together = len(hosts) == 1
     if rank == 0:
-        total = sum(one["rate"] for one in ranks)
-        machines = len({one["machine"] for one in ranks})
+        total = sum(answer["rate"] for answer in ranks)
+        machines = len({answer["machine"] for answer in ranks})
         print(
             f"{count(size, 'worker')} on {count(machines, 'machine')}: accuracy {accuracy:.4f}, loss {loss:.4f}, "
             f"{total:.0f} images/s, data: {mnist.source()}",

@@ -72,7 +72,7 @@ def main():
     meter = proof.Meter()
     train(state, train_data, options, meter)
     loss, accuracy = test(model, test_data)
-    weights = [one.numpy() for one in model.state_dict().values()]
+    weights = [tensor.numpy() for tensor in model.state_dict().values()]
     return proof.finish(options, hvd.allgather_object, hvd.rank(), hvd.size(), weights, meter, accuracy, loss)
 
 

@@ -153,7 +153,7 @@ def main():
         if keep:
             save(keep, epoch, model, optimizer)
     loss, accuracy = test(model, device, test_batches, test_sampler)
-    weights = [one.cpu().numpy() for one in model.state_dict().values()]
+    weights = [tensor.cpu().numpy() for tensor in model.state_dict().values()]
     return proof.finish(options, hvd.allgather_object, hvd.rank(), hvd.size(), weights, meter, accuracy, loss)
 
 

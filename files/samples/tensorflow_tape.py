@@ -103,7 +103,7 @@ def main():
     logits = model(x)
     loss = float(criterion(y, logits))
     accuracy = float(tf.reduce_mean(tf.cast(tf.argmax(logits, 1) == y, tf.float32)))
-    weights = [one.numpy() for one in model.weights]
+    weights = [variable.numpy() for variable in model.weights]
     return proof.finish(options, hvd.allgather_object, hvd.rank(), hvd.size(), weights, meter, accuracy, loss)
 
 

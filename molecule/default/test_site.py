@@ -50,8 +50,8 @@ def test_the_validation_play_is_green_and_complete(result, head):
 
 def test_both_commands_of_the_manual_train(head, addresses):
     script = "python /opt/farandole/samples/Keras_TF_MultiNode_GPU.py --epochs 2"
-    for words, count in (("-np 1 -H localhost:1", 1), (f"-np 2 -H localhost:1,{addresses['node-2']}:1", 2)):
-        output = head.check_output(f"runuser -u trainer -- horovodrun {words} {script}")
+    for options, count in (("-np 1 -H localhost:1", 1), (f"-np 2 -H localhost:1,{addresses['node-2']}:1", 2)):
+        output = head.check_output(f"runuser -u trainer -- horovodrun {options} {script}")
         each = "1 worker on 1 machine" if count == 1 else "2 workers on 2 machines"
         assert f"{each}: accuracy" in output
 

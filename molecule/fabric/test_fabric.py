@@ -35,9 +35,9 @@ def network(head):
     return head.check_output("ip -4 route show dev eth0 proto kernel").split()[0]
 
 
-def as_job(host, *words):
+def as_job(host, *command):
     """Run a command as the job user, with a timeout; any failure has status 1, because 255 would mean ssh."""
-    command = ["timeout", "-k", "1", "12", "runuser", "-u", "trainer", "--", *words]
+    command = ["timeout", "-k", "1", "12", "runuser", "-u", "trainer", "--", *command]
     return host.run("cd / && " + " ".join(["%s"] * len(command)) + " || exit 1", *command)
 
 
@@ -118,16 +118,16 @@ def others(nodes):
 )
 def test_the_commands_take_precedence_over_the_job_users_shell_files(head, way):
     shown = head.check_output("cd / && " + way.format("command -v python; horovodrun which mpirun python"))
-    shadow, *found = [line for line in shown.splitlines() if line.startswith("/")]
+    shadow, *paths = [line for line in shown.splitlines() if line.startswith("/")]
     assert shadow == "/home/trainer/other/python", "the shell files have no effect, so this test proves nothing"
-    assert found == [f"{STACK}/mpi/bin/mpirun", f"{STACK}/venv/bin/python"]
+    assert paths == [f"{STACK}/mpi/bin/mpirun", f"{STACK}/venv/bin/python"]
 
 
 @pytest.mark.usefixtures("stack")
 def test_a_jobs_own_settings_take_precedence(head):
     own = ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=7", "HOROVOD_NETWORK=", "NCCL_SOCKET_IFNAME=ib0"]
     settings = as_job(head, "env", *own, "horovodrun").stdout.splitlines()
-    assert [one for one in own if one not in settings] == []
+    assert [setting for setting in own if setting not in settings] == []
 
 
 def test_no_other_users_path_is_changed(host):
@@ -180,9 +180,9 @@ def test_only_jobs_bound_to_an_ended_ssh_session_end(nodes, head):
 
     def until(wanted, seconds):
         deadline = time.monotonic() + seconds
-        while (found := running()) != wanted and time.monotonic() < deadline:
+        while (processes := running()) != wanted and time.monotonic() < deadline:
             time.sleep(0.5)
-        return found
+        return processes
 
     every = OUTLIVE | BOUND | {UNBOUND}
     head.check_output("sed '/^case .*terminal/,/^esac/d' /usr/local/bin/mpirun > /tmp/unbound")
@@ -225,7 +225,9 @@ def test_nodes_without_a_common_network_are_refused_before_anything_changes(play
     finally:
         worker.check_output("ip address del 192.0.2.2/24 dev eth0")
     assert done.rc != 0 and done.changes == set(), done.output
-    assert all(words in done.flat for words in ("node-1 in 10.94.", "node-2 in 192.0.2.0/24", "[network-not-shared]"))
+    assert all(
+        message in done.flat for message in ("node-1 in 10.94.", "node-2 in 192.0.2.0/24", "[network-not-shared]")
+    )
     after = [host.check_output("cat /etc/farandole/hostfile /etc/farandole/environment") for host in nodes.values()]
     assert after == before
 

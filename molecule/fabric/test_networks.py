@@ -63,9 +63,9 @@ def chosen(play, fault, head):
     head.check_output(rename.format("ib7", "ib7", "eth1", "eth1"))
 
 
-def as_job(host, *words):
+def as_job(host, *command):
     """What a command of the job user prints."""
-    command = ["timeout", "60", "runuser", "-u", "trainer", "--", *words]
+    command = ["timeout", "60", "runuser", "-u", "trainer", "--", *command]
     return host.check_output("cd / && " + " ".join(["%s"] * len(command)), *command)
 
 

@@ -199,7 +199,7 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
 
 
 @pytest.mark.parametrize(
-    ("node", "variables", "words"),
+    ("node", "variables", "message"),
     [
         ("node-1", {"node_facts": {"nvidia_driver": "470.57.02"}}, "[nccl-driver-old]"),
         (
@@ -213,10 +213,10 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
     ],
     ids=["an old driver", "no fingerprint", "an incomplete version", "an unknown source", "no files"],
 )
-def test_impossible_requests_are_refused_before_anything_changes(role, nodes, node, variables, words):
+def test_impossible_requests_are_refused_before_anything_changes(role, nodes, node, variables, message):
     code, said = role(node, **{"nccl_version": OLD, **variables})
     assert code != 0
-    assert words in said
+    assert message in said
     assert "changed=0" in said
     assert is_at(nodes[node], NEW)
 
@@ -237,14 +237,14 @@ def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
     head.check_output("mkdir -p $(dirname %s) $(dirname %s)", pip, other)
     head.check_output("dpkg-deb --fsys-tarfile %s | tar -xO .%s/libnccl.so.2.21.5 >%s", deb, LIBRARIES, pip)
     head.check_output("ln %s %s && echo LD_LIBRARY_PATH=/opt/other >/etc/environment", pip, other)
-    words = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) instead of the installed NCCL 2.22.3"
+    conflict = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) instead of the installed NCCL 2.22.3"
     try:
         code, said = role("node-1")
         assert code == 0
-        assert f"[WARNING]: {words}" in said
+        assert f"[WARNING]: {conflict}" in said
         code, said = role("node-1", node_facts=GPU)
         assert code != 0
-        assert words in said
+        assert conflict in said
     finally:
         head.check_output("rm -r /opt/farandole /opt/other; : >/etc/environment")
     code, said = role("node-1", node_facts=GPU)

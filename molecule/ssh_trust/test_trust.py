@@ -7,8 +7,8 @@ FOLDER = "/etc/farandole/ssh"
 
 def as_job(host, target, command="hostname", *options, user="trainer"):
     """Use ssh as a job does; status 255 becomes 1, because testinfra reads 255 as a failure of its own ssh."""
-    words = ["runuser", "-u", user, "--", "ssh", "-o", "BatchMode=yes", *options, target, command]
-    return host.run(" ".join(["%s"] * len(words)) + " || exit 1", *words)
+    ssh = ["runuser", "-u", user, "--", "ssh", "-o", "BatchMode=yes", *options, target, command]
+    return host.run(" ".join(["%s"] * len(ssh)) + " || exit 1", *ssh)
 
 
 @pytest.mark.parametrize("name", ["node-1", "node-2"])

@@ -44,10 +44,10 @@ def test_no_stored_log_gets_a_wrong_answer(answer: scoring.Answer) -> None:
 
 @pytest.mark.parametrize("code", causes())
 def test_every_cause_is_described(code: str) -> None:
-    words = " ".join(described(causes()[code]))
-    assert words.startswith(f"{code}: a ")
-    assert "cure: " in words
-    assert "{" not in words.split("looks like:")[0]
+    text = " ".join(described(causes()[code]))
+    assert text.startswith(f"{code}: a ")
+    assert "cure: " in text
+    assert "{" not in text.split("looks like:")[0]
 
 
 def test_a_code_is_explained_unless_there_is_a_file_of_that_name(
@@ -82,10 +82,10 @@ def test_the_quick_search_misses_nothing() -> None:
     texts = [line for path in paths for line in path.read_text().splitlines()]
     for cause in causes().values():
         if cause.seen in READ:
-            words = needles(cause.pattern)
-            assert all(len(word) > 3 for word in words), cause.code
+            known = needles(cause.pattern)
+            assert all(len(word) > 3 for word in known), cause.code
             fits = [text for text in texts if re.search(cause.pattern, text)]
-            assert all(any(word in text for word in words) for text in fits), cause.code
+            assert all(any(word in text for word in known) for text in fits), cause.code
 
 
 def test_the_root_cause_is_printed_last() -> None:
@@ -141,18 +141,18 @@ def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
     said = finding("pair-node-closed", "node-3", other="node-1", seen="no answer", both="", subnet="192.0.2.0/24")
     verdict = told(findings.report([said, finding("exclusion-possible", "node-3", inventory="mine")]).encode())
     assert verdict.codes == ["pair-node-closed"]
-    words = report(verdict)
-    assert f"root cause [pair-node-closed]: node-3: {said.cause}" in words
-    assert "that node" not in words.split("cure:")[0]
+    text = report(verdict)
+    assert f"root cause [pair-node-closed]: node-3: {said.cause}" in text
+    assert "that node" not in text.split("cure:")[0]
     assert told(b"1. node-3: it is odd [no-such-code]\n").codes == []
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
 def test_any_encoding_and_language_is_read(encoding: str) -> None:
-    words = ["Fehler für Gerät"]
+    messages = ["Fehler für Gerät"]
     if encoding != "latin-1":
-        words += ["デバイスに空き領域がありません", "磁盘空间不足", "لا توجد مساحة", "Места нет"]
-    for text in words:
+        messages += ["デバイスに空き領域がありません", "磁盘空间不足", "لا توجد مساحة", "Места нет"]
+    for text in messages:
         assert told(f"{text}\n{FULL}{text}".encode(encoding)).codes == ["disk-full"]
     assert told("設定ファイルが壊れています".encode("shift-jis")).codes == []
 

@@ -138,11 +138,11 @@ def test_every_node_without_space_is_named(cache: Builds) -> None:
 def test_the_builder_needs_more_space(cache: Builds) -> None:
     made = planned(cache, LOCK, BARE, BARE)
     refuse_without_room(LOCK, made, {"node-1": 8000, "node-2": 4000}, "node-1")
-    for free, words in (
+    for free, message in (
         ((7999, 4000), "node-1 has 7999 .* needs 8000:"),
         ((8000, 3999), "node-2 has 3999 .* needs 4000:"),
     ):
-        with pytest.raises(FarandoleError, match=words):
+        with pytest.raises(FarandoleError, match=message):
             refuse_without_room(LOCK, made, dict(zip(("node-1", "node-2"), free, strict=True)), "node-1")
 
 

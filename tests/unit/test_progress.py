@@ -80,8 +80,8 @@ def command(clone: Path, verb: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", MAIN, str(clone), verb, "-i", str(clone / "hosts.yml"), *arguments]
 
 
-def ended(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, text=True, capture_output=True, timeout=60, check=False, cwd=folder)
+def ended(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, text=True, capture_output=True, timeout=60, check=False, cwd=folder)
 
 
 def run(clone: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -139,8 +139,8 @@ def checked(clone: Path) -> Done:
 def test_a_run_that_failed_says_what_changed_and_why_and_keeps_the_rest_in_its_log(failed: Done) -> None:
     assert failed.status == 2, failed.said
     assert "\x1b" not in failed.said and "next: " not in failed.said
-    for words in ("changed: Change something on node-1, node-2\n", "the cluster is fine", "--- before", "+what is new"):
-        assert words in failed.said
+    for part in ("changed: Change something on node-1, node-2\n", "the cluster is fine", "--- before", "+what is new"):
+        assert part in failed.said
     assert "failed: Fail in secret on node-2\n" in failed.said
     assert re.search(r"failed on node-1, node-2\nlog: .*\n\nroot cause \[disk-full\]", failed.said), failed.said
     assert failed.said.count("root cause") == 1
@@ -214,7 +214,7 @@ sys.exit(status)
 
 
 @pytest.mark.parametrize(
-    ("where", "words"),
+    ("where", "message"),
     [
         ("| head -1", "the output is no longer read"),
         (">/dev/full", r"the output cannot be written \(No space left on device\)"),
@@ -222,12 +222,12 @@ sys.exit(status)
     ],
 )
 def test_an_output_that_cannot_be_written_does_not_end_the_run(
-    where: str, words: str | None, failed: Done, tmp_path: Path
+    where: str, message: str | None, failed: Done, tmp_path: Path
 ) -> None:
     program = [sys.executable, "-c", OUTPUT, str(tmp_path), str(failed.folder / "events.jsonl")]
     done = ended(["bash", "-o", "pipefail", "-c", f'"$@" {where}', "bash", *program], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(rf"{words}; the run goes on: \S+\n" if words else "", done.stderr), done.stderr
+    assert re.fullmatch(rf"{message}; the run goes on: \S+\n" if message else "", done.stderr), done.stderr
 
 
 def test_without_a_run_there_is_nothing_to_watch(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_what_preflight_found_is_to_mend_too() -> None:
     ]
     text = page(checked(result(preflight={"findings": findings, "time": "2026-01-02T03:04:05Z"})))
     assert "preflight on 2 January 2026, 03:04 UTC found 1 problem and 1 warning." in text
-    places = [text.index(words) for words in ("What to fix", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
+    places = [text.index(part) for part in ("What to fix", "it is off", "cause 2", "cause 1", "Figures", "cause 0")]
     assert places == sorted(places)
     assert "farandole preflight -i inventory/mine" in text
     text = markdown(checked(result(preflight={"findings": findings})))
-    places = [text.index(words) for words in ("it is off", "problem of preflight: node-2", "warning of", "Figures")]
+    places = [text.index(part) for part in ("it is off", "problem of preflight: node-2", "warning of", "Figures")]
     assert places == sorted(places) and "cause 0" not in text
 
 
@@ -66,10 +66,10 @@ def test_one_cause_on_many_nodes_is_one_card() -> None:
     assert "found 2 warnings." in text
     # And one for both checks.
     assert (text.count('<section class="problem'), text.count("<dt>Cure</dt>"), short.count("- cure: ")) == (3, 3, 3)
-    for words in (text, short):
-        assert words.count("node-1 to node-8") == 2
-        assert words.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
-        assert words.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
+    for shown in (text, short):
+        assert shown.count("node-1 to node-8") == 2
+        assert shown.count("node-1, node-3, node-5, node-7: shm-small of 1") == 1
+        assert shown.count("node-2, node-4, node-6, node-8: shm-small of 0") == 1
     assert len(read_back["preflight"]["findings"]) == len(findings)
 
 
@@ -105,13 +105,13 @@ def test_words_stand_out_from_what_is_behind_them() -> None:
         dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root {(.*?)}", style, re.DOTALL)
     ]
     assert len(palettes) == 3
-    words = ("ink", "mute", "ok", "slow", "bad", "a")
+    inks = ("ink", "mute", "ok", "slow", "bad", "a")
     for palette in palettes:
         colours = {
             name: colour if len(colour) == 7 else "#" + "".join(2 * part for part in colour[1:])
             for name, colour in palette.items()
         }
-        seen = [(colour, behind) for colour in words for behind in ("paper", "panel", "soft")]
+        seen = [(colour, behind) for colour in inks for behind in ("paper", "panel", "soft")]
         seen += [("ink", f"{colour}-soft") for colour in ("ok", "slow", "bad")]
         assert not [pair for pair in seen if contrast(*(colours[name] for name in pair)) < 4.5]
 
@@ -277,7 +277,7 @@ def test_a_bad_node_and_a_bad_link_are_told_apart() -> None:
         if source != target
     ]
     shown = matrix(pairs, names)
-    assert [words.split(":")[0] for words in shown.nodes] == ["c"] and not shown.cells
+    assert [line.split(":")[0] for line in shown.nodes] == ["c"] and not shown.cells
     pairs = [[*way[:2], 300.0 if way[:2] == ["a", "b"] else 900.0, 800.0] for way in pairs]
     shown = matrix(pairs, names)
     assert (shown.nodes, shown.cells) == ([], ["a → b: 300 MB/s, bar 800"])

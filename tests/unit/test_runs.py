@@ -195,11 +195,11 @@ def test_a_head_that_cannot_record_a_run_gives_a_warning(mine: Run) -> None:
     def unconnected() -> runs.Keeper:
         raise FarandoleError("ssh says no")
 
-    words = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). Make sure"
-    assert words in runs.register_on_head(mine, unconnected, lambda _: {})
+    reason = "are not kept out of this cluster: no connection can be held open to the head (ssh says no). Make sure"
+    assert reason in runs.register_on_head(mine, unconnected, lambda _: {})
     keeper = partial(runs.start_keeper, mine)
-    words = "are not kept out of this cluster: the head does not answer (gone?). Make sure"
-    assert words in runs.register_on_head(mine, partial(keeper, REMOTE), lambda _: {"msg": "gone\n"})
+    reason = "are not kept out of this cluster: the head does not answer (gone?). Make sure"
+    assert reason in runs.register_on_head(mine, partial(keeper, REMOTE), lambda _: {"msg": "gone\n"})
     # One that does not name the other run refuses it.
     with pytest.raises(FarandoleError, match="remove /var/lib/farandole-run on it"):
         runs.register_on_head(mine, partial(keeper, REMOTE), lambda _: {"held": {"who": "x"}})

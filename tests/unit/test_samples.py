@@ -91,12 +91,12 @@ def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     damaged = {**other, "files": [{**other["files"][0], "sha256": "0" * 64}]}
     (tmp_path / "file").write_text("in the way")
     before = there(other)
-    for asked, words in (
+    for asked, message in (
         (damaged, f"its sha256 is {other['files'][0]['sha256']}, expected {'0' * 64}"),
         ({**other, "url": dead_url()}, "connection refused"),
         ({**other, "path": f"{tmp_path}/file/x"}, f"the files cannot be written to {tmp_path}/file/x"),
     ):
-        assert words in run_module("depot_fetch", asked)["msg"]
+        assert message in run_module("depot_fetch", asked)["msg"]
         assert there(other) == before
 
 

@@ -116,10 +116,10 @@ def test_the_first_site_with_the_file_is_used(tmp_path: Path) -> None:
             {"url": f"{other}/d.tar", "file": "d.tar", "sha256": WRONG},
         ]
         asked = {"folder": str(folder), "sources": places, "variable": "openmpi_tarball"}
-        words = act("source_fetch", asked)["msg"]
-        assert f"a.tar cannot be fetched ({dead}/a.tar: [Errno 111] Connection refused; " in words
-        assert f"{url}/gone.tar: File not found; {other}/d.tar: 220 mail" in words
-        assert words.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or set openmpi_tarball to its path")
+        message = act("source_fetch", asked)["msg"]
+        assert f"a.tar cannot be fetched ({dead}/a.tar: [Errno 111] Connection refused; " in message
+        assert f"{url}/gone.tar: File not found; {other}/d.tar: 220 mail" in message
+        assert message.endswith(f", or put a.tar or c.tar or d.tar into {folder}, or set openmpi_tarball to its path")
         places.append({**good, "url": f"{url}/b.tar"})
         assert act("source_fetch", asked, check_mode=True)["changed"]
         assert list(folder.iterdir()) == []

@@ -161,11 +161,11 @@ def test_a_node_cannot_make_itself_a_launcher(tmp_path: Path, job_key: Any) -> N
 def test_anything_but_one_key_is_one_finding_about_that_node(tmp_path: Path, kind: str, answer: Any) -> None:
     head = node("node-1", answer, JOB_KEY) if kind == "host" else node("node-1", HOST_KEY, answer)
     assert findings(tmp_path, head, WORKER) == [("node-1", "key-malformed")]
-    words = refused(tmp_path, head, WORKER)
-    assert f"its {kind} key is not an ed25519 public key but " in words
-    assert len(words) < 450
-    assert words.replace("\n", "").isprintable()
-    assert words.replace("…", "").isascii()
+    message = refused(tmp_path, head, WORKER)
+    assert f"its {kind} key is not an ed25519 public key but " in message
+    assert len(message) < 450
+    assert message.replace("\n", "").isprintable()
+    assert message.replace("…", "").isascii()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,8 +305,8 @@ def test_rotation_keeps_nothing_of_the_old_ca_except_the_record_of_keys(tmp_path
 
 def test_a_rotation_needs_all_nodes(tmp_path: Path) -> None:
     given(tmp_path)
-    words = refused(tmp_path, HEAD, rotate=True)
-    assert "leaves out node-2. Run site.yml without --limit" in words
+    message = refused(tmp_path, HEAD, rotate=True)
+    assert "leaves out node-2. Run site.yml without --limit" in message
 
 
 @pytest.mark.parametrize(

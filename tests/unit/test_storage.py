@@ -115,9 +115,9 @@ def test_what_cannot_be_mounted_on_a_node_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     kinds = {"full": "contains files, such as notes", "file": "is not a folder", "link": "is not a folder"}
-    for name, words in kinds.items():
+    for name, message in kinds.items():
         (why,) = mount_units.refusals([mount(str(tmp_path / name), type="tmpfs")], [])
-        assert words in why
+        assert message in why
     assert mount_units.refusals([mount(str(tmp_path / "full"), type="tmpfs", hides=True)], []) == []
     assert mount_units.refusals([mount(str(tmp_path / "new"), type="tmpfs")], []) == []
     (why,) = mount_units.refusals([mount("/proc", type="tmpfs")], [])

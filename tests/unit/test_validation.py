@@ -112,7 +112,7 @@ def test_the_report(tmp_path: Path) -> None:
     assert "the cure" in str(suite[1][0].text)
     assert "make one" in report.junit([UNLISTED]).decode()
     shown = report.text(CHECKS, target, 3)
-    assert [shown.index(words) for words in ("b is red: bad", "the cause [disk-full]", "the cure", "last words")]
+    assert [shown.index(part) for part in ("b is red: bad", "the cause [disk-full]", "the cure", "last words")]
     assert f"red: 1 green, 1 slow, 1 red, 1 not measured; 3 s; report: {target}" in shown
     # What has one cause is explained once.
     shown = report.text([replace(UNLISTED, id=name, log=[f"{name} said"]) for name in ("e", "f")], target, 3)

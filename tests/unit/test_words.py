@@ -23,8 +23,8 @@ def test_non_printable_characters_are_escaped() -> None:
 
 
 def test_long_text_keeps_its_end() -> None:
-    words = one_line("x" * 10_000_000 + " the cause", 20)
-    assert words == "… " + "x" * 10 + " the cause"
+    line = one_line("x" * 10_000_000 + " the cause", 20)
+    assert line == "… " + "x" * 10 + " the cause"
 
 
 def test_a_terminal_gets_only_lines_and_ansible_colours() -> None:
