@@ -1,4 +1,4 @@
-"""What the head says of a run, and how it is shown."""
+"""What the head reports about a run, and how it is shown."""
 
 from __future__ import annotations
 

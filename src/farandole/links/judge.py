@@ -118,7 +118,7 @@ def ordered(some_names: Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def ports(closed: Iterable[Closed], sources: Collection[str], targets: Collection[str]) -> str:
-    """The ports that were tried in vain, and what happened."""
+    """The ports that could not be reached, and what happened."""
     links = [link for link in closed if link.source in sources and link.target in targets]
     numbers = some([str(port) for port in sorted({link.port for link in links})])
     return f"TCP {numbers}: {' and '.join(sorted({link.why for link in links}))}"

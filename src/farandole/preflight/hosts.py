@@ -1,4 +1,4 @@
-"""Decide what follows from what the nodes say of themselves, and from what is measured between them."""
+"""Decide what follows from what nodes report about themselves, and from what was measured between them."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def judge_login(hostvars: Mapping[str, Mapping[str, Any]], typed: Mapping[str, s
 
 
 def judge_passwords(hostvars: Mapping[str, Mapping[str, Any]], asked: Iterable[str]) -> list[Finding]:
-    """Report passwords that the user was asked for in vain, as every node has its own; shows none of them."""
+    """Report passwords that the user was asked for needlessly, as every node has its own; shows none of them."""
     remote = [own for own in hostvars.values() if own.get("ansible_connection") != "local"]
     return [
         finding("password-ignored", "all", seen=option, label=option, known=ignored[0])

@@ -1,4 +1,4 @@
-"""The settings of Ansible that the playbooks like to have, where another ansible.cfg than ours is in use."""
+"""The settings of Ansible that the playbooks rely on, where another ansible.cfg than ours is in use."""
 
 from __future__ import annotations
 

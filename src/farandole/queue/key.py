@@ -1,4 +1,4 @@
-"""The key by which the daemons of a queue believe each other; it is made on the control machine."""
+"""The key with which the daemons of a queue authenticate each other, made on the control machine."""
 
 from __future__ import annotations
 

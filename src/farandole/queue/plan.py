@@ -1,4 +1,4 @@
-"""What Slurm's settings say of nodes, partitions and accounts, decided on the control machine."""
+"""The nodes, partitions and accounts in Slurm's settings, decided on the control machine."""
 
 from __future__ import annotations
 

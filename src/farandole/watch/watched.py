@@ -1,4 +1,4 @@
-"""What is known of a run from its events, and how that is said. Nothing here reads a file or a clock."""
+"""What is known of a run from its events, and how that is shown. Nothing here reads a file or a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run gets of a folder, and what comes back, of which no link, mode or owner is believed: jobs wrote it."""
+"""What a run gets of a folder, and what comes back, whose links, modes and owners are not trusted: jobs wrote it."""
 
 from __future__ import annotations
 
