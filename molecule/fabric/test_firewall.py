@@ -159,10 +159,10 @@ def test_a_run_mends_it_and_leaves_the_owners_rules_alone(head, target, owners, 
     before = owners()
     assert "DOCKER-USER" in before
     assert by_stranger(addresses["node-2"], 5000) == "here", "without the firewall, this test proves nothing"
-    changed, said = play(firewall_enabled=True)
+    changed, output = play(firewall_enabled=True)
     assert changed == {"node-1", "node-2"}
-    assert "node-1: warning: its firewall, which Farandole set up, does not let in node-2 yet" in said
-    assert "pair-" not in said
+    assert "node-1: warning: its firewall, which Farandole set up, does not let in node-2 yet" in output
+    assert "pair-" not in output
     now = head.check_output("nft list table inet farandole")
     assert addresses["node-2"] in now and "mark" not in now
     assert (owners(), by_stranger(addresses["node-2"], 5000)) == (before, "silence")
@@ -171,9 +171,9 @@ def test_a_run_mends_it_and_leaves_the_owners_rules_alone(head, target, owners, 
 def test_a_port_can_stay_open_and_sshs_always_is(target, addresses, play):
     target.check_output("printf 'Port 22\nPort 5022\n' >/etc/ssh/sshd_config.d/99-port.conf && systemctl reload ssh")
     try:
-        changed, said = play(firewall_enabled=True, firewall_open=["6006"])
+        changed, output = play(firewall_enabled=True, firewall_open=["6006"])
         assert changed == {"node-1", "node-2"}
-        assert "can connect to ports 5000, 8080 from now on" in said
+        assert "can connect to ports 5000, 8080 from now on" in output
         assert by_stranger(addresses["node-2"], 6006) == by_stranger(addresses["node-2"], 6006, "udp") == "here"
         assert by_stranger(addresses["node-2"], 5000) == "silence"
         with closing(socket.create_connection((addresses["node-2"], 5022), timeout=2)) as connection:

@@ -86,9 +86,9 @@ def reduced(nodes, *settings):
 
 @pytest.mark.usefixtures("stack")
 def test_the_network_that_carries_most_is_chosen_and_the_other_left_alone(chosen, networks, nodes):
-    changed, said = chosen
+    changed, output = chosen
     assert changed == {"node-1", "node-2"}
-    assert f"note: the nodes share several networks; jobs use {networks['eth1']}" in said
+    assert f"note: the nodes share several networks; jobs use {networks['eth1']}" in output
     data = reduced(nodes)
     through_the_other = reduced(nodes, "--mca", "btl_tcp_if_include", networks["eth0"])
     assert "SOCKET_IFNAME" not in as_job(nodes["node-1"], "horovodrun")
@@ -110,9 +110,9 @@ def test_it_stays_chosen_until_another_is_clearly_faster(chosen, networks, fault
     fault("heal")
     fault("throttle", "--mbit", "50")
     fault("throttle", "--mbit", "40", "--link", "eth1")
-    changed, said = play()
-    assert (changed, f"jobs use {networks['eth1']}" in said) == (set(), True)
+    changed, output = play()
+    assert (changed, f"jobs use {networks['eth1']}" in output) == (set(), True)
     fault("heal")
     fault("throttle", "--mbit", "40", "--link", "eth1")
-    changed, said = play()
-    assert (changed, f"jobs use {networks['eth0']}" in said) == ({"node-1", "node-2"}, True)
+    changed, output = play()
+    assert (changed, f"jobs use {networks['eth0']}" in output) == ({"node-1", "node-2"}, True)

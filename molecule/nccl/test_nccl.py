@@ -65,24 +65,24 @@ def test_programs_compile_against_it(host):
 
 def test_an_older_version_is_held_against_upgrades(role, nodes):
     head = nodes["node-1"]
-    code, said = role("node-1", nccl_version=OLD)
-    assert code == 0, said
+    code, output = role("node-1", nccl_version=OLD)
+    assert code == 0, output
     assert is_at(head, OLD)
     assert "kept back: libnccl-dev libnccl2" in " ".join(head.check_output("apt-get --simulate upgrade").split())
     head.check_output("apt-mark unhold libnccl2 libnccl-dev")
     assert f"Inst libnccl2 [{OLD}] ({NEW}" in head.check_output("apt-get --simulate upgrade")
-    code, said = role("node-1")
-    assert code == 0, said
+    code, output = role("node-1")
+    assert code == 0, output
     assert is_at(head, NEW)
 
 
 def test_a_key_with_another_fingerprint_is_refused(role, nodes):
     head = nodes["node-1"]
     before = head.check_output("sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*")
-    code, said = role("node-1", nccl_version=OLD, fingerprint="0123456789" * 4)
+    code, output = role("node-1", nccl_version=OLD, fingerprint="0123456789" * 4)
     assert code != 0
-    assert "key.pub is refused, nothing was installed" in said
-    assert "expected 0123456789012345678901234567890123456789" in said
+    assert "key.pub is refused, nothing was installed" in output
+    assert "expected 0123456789012345678901234567890123456789" in output
     assert head.check_output("sha256sum /etc/apt/keyrings/* /etc/apt/sources.list.d/*") == before
     assert is_at(head, NEW)
 
@@ -116,24 +116,24 @@ def test_a_repository_signed_by_another_key_or_by_none_is_refused(role, nodes, a
 
     # The second file also contains the key that signed.
     for key_url in (f"http://{addresses['node-1']}:8480/debs/key.pub", f"{other}/key.pub"):
-        code, said = from_other(key_url, wanted)
+        code, output = from_other(key_url, wanted)
         assert code != 0
-        assert f"{other} with the key {key_url} is refused, nothing was installed: " in said
-        assert "is not signed" in said
+        assert f"{other} with the key {key_url} is refused, nothing was installed: " in output
+        assert "is not signed" in output
         assert head.check_output(listed) == before
     head.check_output("mv /srv/farandole/other/InRelease /srv/farandole/other/kept")
-    code, said = from_other(f"{other}/key.pub", signer)
+    code, output = from_other(f"{other}/key.pub", signer)
     assert code != 0
-    assert "is not signed" in said
+    assert "is not signed" in output
     assert head.check_output(listed) == before
     assert is_at(head, NEW)
     head.check_output("mv /srv/farandole/other/kept /srv/farandole/other/InRelease")
-    code, said = from_other(f"{other}/key.pub", signer)
-    assert code == 0, said
+    code, output = from_other(f"{other}/key.pub", signer)
+    assert code == 0, output
     assert is_at(head, OLD)
     head.check_output("rm -r /srv/farandole/other")
-    code, said = role("node-1")
-    assert code == 0, said
+    code, output = role("node-1")
+    assert code == 0, output
     assert is_at(head, NEW)
 
 
@@ -145,26 +145,26 @@ def test_a_key_file_that_is_too_long_is_refused(role, nodes, addresses):
     head.check_output("rm /etc/apt/keyrings/farandole-nccl.*")
     wanted = yaml.safe_load((DEBS / "made.yml").read_text())["fingerprint"]
     repository = {"uri": url, "key_url": f"{url}/long", "key_fingerprint": wanted}
-    code, said = role("node-1", nccl_version=OLD, nccl_repository=repository)
+    code, output = role("node-1", nccl_version=OLD, nccl_repository=repository)
     assert code != 0
-    assert "more than 65536 bytes were sent; nothing was installed" in said
+    assert "more than 65536 bytes were sent; nothing was installed" in output
     assert not head.file("/etc/apt/keyrings/farandole-nccl.asc").exists
     assert is_at(head, NEW)
 
 
 @pytest.mark.parametrize(("node", "available"), [("node-1", f"{NEW}, {OLD}"), ("node-4", "2.22.3-1-1")])
 def test_a_missing_version_is_refused_with_the_available_ones(role, node, available):
-    code, said = role(node, nccl_version="2.99.1-1+cuda12.9")
+    code, output = role(node, nccl_version="2.99.1-1+cuda12.9")
     assert code != 0
-    assert f"libnccl2 2.99.1-1+cuda12.9 is not available (available: {available});" in said
+    assert f"libnccl2 2.99.1-1+cuda12.9 is not available (available: {available});" in output
 
 
 def test_a_file_with_another_sha256_is_refused(role, nodes):
-    code, said = role(
+    code, output = role(
         "node-2", nccl_version=OLD, nccl_files=[plain("libnccl2", OLD), plain("libnccl-dev", OLD, "0" * 64)]
     )
     assert code != 0
-    assert "expected " + "0" * 64 in said
+    assert "expected " + "0" * 64 in output
     assert is_at(nodes["node-2"], NEW)
 
 
@@ -174,12 +174,12 @@ def test_a_damaged_deb_changes_nothing(role, nodes, tmp_path):
         damaged.write_bytes(whole.read(20 * 2**20))
     checksum = hashlib.sha256(damaged.read_bytes()).hexdigest()
     files = [{"path": str(damaged), "sha256": checksum}, plain("libnccl-dev", OLD)]
-    code, said = role("node-2", nccl_version=OLD, nccl_files=files)
+    code, output = role("node-2", nccl_version=OLD, nccl_files=files)
     assert code != 0
-    assert "damaged.deb" in said.partition("apt-get failed:")[2]
+    assert "damaged.deb" in output.partition("apt-get failed:")[2]
     assert "2.22.3" in " ".join(state(nodes["node-2"]))
-    code, said = role("node-2")
-    assert code == 0, said
+    code, output = role("node-2")
+    assert code == 0, output
     assert is_at(nodes["node-2"], NEW)
 
 
@@ -193,8 +193,8 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
     )
     assert state(worker)[1].startswith("iHR")
     assert "dpkg was interrupted" in worker.run("apt-get --yes install libnccl2").stderr
-    code, said = role("node-2")
-    assert code == 0, said
+    code, output = role("node-2")
+    assert code == 0, output
     assert is_at(worker, NEW)
 
 
@@ -214,20 +214,20 @@ def test_the_next_run_repairs_a_killed_installation(role, nodes, addresses):
     ids=["an old driver", "no fingerprint", "an incomplete version", "an unknown source", "no files"],
 )
 def test_impossible_requests_are_refused_before_anything_changes(role, nodes, node, variables, message):
-    code, said = role(node, **{"nccl_version": OLD, **variables})
+    code, output = role(node, **{"nccl_version": OLD, **variables})
     assert code != 0
-    assert message in said
-    assert "changed=0" in said
+    assert message in output
+    assert "changed=0" in output
     assert is_at(nodes[node], NEW)
 
 
 def test_a_missing_driver_is_a_warning(role):
-    code, said = role("node-2")
-    assert code == 0, said
-    assert "[nccl-driver-missing]" in said
-    code, said = role("node-2", node_facts=GPU)
-    assert code == 0, said
-    assert "nccl-driver-missing" not in said
+    code, output = role("node-2")
+    assert code == 0, output
+    assert "[nccl-driver-missing]" in output
+    code, output = role("node-2", node_facts=GPU)
+    assert code == 0, output
+    assert "nccl-driver-missing" not in output
 
 
 def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
@@ -239,17 +239,17 @@ def test_another_nccl_that_jobs_would_load_is_reported(role, nodes):
     head.check_output("ln %s %s && echo LD_LIBRARY_PATH=/opt/other >/etc/environment", pip, other)
     conflict = f"a job may load {pip} (NCCL 2.21.5), {other} (NCCL 2.21.5) instead of the installed NCCL 2.22.3"
     try:
-        code, said = role("node-1")
+        code, output = role("node-1")
         assert code == 0
-        assert f"[WARNING]: {conflict}" in said
-        code, said = role("node-1", node_facts=GPU)
+        assert f"[WARNING]: {conflict}" in output
+        code, output = role("node-1", node_facts=GPU)
         assert code != 0
-        assert conflict in said
+        assert conflict in output
     finally:
         head.check_output("rm -r /opt/farandole /opt/other; : >/etc/environment")
-    code, said = role("node-1", node_facts=GPU)
-    assert code == 0, said
-    assert "a job may load" not in said
+    code, output = role("node-1", node_facts=GPU)
+    assert code == 0, output
+    assert "a job may load" not in output
 
 
 def test_a_broken_library_is_reported(role, nodes):
@@ -257,11 +257,11 @@ def test_a_broken_library_is_reported(role, nodes):
     worker = nodes["node-3"]
     worker.check_output("mv %s /var/tmp/whole && head -c 1000000 /var/tmp/whole >%s", library, library)
     try:
-        code, said = role("node-3")
+        code, output = role("node-3")
     finally:
         worker.check_output("mv /var/tmp/whole %s", library)
     assert code != 0
-    assert f"{library} does not work" in said
+    assert f"{library} does not work" in output
 
 
 def plain(name, version, checksum=None):

@@ -94,11 +94,11 @@ FINDINGS = [
 @pytest.mark.parametrize(("change", "seen", "code"), FINDINGS, ids=[change.__name__ for change, _, _ in FINDINGS])
 def test_bad_input_is_reported_and_changes_nothing(site, nodes, change, seen, code):
     done = site(change)
-    said = done.stdout + done.stderr
-    assert done.returncode != 0, said
-    assert "nothing was changed" in said
-    assert seen in said
-    assert f"[{code}]" in said
+    output = done.stdout + done.stderr
+    assert done.returncode != 0, output
+    assert "nothing was changed" in output
+    assert seen in output
+    assert f"[{code}]" in output
     for host in nodes.values():
         assert not host.user("trainer").exists
 
@@ -113,11 +113,11 @@ def test_nodes_in_different_networks_are_in_the_same_list_as_other_findings(site
         done = site(change)
     finally:
         nodes["node-2"].check_output("ip address del 192.0.2.2/24 dev eth0")
-    said = done.stdout + done.stderr
-    assert done.returncode != 0, said
-    assert "preflight found 2 problems; nothing was changed." in said
-    assert "[id-taken]" in said
-    assert "[network-not-shared]" in said
+    output = done.stdout + done.stderr
+    assert done.returncode != 0, output
+    assert "preflight found 2 problems; nothing was changed." in output
+    assert "[id-taken]" in output
+    assert "[network-not-shared]" in output
 
 
 def test_an_unreachable_node_is_reported_and_the_others_are_unchanged(site, nodes):
@@ -127,18 +127,18 @@ def test_an_unreachable_node_is_reported_and_the_others_are_unchanged(site, node
         done = site()
     finally:
         subprocess.run([*fault, "heal", "node-2", *lab], check=True)
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "node-2" in said
-    assert "[login-no-route]" in said or "[login-timeout]" in said
+    assert "node-2" in output
+    assert "[login-no-route]" in output or "[login-timeout]" in output
     assert not nodes["node-1"].user("trainer").exists
 
 
 def test_good_input_has_no_findings_and_is_recorded(inventory_path):
-    found = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
-    assert found["findings"] == []
-    assert sorted(found["hosts"]) == ["node-1", "node-2"] == sorted(found["fabric"]["interfaces"])
-    assert found["fabric"]["network"]
+    record = json.loads((ROOT / ".farandole" / inventory_path.name / "preflight.json").read_text())
+    assert record["findings"] == []
+    assert sorted(record["hosts"]) == ["node-1", "node-2"] == sorted(record["fabric"]["interfaces"])
+    assert record["fabric"]["network"]
 
 
 def test_a_warning_is_shown_and_refuses_nothing(inventory_path):
@@ -151,20 +151,20 @@ def test_a_warning_is_shown_and_refuses_nothing(inventory_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("cluster:\n  hosts:\n    node-1: {}\n    node-1: {}\n", "duplicate mapping key"),
         ("cluster:\n  hosts\n    node-1: {}\n", "failed to parse"),
     ],
     ids=["a node listed twice", "a missing colon"],
 )
-def test_a_mistake_in_the_file_is_reported(tmp_path, text, words):
+def test_a_mistake_in_the_file_is_reported(tmp_path, text, message):
     (tmp_path / "hosts.yml").write_text(text)
     done = subprocess.run(
         ["ansible-playbook", "-i", tmp_path, "site.yml"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert words in (done.stdout + done.stderr).lower()
+    assert message in (done.stdout + done.stderr).lower()
     assert "PLAY" not in done.stdout
 
 

@@ -63,8 +63,8 @@ def ansible(command: str, *arguments: str, **settings: str) -> str:
 
 def used() -> float:
     """Seconds that the nodes' processors have worked until now."""
-    said = ansible("ansible", "cluster", "--module-name", "raw", "--args", "head -n 1 /sys/fs/cgroup/cpu.stat", **PLAIN)
-    return sum(map(int, re.findall(r"^usage_usec (\d+)", said, re.MULTILINE))) / 1e6
+    text = ansible("ansible", "cluster", "--module-name", "raw", "--args", "head -n 1 /sys/fs/cgroup/cpu.stat", **PLAIN)
+    return sum(map(int, re.findall(r"^usage_usec (\d+)", text, re.MULTILINE))) / 1e6
 
 
 def children() -> float:
@@ -76,11 +76,11 @@ def children() -> float:
 def site(changed: int | None, playbook: str = "site.yml", *arguments: str, **settings: str) -> Cost:
     """Run site.yml, or another playbook, in which this number of nodes must report a change."""
     nodes, controller, begun = used(), children(), time.monotonic()
-    said = ansible("ansible-playbook", playbook, "--skip-tags", "stack", *arguments, **settings)
+    text = ansible("ansible-playbook", playbook, "--skip-tags", "stack", *arguments, **settings)
     cost = Cost(time.monotonic() - begun, children() - controller, used() - nodes)
-    differing = len(re.findall(r"changed=[1-9]", said))
+    differing = len(re.findall(r"changed=[1-9]", text))
     if changed not in (None, differing):
-        sys.exit(f"{differing} nodes changed instead of {changed}:\n{said}")
+        sys.exit(f"{differing} nodes changed instead of {changed}:\n{text}")
     return cost
 
 

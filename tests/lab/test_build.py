@@ -159,9 +159,9 @@ sleep 600 &
 def test_the_code_of_a_package_is_confined_while_it_is_built(head: Head) -> None:
     head.shell("mkdir -p /srv/farandole")
     head.build_well({**PACKAGE, "script": CONFINED})
-    said = head.shell(LOG).splitlines()
-    refused = [line for line in said if "Permission denied" in line or "Read-only file system" in line]
-    assert (len(refused), len(said)) == (8, 10), said
+    output = head.shell(LOG).splitlines()
+    refused = [line for line in output if "Permission denied" in line or "Read-only file system" in line]
+    assert (len(refused), len(output)) == (8, 10), output
     assert head.shell("ls /var/cache/private/farandole-build; pgrep --full 'sleep [6]00'") == "made\n"
 
 

@@ -115,8 +115,8 @@ def named(cluster: Cluster, fault: Fault, record_property: Record) -> Finding:
     assert {finding.host for finding in matching} == {fault.host}, run.output
     assert re.fullmatch(fault.code, matching[0].code), run.output
     assert (run.rc != 0) == stop, run.output
-    said = " ".join(run.output.split())
-    assert f"[{matching[0].code}]" in said and " ".join(matching[0].cure.split()) in said
+    output = " ".join(run.output.split())
+    assert f"[{matching[0].code}]" in output and " ".join(matching[0].cure.split()) in output
     assert seconds < SECONDS
     record_property("named", f"{fault.name} | `{matching[0].code}` | {seconds:.0f}")
     return matching[0]
@@ -149,10 +149,10 @@ def test_a_changed_host_key_is_named_and_accepted_by_hand(ready: Cluster, record
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as ssh:  # fmt: skip
         assert ssh.stdin and ssh.stdout
-        said = b""
-        while b"(yes/no" not in said and (more := ssh.stdout.read(1)):
-            said += more
-        assert key.encode() in said, said
+        output = b""
+        while b"(yes/no" not in output and (more := ssh.stdout.read(1)):
+            output += more
+        assert key.encode() in output, output
         ssh.stdin.write(b"yes\n")
         ssh.stdin.flush()
         assert ssh.wait(SECONDS) == 0
@@ -260,8 +260,8 @@ def storm(cluster: Cluster) -> list[str]:
     head, *others = lab.nodes(cluster.name)
     script = STORM.format(at=int(time.time()) + len(others), to=f"root@{head.address}")
     with ThreadPoolExecutor(len(others)) as pool:
-        said = pool.map(lambda node: cluster.ssh(node.name, "sh", "-c", script).stderr, others)
-    return [line for text in said for line in text.splitlines()]
+        output = pool.map(lambda node: cluster.ssh(node.name, "sh", "-c", script).stderr, others)
+    return [line for text in output for line in text.splitlines()]
 
 
 @LONG

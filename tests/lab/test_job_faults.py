@@ -68,9 +68,9 @@ def begin(cluster: Cluster, folder: Path, *arguments: str) -> subprocess.Popen[s
 def works(cluster: Cluster, folder: Path, *options: str) -> None:
     """A job runs to its end."""
     with begin(cluster, folder, *options, "--", "python", "train.py", "10") as run:
-        said, _ = run.communicate(timeout=SECONDS)
-    assert run.returncode == 0, said
-    assert said.count("trains") == NODES, said
+        output, _ = run.communicate(timeout=SECONDS)
+    assert run.returncode == 0, output
+    assert output.count("trains") == NODES, output
 
 
 def validate(cluster: Cluster, *options: str) -> tuple[int, list[dict[str, Any]]]:
@@ -161,10 +161,10 @@ def test_a_node_that_is_lost_in_mid_training_is_named(
         assert any("trains" in line for line in run.stdout)
         begun = time.monotonic()
         ready.lab("fault", fault, "node-2")
-        said, _ = run.communicate(timeout=2 * SECONDS)
+        output, _ = run.communicate(timeout=2 * SECONDS)
     seconds = time.monotonic() - begun
-    assert run.returncode == 1, said
-    assert re.search(r"cause: .*node-2.* \[node-silent\]", said), said
+    assert run.returncode == 1, output
+    assert re.search(r"cause: .*node-2.* \[node-silent\]", output), output
     assert seconds < SECONDS
     record_property("named", f"{LOST[fault]} in mid-training | `node-silent` | {seconds:.0f}")
     if cure:
@@ -177,12 +177,12 @@ def test_a_rank_that_is_killed_for_its_memory_is_named(ready: Cluster, program: 
     begun = time.monotonic()
     try:
         with begin(ready, program, "-np", "2", "--", "python", "train.py", "1000", "much") as run:
-            said, _ = run.communicate(timeout=SECONDS)
+            output, _ = run.communicate(timeout=SECONDS)
     finally:
         ready.lab("fault", "heal", "node-2")
     seconds = time.monotonic() - begun
-    assert run.returncode == 1, said
-    assert re.search(r"cause: rank 1 on node-2 .*memory.* \[worker-killed\]", said), said
+    assert run.returncode == 1, output
+    assert re.search(r"cause: rank 1 on node-2 .*memory.* \[worker-killed\]", output), output
     record_property("named", f"a rank is killed for its memory | `worker-killed` | {seconds:.0f}")
     works(ready, program)
 
@@ -192,13 +192,13 @@ def test_a_rank_that_is_killed_for_its_memory_is_named(ready: Cluster, program: 
 def test_a_rank_that_kills_itself_is_named(ready: Cluster, tmp_path: Path, controller: str, rank: int) -> None:
     (tmp_path / "train.py").write_text(KILL)
     with begin(ready, tmp_path, controller, "-np", "2", "--", "python", "train.py", str(rank)) as run:
-        said, _ = run.communicate(timeout=SECONDS)
+        output, _ = run.communicate(timeout=SECONDS)
     assert run.returncode != 0
-    cause = re.findall(r"^cause: (.*) \[(.*)\]$", said, re.MULTILINE)
-    assert [code for _, code in cause] == ["worker-killed"], said
-    assert cause[0][0].startswith(f"rank {rank} on node-{rank + 1} "), said
+    cause = re.findall(r"^cause: (.*) \[(.*)\]$", output, re.MULTILINE)
+    assert [code for _, code in cause] == ["worker-killed"], output
+    assert cause[0][0].startswith(f"rank {rank} on node-{rank + 1} "), output
     explained = subprocess.run(
-        [sys.executable, "-m", "farandole", "explain"], input=said.partition("\nrun ")[0], env=ENVIRONMENT, text=True,
+        [sys.executable, "-m", "farandole", "explain"], input=output.partition("\nrun ")[0], env=ENVIRONMENT, text=True,
         capture_output=True, check=False,
     ).stdout  # fmt: skip
     assert re.findall(r"^root cause \[(.*)\]", explained, re.MULTILINE)[-1] in ENDS, explained

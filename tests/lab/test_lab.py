@@ -292,7 +292,7 @@ def test_wrong_arguments_are_refused_with_a_helpful_message(
 ) -> None:
     assert cluster.name == "test-lab"
     done = farandole(*arguments)
-    said = " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
+    output = " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
     assert done.returncode != 0
-    assert message in said
-    assert "Traceback" not in said
+    assert message in output
+    assert "Traceback" not in output

@@ -32,8 +32,8 @@ def job(cluster: Cluster, argv: tuple[str, ...], nodes: tuple[str, ...] = BOTH, 
     argument = json.dumps(task(planned))
     done = cluster.ssh("node-1", "runuser", "-u", "trainer", "--", "python3", "-c", program("job"), argument)
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return {**said, "job": planned}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return {**answer, "job": planned}
 
 
 def logged(cluster: Cluster, argv: tuple[str, ...], seconds: int = 60) -> tuple[dict[str, Any], str]:
@@ -86,9 +86,9 @@ def test_each_sample_trains_on_two_nodes_to_equal_weights(cluster: Cluster, samp
 @pytest.mark.parametrize("script", ["horovodrun", "mpirun", "shell"])
 def test_the_job_scripts_run(cluster: Cluster, script: str) -> None:
     command = f"cd / && sh {SAMPLES}/jobs/{script}.sh {TRAIN} --epochs 1 --json"
-    said = cluster.ssh("node-1", "su", "-", "trainer", "-c", command)
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert ("1 worker on 1 machine" if script == "shell" else "2 workers on 2 machines") in said.stdout
+    output = cluster.ssh("node-1", "su", "-", "trainer", "-c", command)
+    assert output.returncode == 0, output.stdout + output.stderr
+    assert ("1 worker on 1 machine" if script == "shell" else "2 workers on 2 machines") in output.stdout
 
 
 @pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "Keras_TF_MultiNode_GPU"])

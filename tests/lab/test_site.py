@@ -151,8 +151,8 @@ def test_status_tells_the_truth_in_seconds_whatever_a_node_does(site: Cluster) -
     assert (code, answer["nodes"]["node-2"]["code"]) == (1, "node-not-set-up")
     assert site.ssh("node-2", "mv", f"{current}.away", current).returncode == 0
     for lie, liar in LIES.items():
-        said = f"case $BASH_EXECUTION_STRING in '{COMMAND}') {lie};; esac"
-        assert site.shell("node-2", f"echo {shlex.quote(said)} > /root/.bashrc").returncode == 0
+        attack = f"case $BASH_EXECUTION_STRING in '{COMMAND}') {lie};; esac"
+        assert site.shell("node-2", f"echo {shlex.quote(attack)} > /root/.bashrc").returncode == 0
         code, answer, shown = status(site)
         assert (code, answer["nodes"]["node-1"]["code"], answer["nodes"]["node-2"]["code"]) == (1, "", liar), shown
     assert site.ssh("node-2", "rm", "/root/.bashrc").returncode == 0
@@ -173,10 +173,10 @@ def test_apply_says_what_changes_also_in_another_terminal(site: Cluster) -> None
         assert run.stdout
         assert run.stdout.readline() == "Preflight\n"
         watched = site.farandole("watch").stdout
-        said = run.stdout.read()
-    assert run.returncode == 0, said
-    assert said.count("changed: ") == 1
-    assert LOOSENED in said
+        output = run.stdout.read()
+    assert run.returncode == 0, output
+    assert output.count("changed: ") == 1
+    assert LOOSENED in output
     assert LOOSENED in watched
     # Plain Ansible has the same summary, and is watched in the same way.
     summary = r"^\d hosts in 0:\d\d: nothing changed, nothing failed$"
@@ -190,10 +190,10 @@ def test_apply_says_what_was_done_when_it_is_interrupted(site: Cluster) -> None:
         assert run.stdout
         assert LOOSENED in iter(run.stdout.readline, "")
         os.killpg(run.pid, signal.SIGINT)
-        said, error = run.communicate(timeout=15)
+        output, error = run.communicate(timeout=15)
     assert run.returncode == 130
-    assert "interrupted during: " in said
-    assert "until then 1 change on node-2\n" in said
+    assert "interrupted during: " in output
+    assert "until then 1 change on node-2\n" in output
     assert "run the same command again" in error
 
 

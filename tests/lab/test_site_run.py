@@ -85,9 +85,9 @@ def test_an_interrupt_ends_a_run_on_every_node(site: Cluster, project: Path) -> 
     process = begin(site, project, "--", "python", "train.py", "600")
     assert len(running(site)) > 3
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "is ended on every node" in said
+    assert "is ended on every node" in output
     assert running(site) == []
     assert "stopped after" in site.farandole("runs").stdout.splitlines()[-1]
     latest = site.farandole("runs").stdout.split("\n")[-2].split()[0]
@@ -114,10 +114,10 @@ def test_a_lost_control_machine_ends_nothing_and_another_can_attach(site: Cluste
 def test_a_node_that_is_lost_in_mid_run_ends_it_and_is_named(site: Cluster, project: Path) -> None:
     process = begin(site, project, "--", "python", "train.py", "600")
     site.lab("fault", "kill", "node-3")
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     site.lab("fault", "start", "node-3")
     assert process.returncode == 1
-    assert "cause: node-3 stopped responding [node-silent]\ncure: start or reconnect node-3" in said
+    assert "cause: node-3 stopped responding [node-silent]\ncure: start or reconnect node-3" in output
     assert running(site) == []
 
 
@@ -150,11 +150,11 @@ def test_a_full_disk_on_the_head_ends_no_run(site: Cluster, project: Path) -> No
     try:
         process = begin(site, project, "--hosts", "node-2", "--", "python", "train.py")
         site.shell("node-1", f"dd if=/dev/zero of={runs}/filler bs=1k")
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said
-        assert re.search(r"finished after .* [1-9]\d* bytes of output could not be kept on the head: No space", said), (
-            said
-        )
+        _, output = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert re.search(
+            r"finished after .* [1-9]\d* bytes of output could not be kept on the head: No space", output
+        ), output
         none = site.farandole("run", "--", "python", "train.py", folder=project)
         assert "No space left" in none.stderr
     finally:
@@ -176,9 +176,9 @@ for part in ("repository/objects", "repository/refs", "clone/.git"):
     refused = ["out/clone/.git", "out/repository", "out/settings"]
     for node in ("node-1", "node-2"):
         done = site.farandole("run", "--hosts", node, "--fetch", "out", "--", "python", "train.py", folder=project)
-        said = done.stdout + done.stderr
-        assert done.returncode == 1, said
-        assert sorted(re.findall(r"(out/\S+) is refused: ", said)) == refused
+        output = done.stdout + done.stderr
+        assert done.returncode == 1, output
+        assert sorted(re.findall(r"(out/\S+) is refused: ", output)) == refused
         assert (project / "out/latest").read_text() == "weights"
         assert sorted(path.name for path in (project / "out").rglob("*")) == ["clone", "latest", "model"]
         shutil.rmtree(project / "out")

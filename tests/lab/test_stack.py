@@ -184,8 +184,8 @@ def test_an_archive_damaged_in_transit_is_refused_before_unpacking(three: Cluste
         ("spoilt", 7, "is longer than 7 bytes"),
     ):
         asked = call.replace("stacks/none", url).replace("size=8", f"size={size}")
-        said = " ".join(ad_hoc(three, "node-3", "stack_install", asked).stdout.split())
-        assert message in said, said
+        output = " ".join(ad_hoc(three, "node-3", "stack_install", asked).stdout.split())
+        assert message in output, output
     assert three.ssh("node-3", "ls", "/opt/farandole/stacks").stdout.split() == [locked(three)]
 
 
@@ -221,9 +221,9 @@ def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> Non
         )
         assert cluster.shell("node-2", f"{frozen}; exit 1").returncode == 0
         os.killpg(run.pid, signal.SIGINT)
-        _, said = run.communicate(timeout=15)
+        _, output = run.communicate(timeout=15)
     assert run.returncode == 130
-    assert "there is no report of this run" in said
+    assert "there is no report of this run" in output
     deadline = time.monotonic() + 15
     while (left := jobs_of(cluster)) and time.monotonic() < deadline:
         time.sleep(0.5)

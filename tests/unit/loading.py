@@ -60,8 +60,8 @@ def act(
     action = object.__new__(load("action", name).ActionModule)
     action._task = SimpleNamespace(check_mode=check_mode, no_log=False)
     action._display, action._connection = SimpleNamespace(display=print), connection
-    given = {option: about.get("default") for option, about in action.spec().items()}
-    return acted(action, {**given, **arguments}, variables or {})
+    defaults = {option: about.get("default") for option, about in action.spec().items()}
+    return acted(action, {**defaults, **arguments}, variables or {})
 
 
 def acted(action: Any, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:

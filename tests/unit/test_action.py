@@ -58,12 +58,12 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         ["ansible-playbook", "-v", "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    said = " ".join((done.stdout + done.stderr).split()).replace("''", "'")
-    assert [text for text in words.values() if text not in said] == [], said
-    assert "ok=5 " in said
-    assert "ignored=4" in said
-    assert "Traceback" not in said
-    assert "caused by" not in said
+    output = " ".join((done.stdout + done.stderr).split()).replace("''", "'")
+    assert [text for text in words.values() if text not in output] == [], output
+    assert "ok=5 " in output
+    assert "ignored=4" in output
+    assert "Traceback" not in output
+    assert "caused by" not in output
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -49,12 +49,12 @@ def test_a_call_and_those_after_it_are_asked_for(host: HostCalls, tmp_path: Path
 def test_another_ansible_asks_nothing_ahead_and_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, asks: bool
 ) -> None:
-    callback, said = load("callback", "ask_ahead"), list[str]()
+    callback, messages = load("callback", "ask_ahead"), list[str]()
     for name, value in {"FOLDER": tmp_path / "run", "record": lambda: tmp_path, "__version__": release}.items():
         monkeypatch.setattr(callback, name, value)
-    begun = callback.CallbackModule(display=SimpleNamespace(display=said.append, verbosity=0))
+    begun = callback.CallbackModule(display=SimpleNamespace(display=messages.append, verbosity=0))
     begun.v2_playbook_on_start(None)
-    assert ((RunCalls.current(tmp_path / "run") is not None), [release in line for line in said]) == (
+    assert ((RunCalls.current(tmp_path / "run") is not None), [release in line for line in messages]) == (
         asks,
         [True] * (not asks),
     )
@@ -71,13 +71,13 @@ def test_a_damaged_record_asks_for_nothing(host: HostCalls, damage: str) -> None
 
 
 def test_answers_are_used_until_something_changes_or_time_has_passed(host: HostCalls) -> None:
-    given = {call("a").key: Answer('{"changed": false}', "legacy")}
+    answers = {call("a").key: Answer('{"changed": false}', "legacy")}
     assert host.answers() is None
-    host.store(given)
-    assert host.answers() == given
+    host.store(answers)
+    assert host.answers() == answers
     host.forget()
     assert host.answers() is None
-    host.store(given)
+    host.store(answers)
     old = time.time() - FRESH_S - 1
     os.utime(host._file("answers"), (old, old))
     assert host.answers() is None
@@ -90,8 +90,8 @@ def test_what_is_no_result_counts_as_a_failure() -> None:
 
 def test_answers_belong_to_the_calls_in_the_order_of_the_questions() -> None:
     asked = [("key", "legacy"), ("other", "legacy")]
-    given = {"key": Answer("a", "legacy"), "other": Answer("{'key': 'x'}", "legacy")}
-    assert action.told('{"outputs": ["a", {"key": "x"}], "key": "b"}', asked) == given
+    answers = {"key": Answer("a", "legacy"), "other": Answer("{'key': 'x'}", "legacy")}
+    assert action.told('{"outputs": ["a", {"key": "x"}], "key": "b"}', asked) == answers
     # Too few, too many or too long ones are none.
     for outputs in ("5", "{}", "[]", '["a"]', '["a", "b", "c"]', f'["a", "{"x" * action.LONGEST}"]'):
         assert action.told(f'{{"outputs": {outputs}}}', asked) == {}

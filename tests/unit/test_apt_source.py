@@ -12,9 +12,9 @@ from .stack import run_module
 apt_source = load("modules", "apt_source")
 
 
-@pytest.mark.parametrize("given", ["", "A4B469963BF863CC", "0123456789" * 5, "x" * 40])
-def test_an_incomplete_fingerprint_is_refused(given: str) -> None:
-    asked = {"name": "x", "uri": "http://x", "key_url": "http://x/key", "key_fingerprint": given}
+@pytest.mark.parametrize("fingerprint", ["", "A4B469963BF863CC", "0123456789" * 5, "x" * 40])
+def test_an_incomplete_fingerprint_is_refused(fingerprint: str) -> None:
+    asked = {"name": "x", "uri": "http://x", "key_url": "http://x/key", "key_fingerprint": fingerprint}
     for check_mode in (True, False):
         answer = run_module("apt_source", asked, check_mode=check_mode)
         assert "key_fingerprint must be a full fingerprint" in answer["msg"]

@@ -143,9 +143,9 @@ def test_each_alternative_of_a_pattern_is_in_a_real_log(cause: Cause) -> None:
 def test_a_cause_is_found_before_a_long_end(cause: Cause) -> None:
     """As job.py sends a log, with sixty lines after it that say nothing."""
     for log in logs(cause):
-        said = excerpt("\n".join([*log, *(f"harmless line {number}" for number in range(60))]), patterns("job"))
-        assert said[-1] == "harmless line 59"
-        assert explained(said)[0] == cause.code
+        shown = excerpt("\n".join([*log, *(f"harmless line {number}" for number in range(60))]), patterns("job"))
+        assert shown[-1] == "harmless line 59"
+        assert explained(shown)[0] == cause.code
 
 
 @by_code([cause for cause in LOGGED if not cause.cascade])

@@ -310,8 +310,8 @@ def preflight(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) ->
     for number, (name, own) in enumerate(probes.items(), 1):
         address = f"192.0.2.{number}"
         login = {"host": address, "port": None, "user": None, "command": f"ssh {address}"}
-        said = {"unreachable_reason": "Connection refused"} if own is DOWN else {"probe": probe(name, address, **own)}
-        hostvars[name] = {"ansible_host": address, "_preflight_probe": {"skew": 0.0, **said, "login": login}}
+        reply = {"unreachable_reason": "Connection refused"} if own is DOWN else {"probe": probe(name, address, **own)}
+        hostvars[name] = {"ansible_host": address, "_preflight_probe": {"skew": 0.0, **reply, "login": login}}
     groups = {"cluster": [*hostvars], "head": [*hostvars][:1]}
     variables = {"hostvars": hostvars, "groups": groups, "ansible_play_hosts_all": [*hostvars], "inventory_dir": "i"}
     return hosts_phase(variables, state, **{"stack": False, "on_bad_node": "exclude", **changes})

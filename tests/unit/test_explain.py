@@ -33,8 +33,8 @@ def told(raw: bytes) -> Verdict:
     return explain(Line("log", number, text) for number, text in lines(io.BytesIO(raw), "log"))
 
 
-def run(*arguments: str, given: bytes | None = None) -> Result:
-    return CliRunner().invoke(app, ["explain", *arguments], input=given)
+def run(*arguments: str, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, ["explain", *arguments], input=stdin)
 
 
 @pytest.mark.parametrize("answer", scoring.answers(), ids=lambda answer: str(answer.path.name))
@@ -89,18 +89,18 @@ def test_the_quick_search_misses_nothing() -> None:
 
 
 def test_the_root_cause_is_printed_last() -> None:
-    said = report(told((KILLED + FULL + KILLED).encode()))
-    assert said.index("[worker-killed]") < said.index("[disk-full]")
-    assert "rank 1, line 2" in said
+    text = report(told((KILLED + FULL + KILLED).encode()))
+    assert text.index("[worker-killed]") < text.index("[disk-full]")
+    assert "rank 1, line 2" in text
 
 
 def test_a_rank_that_was_killed_is_the_cause_of_what_the_others_say() -> None:
     lost = "[0] gloo/transport/tcp/pair.cc:589] Read error [192.0.2.2]:44421: Connection reset by peer\n"
     gloo = f"{lost}[1] Killed\nProcess 1 exit with status code 137.\nProcess name: 1\nExit code: 137\n"
-    said = report(told(gloo.encode()))
+    text = report(told(gloo.encode()))
     assert told(gloo.encode()).codes == ["rank-killed"]
     assert told(f"{lost}[1] Killed\n".encode()).codes == ["process-killed"]
-    last = said.split("\n\n")[-1]
+    last = text.split("\n\n")[-1]
     assert last.startswith("root cause [rank-killed]") and "rank 1" in last
     # That is no proof that memory was full, and an exception says more.
     assert "memory was full" not in last.split("cure:")[0]
@@ -138,11 +138,11 @@ def test_two_causes_are_both_named() -> None:
 
 
 def test_a_finding_of_our_own_is_recognized_by_its_code() -> None:
-    said = finding("pair-node-closed", "node-3", other="node-1", seen="no answer", both="", subnet="192.0.2.0/24")
-    verdict = told(findings.report([said, finding("exclusion-possible", "node-3", inventory="mine")]).encode())
+    item = finding("pair-node-closed", "node-3", other="node-1", seen="no answer", both="", subnet="192.0.2.0/24")
+    verdict = told(findings.report([item, finding("exclusion-possible", "node-3", inventory="mine")]).encode())
     assert verdict.codes == ["pair-node-closed"]
     text = report(verdict)
-    assert f"root cause [pair-node-closed]: node-3: {said.cause}" in text
+    assert f"root cause [pair-node-closed]: node-3: {item.cause}" in text
     assert "that node" not in text.split("cure:")[0]
     assert told(b"1. node-3: it is odd [no-such-code]\n").codes == []
 
@@ -170,7 +170,7 @@ def test_terminal_codes_and_progress_bars_hide_nothing() -> None:
 
 def test_nothing_of_a_log_is_executed_or_rendered() -> None:
     nasty = "[bold red]{{ lookup('pipe', 'id') }}\x1b]0;title\x07\x1b[2J\x9b31m"
-    done = run("-", given=f"{nasty} $(id) fatal error: No space left on device {nasty}\n".encode())
+    done = run("-", stdin=f"{nasty} $(id) fatal error: No space left on device {nasty}\n".encode())
     assert done.exit_code == 0
     assert "[bold red]{{ lookup" in done.output
     assert "uid=" not in done.output
@@ -200,7 +200,7 @@ def test_a_log_that_is_cut_gives_no_other_cause(path: Path) -> None:
 
 @pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh9", b"\x28\xb5\x2f\xfd"])
 def test_a_compressed_log_is_refused_with_the_command_that_unpacks_it(magic: bytes) -> None:
-    error = run(given=magic + os.urandom(9999)).exception
+    error = run(stdin=magic + os.urandom(9999)).exception
     assert isinstance(error, FarandoleError)
     assert "cat on it and pipe that into" in str(error)
 
@@ -235,10 +235,10 @@ def test_the_exit_status_says_whether_a_cause_was_found(tmp_path: Path) -> None:
     (tmp_path / "one").write_text(KILLED)
     (tmp_path / "two").write_text(f"\n{FULL}")
     both = run(str(tmp_path / "one"), str(tmp_path / "two"))
-    assert both.exit_code == run(given=b"all is well\n").exit_code == 0
+    assert both.exit_code == run(stdin=b"all is well\n").exit_code == 0
     assert "line 2 of" in both.output
     assert both.output.index("[worker-killed]") < both.output.index("[disk-full]")
-    unknown = run(given=b"fatal: the frobnicator failed\n")
+    unknown = run(stdin=b"fatal: the frobnicator failed\n")
     assert unknown.exit_code == 3
     assert "frobnicator" in unknown.output
     for wrong in (tmp_path, tmp_path / "none"):

@@ -21,9 +21,9 @@ def logs_in(tmp_path: Path, login: Login, **variables: str) -> dict[str, list[st
     hosts = {"node-1": {"ansible_host": "192.0.2.1", **variables}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"head": {"hosts": hosts}}))
     head = head_of(tmp_path / "hosts.yml", login)
-    said = subprocess.run([*head.ssh, "-G", head.target], capture_output=True, text=True, check=True).stdout
+    settings = subprocess.run([*head.ssh, "-G", head.target], capture_output=True, text=True, check=True).stdout
     options: dict[str, list[str]] = {}
-    for line in said.splitlines():
+    for line in settings.splitlines():
         name, _, value = line.partition(" ")
         options.setdefault(name, []).append(value)
     return options

@@ -13,8 +13,8 @@ held_debs = load("modules", "held_debs")
 
 def test_a_missing_version_is_reported_with_the_available_ones() -> None:
     assert held_debs.lacking({"a": ["2", "1"], "b": ["1"]}, "1") == ""
-    said = held_debs.lacking({"a": [], "b": ["3", "2"], "c": ["1"]}, "1")
-    assert said == "a 1 is not available (available: none); b 1 is not available (available: 3, 2)"
+    reason = held_debs.lacking({"a": [], "b": ["3", "2"], "c": ["1"]}, "1")
+    assert reason == "a 1 is not available (available: none); b 1 is not available (available: 3, 2)"
 
 
 @pytest.mark.parametrize(

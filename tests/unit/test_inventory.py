@@ -110,10 +110,10 @@ def test_unknown_names_are_answered_with_those_that_exist(tmp_path: Path) -> Non
 
 
 def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
-    given = {"inventory_dir": str(tmp_path), "nodes": ["node-1"], "frameworks": ["pytorch"]}
-    said = act("stack_lock", given, {"hostvars": {"node-1": {}}})["msg"]
-    assert f"farandole lock -i {tmp_path}" in said
-    assert f"ansible-playbook -i {tmp_path} playbooks/preflight.yml playbooks/lock.yml" in said
+    arguments = {"inventory_dir": str(tmp_path), "nodes": ["node-1"], "frameworks": ["pytorch"]}
+    message = act("stack_lock", arguments, {"hostvars": {"node-1": {}}})["msg"]
+    assert f"farandole lock -i {tmp_path}" in message
+    assert f"ansible-playbook -i {tmp_path} playbooks/preflight.yml playbooks/lock.yml" in message
 
 
 def test_the_version_is_told() -> None:

@@ -223,7 +223,7 @@ def test_a_prediction_is_neither_red_nor_slow() -> None:
     (check,) = predicted(ran("network", **{**NETWORK, "together_ms": 100_000.0}))
     assert (check.status, check.cause) == (GREEN, "")
     assert predicted(ran("network", code=1, **NETWORK)) == []
-    assert all(predicted(ran("network", **{**NETWORK, what: 0.0})) == [] for what in NETWORK)
+    assert all(predicted(ran("network", **{**NETWORK, key: 0.0})) == [] for key in NETWORK)
     # Ranks that do not say what they trained.
     assert predicted(ran("speed")) == []
     assert predicted(ran("speed", ranks=[rank(0, batch=0, gradients_mb=0.25), rank(1)])) == []

@@ -149,8 +149,8 @@ def test_mounts_are_read() -> None:
 def test_a_command_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "COMMAND_S", 0.5)
     begun = time.monotonic()
-    said = probing.outputs({"a": (["sh", "-c", "echo $$; sleep 60 & sleep 60"], {}), "b": (["echo", "b"], {})})
+    outputs = probing.outputs({"a": (["sh", "-c", "echo $$; sleep 60 & sleep 60"], {}), "b": (["echo", "b"], {})})
     assert time.monotonic() - begun < 10
-    assert said["b"] == "b\n"
+    assert outputs["b"] == "b\n"
     with pytest.raises(ProcessLookupError):
-        os.kill(int(said["a"]), 0)
+        os.kill(int(outputs["a"]), 0)

@@ -133,7 +133,7 @@ def test_a_program_that_takes_too_long_or_sends_too_much_is_killed() -> None:
     with pytest.raises(subprocess.CalledProcessError), bounded(60, 1000):
         subprocess.run(["false"], check=True)
     # Connecting takes time as well.
-    assert [probe.time_limit(*given) for given in ((15, 1), ("20", "0"), (None, None))] == [
+    assert [probe.time_limit(*times) for times in ((15, 1), ("20", "0"), (None, None))] == [
         30 + 2 * 15,
         30 + 20,
         30 + 10,

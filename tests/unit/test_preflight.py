@@ -153,10 +153,10 @@ def test_a_node_that_does_not_answer(output: str, code: str, command: str) -> No
 
 
 def test_a_command_uses_only_the_inventory() -> None:
-    said = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
+    message = "Host key for $(id) has changed, ssh-keygen -f $(touch${IFS}/tmp/x) -R x, {ssh} \x1b[2J"
     common = "-o 'UserKnownHostsFile=/a b/known;id' -o StrictHostKeyChecking=yes"
     odd = login(host="$(id)", port="2222", user="a;b", key="/k y", common_args=common)
-    finding = found({"unreachable_reason": answers.reason(said), "login": odd})
+    finding = found({"unreachable_reason": answers.reason(message), "login": odd})
     assert finding.code == "login-host-key-changed"
     assert "Host key for $(id) has changed" in finding.cause
     assert finding.cure.endswith(

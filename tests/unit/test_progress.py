@@ -178,8 +178,8 @@ def test_a_terminal_may_be_narrow_and_without_colours(failed: Done, monkeypatch:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for columns in (1, 10, 60):
-        said = failed.again(terminal=True, width=columns, height=3)
-        assert "changed: " in plain(said) and "\x1b" in said
+        output = failed.again(terminal=True, width=columns, height=3)
+        assert "changed: " in plain(output) and "\x1b" in output
     colour = re.compile(r"\x1b\[[0-9;]*3\dm")
     assert colour.search(failed.again(terminal=True))
     monkeypatch.setenv("NO_COLOR", "1")
@@ -249,10 +249,10 @@ def test_a_run_that_was_killed_is_watched_to_its_last_event(clone: Path) -> None
             time.sleep(1)
             # Its workers, and then what runs in them, find that it is gone.
             os.kill(playbook, signal.SIGKILL)
-            said, _ = watch.communicate(timeout=30)
+            output, _ = watch.communicate(timeout=30)
     assert watch.returncode == 0
-    assert "the run broke off during: Take long on node-1, node-2\n" in said
-    assert said.splitlines()[-2].startswith("until then ")
+    assert "the run broke off during: Take long on node-1, node-2\n" in output
+    assert output.splitlines()[-2].startswith("until then ")
     assert process.returncode == 128 + signal.SIGKILL
     assert processes(clone) == []
 
@@ -315,9 +315,9 @@ def test_another_terminal_sees_the_run_and_two_interrupts_say_what_was_done_and_
     narrow = plain(terminal.text[before:]).split("interrupted during")[0]
     assert max(len(line) for line in narrow.replace("\r", "\n").splitlines()[-3:]) < 30
     assert terminal.end() == 130
-    said = " ".join(plain(terminal.text).split())
-    assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", said), said
-    assert re.search(r"until then \d+ changes on node-1, node-2", said)
+    text = " ".join(plain(terminal.text).split())
+    assert re.search(r"interrupted during: Take long, 0:\d\d on node-1, node-2", text), text
+    assert re.search(r"until then \d+ changes on node-1, node-2", text)
     assert all(code in terminal.text for code in ("\x1b[1A", "\x1b[33mchanged: "))
     assert "Traceback" not in terminal.text
     assert processes(clone) == []

@@ -72,8 +72,8 @@ def test_a_lock_is_held_by_a_live_run_of_this_machine(
         time.sleep(0.01)
     assert ("kill" in runs.refusal(held)) is holds
     if holds:
-        said = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
-        with pytest.raises(FarandoleError, match=said):
+        message = f"changed by {other.who} on this machine .process {other.pid}, since {other.since}.*kill {other.pid}"
+        with pytest.raises(FarandoleError, match=message):
             runs.take(tmp_path, mine)
         return
     runs.take(tmp_path, mine)
@@ -206,6 +206,6 @@ def test_a_head_that_cannot_record_a_run_gives_a_warning(mine: Run) -> None:
 
 
 def test_the_keepers_connection_never_prompts() -> None:
-    given = ["sshpass", "-d9", "ssh", "-vvv", "-o", "A=b", "node-1", runs.HOLDER]
+    command = ["sshpass", "-d9", "ssh", "-vvv", "-o", "A=b", "node-1", runs.HOLDER]
     expected = ["ssh", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "A=b", "node-1", runs.HOLDER]
-    assert runs.own_connection(given, "ssh") == expected
+    assert runs.own_connection(command, "ssh") == expected

@@ -79,11 +79,11 @@ def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path)
     sender = f"(exec 3<{archive}; head -c 3000000 <&3 >/dev/null; sleep 60) & wait"
     with subprocess.Popen(["sh", "-c", sender], start_new_session=True) as process:
         for _ in range(100):
-            if (said := sending.sent(archive, 5_000_000)) == "sent 3 of 5 MB":
+            if (progress := sending.sent(archive, 5_000_000)) == "sent 3 of 5 MB":
                 break
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
-    assert said == "sent 3 of 5 MB"
+    assert progress == "sent 3 of 5 MB"
 
 
 def stored(tmp_path: Path) -> dict[str, str]:

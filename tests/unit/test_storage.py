@@ -76,8 +76,8 @@ def test_a_password_is_refused_and_never_shown(changes: dict[str, Any]) -> None:
 
 
 def test_a_file_of_credentials_and_ordinary_mounts_are_accepted() -> None:
-    given = ["credentials=/etc/nas.credentials,username=alice", "user=alice", "secretfile=/etc/x", "passwd_file=/etc/x"]
-    mounts = [mount(f"/data/{number}", options=options) for number, options in enumerate(given)]
+    texts = ["credentials=/etc/nas.credentials,username=alice", "user=alice", "secretfile=/etc/x", "passwd_file=/etc/x"]
+    mounts = [mount(f"/data/{number}", options=options) for number, options in enumerate(texts)]
     mounts += [mount("/a", what="alice@nas:/data"), mount("/b", what="//nas/data"), mount("/c", what="[fd00::1]:/data")]
     mounts += [mount("/d", what="10.0.0.1:6789,10.0.0.2:6789:/"), mount("/e", what="nas:/x@y")]
     mounts += [mount("/f", what="fs@a.b=/"), mount("/srv/set_1.x", type="fuse.sshfs"), mount("/home/alice")]

@@ -120,14 +120,14 @@ def test_the_report(tmp_path: Path) -> None:
 
 
 def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
-    said = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
+    output = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
     (tmp_path / "20200101T000000Z").mkdir()
     measured = {
         "trust": {"node-1": {"unreachable": True, "msg": "no route to host"}},
         "stacks": {"node-1": {"stack": "0123456789ab", "proven": True, "wrong": ""}},
         "files": {},
         "inventory": "inventory/mine",
-        "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": said}],
+        "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": output}],
         "bars": {"accuracy": 0.6, "parity": None},
         "about": {"cluster": "mine", "hosts": list(NODES)},
         "started": time.time() - 60,
@@ -189,8 +189,8 @@ def test_the_report_of_job_py_is_read() -> None:
 
 KINDS: list[Any] = ["x", [[]], {"a": 1}]
 LIES: list[dict[str, Any]] = [
-    *({what: value} for what in ("code", "seconds", "left", "ranks", "wrong", "said") for value in KINDS),
-    *({what: None} for what in ("seconds", "left", "ranks", "wrong", "said")),
+    *({name: value} for name in ("code", "seconds", "left", "ranks", "wrong", "said") for value in KINDS),
+    *({name: None} for name in ("seconds", "left", "ranks", "wrong", "said")),
     {"accuracy": "1"},
     {"loss": float("nan")},
     {"ranks": [{"rank": 0}]},

@@ -82,8 +82,8 @@ def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> Non
 def test_a_check_changes_nothing_and_says_so() -> None:
     watched = begin(1, check=True)
     watched.see(event("changed", task=1, host="node-1"))
-    said = [*shown(watched)[1:], watched.flush()[0].plain, watched.interrupted(10)[-1].plain]
-    assert ["would" in line for line in said] == [True] * 3
+    lines = [*shown(watched)[1:], watched.flush()[0].plain, watched.interrupted(10)[-1].plain]
+    assert ["would" in line for line in lines] == [True] * 3
     watched.see(event("end", 7, hosts={"node-1": {"changed": 1}}))
     assert "nothing was changed, 1 change would be made on node-1, nothing failed" in watched.closing()[0].plain
 
