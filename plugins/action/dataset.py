@@ -23,16 +23,12 @@ options:
 from pathlib import Path
 from typing import Any
 
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.stack.cache import default_root
 from farandole.stack.dataset import lacking, provide
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Fills the cache and returns which nodes lack the data."""
         cache = Path(arguments["cache"]) if arguments["cache"] else default_root()

@@ -12,15 +12,11 @@ options:
 from pathlib import Path
 from typing import Any
 
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.queue import key
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone, once for all hosts."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         """Makes or checks the key."""
         return {"changed": key.keep(Path(arguments["path"]), check_mode=self._task.check_mode)}

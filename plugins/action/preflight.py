@@ -76,7 +76,7 @@ from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.facts import ClusterFacts, describe, typed
 from farandole.inventory.state import claim
 from farandole.links.judge import Bars
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.preflight.hosts import Request, check
 from farandole.preflight.inventory import (
     declared_names,
@@ -127,10 +127,7 @@ def asked_passwords() -> list[str]:
     return [option for option, name in known.items() if context.CLIARGS.get(name)]
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
+class ActionModule(LocalAction):
     required_if = (("phase", "inventory", ("roles_dir",)), ("phase", "hosts", ("accounts", "cluster")))
     # Those that are left out from now on.
     left_out: Mapping[str, str] = MappingProxyType({})

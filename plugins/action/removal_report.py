@@ -21,15 +21,11 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.inventory.facts import typed
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.plays.removal import report
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Shows the report, as a failure if nodes are missing."""
         text, missed = report(

@@ -56,15 +56,11 @@ from pathlib import Path
 from typing import Any
 
 from farandole.inventory.state import claim
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.trust.authority import Authority, serve
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone, once for all hosts."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Signs, renews and revokes as necessary."""
         check_mode, folder = self._task.check_mode, Path(arguments["folder"])

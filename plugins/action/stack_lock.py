@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
 from farandole.stack import own
@@ -55,11 +55,7 @@ from farandole.stack.nodes import read
 from farandole.stack.problem import Known, request
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Reads or creates the lock, and fetches its wheels if requested."""
         path = locks.path_of(Path(arguments["inventory_dir"]))

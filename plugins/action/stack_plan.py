@@ -20,16 +20,12 @@ options:
 from pathlib import Path
 from typing import Any
 
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.stack.cache import Builds
 from farandole.stack.plan import for_run
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
         builds = Builds(Path(arguments["builds"]))

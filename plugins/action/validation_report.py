@@ -39,15 +39,11 @@ from pathlib import Path
 from typing import Any
 
 from farandole.inventory.state import claim
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 from farandole.validation.report import make
 
 
-class ActionModule(Action):
-    """Runs on the control machine alone."""
-
-    _requires_connection = False
-
+class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Judges the results and writes the report; the play acts on the verdict."""
         folder = Path(arguments["folder"])

@@ -18,7 +18,7 @@ from .loading import PLUGINS, ROOT, load
 
 ACTION = '''
 from farandole.core.errors import FarandoleError
-from farandole.plays.action import Action
+from farandole.plays.action import LocalAction
 
 DOCUMENTATION = """
 options:
@@ -28,8 +28,7 @@ options:
 """
 
 
-class ActionModule(Action):
-    _requires_connection = False
+class ActionModule(LocalAction):
     required_if = (("size", 4, ("inner",)),)
 
     def act(self, arguments, variables):

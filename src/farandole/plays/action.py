@@ -110,6 +110,12 @@ class Action(ActionBase):  # type: ignore[misc]
         raise NotImplementedError
 
 
+class LocalAction(Action):
+    """An action that runs on the control machine alone."""
+
+    _requires_connection = False
+
+
 def failure_of(result: Any, *, lost: bool = False) -> Failure | None:
     """What a task's result says of its failure; nothing if it is secret."""
     task, blamed = result.task, result.host.get_name()
