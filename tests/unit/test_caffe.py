@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from farandole.node import allocation
-from farandole.node.caffe import nodes, options, plan, solver
-from farandole.node.caffe.options import RefusedError
+from farandole.core.errors import FarandoleError
+from farandole.node.caffe import main, nodes, plan
 
 from .loading import ROOT, install
 from .prefix import program
@@ -53,134 +51,115 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(FarandoleError) as caught:
         call()
     return str(caught.value)
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """The launcher and the samples that start it, as a node has them."""
-    install(tmp_path / "node", "farandole.node.caffe", caffe="main")
-    for name in ("caffe.sh", "intel-caffe/mpirun"):
-        program(tmp_path / "jobs" / name, (JOBS / name).read_text().replace(COMMAND, str(tmp_path / "node/caffe")))
-    return tmp_path / "jobs"
 
 
 # Options
 
 
-def test_the_guides_options_have_their_names() -> None:
+def test_the_guides_options_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "--hostfile h --caffe_bin c --solver s --network opa --ppn 2 --num_omp_threads 60 --time 1h -- --weights w"
-    assert vars(options.read_options(line.split())) == {
+    assert vars(main.read_options(line.split())) == {
         "hostfile": "h", "caffe_bin": "c", "solver": "s", "network": "opa", "ppn": 2, "num_omp_threads": 60,
-        "time": 3600, "more": ["--weights", "w"], "psm2": False,
+        "time": 3600, "more": ["--weights", "w"],
     }  # fmt: skip
-    assert options.read_options(["--solver", "s"]).network == "tcp"
+    monkeypatch.setenv("PBS_NODEFILE", "nodefile")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "34")
+    chosen = main.read_options(["--solver", "s"])
+    assert (chosen.hostfile, chosen.caffe_bin, chosen.network) == ("nodefile", main.INSTALLED, "tcp")
+    assert (chosen.ppn, chosen.num_omp_threads, chosen.time, chosen.more) == (None, 34, 4 * 3600, [])
+    monkeypatch.setenv("OMP_NUM_THREADS", "20")
+    assert main.read_options(["--solver", "s"]).num_omp_threads == 20
 
 
-def test_the_guides_mpirun_is_translated(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--as-mpirun -PSM2 -prepend-rank caffe train --solver ./solver.prototxt"
-    chosen = options.read_options(line.split())
-    assert (chosen.solver, chosen.psm2, chosen.more) == ("./solver.prototxt", True, [])
-    said = capsys.readouterr().err
-    assert all(word in said for word in ("translated", "-PSM2", "-prepend-rank"))
-    chosen = options.of_mpirun(shlex.split("-psm2 /x/caffe train -solver=s -weights w --snapshot=z")) or chosen
-    assert (chosen.caffe_bin, chosen.solver, chosen.more) == ("/x/caffe", "s", ["-weights", "w", "--snapshot=z"])
+@pytest.mark.parametrize("line", ["--mpirun m", "--network mlx", "--ppn 0", "--weights w", "--num_omp_threads 4,2"])
+def test_an_option_that_no_guide_uses_is_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.read_options(["--solver", "s", *line.split()])
+    assert line.split()[1] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["-np 2 python train.py", "-x A python caffe", "--version", "-n 2 caffe time", ""])
-def test_mpirun_without_caffe_is_handed_on(line: str) -> None:
-    assert options.of_mpirun(line.split()) is None
-
-
-def test_mpirun_of_something_else_runs_as_it_is(installed: Path, tmp_path: Path) -> None:
-    program(tmp_path / "mpirun", 'echo "the other: $*"')
-    path = f"{installed / 'intel-caffe'}:{tmp_path}:{os.environ['PATH']}"
-    command = ["mpirun", "-np", "2", "python", "a b"]
-    done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-    assert done.stdout == "the other: -np 2 python a b\n", done.stderr
-
-
-@pytest.mark.parametrize("line", ["-n 2", "-ppn 2", "-genv A b", "-hostfile h", "-env I_MPI_DEBUG 5", "-l"])
-def test_an_option_of_mpirun_that_the_guide_does_not_use_is_refused(line: str) -> None:
-    said = refusal(lambda: options.of_mpirun(f"-PSM2 {line} caffe train --solver s".split()))
-    assert f"option {line.split()[0]} cannot be translated" in said
-
-
-def test_kmp_affinity(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.affinity(None, 1) == "granularity=fine,compact,1"
-    assert plan.affinity(None, 2) == "none"
-    assert plan.affinity("granularity=fine,compact,1", 1) == "granularity=fine,compact,1"
-    assert capsys.readouterr().err == ""
-    guide = "verbose,granularity=fine,compact=1"
-    assert plan.affinity(guide, 1) == "verbose,granularity=fine,compact,1"
-    assert f"translated: KMP_AFFINITY={guide}" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("line", "output"),
+    [
+        ("-PSM2 -prepend-rank caffe train --solver ./s", "launcher: --network psm2 --solver ./s\n"),
+        ("-np 2 python train.py", "mpirun: -np 2 python train.py\n"),
+        ("-x A python caffe", "mpirun: -x A python caffe\n"),
+        ("-n 2 caffe time", "mpirun: -n 2 caffe time\n"),
+        ("--version", "mpirun: --version\n"),
+        ("", "mpirun: \n"),
+        ("-PSM2 -n 2 caffe train --solver s", ""),
+        ("-PSM2 -genv A b /x/caffe train --solver s", ""),
+        ("-l caffe train --solver s", ""),
+    ],
+)
+def test_the_guides_mpirun(line: str, output: str, tmp_path: Path) -> None:
+    """It starts the launcher, refuses other options of caffe train, and hands everything else to the next mpirun."""
+    launcher = program(tmp_path / "launcher", 'echo "launcher: $*"')
+    own = (JOBS / "intel-caffe/mpirun").read_text().replace(COMMAND, launcher)
+    program(tmp_path / "intel-caffe/mpirun", own)
+    program(tmp_path / "bin/mpirun", 'echo "mpirun: $*"')
+    (tmp_path / "link").symlink_to("intel-caffe")
+    path = f"{tmp_path}/link:{tmp_path}/intel-caffe:{tmp_path}/bin:{os.environ['PATH']}"
+    done = subprocess.run(["mpirun", *line.split()], env={"PATH": path}, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (output, 0 if output else 1), done.stderr
+    assert output or "only -PSM2 -prepend-rank can be translated" in done.stderr
 
 
 # Hosts
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "hosts"),
     [
         ("a\nb\n", {"a": 1, "b": 1}),
         ("a\na\nb\nb\n", {"a": 2, "b": 2}),
         # Slots are places, not wishes: Caffe uses the cores by threads.
         ("a slots=4\n\n# none\nb slots=2 max_slots=3 # why\n", {"a": 1, "b": 1}),
-        ("", {}),
     ],
 )
-def test_hostfiles(text: str, wanted: Any) -> None:
-    assert nodes.read_hosts(text) == wanted
+def test_hostfiles(text: str, hosts: dict[str, int]) -> None:
+    Path("hosts").write_text(text)
+    assert nodes.read_hosts("hosts") == hosts
 
 
 @pytest.mark.parametrize("line", ["-oProxyCommand=id", "a;id", "$(id)", "a slots=x", "a:2", "a b"])
 def test_a_line_that_is_no_host_is_refused(line: str) -> None:
-    assert f"line 2 of the hostfile is not a host: {line!r}" in refusal(lambda: nodes.read_hosts(f"ok\n{line}\n"))
+    Path("hosts").write_text(f"ok\n{line}\n")
+    assert f"line 2 of hosts is not NAME or NAME slots=N: {line!r}" in refusal(lambda: nodes.read_hosts("hosts"))
 
 
-def test_where_the_hosts_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_hosts_come_from() -> None:
     Path("mine").write_text("c\n")
     Path("nodefile").write_text("a\na\n")
     Path("empty").touch()
     allocated = {"a": 1, "b": 1}
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
     # Before the cluster's hostfile: that one names nodes of other jobs.
-    assert nodes.find_hosts(None, allocated) == (allocated, "Slurm job 7")
-    monkeypatch.setenv("PBS_NODEFILE", "nodefile")
-    assert nodes.find_hosts(None, allocated) == ({"a": 2}, "nodefile")
-    assert nodes.find_hosts("mine", {})[0] == {"c": 1}
-    assert "mine names c, which this job does not have" in refusal(lambda: nodes.find_hosts("mine", allocated))
-    assert "gone cannot be read: No such file" in refusal(lambda: nodes.find_hosts("gone", {}))
-    assert "empty names no host" in refusal(lambda: nodes.find_hosts("empty", {}))
-    assert nodes.per_node({"a": 2, "b": 2}, "f") == 2
-    assert "(a 2, b 1)" in refusal(lambda: nodes.per_node({"a": 2, "b": 1}, "f"))
-
-
-def test_the_nodes_of_a_slurm_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nodes.allocation() == {}
-    program(tmp_path / "bin/scontrol", 'test "$*" = "show hostnames node-[1-2]" && echo node-1 && echo node-2')
-    monkeypatch.setattr(allocation, "SCONTROL", str(tmp_path / "bin/scontrol"))
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "node-[1-2]")
-    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
-    assert nodes.allocation() == {"node-1": 2, "node-2": 2}
+    assert nodes.find_hosts(None, None, allocated) == (["a", "b"], 1)
+    assert nodes.find_hosts("nodefile", None, allocated) == (["a"], 2)
+    assert nodes.find_hosts("nodefile", 3, {}) == (["a"], 3)
+    assert "mine names c, which this job does not have" in refusal(lambda: nodes.find_hosts("mine", None, allocated))
+    assert "empty names no host" in refusal(lambda: nodes.find_hosts("empty", None, {}))
+    assert "(a 2, b 1)" in refusal(lambda: nodes.find_hosts(None, None, {"a": 2, "b": 1}))
 
 
 # Solver
 
 
-def read(text: str = SOLVER, net: str = NET) -> solver.Solver:
+def read(text: str = SOLVER, net: str = NET) -> plan.Solver:
     Path("solver.prototxt").write_text(text)
     Path("train_val.prototxt").write_text(net)
-    return solver.read_solver("solver.prototxt")
+    return plan.read_solver("solver.prototxt")
 
 
 def test_a_solver_is_read() -> None:
     about = read()
-    assert (about.nets, about.snapshots, about.tests) == (["train_val.prototxt"], "snapshots", True)
-    assert about.model == "snapshots/lenet_iter_100.caffemodel"
-    assert about.sources == ["mean.binaryproto", "train_lmdb"]
+    assert about == plan.Solver(
+        "solver.prototxt", ["train_val.prototxt"], ["mean.binaryproto", "train_lmdb"],
+        "snapshots/lenet_iter_100.caffemodel", True,
+    )  # fmt: skip
     assert read(f"{SOLVER}snapshot_format: HDF5\n").model.endswith(".caffemodel.h5")
     assert not read(SOLVER.replace("test_interval: 50", "test_interval: 500\ntest_initialization: false")).tests
     assert not read(SOLVER.replace("test_iter: 10", "")).tests
@@ -188,7 +167,7 @@ def test_a_solver_is_read() -> None:
 
 def test_a_net_of_an_odd_form_is_read() -> None:
     net = "layer: 1 layer < source : 'shard_%#_lmdb' > # source: \"x\"\nlayer { source { a: 1 } mean_file:m;param [1] }"
-    assert read(net=net).sources == ["shard_%#_lmdb", "m"]
+    assert read(net=net).data == ["shard_%#_lmdb", "m"]
 
 
 @pytest.mark.parametrize(
@@ -205,108 +184,65 @@ def test_a_solver_that_would_not_train_or_not_save_is_refused(old: str, new: str
     assert said in refusal(lambda: read(SOLVER.replace(old, new)))
 
 
-# Libraries and launchers
-
-LDD = """
-	linux-vdso.so.1 (0x00007fff)
-	libmlsl.so => /opt/lib/libmlsl.so (0x00007f00)
-	{} (0x00007f01)
-	libiomp5.so => not found
-	/lib64/ld-linux-x86-64.so.2 (0x00007f02)
-"""
+# How it is started
 
 
-@pytest.mark.parametrize(
-    ("library", "refused"),
-    [
-        ("libmpi.so.12 => /opt/lib/libmpi.so.12", ""),
-        ("libmpich.so.12 => not found", ""),
-        ("libmpi.so.40 => /opt/lib/libmpi.so.40", "loads libmpi.so.40, but only libmpi.so.12"),
-        ("libmpi.so.12 => /x (0x1)\nlibmpi.so.40 => /y", "loads libmpi.so.12, libmpi.so.40, but only"),
-        ("libc.so.6 => /x", "does not find libiomp5.so"),
-    ],
-)
-def test_the_mpi_of_a_program_is_read_from_ldd(
-    library: str, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ldd.txt").write_text(LDD.format(library))
-    program(tmp_path / "bin/ldd", f"cat {tmp_path}/ldd.txt")
-    caffe = program(tmp_path / "bin/caffe", "")
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    if refused:
-        assert refused in refusal(lambda: plan.caffe_of(caffe))
-    else:
-        assert plan.caffe_of(None) == caffe
+def test_a_launcher_of_another_mpi_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "openmpi/mpirun", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}/openmpi:{tmp_path}/mpich")
+    assert "another MPI's mpirun would start separate trainings" in refusal(plan.find_launcher)
+    launcher = program(tmp_path / "mpich/mpiexec.hydra", "")
+    assert plan.find_launcher() == launcher
 
 
-def test_a_launcher_of_another_mpi_is_never_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = program(tmp_path / "o/mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-    intel = program(tmp_path / "i/mpirun", "echo 'Intel(R) MPI Library'")
-    debian = program(tmp_path / "d/mpiexec.hydra", "echo HYDRA build details:")
-    monkeypatch.setenv("PATH", f"{JOBS}/intel-caffe:relative:{tmp_path}/o:{tmp_path}/i")
-    # Never the translator itself.
-    assert options.programs("mpirun")[:2] == [other, intel]
-
-    def choose(*there: str) -> str:
-        monkeypatch.setattr(plan, "programs", lambda *_: [*there])
-        return plan.choose_launcher("/c", 2)
-
-    assert choose(debian) == debian
-    assert capsys.readouterr().err == ""
-    assert choose(other, intel) == intel
-    assert f"{other} is not of MPICH or Intel MPI" in capsys.readouterr().err
-    assert f"{other} would start 2 separate trainings" in refusal(lambda: choose(other))
-    assert "on PATH: there is none" in refusal(choose)
-
-
-# Threads and settings
-
-
-def test_threads_come_from_the_option_or_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plan.threads(None, 68, "node-1", 1) == 68
-    assert plan.threads(60, 68, "node-1", 1) == 60
-    assert "asks for 60 threads: at most 34" in refusal(lambda: plan.threads(60, 68, "node-1", 2))
-    assert "lower --ppn" in refusal(lambda: plan.threads(None, 2, "node-1", 4))
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "34")
-    assert plan.threads(None, 68, "node-1", 1) == 34
-    monkeypatch.setenv("OMP_NUM_THREADS", "20")
-    assert plan.threads(None, 68, "node-1", 1) == 20
-    assert "OMP_NUM_THREADS asks for 20" in refusal(lambda: plan.threads(None, 16, "node-1", 1))
-    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
-    assert "'4,2', which is not a number" in refusal(lambda: plan.threads(None, 68, "n", 1))
+def test_threads() -> None:
+    cores = {"node-1": 80, "node-2": 68}
+    assert (plan.threads(None, cores, 1), plan.threads(60, cores, 1), plan.threads(None, cores, 3)) == (68, 60, 22)
+    assert "node-2: the job has 68 cores there" in refusal(lambda: plan.threads(60, cores, 2))
+    assert "a lower --ppn" in refusal(lambda: plan.threads(None, cores, 100))
 
 
 def test_variables_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLSL_ROOT", "/m")
-    monkeypatch.setenv("SECRET", "s")
-    made = plan.variables("/c/bin/caffe", 1, 2)
+    made = plan.variables("/c/bin/caffe", 1, 2, "tcp", True)
     assert (made["MLSL_NUM_SERVERS"], made["OMP_NUM_THREADS"], made["MLSL_ROOT"]) == ("0", "2", "/m")
-    assert "/c/lib" in made["LD_LIBRARY_PATH"] and "SECRET" not in made
+    assert (made["KMP_AFFINITY"], made["KMP_BLOCKTIME"]) == ("granularity=fine,compact,1", "1")
+    assert (made["FI_PROVIDER"], made["HYDRA_LAUNCHER"]) == ("tcp", "slurm")
+    assert "/c/lib" in made["LD_LIBRARY_PATH"].split(":")
+    monkeypatch.setenv("KMP_BLOCKTIME", "7")
+    monkeypatch.setenv("KMP_AFFINITY", "verbose,granularity=fine,compact=1")
+    made = plan.variables("/c/bin/caffe", 2, 2, "opa", False)
+    assert (made["KMP_AFFINITY"], made["KMP_BLOCKTIME"]) == ("verbose,granularity=fine,compact,1", "7")
+    assert (made["FI_PROVIDER"], made["I_MPI_HYDRA_BOOTSTRAP"]) == ("psm2", "ssh")
     monkeypatch.setenv("MLSL_NUM_SERVERS", "4")
-    assert "MLSL_NUM_SERVERS is set" in refusal(lambda: plan.variables("/c/bin/caffe", 1, 2))
+    assert "MLSL_NUM_SERVERS is set" in refusal(lambda: plan.variables("/c/bin/caffe", 1, 2, "tcp", True))
 
 
-def test_networks() -> None:
-    fabrics = [["10.0.0.0/24", "eth0"], ["10.0.0.0/24", "ens3"], []]
-    tcp, opa = plan.hydra("tcp", fabrics, in_slurm=True), plan.hydra("opa", [], in_slurm=False)
-    assert (tcp["UCX_NET_DEVICES"], tcp["HYDRA_LAUNCHER"], tcp["FI_PROVIDER"]) == ("ens3,eth0", "slurm", "tcp")
-    assert (opa["I_MPI_HYDRA_BOOTSTRAP"], opa["FI_PROVIDER"]) == ("ssh", "psm2")
+@pytest.mark.parametrize(("provider", "interface"), [("tcp", "eth1 eth1"), ("psm2", " ")])
+def test_a_rank_names_its_machine_and_uses_its_nodes_interface(provider: str, interface: str, tmp_path: Path) -> None:
+    """Whatever interface the head has, whose environment all ranks get."""
+    (tmp_path / "environment").write_text('export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-eth1}"\n')
+    script = plan.RANK.replace("/etc/farandole/environment", str(tmp_path / "environment"))
+    command = ["/bin/sh", "-c", script, "/bin/sh", "-c", 'echo "$UCX_NET_DEVICES $FI_TCP_IFACE" "$@"', "caffe", "a b"]
+    environment = {**os.environ, "FI_PROVIDER": provider, "GLOO_SOCKET_IFNAME": "eth0"}
+    place, rest = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.splitlines()
+    assert place.startswith(f"rank of caffe.sh on {HERE} machine ")
+    assert rest == f"{interface} a b"
 
 
 def test_commands() -> None:
-    made = plan.Plan(["node-1", "node-2"], 1, "/m/mpirun", ["/c/bin/caffe", "train"], {"OMP_NUM_THREADS": "2"})
-    words = ["/m/mpirun", "-l", "-n", "2", "-ppn", "1", "-f", "f", "-genv", "OMP_NUM_THREADS", "2", "/bin/sh", "-c"]
-    assert made.command("f") == [*words, plan.RANK, "/c/bin/caffe", "train"]
-    assert made.hosts() == "node-1:1\nnode-2:1\n"
+    about = plan.Solver("s", [], [], "m", False)
+    made = plan.Plan(["node-1", "node-2"], 1, "/m/mpiexec.hydra", ["/c/bin/caffe", "train"], {}, about)
+    line = "/m/mpiexec.hydra -l -genvall -n 2 -ppn 1 -hosts node-1,node-2 /bin/sh -c"
+    assert made.command() == [*line.split(), plan.RANK, "/c/bin/caffe", "train"]
 
 
-def test_a_refusal_ends_with_one_and_says_that_nothing_was_started(installed: Path) -> None:
+def test_a_refusal_ends_with_one_and_says_that_nothing_was_started(tmp_path: Path) -> None:
+    install(tmp_path / "node", "farandole.node.caffe", caffe="main")
     Path("hosts").write_text("node-1\n")
-    command = ["sh", str(installed / "caffe.sh"), "--hostfile", "hosts", "--solver", "gone"]
+    command = [str(tmp_path / "node/caffe"), "--hostfile", "hosts", "--solver", "gone"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
     assert first == "caffe.sh: nothing was started"
-    assert second.startswith(f"caffe.sh: 1. {HERE}: the solver gone cannot be read: No such file or directory")
+    assert second.startswith(f"caffe.sh: 1. {HERE}: gone: No such file or directory. ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from pathlib import Path
@@ -11,76 +10,80 @@ from typing import Any
 import pytest
 
 from farandole.node.caffe import nodes, probe
+from farandole.node.caffe.plan import Solver
 
 from .prefix import program
 
-FILES = {"/c/bin/caffe": "the program", "s": "the solver", "n": "the net"}
-SAME = dict.fromkeys(FILES, "a")
-GOOD: dict[str, Any] = {"problems": [], "digests": SAME, "model": [], "cores": 2, "adapters": [], "fabric": []}
+GOOD: dict[str, Any] = {"problems": [], "model": 0, "cores": 2, "omni_path": False}
 
 
 @pytest.mark.parametrize(
     ("network", "second", "said"),
     [
         ("tcp", {}, []),
-        ("opa", {"adapters": ["hfi1_0"]}, ["node-1: there is no Omni-Path adapter"]),
+        ("opa", {"omni_path": True}, ["node-1: there is no Omni-Path adapter"]),
         ("tcp", {"problems": ["there is no x\x1b[2J"]}, ["node-2: there is no x\\x1b[2J"]),
-        ("tcp", {"digests": {**SAME, "/c/bin/caffe": "d"}}, ["node-2: the program /c/bin/caffe differs from that of"]),
-        ("tcp", {"digests": {"s": "a", "n": "d"}}, ["node-2: the net n differs from that of node-1"]),
         ("tcp", {"machine": "1"}, ["node-2: it is the same machine as node-1"]),
     ],
 )
-def test_each_difference_of_a_node_is_named(network: str, second: dict[str, Any], said: list[str]) -> None:
-    answers: dict[str, nodes.Answer] = {
-        "node-1": {**GOOD, "machine": "1"},
-        "node-2": {**GOOD, "machine": "2", **second},
-    }
-    problems = list(nodes.judge(answers, FILES, network))
+def test_each_problem_of_a_node_is_named(network: str, second: dict[str, Any], said: list[str]) -> None:
+    answers = {"node-1": {**GOOD, "machine": "1"}, "node-2": {**GOOD, "machine": "2", **second}}
+    problems = list(nodes.judge(answers, network))
     assert [problem[: len(start)] for problem, start in zip(problems, said, strict=True)] == said
 
 
-def test_a_node_without_answer_or_folder_is_named() -> None:
-    answers: dict[str, nodes.Answer] = {"node-1": "Permission denied (publickey).", "node-2": {"problems": ["gone"]}}
-    first, second = nodes.judge(answers, FILES, "opa")
-    assert first.startswith("node-1 cannot be asked: Permission denied (publickey).")
-    assert second == "node-2: gone"
+def test_a_node_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "ssh", 'echo "Hello"; echo "Permission denied (publickey)." >&2; exit 255')
+    (said,) = nodes.judge(nodes.ask_all(["node-1"], {}, in_slurm=False), "opa")
+    assert said.startswith("node-1: it cannot be asked: Permission denied (publickey).")
+    program(tmp_path / "srun", 'echo "Hello"; echo \'{"problems": []}\'; echo 5')
+    assert nodes.ask("node-1", {}, in_slurm=True) == {"problems": []}
 
 
 def test_a_node_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("solver", "train_lmdb", "shard_0_lmdb"):
+    for name in ("solver", "net", "train_lmdb", "shard_0_lmdb"):
         Path(name).write_text(name)
-    sources = ["train_lmdb", "shard_%#_lmdb", "test_%#_lmdb", "gone"]
-    request = {
-        "cwd": str(tmp_path), "caffe": "/bin/true", "folders": [], "launcher": "/bin/gone", "snapshots": "g one",
-        "files": {"solver": "the solver", "gone": "the net"}, "sources": sources, "model": "solver",
-    }  # fmt: skip
+    solver = Solver("solver", ["net"], ["train_lmdb", "shard_%#_lmdb", "test_%#_lmdb", "gone"], "g one/m", False)
+    request = nodes.request_of("/bin/true", "", "/bin/gone", solver)
+    Path("net").write_text("another")
     answer = nodes.ask(socket.gethostname(), request, in_slurm=False)
-    assert isinstance(answer, dict), answer
     starts = [
-        "the net gone cannot be read: No such file",
-        "there is no /bin/gone, which starts the ranks",
-        "the data test_%#_lmdb cannot be read: No such file",
-        "the data gone cannot be read: No such file",
-        "no snapshot can be written to g one: No such file",
+        "/bin/true loads no MPI",
+        f"{tmp_path}/net differs from that of {socket.gethostname()}",
+        f"{tmp_path}/test_%#_lmdb cannot be read: No such file",
+        f"{tmp_path}/gone cannot be read: No such file",
+        "/bin/gone cannot be read: No such file",
+        f"no snapshot can be written to {tmp_path}/g one: No such file",
     ]
     assert [problem[: len(start)] for problem, start in zip(answer["problems"], starts, strict=True)] == starts
-    assert answer["problems"][-1].endswith("mkdir -p 'g one'")
-    assert answer["digests"] == {"solver": hashlib.sha256(b"solver").hexdigest()}
-    assert answer["cores"] >= 1
-    assert answer["model"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard_0_lmdb", "solver", "train_lmdb"]
-    (lost,) = probe.describe({**request, "cwd": "/gone"})["problems"]
-    assert lost.startswith("/gone, where the job starts, cannot be entered")
+    assert answer["problems"][-1].endswith(f"mkdir -p '{tmp_path}/g one'")
+    assert (answer["model"], answer["cores"] >= 1) == (0, True)
+    assert nodes.ask(socket.gethostname(), {**request, "model": str(tmp_path / "net")}, in_slurm=False)["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net", "shard_0_lmdb", "solver", "train_lmdb"]
 
 
-@pytest.mark.parametrize(("library", "cure"), [("libmpi.so.12", "caffe_packages: [mpich]"), ("libx.so", "folder lib")])
-def test_a_library_that_a_node_lacks_is_named(
-    library: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("library", "refused"),
+    [
+        ("libmpi.so.12 => /opt/lib/libmpi.so.12", []),
+        ("libmpich.so.12 => /opt/lib/libmpi.so.12 (0x00007f01)", []),
+        ("libmpi.so.12 => not found", ["does not find libmpi.so.12. Set caffe_packages: [mpich]"]),
+        ("libmpi.so.12 => /x\nlibiomp5.so => not found", ["does not find libiomp5.so. Put it into the folder lib"]),
+        ("libmpi.so.40 => /opt/lib/libmpi.so.40", ["loads libmpi.so.40, but only libmpi.so.12"]),
+        ("libmpi.so.12 => /x (0x1)\nlibmpi.so.40 => /y", ["loads libmpi.so.12, libmpi.so.40, but only"]),
+        ("libc.so.6 => /x", ["loads no MPI"]),
+    ],
+)
+def test_the_mpi_of_a_program_is_read_from_ldd(
+    library: str, refused: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path / "ldd", f"echo '	{library} => not found'")
+    shown = f"\tlinux-vdso.so.1 (0x00007fff)\n\t{library}\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f02)\n"
+    (tmp_path / "shown").write_text(shown)
+    program(tmp_path / "ldd", f"cat {tmp_path}/shown")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    request = {"files": {}, "caffe": "/c", "folders": [], "launcher": "/bin/true", "sources": [], "snapshots": "."}
-    (said,) = probe.problems(request)
-    assert said.startswith(f"/c does not find {library}. ")
-    assert cure in said
+    said = list(probe.wrong_libraries("/c", ""))
+    assert [problem[: len(start) + 3] for problem, start in zip(said, refused, strict=True)] == [
+        f"/c {start}" for start in refused
+    ]

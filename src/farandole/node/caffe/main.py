@@ -7,96 +7,81 @@ and from the model's file, because its launchers end with 0 even if each rank ha
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from farandole.node.allocation import counts
-from farandole.node.caffe.job import AFTER_DONE, NOT_ENDED, EndedError, catch_signals, run
-from farandole.node.caffe.log import judge
-from farandole.node.caffe.nodes import Answer, allocation, ask, ask_all, find_hosts, has_omni_path, per_node
+from farandole.core.errors import FarandoleError
+from farandole.node.allocation import counts, tasks
+from farandole.node.arguments import duration, positive
+from farandole.node.caffe.nodes import HOSTFILE, ask, ask_all, find_hosts, request_of
 from farandole.node.caffe.nodes import judge as judge_nodes
-from farandole.node.caffe.options import RefusedError, read_options, say
-from farandole.node.caffe.plan import Plan, caffe_of, choose_launcher, folders_of, hydra, threads, variables
-from farandole.node.caffe.solver import Solver, read_solver
+from farandole.node.caffe.plan import Plan, find_launcher, folders_of, read_solver, threads, variables
+from farandole.node.caffe.training import catch_signals, judge, run
 
-# A plan, what it trains, and how to ask whether there is a new model where rank 0 has run.
-Training = tuple[Plan, Solver, Callable[[], bool]]
+INSTALLED = "/opt/farandole/caffe/current/bin/caffe"
 
 
-def network_of(chosen: argparse.Namespace, answers: Mapping[str, Answer]) -> str:
-    """The network; the guide's -PSM2 is Omni-Path where there is any."""
-    without = [node for node, answer in answers.items() if not has_omni_path(answer)]
-    if chosen.psm2 and without:
-        say(f"-PSM2 means Omni-Path, which {', '.join(without[:5])} does not have, so the network is tcp")
-    return "opa" if chosen.psm2 and not without else str(chosen.network)
+def say(text: str, problems: Iterable[str] = ()) -> None:
+    for line in (text, *(f"{number}. {problem}" for number, problem in enumerate(problems, 1))):
+        print(f"caffe.sh: {line}", file=sys.stderr, flush=True)
 
 
-def cores_of(answers: Mapping[str, Mapping[str, Any]], in_job: bool) -> tuple[int, str]:
-    """The cores of the smallest node, or of the Slurm job on it, and where that was read."""
-    if in_job and (given := counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))):
-        return min(given), f"Slurm job {os.environ.get('SLURM_JOB_ID')}"
-    least = min(answers, key=lambda node: int(answers[node]["cores"]))
-    return int(answers[least]["cores"]), least
+def read_options(arguments: list[str]) -> argparse.Namespace:
+    """Read the options of the guide's run_intelcaffe.sh, and a few more."""
+    more = "Train with Intel Caffe on several nodes. Further options for `caffe train` follow after --."
+    parser = argparse.ArgumentParser(prog="caffe.sh", allow_abbrev=False, description=more)
+    add, given = parser.add_argument, os.environ.get
+    caffe, number = shutil.which("caffe") or INSTALLED, given("OMP_NUM_THREADS") or given("SLURM_CPUS_PER_TASK")
+    add("--hostfile", default=given("PBS_NODEFILE"), help=f"default: $PBS_NODEFILE, the nodes of Slurm, {HOSTFILE}")
+    add("--caffe_bin", default=caffe, help=f"the program caffe, on all nodes; default: caffe on PATH, {INSTALLED}")
+    add("--solver", required=True, help="solver.prototxt, on all nodes")
+    add("--network", choices=["tcp", "opa", "psm2"], default="tcp", help="psm2: opa if all nodes have it, else tcp")
+    add("--ppn", type=positive, help="processes per node; default: what the nodefile gives, else 1")
+    add("--num_omp_threads", type=positive, default=number, help="default: $OMP_NUM_THREADS, what Slurm gives, all")
+    add("--time", type=duration, default="4h", help="end the job after that time; default: 4h")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return parser.parse_args(arguments[:end], argparse.Namespace(more=arguments[end + 1 :]))
 
 
-def prepare(chosen: argparse.Namespace) -> Training:
-    """Check everything; nothing is started."""
-    allocated = allocation()
-    hosts, path = find_hosts(chosen.hostfile, allocated)
-    nodes, ppn = list(hosts), chosen.ppn or per_node(hosts, path)
-    solver, caffe = read_solver(chosen.solver), caffe_of(chosen.caffe_bin)
-    launcher = choose_launcher(caffe, ppn * len(nodes))
-    in_slurm = bool(allocated and shutil.which("srun"))
-    files = {caffe: "the program", solver.path: "the solver", **dict.fromkeys(solver.nets, "the net")}
-    request = {
-        "cwd": str(Path.cwd()), "caffe": caffe, "folders": folders_of(caffe), "launcher": launcher, "files": files,
-        "sources": solver.sources, "snapshots": solver.snapshots, "model": solver.model,
-    }  # fmt: skip
-    answers = ask_all(nodes, request, in_slurm)
-    network = network_of(chosen, answers)
-    if problems := list(judge_nodes(answers, files, network)):
-        raise RefusedError(*problems)
-    sound = {node: answer for node, answer in answers.items() if isinstance(answer, dict)}
-    number = threads(chosen.num_omp_threads, *cores_of(sound, bool(allocated)), ppn)
-    plan = Plan(nodes, ppn, launcher, [caffe, "train", "--solver", solver.path, *chosen.more])
-    fabrics = [answer["fabric"] for answer in sound.values()]
-    plan.environment = {**variables(caffe, ppn, number), **hydra(network, fabrics, in_slurm)}
-    say(
-        f"{plan.ranks} ranks on {', '.join(nodes)}, {ppn} per node with {number} threads; network {network}; "
-        f"{launcher}; MLSL_NUM_SERVERS=0"
-    )
-    before = sound[nodes[0]]["model"]
-
-    def is_written() -> bool:
-        after = ask(nodes[0], request, in_slurm)
-        return isinstance(after, dict) and bool(after.get("model")) and after["model"] != before
-
-    return plan, solver, is_written
+def prepare(chosen: argparse.Namespace) -> tuple[Plan, Callable[[], bool]]:
+    """Check everything, and start nothing; the function says whether there is a new model where rank 0 runs."""
+    allocated = tasks(os.environ) if "SLURM_JOB_NODELIST" in os.environ else {}
+    in_slurm = bool(allocated)
+    nodes, ppn = find_hosts(chosen.hostfile, chosen.ppn, allocated)
+    solver, caffe, launcher = read_solver(chosen.solver), str(Path(chosen.caffe_bin).absolute()), find_launcher()
+    request = request_of(caffe, folders_of(caffe), launcher, solver)
+    answers, network = ask_all(nodes, request, in_slurm), chosen.network
+    if network == "psm2":
+        network = "opa" if all(answer.get("omni_path") for answer in answers.values()) else "tcp"
+    if problems := list(judge_nodes(answers, network)):
+        raise FarandoleError(*problems)
+    # In a job of Slurm's, a node was asked by a step that has one core.
+    cores = dict(zip(allocated, counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")), strict=False))
+    number = threads(chosen.num_omp_threads, cores or {node: answers[node]["cores"] for node in nodes}, ppn)
+    environment = variables(caffe, ppn, number, network, in_slurm)
+    plan = Plan(nodes, ppn, launcher, [caffe, "train", "--solver", solver.path, *chosen.more], environment, solver)
+    shape = f"{plan.ranks} ranks on {', '.join(nodes)}, {ppn} per node with {number} threads; network {network}"
+    say(f"{shape}; {launcher}; MLSL_NUM_SERVERS=0 KMP_AFFINITY={environment['KMP_AFFINITY']}")
+    old = (None, 0, answers[nodes[0]]["model"])
+    return plan, lambda: ask(nodes[0], request, in_slurm).get("model") not in old
 
 
-def train(training: Training, time_limit: int) -> int:
+def train(plan: Plan, has_model: Callable[[], bool], time_limit: int) -> int:
     """Run it, and say whether it was a training of all ranks together."""
-    (plan, solver, is_written), begun = training, time.monotonic()
-    log, status, ended = run(plan, time_limit)
-    if ended == NOT_ENDED:
-        say(f"all ranks were done, but {plan.launcher} did not end within {AFTER_DONE} seconds, so it was ended")
-        status, ended = 0, ""
-    why = [f"{plan.launcher} ended with status {status}"] if status else []
-    why = [f"it was ended on all its nodes, because {ended}"] if ended else why
-    if problems := judge(log, plan, solver, is_written(), why):
+    begun = time.monotonic()
+    log, why = run(plan, time_limit)
+    if problems := judge(log, plan, has_model(), why):
         say("red: the ranks did not all train together successfully", problems)
         return 1
-    tested = "".join(f", {name} {value}" for name, value in log.tested.items())
-    say(
-        f"green: {plan.ranks} ranks on {len(plan.nodes)} machines trained together{tested}, "
-        f"{plan.nodes[0]}:{solver.model}, {time.monotonic() - begun:.0f} s"
-    )
+    tested = "".join(f", {output}" for output in log.tested())
+    together = f"{plan.ranks} ranks on {len(plan.nodes)} machines trained together{tested}"
+    say(f"green: {together}, {plan.nodes[0]}:{plan.solver.model}, {time.monotonic() - begun:.0f} s")
     return 0
 
 
@@ -105,16 +90,15 @@ def main() -> int:
     catch_signals()
     try:
         chosen = read_options(sys.argv[1:])
-        training = prepare(chosen)
-    except RefusedError as error:
-        say("nothing was started", error.problems)
-        return 1
-    except EndedError as why:
-        say(f"{why}: nothing was started")
-        return 1
-    try:
-        return train(training, chosen.time)
-    except (EndedError, BrokenPipeError) as why:
-        with contextlib.suppress(OSError):
-            say(f"red: the job was ended on all its nodes, because of {why}")
-        return 1
+        return train(*prepare(chosen), chosen.time)
+    except (KeyboardInterrupt, BrokenPipeError):
+        with suppress(OSError):
+            say("red: everything was ended on all nodes, by a signal or because nobody reads the output")
+    except FarandoleError as error:
+        say("nothing was started", error.args)
+    except OSError as error:
+        if not error.filename:
+            raise
+        cure = "Put it there (the program by caffe_archive), or correct its path"
+        say("nothing was started", [f"{socket.gethostname()}: {error.filename}: {error.strerror}. {cure}"])
+    return 1

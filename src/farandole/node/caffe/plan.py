@@ -1,4 +1,4 @@
-"""How a training is started: by which launcher, with which threads, variables and command."""
+"""What is trained, and how it is started: by which launcher, with which threads, variables and command."""
 
 from __future__ import annotations
 
@@ -6,104 +6,68 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.node.caffe.options import INSTALLED, RefusedError, plain, programs, say
-from farandole.node.caffe.probe import ABI_CURE, LIBRARY_CURE, ldd
+from farandole.core.errors import FarandoleError
+from farandole.core.text import one_line
+from farandole.node.caffe.probe import ABI_CURE
 
 # Debian has MPICH's library as libmpich.so.12 only; role caffe makes a link with the name of the ABI in this folder.
 ABI = "/opt/farandole/caffe/abi"
-# The libraries of MPICH and Intel MPI, which launch each other's programs; Intel Caffe was released for the latter.
-LIBRARIES = {"libmpi.so.12", "libmpich.so.12"}
-LAUNCHERS = ("mpiexec.hydra", "mpirun")
-PASSED_ON = re.compile(r"(KMP|OMP|MLSL|GLOG|I_MPI|FI|UCX|MKL)_|LD_LIBRARY_PATH$")
-# Each rank says first on which machine it runs: Caffe's own log does not tell.
-RANK = 'echo "rank of caffe.sh on $(uname -n) machine $(cat /etc/machine-id)"; exec "$0" "$@"'
-# The provider of libfabric.
-PROVIDERS = {"tcp": "tcp", "opa": "psm2"}
+# Each rank says first on which machine it runs: Caffe's own log does not tell. TCP needs the interface of its node.
+RANK = (
+    'echo "rank of caffe.sh on $(uname -n) machine $(cat /etc/machine-id)"; '
+    "own=$(env -i sh -c '. /etc/farandole/environment; echo $GLOO_SOCKET_IFNAME'); "
+    'case "$FI_PROVIDER $own" in "tcp "?*) export UCX_NET_DEVICES="$own" FI_TCP_IFACE="$own" ;; esac; exec "$0" "$@"'
+)
+# Unset, MLSL would start four servers per rank as soon as there are two nodes.
+DEFAULTS = {"KMP_BLOCKTIME": "1", "KMP_SETTINGS": "1", "MLSL_NUM_SERVERS": "0"}
+# For Intel MPI, and no PMIx for daemons that srun starts.
+FIXED = {"I_MPI_FABRICS": "shm:ofi", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "0", "SLURM_MPI_TYPE": "none"}
+# For UCX and libfabric, one of which is in MPICH and Intel MPI.
+NETWORKS = {"tcp": {"FI_PROVIDER": "tcp", "UCX_TLS": "self,sm,tcp"}, "opa": {"FI_PROVIDER": "psm2"}}
+# A comment, or a name and its value; a # in quotes begins no comment.
+PAIR = re.compile(r"""#[^\n]*|\b(\w+)\s*:\s*("[^"\n]*"|'[^'\n]*'|[^\s"'#{}<>\[\],;]+)""")
 
 
-def caffe_of(chosen: str | None) -> str:
-    """The program, of which it is certain that it was built for MPICH or Intel MPI."""
-    caffe = str(Path(chosen or shutil.which("caffe") or INSTALLED).absolute())
-    if not os.access(caffe, os.X_OK):
-        cure = "Bring it with caffe_archive (role caffe), or name it with --caffe_bin"
-        raise RefusedError(f"{socket.gethostname()}: there is no program {caffe}. {cure}")
-    here = f"{socket.gethostname()}: {caffe}"
-    try:
-        libraries = ldd(caffe, folders_of(caffe))
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RefusedError(f"{here}: ldd failed: {error}") from None
-    seen = {name for name in libraries if re.match(r"libmpi(ch)?\.so", name)}
-    if seen - LIBRARIES:
-        raise RefusedError(f"{here} loads {', '.join(sorted(seen))}, but only libmpi.so.12 (MPICH, Intel MPI) is known")
-    if seen:
-        return caffe
-    if missing := [name for name, where in libraries.items() if where == "not found"]:
-        raise RefusedError(f"{here} does not find {', '.join(missing)}. {LIBRARY_CURE}")
-    cure = "bring one that was built with USE_MLSL := 1"
-    raise RefusedError(f"{here} loads no MPI, so it trains on one node only: {cure}")
+@dataclass
+class Solver:
+    """A solver, the files of its nets, the data that these name, and the model that it will save."""
+
+    path: str
+    nets: list[str]
+    data: list[str]
+    model: str
+    # Whether it tests the net during the training.
+    tests: bool
 
 
-def folders_of(caffe: str) -> list[str]:
-    """Where a program's libraries are: where the job says, beside it, the ABI's other name."""
-    given = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    return [*given, str(Path(caffe).resolve().parent.parent / "lib"), ABI]
+def pairs(path: str) -> list[tuple[str, str]]:
+    """The names and values of a file in protobuf's text format, however deep."""
+    text = Path(path).read_text(errors="replace")
+    return [(match[1], match[2].strip("\"'")) for match in PAIR.finditer(text) if match[1]]
 
 
-def is_hydra(launcher: str) -> bool:
-    """Whether a launcher is MPICH's or Intel MPI's. Any other would start a separate training for each rank."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(
-            [launcher, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, timeout=20, check=False,
-        )  # fmt: skip
-        return "Intel(R) MPI" in asked.stdout or "HYDRA" in asked.stdout
-    return False
-
-
-def choose_launcher(caffe: str, ranks: int) -> str:
-    """The first launcher on PATH that belongs to the MPI of caffe."""
-    seen = programs(*LAUNCHERS)
-    launcher = next(filter(is_hydra, seen), None)
-    if not launcher:
-        others = f"{seen[0]} would start {ranks} separate trainings and end with 0" if seen else "there is none"
-        built = f"{caffe} was built for MPICH or Intel MPI, and no launcher of it is on PATH"
-        raise RefusedError(f"{socket.gethostname()}: {built}: {others}. {ABI_CURE}")
-    if launcher != seen[0]:
-        say(f"{seen[0]} is not of MPICH or Intel MPI, for which caffe was built, so {launcher} starts it")
-    return launcher
-
-
-def threads(asked: int | None, cores: int, where: str, ppn: int) -> int:
-    """Threads per process: what was asked, else what the allocation gives, within the cores of a process."""
-    share = f"{where}: {cores} cores for {ppn} process{'es' * (ppn > 1)} per node"
-    if cores < ppn:
-        raise RefusedError(f"{share} leave none for its threads: lower --ppn")
-    names = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")
-    for name, value in (("--num_omp_threads", asked), *((name, os.environ.get(name)) for name in names)):
-        if value and not re.fullmatch(r"[1-9]\d{0,5}", str(value)):
-            raise RefusedError(f"{name} is {plain(value, 40)!r}, which is not a number of threads")
-        if value and int(value) > cores // ppn:
-            raise RefusedError(f"{share}, but {name} asks for {value} threads: at most {cores // ppn}")
-        if value:
-            return int(value)
-    return cores // ppn
-
-
-def affinity(given: str | None, ppn: int) -> str:
-    """KMP_AFFINITY in the syntax of today; what the guide writes as compact=1 is compact,1."""
-    if not given:
-        # Unpinned processes of one node would all take the same first cores.
-        return "granularity=fine,compact,1" if ppn == 1 else "none"
-    corrected = re.sub(r"\b(compact|scatter|balanced)=(\d+)", r"\1,\2", given)
-    if corrected != given:
-        say(f"translated: KMP_AFFINITY={plain(given)} is {plain(corrected)} to today's OpenMP, which ignores the rest")
-    return corrected
+def read_solver(path: str) -> Solver:
+    """Read a solver and its nets, and refuse one that would not train or not save."""
+    own = pairs(path)
+    last, nets = dict(own), [value for name, value in own if name in ("net", "train_net", "test_net")]
+    needed = {"net": nets, **{name: last.get(name) for name in ("max_iter", "snapshot_prefix")}}
+    if lacking := [name for name, value in needed.items() if value in (None, [], "", "0")]:
+        raise FarandoleError(f"the solver {path} has no {' and no '.join(lacking)}: Caffe would not train, or not save")
+    for name in ("max_iter", "test_interval"):
+        if not re.fullmatch(r"\d{1,12}", last.get(name, "0")):
+            raise FarandoleError(f"the solver's {name} is not a number: {one_line(last[name], 40)!r}")
+    if last.get("snapshot_after_train") == "false":
+        raise FarandoleError(f"the solver {path} saves no model: leave snapshot_after_train: false out")
+    data = [value for file in (path, *nets) for name, value in pairs(file) if name in ("source", "mean_file")]
+    iterations, interval = int(last["max_iter"]), int(last.get("test_interval", 0))
+    suffix = ".h5" if last.get("snapshot_format") in ("HDF5", "0") else ""
+    tested = "test_iter" in last and (last.get("test_initialization") != "false" or iterations >= interval)
+    model = f"{last['snapshot_prefix']}_iter_{iterations}.caffemodel{suffix}"
+    return Solver(path, nets, data, model, bool(tested and interval))
 
 
 @dataclass
@@ -114,45 +78,53 @@ class Plan:
     ppn: int
     launcher: str
     program: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str]
+    solver: Solver
 
     @property
     def ranks(self) -> int:
         return self.ppn * len(self.nodes)
 
-    def command(self, hostfile: str) -> list[str]:
-        shape = ["-l", "-n", str(self.ranks), "-ppn", str(self.ppn), "-f", hostfile]
-        handed = [text for name, value in sorted(self.environment.items()) for text in ("-genv", name, value)]
-        return [self.launcher, *shape, *handed, "/bin/sh", "-c", RANK, *self.program]
-
-    def hosts(self) -> str:
-        return "".join(f"{node}:{self.ppn}\n" for node in self.nodes)
+    def command(self) -> list[str]:
+        shape = ["-n", str(self.ranks), "-ppn", str(self.ppn), "-hosts", ",".join(self.nodes)]
+        return [self.launcher, "-l", "-genvall", *shape, "/bin/sh", "-c", RANK, *self.program]
 
 
-def variables(caffe: str, ppn: int, number: int) -> dict[str, str]:
-    """The variables that all ranks get, whatever starts them."""
-    here = os.environ
-    if here.get("MLSL_NUM_SERVERS", "0") != "0":
-        raise RefusedError("MLSL_NUM_SERVERS is set, and MLSL's servers were never tried here: unset it")
-    return {
-        **{name: value for name, value in here.items() if PASSED_ON.match(name)},
-        "LD_LIBRARY_PATH": ":".join(folders_of(caffe)),
-        # Unset, it would start four servers per rank as soon as there are two nodes.
-        "MLSL_NUM_SERVERS": "0",
-        "OMP_NUM_THREADS": str(number),
-        "KMP_AFFINITY": affinity(here.get("KMP_AFFINITY"), ppn),
-        "KMP_BLOCKTIME": here.get("KMP_BLOCKTIME") or "1",
-        "KMP_SETTINGS": here.get("KMP_SETTINGS") or "1",
-    }
+def folders_of(caffe: str) -> str:
+    """Where a program's libraries are: where the job says, beside it, the ABI's other name."""
+    given = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return ":".join([*given, str(Path(caffe).resolve().parent.parent / "lib"), ABI])
 
 
-def hydra(network: str, fabrics: Iterable[list[str]], in_slurm: bool) -> dict[str, str]:
-    """Variables of MPICH and Intel MPI, which start their daemons by ssh or srun; UCX or libfabric may be inside."""
-    start, interfaces = "slurm" if in_slurm else "ssh", sorted({fabric[-1] for fabric in fabrics if fabric})
-    made = {"HYDRA_LAUNCHER": start, "I_MPI_HYDRA_BOOTSTRAP": start, "FI_PROVIDER": PROVIDERS[network]}
-    made |= {"I_MPI_FABRICS": "shm:ofi", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "0"}
-    if network == "tcp":
-        made |= {"UCX_TLS": "self,sm,tcp"} | ({"UCX_NET_DEVICES": ",".join(interfaces)} if interfaces else {})
-        made |= {"FI_TCP_IFACE": interfaces[0]} if len(interfaces) == 1 else {}
-    # The daemons need no PMIx.
-    return made | ({"SLURM_MPI_TYPE": "none"} if in_slurm else {})
+def find_launcher() -> str:
+    """The launcher of MPICH or Intel MPI, which alone have one of this name."""
+    if launcher := shutil.which("mpiexec.hydra"):
+        return launcher
+    why = "there is no mpiexec.hydra on PATH, and another MPI's mpirun would start separate trainings and end with 0"
+    raise FarandoleError(f"{socket.gethostname()}: {why}. {ABI_CURE}")
+
+
+def threads(asked: int | None, cores: Mapping[str, int], ppn: int) -> int:
+    """Threads per process: what is asked for, else all cores that a process has on the smallest node."""
+    least, node = min((number, node) for node, number in cores.items())
+    number = asked or max(least // ppn, 1)
+    if number * ppn > least:
+        cure = f"at most {least // ppn} by --num_omp_threads or OMP_NUM_THREADS, or a lower --ppn"
+        raise FarandoleError(f"{node}: the job has {least} cores there, too few for {ppn} x {number} threads: {cure}")
+    return number
+
+
+def affinity(given: str, ppn: int) -> str:
+    """KMP_AFFINITY in the syntax of today; what the guide writes as compact=1 is compact,1."""
+    # Unpinned processes of one node would all take the same first cores.
+    default = "granularity=fine,compact,1" if ppn == 1 else "none"
+    return re.sub(r"\b(compact|scatter|balanced)=(\d+)", r"\1,\2", given) or default
+
+
+def variables(caffe: str, ppn: int, number: int, network: str, in_slurm: bool) -> dict[str, str]:
+    """The environment of a training. The launcher starts its daemons by ssh or srun."""
+    made, start = {**DEFAULTS, **os.environ, **FIXED, **NETWORKS[network]}, "slurm" if in_slurm else "ssh"
+    if made["MLSL_NUM_SERVERS"] != "0":
+        raise FarandoleError("MLSL_NUM_SERVERS is set, and MLSL's servers were never tried here: unset it")
+    own = {"LD_LIBRARY_PATH": folders_of(caffe), "HYDRA_LAUNCHER": start, "I_MPI_HYDRA_BOOTSTRAP": start}
+    return made | own | {"OMP_NUM_THREADS": str(number), "KMP_AFFINITY": affinity(made.get("KMP_AFFINITY", ""), ppn)}
