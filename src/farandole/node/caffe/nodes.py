@@ -29,8 +29,6 @@ ANSWER = 60
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10")
 # It reaches nodes on which the user may not log in.
 SRUN = ("srun", "--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mpi=none")
-# What each node says.
-Answers = dict[str, dict[str, Any]]
 
 
 def read_hosts(path: str) -> dict[str, int]:
@@ -89,12 +87,12 @@ def ask(node: str, request: Mapping[str, Any], in_slurm: bool) -> dict[str, Any]
     return {"problems": [f"it cannot be asked: {why}. Fix `ssh {node}`, or take it out of the hostfile"]}
 
 
-def ask_all(nodes: list[str], request: Mapping[str, Any], in_slurm: bool) -> Answers:
+def ask_all(nodes: list[str], request: Mapping[str, Any], in_slurm: bool) -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(nodes, pool.map(partial(ask, request=request, in_slurm=in_slurm), nodes), strict=True))
 
 
-def judge(answers: Answers, network: str) -> Iterator[str]:
+def judge(answers: dict[str, dict[str, Any]], network: str) -> Iterator[str]:
     """What stands against starting, each with its host."""
     machines: dict[str, str] = {}
     for node, answer in answers.items():
