@@ -117,7 +117,7 @@ def test_a_signal_ends_a_job_and_one_that_was_ignored_does_not(number: signal.Si
     signal.signal(number, signal.SIG_DFL)
     training.catch_signals()
     with pytest.raises(KeyboardInterrupt):
-        ran(f"kill -{number:d} $PPID; sleep 1000")
+        ran(f"sleep 0.5; kill -{number:d} $PPID; sleep 1000")
 
 
 @pytest.mark.usefixtures("signals")
