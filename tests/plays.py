@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,15 @@ ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIB
 ANSWERS = {"ok", "changed", "failed", "ignored", "unreachable"}
 # Which of the numbers of the play recap is which of those that the last event has.
 COUNTS = {"unreachable": "dark", "failed": "failures"}
+# Descriptors of the processes of killed runs. They have sessions of their own, and one of them sometimes waits forever.
+WORKERS: list[int] = []
+
+
+@atexit.register
+def end_workers() -> None:
+    for worker in WORKERS:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(worker, signal.SIGKILL)
 
 
 @dataclass
@@ -87,6 +98,10 @@ class Play:
     def end(self, number: signal.Signals | None = None) -> Run:
         """Wait for the end, after a signal to all its processes if there is one."""
         if number and self.process.poll() is None:
+            for children in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+                for child in children.read_text().split():
+                    with suppress(ProcessLookupError):
+                        WORKERS.append(os.pidfd_open(int(child)))
             os.killpg(self.process.pid, number)
         code = self.process.wait()
         return Run(code, self.log.read_text(errors="replace"), self._read())
