@@ -41,8 +41,8 @@ from farandole.preflight import answer as probe
 
 def only_json(out: str) -> str:
     """Extract the JSON object from a module's output, as login scripts may print text around it."""
-    found, _ = _filter_non_json_lines(out, objects_only=True)
-    return str(found)
+    text, _ = _filter_non_json_lines(out, objects_only=True)
+    return str(text)
 
 
 class ActionModule(AsksAhead, Action):
@@ -74,8 +74,8 @@ class ActionModule(AsksAhead, Action):
         return {key: answer[key] for key in ("probe", "unfit", "unreachable_reason") if key in answer}
 
     def _decoded(self, answer: Answer) -> dict[str, Any]:
-        found = probe.answer_of(answer.output, "", only_json)
-        return {"changed": False, **found} if "probe" in found else {"failed": True}
+        checked = probe.answer_of(answer.output, "", only_json)
+        return {"changed": False, **checked} if "probe" in checked else {"failed": True}
 
     def _configure_module(self, *arguments: Any, **options: Any) -> Any:
         """Prepare the module on this machine, where an error is not the node's fault."""
@@ -112,8 +112,8 @@ class ActionModule(AsksAhead, Action):
         if connection.transport != "ssh":
             return []
         ssh = connection.get_option("ssh_executable")
-        words = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host)]
-        return probe.shared_connection(words, ssh)
+        command = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host)]
+        return probe.shared_connection(command, ssh)
 
     def _option(self, name: str) -> Any:
         """An option of the connection; None if its plugin does not have it."""

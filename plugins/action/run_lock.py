@@ -58,5 +58,5 @@ class ActionModule(Action):
         if connection.transport != "ssh":
             raise FarandoleError(f"the connection uses {connection.transport} instead of ssh")
         ssh = connection.get_option("ssh_executable")
-        words = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host, runs.HOLDER)]
-        return runs.own_connection(words, ssh)
+        command = [to_text(word) for word in connection._build_command(ssh, "ssh", connection.host, runs.HOLDER)]
+        return runs.own_connection(command, ssh)

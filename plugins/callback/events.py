@@ -102,8 +102,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_on_file_diff(self, result: Any) -> None:
         """Tells what differs in files, if the user asked for that with --diff."""
         said: Mapping[str, Any] = result.result
-        found = said.get("results", ()) if result.task.loop else [said]
-        texts = [self._get_diff(one["diff"]) for one in found if one.get("changed") and one.get("diff")]
+        items = said.get("results", ()) if result.task.loop else [said]
+        texts = [self._get_diff(item["diff"]) for item in items if item.get("changed") and item.get("diff")]
         if text := "".join(texts):
             events.add(
                 "diff", task=self.numbers.get(result.task._uuid, 0), host=result.host.get_name(), text=events.text(text)
@@ -130,6 +130,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def _failed(self, status: str, result: Any) -> None:
         kept = failure_of(result, lost=status == "unreachable")
-        found = [asdict(one) for one in kept.findings] if kept else []
-        self.elsewhere |= {result.host.get_name()} if found else set()
-        self._done(status, result, text=events.text(kept.text if kept else ""), findings=found)
+        findings = [asdict(finding) for finding in kept.findings] if kept else []
+        self.elsewhere |= {result.host.get_name()} if findings else set()
+        self._done(status, result, text=events.text(kept.text if kept else ""), findings=findings)

@@ -46,12 +46,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Explains."""
-        failed = [one for one in self.failures if one.blamed in stats.failures or one.blamed in stats.dark]
-        found = why(failed)
-        if words := joined(found.explanation()).strip():
-            self._display.display(f"Why it failed:\n\n{words}")
+        hosts = {*stats.failures, *stats.dark}
+        failed = [failure for failure in self.failures if failure.blamed in hosts]
+        reasons = why(failed)
+        if text := joined(reasons.explanation()).strip():
+            self._display.display(f"Why it failed:\n\n{text}")
         if failed:
-            events.add("why", **found.data())
+            events.add("why", **reasons.data())
 
     def _keep(self, result: Any, *, lost: bool = False) -> None:
         if len(self.failures) < MOST:

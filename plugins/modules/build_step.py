@@ -134,8 +134,8 @@ def open_to_others(directory: Path) -> str:
     for folder in (*reversed(directory.parents), directory):
         if not folder.is_symlink() and not folder.exists():
             return ""
-        if found := fault(folder):
-            return found
+        if problem := fault(folder):
+            return problem
         if folder.is_symlink():
             target = Path(os.path.normpath(folder.parent / folder.readlink()))
             return open_to_others(target / directory.relative_to(folder))
@@ -189,9 +189,9 @@ def progress(lines: list[str]) -> str:
 def failure(name: str, unit: dict[str, str], log: Path) -> str:
     """Describe a failed step: the lines that show the reason, then the end of the log."""
     lines = lines_of(log)
-    found = [line for line in lines[:-TAIL] if any(word in line for word in REASONS)]
+    reasons = [line for line in lines[:-TAIL] if any(word in line for word in REASONS)]
     # Of a compiler's errors, the first is the cause, and the others its consequences.
-    shown = "\n".join([*found[:3], *found[3:][-3:], *lines[-TAIL:]])
+    shown = "\n".join([*reasons[:3], *reasons[3:][-3:], *lines[-TAIL:]])
     how = unit.get("ExecMainStatus") if unit.get("Result") == "exit-code" else unit.get("Result")
     return f"{name} failed ({how}) after {seconds(unit):.0f} s; its log is {log}:\n{shown}"
 
@@ -214,9 +214,9 @@ def main() -> None:
     module = AnsibleModule(argument_spec=SPEC)
     os.umask(0o022)
     name, directory = module.params["name"], Path(module.params["directory"])
-    if found := open_to_others(directory):
+    if problem := open_to_others(directory):
         module.fail_json(
-            msg=f"{name}: root does not build in {directory}, where others could make it run their programs: {found}"
+            msg=f"{name}: root does not build in {directory}, where others could make it run their programs: {problem}"
         )
     build, creates = module.params["build"], module.params["creates"]
     description = f"{name} [{build} {digest(module.params)}]"

@@ -61,7 +61,7 @@ def packaged(listing: str) -> list[Path]:
 
 def on_loader_path(cache: str) -> list[Path]:
     """The libraries in the output of `ldconfig -p`."""
-    return [Path(found) for found in re.findall(rf"^\s*{re.escape(NAME)} .*=> (\S+)$", cache, re.MULTILINE)]
+    return [Path(path) for path in re.findall(rf"^\s*{re.escape(NAME)} .*=> (\S+)$", cache, re.MULTILINE)]
 
 
 def library_paths(environment: str) -> list[Path]:

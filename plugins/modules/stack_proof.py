@@ -35,13 +35,13 @@ def main() -> None:
     if stack.parent != root / "stacks" or not (stack / "manifest.json").exists():
         module.exit_json(changed=False, stack="", proven=False, wrong="the node has no current stack")
     places = {f"{tree.parent.name}/{tree.name}": tree for tree in trees(stack)}
-    found = {where: verify(tree, known.get(where, ())) for where, tree in places.items()}
+    differences = {where: verify(tree, known.get(where, ())) for where, tree in places.items()}
     # The list in a tree that was not built for this cluster proves nothing.
-    for where in found.keys() - known.keys() if known else ():
-        if found[where] == []:
-            found[where] = ["it was not built for this cluster"]
-    wrong = "; ".join(f"in {where}, {short(problems)}" for where, problems in found.items() if problems)
-    proven = False if wrong else None if None in found.values() else True
+    for where in differences.keys() - known.keys() if known else ():
+        if differences[where] == []:
+            differences[where] = ["it was not built for this cluster"]
+    wrong = "; ".join(f"in {where}, {short(problems)}" for where, problems in differences.items() if problems)
+    proven = False if wrong else None if None in differences.values() else True
     module.exit_json(changed=False, stack=stack.name, proven=proven, wrong=wrong)
 
 

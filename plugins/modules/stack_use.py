@@ -76,7 +76,8 @@ def end(module: AnsibleModule) -> None:
     while running := processes():
         late = time.monotonic() > deadline
         if time.monotonic() > deadline + GRACE_S:
-            module.fail_json(msg=f"some processes do not end: {', '.join(str(one.pid) for one in running)}; reboot")
+            left = ", ".join(str(process.pid) for process in running)
+            module.fail_json(msg=f"some processes do not end: {left}; reboot")
         for process in running:
             if late or process.pid not in told:
                 told.add(process.pid)
