@@ -153,13 +153,12 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
         "farandole.cluster.node_address": cluster.node_address,
         "difference": lambda names, others: [name for name in names if name not in others],
     }
+    trusted = ["node-1", "node-2", "node-3"]
     values = {
-        "cluster_facts": {"head": "node-1", "trusted": ["node-1", "node-2", "node-3"]},
+        "cluster_facts": {"head": "node-1", "trusted": trusted, "job_user": "trainer", "job_user_id": 2000},
         "hostvars": {f"node-{number}": {"ansible_host": f"192.0.2.{number}"} for number in range(1, 5)},
         "inventory_hostname": "node-1",
         "cluster_users": [{"name": "alice", "uid": 2001}],
-        "base_user": "trainer",
-        "base_user_id": 2000,
         "__storage_users": ["trainer", "alice"],
     }
     options = "rw,sync,sec=sys,root_squash,no_subtree_check"
