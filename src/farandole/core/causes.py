@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
+from farandole.core.files import from_yaml
 
 # Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
 # in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of the probe of
@@ -77,7 +77,7 @@ class Match:
 
 def parse(text: str) -> dict[str, Cause]:
     """Parse causes by their code, in the order of the file."""
-    entries = [Cause(**entry) for entry in yaml.safe_load(text)]
+    entries = [Cause(**entry) for entry in from_yaml(text)]
     by_code = {cause.code: cause for cause in entries}
     if len(by_code) != len(entries):
         raise ValueError("two causes have the same code")

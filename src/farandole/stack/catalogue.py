@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -18,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import from_yaml
 
 FILE, EVIDENCE = (Path(__file__).with_name(f"{name}.yml") for name in ("catalogue", "evidence"))
 NONE = "none"
@@ -26,7 +26,6 @@ IF_ANY = f"{NONE} | "
 # Properties of the nodes; they cannot be pinned.
 FACTS = ("os", "arch", "python", "glibc", "driver")
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @cache
@@ -322,7 +321,7 @@ def near(word: str, known: Iterable[str]) -> str:
 
 @cache
 def load(file: Path = FILE, evidence: Path = EVIDENCE) -> Catalogue:
-    data, seen = (yaml.load(path.read_text(), Loader=_LOADER) for path in (file, evidence))  # noqa: S506 - the safe loader, in C if available
+    data, seen = (from_yaml(path.read_text()) for path in (file, evidence))
     return Catalogue(
         data,
         tuple(

@@ -100,7 +100,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read a lock; refuse one that is damaged or was edited."""
     cure = f"make a new one: {command(path)}"
     try:
-        lock = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - the safe loader
+        lock = files.from_yaml(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
