@@ -55,7 +55,7 @@ lint: setup ## run ansible-lint, yamllint, ruff and mypy
 	mypy
 
 unit: setup ## run the unit tests only
-	pytest --quiet --numprocesses auto tests/unit
+	pytest --quiet --numprocesses auto --dist worksteal tests/unit
 
 check: setup ## lint, test and twice apply one role on a lab that is kept: make check ROLE=base [WITH='slurm_enabled=true']
 	python tests/check.py "$(ROLE)" "$(WITH)"

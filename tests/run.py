@@ -84,7 +84,7 @@ def stages() -> Iterator[Stage]:
     yield Stage("ruff", ["ruff", "check", "--quiet", "."])
     yield Stage("format", ["ruff", "format", "--quiet", "--check", "."])
     yield Stage("docs", ["sphinx-build", "-q", "-W", "--keep-going", "-c", "docs", ".", str(LOGS.with_name("site"))])
-    yield Stage("unit", ["pytest", "--numprocesses", "2", "tests/unit"])
+    yield Stage("unit", ["pytest", "--numprocesses", "auto", "--dist", "worksteal", "tests/unit"])
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
         name = scenario.parent.name
         yield Stage(f"molecule {name}", ["molecule", "test", "--scenario-name", name])

@@ -21,13 +21,20 @@ with pytest.MonkeyPatch.context() as patched:
     importlib.import_module("ansible.plugins.loader").init_plugin_loader()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For `--numprocesses auto`: more than two even on two cores, as many tests wait."""
+    return max(4, len(os.sched_getaffinity(0)))
+
+
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
     """Leave the environment as it was: a command sets there what Ansible reads, for a process that ends with it."""
     before = dict(os.environ)
     yield
-    os.environ.clear()
-    os.environ.update(before)
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture

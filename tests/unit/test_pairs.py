@@ -296,9 +296,8 @@ def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Endpoint) -> N
         answering.join()
 
 
-def test_only_what_fails_a_third_time_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_what_fails_a_third_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LATER_S", 0.1)
     answers: list[str] = []
     take = Measurement._reached
 
@@ -324,7 +323,8 @@ exec(compile(program, "pairs", "exec"))
 """
 
 
-def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path) -> None:
+def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LATER_S", 0.1)
     measured = measure([*places(2), odd(tmp_path / "ending.py", ENDING)])
     assert {link.source for link in measured.closed} == {"node-1", "node-2"}
     assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]
