@@ -51,9 +51,9 @@ def answer(path: Path) -> Answer:
     return Answer(path, label(path), frozenset({*verdict.codes, *looks_bad}))
 
 
-def answers() -> list[Answer]:
-    """Explain every stored log."""
-    return [answer(path) for path in sorted([*LOGS.glob("*.txt"), *CORPUS.rglob("*.txt")])]
+def stored() -> list[Path]:
+    """Every stored log."""
+    return sorted([*LOGS.glob("*.txt"), *CORPUS.rglob("*.txt")])
 
 
 def score(answers: list[Answer]) -> str:
@@ -74,7 +74,7 @@ def groups(answers: list[Answer]) -> dict[Path, list[Answer]]:
 
 def main() -> int:
     """Print the scores, and each answer that is not right."""
-    every = answers()
+    every = [*map(answer, stored())]
     for answered in every:
         if answered.kind != "right":
             wanted, got = (", ".join(sorted(codes)) or "nothing" for codes in (answered.wanted, answered.got))

@@ -37,8 +37,9 @@ def run(*arguments: str, stdin: bytes | None = None) -> Result:
     return CliRunner().invoke(app, ["explain", *arguments], input=stdin)
 
 
-@pytest.mark.parametrize("answer", scoring.answers(), ids=lambda answer: str(answer.path.name))
-def test_no_stored_log_gets_a_wrong_answer(answer: scoring.Answer) -> None:
+@pytest.mark.parametrize("path", scoring.stored(), ids=lambda path: str(path.name))
+def test_no_stored_log_gets_a_wrong_answer(path: Path) -> None:
+    answer = scoring.answer(path)
     assert answer.kind != "wrong", (answer.wanted, answer.got)
 
 
