@@ -63,8 +63,7 @@ class Inventory:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    for name, value in {"COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "200")
     return Inventory(tmp_path)
 
 
