@@ -45,12 +45,10 @@ def command(
     """
     arguments = logs or []
     if list_:
-        matching = [
-            cause for cause in causes().values() if all(word.lower() in everything(cause) for word in arguments)
-        ]
-        if not matching:
+        shown = [cause for cause in causes().values() if all(word.lower() in everything(cause) for word in arguments)]
+        if not shown:
             raise FarandoleError(f"no cause contains {' and '.join(arguments)}")
-        print("\n".join(f"{cause.code}: {plain(cause.what)}" for cause in matching))
+        print("\n".join(f"{cause.code}: {plain(cause.what)}" for cause in shown))
         return
     codes = [argument for argument in arguments if argument in causes() and not Path(argument).exists()]
     if codes:

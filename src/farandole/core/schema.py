@@ -129,9 +129,7 @@ def row(*checks: Check) -> Check:
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list) or len(value) != len(checks):
             raise UnfitError(f"is {shown(value)}, not {len(checks)} values")
-        return [
-            within(f"[{place}]", check, item) for place, (check, item) in enumerate(zip(checks, value, strict=True))
-        ]
+        return [within(f"[{at}]", check, item) for at, (check, item) in enumerate(zip(checks, value, strict=True))]
 
     return checked
 

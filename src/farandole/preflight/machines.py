@@ -160,11 +160,7 @@ def judge_changes(name: str, probe: Probe, former: Former) -> Iterator[Finding]:
         yield finding("rebooted", name, seen=machine["up_s"] // 60)
     now = {**machine["packages"], "the kernel": machine["kernel"]}
     then = {**before["packages"], "the kernel": before["kernel"]}
-    if changed := [
-        f"{package} from {then[package]} to {now[package]}"
-        for package in now
-        if package in then and now[package] != then[package]
-    ]:
+    if changed := [f"{key} from {then[key]} to {now[key]}" for key in now if key in then and now[key] != then[key]]:
         yield finding("packages-changed", name, seen=some(changed))
 
 

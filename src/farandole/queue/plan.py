@@ -74,9 +74,7 @@ def settings(
     return {
         "nodes": nodes,
         "partitions": wanted,
-        "ending": _ending(hostvars[groups["head"][0]], [partition["name"] for partition in wanted], [*known])
-        if known
-        else [],
+        "ending": _ending(hostvars[groups["head"][0]], [row["name"] for row in wanted], [*known]) if known else [],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
         "cgroups": next((kind for kind in ("none", "v1") if any(node["cgroups"] == kind for node in nodes)), "v2"),
         "memory_per_cpu": min((node["memory"] // node["cpus"] for node in nodes), default=1),

@@ -39,10 +39,7 @@ class Comparison:
 
     def tables(self) -> list[tuple[tuple[str, ...], Sequence[Sequence[str]]]]:
         """Heads and rows, for those who show them as text."""
-        figures = [
-            (figure.id, number(figure.old), number(figure.new), signed(figure.share), figure.judgement)
-            for figure in self.figures
-        ]
+        figures = [(row.id, number(row.old), number(row.new), signed(row.share), row.judgement) for row in self.figures]
         return [
             (("what", "was", "is"), [*self.verdicts, *self.stack]),
             (("figure", "was", "is", "change", "more than noise?"), figures),

@@ -79,11 +79,8 @@ def certificate_files(certificates: Mapping[str, str], keys: Mapping[str, str]) 
 def login_files(people: Sequence[Mapping[str, Any]], folder: str) -> list[dict[str, str]]:
     """The files of the keys with which people log in."""
     return [
-        {
-            "path": f"{folder}/{person['name']}",
-            "content": "".join(f"{key.strip()}\n" for key in person.get("ssh_keys", [])),
-        }
-        for person in people
+        {"path": f"{folder}/{user['name']}", "content": "".join(f"{key.strip()}\n" for key in user.get("ssh_keys", []))}
+        for user in people
     ]
 
 

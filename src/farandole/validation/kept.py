@@ -87,9 +87,7 @@ def preflight(path: Path, nodes: Collection[str], links: Mapping[str, Any]) -> d
         "time": f"{when:%Y-%m-%dT%H:%M:%SZ}",
         "findings": record["findings"],
         "network": fabric.get("network", ""),
-        "hosts": {
-            name: _host(facts, interfaces.get(name, "")) for name, facts in record["hosts"].items() if name in nodes
-        },
+        "hosts": {name: _host(own, interfaces.get(name, "")) for name, own in record["hosts"].items() if name in nodes},
         "nodes": {name: rates for name, rates in links.get("nodes", {}).items() if name in nodes},
         "usual_mb_per_s": links.get("usual_mb_per_s"),
         "rates_measured": links.get("rates_measured"),
