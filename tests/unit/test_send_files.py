@@ -75,14 +75,16 @@ def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path)
     archive = tmp_path / "bundle.tar"
     archive.write_bytes(bytes(5_000_000))
     assert sending.sent(archive, 5_000_000) == ""
-    # The sender is a program of a program, as with sshpass, and has read a part.
-    sender = f"(exec 3<{archive}; head -c 3000000 <&3 >/dev/null; sleep 60) & wait"
+    # The sender is a program of a program, as with sshpass, and has read a part; others end while their files are listed.
+    read = "for i in $(seq 100); do head -c 30000 <&3 >/dev/null; done"
+    sender = f"(exec 3<{archive}; {read}; sleep 60) & wait"
     with subprocess.Popen(["sh", "-c", sender], start_new_session=True) as process:
-        for _ in range(100):
-            if (progress := sending.sent(archive, 5_000_000)) == "sent 3 of 5 MB":
-                break
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
+        until = time.monotonic() + 30
+        try:
+            while (progress := sending.sent(archive, 5_000_000)) != "sent 3 of 5 MB" and time.monotonic() < until:
+                pass
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
     assert progress == "sent 3 of 5 MB"
 
 

@@ -7,6 +7,7 @@ import re
 import secrets
 import tarfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ def sent(archive: Path, size: int) -> str:
 def read_by_children(path: Path, pid: int) -> int:
     """The bytes of a file that the programs started by a process have read, such as sftp; 0 if none has it open."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        for handle in Path(f"/proc/{child}/fd").iterdir():
-            if handle.readlink() == path:
-                return int(Path(f"/proc/{child}/fdinfo/{handle.name}").read_text().split()[1])
-        if sent := read_by_children(path, int(child)):
-            return sent
+        # It may have ended in the meantime.
+        with suppress(OSError):
+            for handle in Path(f"/proc/{child}/fd").iterdir():
+                if handle.readlink() == path:
+                    return int(Path(f"/proc/{child}/fdinfo/{handle.name}").read_text().split()[1])
+            if sent := read_by_children(path, int(child)):
+                return sent
     return 0
 
 
