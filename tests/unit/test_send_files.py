@@ -75,7 +75,7 @@ def test_how_far_a_transfer_is_comes_from_the_program_that_sends(tmp_path: Path)
     archive = tmp_path / "bundle.tar"
     archive.write_bytes(bytes(5_000_000))
     assert sending.sent(archive, 5_000_000) == ""
-    # The sender is a program of a program, as with sshpass, and has read a part; others end while their files are listed.
+    # The sender is a program of a program, as with sshpass, and has read a part; others end while they are looked at.
     read = "for i in $(seq 100); do head -c 30000 <&3 >/dev/null; done"
     sender = f"(exec 3<{archive}; {read}; sleep 60) & wait"
     with subprocess.Popen(["sh", "-c", sender], start_new_session=True) as process:
