@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.inventory.cluster import answer_of
 from farandole.plays.action import LocalAction
 from farandole.preflight.nodes import probes_of
 from farandole.stack import lock as locks
@@ -77,7 +78,7 @@ class ActionModule(LocalAction):
             frameworks, arguments["pins"], arguments["accelerator"], inventory=folder, packages=packages,
             sources=cache / "sources" if arguments["build_wheels"] else None,
         )  # fmt: skip
-        asked = {name: variables["hostvars"][name].get("_preflight_probe") or {} for name in arguments["nodes"]}
+        asked = {name: answer_of(variables["hostvars"][name]) for name in arguments["nodes"]}
         if not (probes := probes_of(asked)):
             inventory = shlex.quote(folder)
             raise FarandoleError(
