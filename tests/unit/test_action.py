@@ -42,7 +42,7 @@ ACTIONS = sorted(path.stem for path in PLUGINS.glob("action/*.py"))
 def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "action_plugins").mkdir()
     (tmp_path / "action_plugins/example.py").write_text(ACTION)
-    words = {
+    expected = {
         "many: a, inner: {value: '0.5'}": "[('inner', {'value': 0.5}), ('many', ['a']), ('size', 3)] on localhost",
         "size: 5": "value of size must be one of: 3, 4, got: 5",
         "inner: {values: 1}": "inner.values. Supported parameters include: value",
@@ -50,7 +50,7 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         "many: fail": "the cable is unplugged: plug it in again",
     }
     # Most of these tasks must fail, and the ones after them must still run; the messages are compared below.
-    tasks = ", ".join(f"{{example: {{{arguments}}}, ignore_errors: true}}" for arguments in words)
+    tasks = ", ".join(f"{{example: {{{arguments}}}, ignore_errors: true}}" for arguments in expected)
     (tmp_path / "play.yml").write_text(f"[{{hosts: localhost, gather_facts: false, tasks: [{tasks}]}}]")
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "COLUMNS": "200"}
     done = subprocess.run(
@@ -58,7 +58,7 @@ def test_arguments_are_checked_and_a_refusal_has_no_traceback(tmp_path: Path) ->
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     output = " ".join((done.stdout + done.stderr).split()).replace("''", "'")
-    assert [text for text in words.values() if text not in output] == [], output
+    assert [text for text in expected.values() if text not in output] == [], output
     assert "ok=5 " in output
     assert "ignored=4" in output
     assert "Traceback" not in output

@@ -31,8 +31,8 @@ CATALOGUE = load()
     ],
 )
 def test_constraints(constraint: str, fitting: str, others: str) -> None:
-    words = [*fitting.split(), *others.split()]
-    assert [word for word in words if allows(constraint, word)] == fitting.split()
+    versions = [*fitting.split(), *others.split()]
+    assert [version for version in versions if allows(constraint, version)] == fitting.split()
 
 
 def test_the_evidence_is_complete() -> None:
@@ -63,7 +63,7 @@ def test_pins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("numpy>=2", "'numpy>=2' is not a pin: write NAME==VERSION"),
         ("numpy", "'numpy' is not a pin"),
@@ -74,13 +74,13 @@ def test_pins() -> None:
         ("python==3.12", "python cannot be pinned"),
     ],
 )
-def test_bad_pins(text: str, words: str) -> None:
-    with pytest.raises(FarandoleError, match=re.escape(words)):
+def test_bad_pins(text: str, message: str) -> None:
+    with pytest.raises(FarandoleError, match=re.escape(message)):
         CATALOGUE.pin(text)
 
 
 def test_frameworks() -> None:
     assert CATALOGUE.check_frameworks(["pytorch", "tensorflow", "pytorch"]) == ("tensorflow", "pytorch")
-    for names, words in ((["tensorflw"], r"did you mean tensorflow\?"), ([], "no framework is requested")):
-        with pytest.raises(FarandoleError, match=words):
+    for names, message in ((["tensorflw"], r"did you mean tensorflow\?"), ([], "no framework is requested")):
+        with pytest.raises(FarandoleError, match=message):
             CATALOGUE.check_frameworks(names)

@@ -141,7 +141,7 @@ def test_files_put_there_by_hand_are_used_if_they_are_mnist(world: World) -> Non
 
 
 @pytest.mark.parametrize(
-    ("handler", "limit", "words"),
+    ("handler", "limit", "reason"),
     [
         (Silent, (sources, "ANSWER_S", 0.3), "no answer after 0.3 seconds"),
         (Stalls, (fetching, "BASE_S", 0.3), "incomplete after 0.3 seconds"),
@@ -150,13 +150,13 @@ def test_files_put_there_by_hand_are_used_if_they_are_mnist(world: World) -> Non
     ],
 )
 def test_a_site_that_is_slow_stops_early_or_never_leaves_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: tuple[Any, str, Any], words: str
+    world: World, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet], limit: tuple[Any, str, Any], reason: str
 ) -> None:
     monkeypatch.setattr(dataset, "LARGEST", 1)
     monkeypatch.setattr(*limit)
     with served(world.site, handler) as url:
         world.sites(url)
-        assert words in world.refused("mnist")
+        assert reason in world.refused("mnist")
     assert world.files() == []
 
 
@@ -234,8 +234,8 @@ def test_if_both_fail_both_causes_are_reported(world: World, monkeypatch: pytest
     monkeypatch.setenv("PIP_INDEX_URL", f"{dead_url()}/simple")
     world.sites(dead_url())
     said = world.refused()
-    for words in ("MNIST: ", "the package index cannot be reached", f"into {world.folder}", "or skip the samples"):
-        assert words in said
+    for part in ("MNIST: ", "the package index cannot be reached", f"into {world.folder}", "or skip the samples"):
+        assert part in said
     shutil.rmtree(world.cache)
     world.cache.write_text("in the way")
     assert f"{world.cache}" in world.refused()

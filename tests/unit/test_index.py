@@ -78,7 +78,7 @@ def test_an_index_that_knows_no_dates_or_does_not_have_a_package(pip: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("handler", "words"),
+    ("handler", "reason"),
     [
         (None, "refused"),
         (Login, "/simple/six/ is another page: Please log in"),
@@ -86,10 +86,10 @@ def test_an_index_that_knows_no_dates_or_does_not_have_a_package(pip: pytest.Mon
     ],
 )
 def test_nothing_or_something_else_answers_instead_of_an_index(
-    pip: pytest.MonkeyPatch, tmp_path: Path, handler: type[Quiet] | None, words: str
+    pip: pytest.MonkeyPatch, tmp_path: Path, handler: type[Quiet] | None, reason: str
 ) -> None:
     with served(tmp_path, handler or Quiet) as url:
         pip.setenv("PIP_INDEX_URL", f"{url if handler else dead_url()}/simple")
         with pytest.raises(FarandoleError, match=r"the package index cannot be reached .*pip config list") as refusal:
             files("six")
-    assert words in str(refusal.value)
+    assert reason in str(refusal.value)

@@ -168,8 +168,8 @@ def test_a_password_that_is_asked_for_in_vain_is_refused_and_none_is_shown() -> 
 
 
 def test_each_role_has_its_name_as_a_tag() -> None:
-    def listed(*words: str) -> str:
-        command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *words]
+    def listed(*options: str) -> str:
+        command = ["ansible-playbook", "-i", "inventory/example", "site.yml", "playbooks/validate.yml", *options]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     tags = re.findall(r"TAGS: \[(.*)\]", listed("--list-tags"))

@@ -101,7 +101,7 @@ def test_a_written_lock_can_be_read(made: dict[str, Any], path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "reason"),
     [
         ("numpy: 2.4.6", "numpy: 2.4.7", "was edited or damaged"),
         ("version: 2.13.0+cpu", "version: 2.13.1+cpu", "was edited or damaged"),
@@ -111,13 +111,13 @@ def test_a_written_lock_can_be_read(made: dict[str, Any], path: Path) -> None:
         ("wanted:", "wanted", "is not YAML (line"),
     ],
 )
-def test_a_changed_lock_or_one_of_a_newer_version_is_refused(path: Path, old: str, new: str, words: str) -> None:
+def test_a_changed_lock_or_one_of_a_newer_version_is_refused(path: Path, old: str, new: str, reason: str) -> None:
     text = "".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("farandole:"))
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
+    with pytest.raises(FarandoleError, match=re.escape(reason)) as refusal:
         locks.read(path)
-    assert f"farandole lock -i {path.parent}" in str(refusal.value) or "newer" in words
+    assert f"farandole lock -i {path.parent}" in str(refusal.value) or "newer" in reason
 
 
 def test_a_lock_of_an_earlier_version_can_be_read(made: dict[str, Any], path: Path) -> None:
@@ -143,8 +143,8 @@ def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
     same = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, None))
     assert [same["versions"][name] for name in ("numpy", "pandas", "torch")] == ["2.3.4", "2.3.3", "2.13.0+cpu"]
     assert same["index"]["until"] == old["index"]["until"]
-    one = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, ["pandas"]))
-    assert [one["versions"][name] for name in ("numpy", "pandas")] == ["2.3.4", "3.1.1"]
+    upgraded = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, ["pandas"]))
+    assert [upgraded["versions"][name] for name in ("numpy", "pandas")] == ["2.3.4", "3.1.1"]
     new = making.make(NODES, request(BOTH, [], "auto", packages=PANDAS), known=making.known_of(old, []))
     assert [new["versions"][name] for name in ("numpy", "pandas")] == ["2.4.6", "3.1.1"]
     assert new["own"] == ["pandas", "six"]
@@ -153,7 +153,7 @@ def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "reason"),
     [
         ({"probe": TRIXIE}, "platform.os: the lock says debian-12, now it is debian-13"),
         ({"frameworks": ["pytorch"]}, "frameworks: the lock says tensorflow, pytorch, now it is pytorch"),
@@ -163,13 +163,13 @@ def test_a_new_lock_keeps_what_the_former_one_decided() -> None:
     ],
 )
 def test_a_lock_for_other_nodes_or_another_request_is_refused(
-    made: dict[str, Any], path: Path, changed: dict[str, Any], words: str
+    made: dict[str, Any], path: Path, changed: dict[str, Any], reason: str
 ) -> None:
     def check(probe: Any = BOOKWORM, frameworks: Any = BOTH, pins: Any = (), configure: Any = ()) -> None:
         locks.check(path, made, nodes.read(cluster(probe)), request(frameworks, [*pins], "auto"), [*configure])
 
     check()
-    with pytest.raises(FarandoleError, match=re.escape(words)) as refusal:
+    with pytest.raises(FarandoleError, match=re.escape(reason)) as refusal:
         check(**changed)
     assert f"farandole lock -i {path.parent}" in str(refusal.value)
 

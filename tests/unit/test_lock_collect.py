@@ -102,8 +102,8 @@ def test_another_file_under_the_same_name_is_refused(world: World) -> None:
         (world.cache / "wheels" / name).unlink()
     other = sha256(world.fatten(b""))
     said = world.refused()
-    for words in ("alpha", world.lock["wheels"][0]["sha256"], other, "from http://127.0.0.1:"):
-        assert words in said
+    for part in ("alpha", world.lock["wheels"][0]["sha256"], other, "from http://127.0.0.1:"):
+        assert part in said
     assert world.files() == []
 
 

@@ -202,7 +202,7 @@ def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mi
 
 
 @pytest.mark.parametrize(
-    ("variables", "options", "words"),
+    ("variables", "options", "message"),
     [
         ({"stack_cache": "/proc/x", "stack_packages": ["pandas"]}, [], "/proc/x on this machine cannot be written"),
         ({"stack_cache": "{{ x }}"}, [], "error: stack_cache must be a plain path here"),
@@ -211,9 +211,9 @@ def test_a_lock_of_builds_that_do_not_fit_is_refused_before_anything_is_built(mi
         ({"stack_pins": "numpy==2.3.4"}, [], "error: stack_pins must be a plain list here"),
     ],
 )
-def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: list[str], words: str) -> None:
+def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: list[str], message: str) -> None:
     mine.variables(**variables)
-    assert words in mine.lock(*options, fails=True)
+    assert message in mine.lock(*options, fails=True)
     assert not mine.path.exists()
 
 

@@ -37,7 +37,7 @@ def test_a_pyproject(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "words"),
+    ("package", "reason"),
     [
         ("pandas=>2", "stack_packages: 'pandas=>2' is not a requirement"),
         ("pandas 2", "stack_packages: 'pandas 2' is not a requirement"),
@@ -53,12 +53,12 @@ def test_a_pyproject(tmp_path: Path) -> None:
         ("horovod==0.27.0", "horovod is part of every stack: leave it out, or choose its version in stack_pins"),
     ],
 )
-def test_no_requirement(package: str, words: str, tmp_path: Path) -> None:
-    assert words in refused([package], "", tmp_path)
+def test_no_requirement(package: str, reason: str, tmp_path: Path) -> None:
+    assert reason in refused([package], "", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "reason"),
     [
         ("requirements.txt", None, "there is no file"),
         ("requirements.txt", b"\xff\xfe", "cannot be read"),
@@ -69,7 +69,7 @@ def test_no_requirement(package: str, words: str, tmp_path: Path) -> None:
         ("pyproject.toml", b"project = 3\n", "is not a valid pyproject.toml"),
     ],
 )
-def test_files_that_list_no_requirements(name: str, content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_files_that_list_no_requirements(name: str, content: bytes | None, reason: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert words in refused([], name, tmp_path)
+    assert reason in refused([], name, tmp_path)

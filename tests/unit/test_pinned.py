@@ -40,10 +40,10 @@ def unchecked(text: str) -> list[str]:
 
 def test_every_source_has_a_sha256() -> None:
     catalogue, facts = load(), dataset.load()
-    found = [source["sha256"] for row in catalogue.rows("openmpi") for source in catalogue.sources(row)]
-    found += [row.data["sha256"] for row in catalogue.rows("horovod")]
-    found += [*facts["mnist"]["files"].values(), facts["digits"]["sha256"], facts["digits"]["wheel"]["sha256"]]
-    assert all(re.fullmatch("[0-9a-f]{64}", one) for one in found)
+    checksums = [source["sha256"] for row in catalogue.rows("openmpi") for source in catalogue.sources(row)]
+    checksums += [row.data["sha256"] for row in catalogue.rows("horovod")]
+    checksums += [*facts["mnist"]["files"].values(), facts["digits"]["sha256"], facts["digits"]["wheel"]["sha256"]]
+    assert all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in checksums)
 
 
 def test_every_key_of_a_package_source_has_its_fingerprint() -> None:

@@ -60,7 +60,7 @@ def write_sdist(folder: Path, name: str, version: str, files: Mapping[str, str])
 
 
 def about(*requires: str, version: str = "2.1") -> dict[str, str]:
-    lines = [f"Metadata-Version: {version}", "Name: x", *(f"Requires-Dist: {one}" for one in requires)]
+    lines = [f"Metadata-Version: {version}", "Name: x", *(f"Requires-Dist: {requirement}" for requirement in requires)]
     return {"PKG-INFO": "\n".join([*lines, "", "The description."])}
 
 
@@ -95,13 +95,13 @@ def test_sources_are_taken_only_where_there_is_no_wheel(pages: Path) -> None:
     offer(pages, write_wheel(pages, "lib", "3.0", ["old<2"]))
     # Newer ones are not worth building where a wheel of an older one fits.
     offer(pages, write_sdist(pages, "six", "99.0", about()))
-    found = chosen(pages, "lib", "six")
-    assert {name: wheel.file for name, wheel in found.items()} == {
+    wheels = chosen(pages, "lib", "six")
+    assert {name: wheel.file for name, wheel in wheels.items()} == {
         "lib": "lib-3.0-py3-none-any.whl",
         "old": "old-1.1.tar.gz",
         "six": "six-1.17.0-py3-none-any.whl",
     }
-    old = found["old"]
+    old = wheels["old"]
     assert (old.version, old.needed_by, old.sha256) == ("1.1", ("lib",), digest(pages / "simple/old/old-1.1.tar.gz"))
     assert old.size == (pages / "sources/old-1.1.tar.gz").stat().st_size
     assert old.url.endswith("/simple/old/old-1.1.tar.gz")
@@ -112,10 +112,10 @@ def test_sources_are_taken_only_where_there_is_no_wheel(pages: Path) -> None:
 def test_what_sources_require_comes_too(pages: Path) -> None:
     offer(pages, write_sdist(pages, "deep", "1.0", about()))
     offer(pages, write_sdist(pages, "old", "1.0", about("six", "deep>=1", 'none; python_version < "3"', version="2.4")))
-    found = chosen(pages, "old")
-    assert sorted(found) == ["deep", "old", "six"]
-    assert found["old"].build
-    assert found["old"].build.requires == ("six", "deep>=1", 'none; python_version < "3"')
+    wheels = chosen(pages, "old")
+    assert sorted(wheels) == ["deep", "old", "six"]
+    assert wheels["old"].build
+    assert wheels["old"].build.requires == ("six", "deep>=1", 'none; python_version < "3"')
     offer(pages, write_sdist(pages, "odd", "1.0", about("six<1")))
     with pytest.raises(UnsatisfiableError, match=r"odd==1\.0 depends on six<1|six<1"):
         chosen(pages, "odd")
@@ -144,7 +144,7 @@ def test_a_lock_says_what_to_build_and_its_base_does_not(pages: Path) -> None:
     assert base["id"] == making.make(NODES, request(["pytorch"], [], "auto"))["id"]
     # Built once by each builder.
     made = plan(lock, Builds(pages), {"node-1": BARE}, "node-1")["layer"]["sources"]
-    assert [(one["name"], one["part"]) for one in made] == [("old", None)]
+    assert [(source["name"], source["part"]) for source in made] == [("old", None)]
     pack(Path(made[0]["path"]), builder="node-1")
     assert plan(lock, Builds(pages), {"node-1": BARE}, "node-1")["layer"]["sources"][0]["part"]["builder"] == "node-1"
     assert plan(lock, Builds(pages), {"node-2": BARE}, "node-2")["layer"]["sources"][0]["part"] is None
@@ -161,26 +161,26 @@ def test_a_lock_says_what_to_build_and_its_base_does_not(pages: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "words"),
+    ("allowed", "reason"),
     [
         (False, "old can be built once, on the builder, where its own code then runs: stack_build_wheels: true"),
         (True, "only-windows==1.0 has no source distribution"),
     ],
 )
-def test_a_refusal_says_whether_building_would_help(pages: Path, *, allowed: bool, words: str) -> None:
+def test_a_refusal_says_whether_building_would_help(pages: Path, *, allowed: bool, reason: str) -> None:
     name = "only-windows" if allowed else "old"
     offer(pages, write_sdist(pages, "old", "1.0", about()))
     sources = pages / "sources" if allowed else None
     wanted = request(["pytorch"], [], "auto", packages=((name, "stack_packages"),), sources=sources)
     with pytest.raises(FarandoleError) as refusal:
         making.make(NODES, wanted)
-    assert words in str(refusal.value)
+    assert reason in str(refusal.value)
 
 
 def test_what_is_read_of_sources(tmp_path: Path) -> None:
     egg = {"x.egg-info/requires.txt": OF_SETUPTOOLS, "src/x.egg-info/top_level.txt": "x\n_x\n", "requires.txt": "no"}
-    found = sdist.read(write_sdist(tmp_path, "x", "1", {**about(), **egg}))
-    assert found == Build(
+    build = sdist.read(write_sdist(tmp_path, "x", "1", {**about(), **egg}))
+    assert build == Build(
         ("six", 'enum34; python_version < "3"', 'pandas; python_version > "3" and extra == "extra"'),
         ("x", "_x"),
         ("setuptools>=40.8.0", "wheel"),
@@ -197,7 +197,7 @@ def built_by(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "reason"),
     [
         (b"", ""),
         (b"no archive", ""),
@@ -213,14 +213,14 @@ def built_by(text: str) -> dict[str, str]:
         ({"x.egg-info/requires.txt": "six\n--index-url http://example.org\n"}, "--index-url"),
     ],
 )
-def test_sources_that_cannot_be_read(tmp_path: Path, files: bytes | dict[str, str], words: str) -> None:
+def test_sources_that_cannot_be_read(tmp_path: Path, files: bytes | dict[str, str], reason: str) -> None:
     if isinstance(files, bytes):
         (tmp_path / "x-1.tar.gz").write_bytes(files)
     else:
         write_sdist(tmp_path, "x", "1", files)
     with pytest.raises(FarandoleError, match=r"x-1\.tar\.gz cannot be read: ") as refusal:
         sdist.read(tmp_path / "x-1.tar.gz")
-    assert words in str(refusal.value)
+    assert reason in str(refusal.value)
 
 
 def test_what_cannot_be_taken(pages: Path) -> None:
@@ -258,13 +258,13 @@ def test_a_wheel_that_needs_more_than_its_sources_said_is_refused(tmp_path: Path
     environment = {**os.environ, **variables, "VENV": "/none", "MPI": "/none"}
     script = (ROOT / "roles/stack/files/wheel.sh").read_text()
 
-    def status(command: list[str], words: str) -> int:
+    def status(command: list[str], expected: str) -> int:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.stderr.strip().rpartition("\n")[2] == words
+        assert done.stderr.strip().rpartition("\n")[2] == expected
         return done.returncode
 
-    words = "error: it needs six<2,>=1, which its sources do not say: add that to stack_packages"
-    assert status(["sh", "-euc", script], words) == 1
+    message = "error: it needs six<2,>=1, which its sources do not say: add that to stack_packages"
+    assert status(["sh", "-euc", script], message) == 1
     (wheel,) = (made / "wheel").iterdir()
     assert wheel.name == "x-1-py3-none-any.whl"
     assert not (made / "left").exists()

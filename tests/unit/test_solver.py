@@ -48,16 +48,16 @@ def refused(wanted: Request, *probes: Mapping[str, str]) -> str:
 
 
 def versions(solution: Solution, *names: str) -> list[str]:
-    found = {name: row.version for name, row in solution.rows.items()}
-    found |= {wheel.package: wheel.version for wheel in solution.wheels}
-    return [found.get(name, "none") for name in names]
+    chosen = {name: row.version for name, row in solution.rows.items()}
+    chosen |= {wheel.package: wheel.version for wheel in solution.wheels}
+    return [chosen.get(name, "none") for name in names]
 
 
 def test_both_frameworks_on_debian_12() -> None:
-    found = solved(Request(BOTH))
-    assert "horovod 0.28.1 needs setuptools<81" in [need.short for need in found.needs_of("setuptools")]
-    assert {wheel.name for wheel in found.wheels} > {"tensorflow-cpu", "torch", "tf-keras"}
-    assert not [wheel for wheel in found.wheels if wheel.name.startswith("nvidia-") or wheel.name == "tensorflow"]
+    solution = solved(Request(BOTH))
+    assert "horovod 0.28.1 needs setuptools<81" in [need.short for need in solution.needs_of("setuptools")]
+    assert {wheel.name for wheel in solution.wheels} > {"tensorflow-cpu", "torch", "tf-keras"}
+    assert not [wheel for wheel in solution.wheels if wheel.name.startswith("nvidia-") or wheel.name == "tensorflow"]
 
 
 TENSORFLOW, TORCH, CPU_TORCH = ("tensorflow",), ("pytorch",), "2.13.0+cpu"
@@ -191,16 +191,16 @@ def test_the_components_are_the_best_of_all_sets_that_fit(probe: Mapping[str, st
         rows.append(sorted(good, key=wanted.rank, reverse=True))
 
     def fits(chosen: tuple[Row, ...]) -> bool:
-        found = {row.component: row for row in chosen}
-        return all(need.allows(found[need.component]) for row in chosen for need in wanted.needs(row))
+        by_component = {row.component: row for row in chosen}
+        return all(need.allows(by_component[need.component]) for row in chosen for need in wanted.needs(row))
 
     best = next(filter(fits, itertools.product(*rows)), None)
-    found = rules.resolve(wanted, roots)
-    assert (found and set(found.rows.values())) == (best and {row for row in best if row.version != "none"})
+    solution = rules.resolve(wanted, roots)
+    assert (solution and set(solution.rows.values())) == (best and {row for row in best if row.version != "none"})
 
 
 @pytest.mark.parametrize(
-    ("package", "words"),
+    ("package", "reason"),
     [
         ("sklearn", "no index has a package sklearn (did you mean scikit-learn?)"),
         ("only-windows", "only-windows==1.0 has no wheels with a matching"),
@@ -209,17 +209,17 @@ def test_the_components_are_the_best_of_all_sets_that_fit(probe: Mapping[str, st
         ("numpy<1.26", "stack_packages (numpy<1.26)"),
     ],
 )
-def test_packages_that_do_not_fit(package: str, words: str) -> None:
+def test_packages_that_do_not_fit(package: str, reason: str) -> None:
     said = refused(Request(BOTH, packages=(("pandas", "stack_packages"), (package, "stack_packages"))))
-    assert words in said
+    assert reason in said
     assert "in the inventory: stack_packages: [pandas]" in said
 
 
 def test_packages_of_the_users_own_leave_the_stack_alone() -> None:
-    alone, found = solved(Request(BOTH)), solved(Request(BOTH, packages=(("pandas<3", "stack_packages"),)))
-    assert versions(found, "pandas", "six", "torch", "numpy") == ["2.3.3", "1.17.0", "2.13.0+cpu", "2.4.6"]
-    assert {wheel.name for wheel in found.wheels if wheel.package not in found.base} == {"pandas", "six"}
-    theirs = {(wheel.file, wheel.sha256) for wheel in found.wheels if wheel.package in found.base}
+    alone, extended = solved(Request(BOTH)), solved(Request(BOTH, packages=(("pandas<3", "stack_packages"),)))
+    assert versions(extended, "pandas", "six", "torch", "numpy") == ["2.3.3", "1.17.0", "2.13.0+cpu", "2.4.6"]
+    assert {wheel.name for wheel in extended.wheels if wheel.package not in extended.base} == {"pandas", "six"}
+    theirs = {(wheel.file, wheel.sha256) for wheel in extended.wheels if wheel.package in extended.base}
     assert theirs == {(wheel.file, wheel.sha256) for wheel in alone.wheels}
 
 
@@ -243,7 +243,7 @@ def test_every_version_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probes", "wanted", "words"),
+    ("probes", "wanted", "reason"),
     [
         ((), "auto", "preflight has not probed any node yet"),
         (
@@ -261,7 +261,7 @@ def test_every_version_has_a_reason() -> None:
         (({**BOOKWORM, "arch": "aarch64"},), "auto", "horovod 0.28.1 needs arch x86_64 (built and ran there only)"),
     ],
 )
-def test_unsupported_nodes(probes: tuple[Mapping[str, str], ...], wanted: str, words: str) -> None:
+def test_unsupported_nodes(probes: tuple[Mapping[str, str], ...], wanted: str, reason: str) -> None:
     with pytest.raises(FarandoleError) as refusal:
         solver.solve(Problem(load(), nodes.read(cluster(*probes)), Request(BOTH, accelerator=wanted)))
-    assert words in str(refusal.value)
+    assert reason in str(refusal.value)

@@ -43,7 +43,7 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "reason"),
     [
         (mode(PYTHON_FILE, 0o4755), f"'{PYTHON_FILE}' has mode 4755, which would run it as another account"),
         (mode(f"mpi/{MPI}/bin", 0o2755), f"'mpi/{MPI}/bin' has mode 2755"),
@@ -63,10 +63,10 @@ PYTHON_FILE = f"stacks/{NEW}/venv/bin/python"
     ],
 )
 def test_an_archive_with_more_than_a_stack_is_refused(
-    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], reason: str
 ) -> None:
     said = refused(request(archive(tmp_path, spoil=spoil), depot, root), root)
-    assert f"the archive of stack {NEW} is refused: {words}" in said
+    assert f"the archive of stack {NEW} is refused: {reason}" in said
     assert "Nothing in it was used" in said
 
 
@@ -106,7 +106,7 @@ def test_a_layer_is_installed_on_its_base(tmp_path: Path, depot: str, root: Path
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "reason"),
     [
         (lambda made: program(made / "mpi" / MPI / "bin/mpirun", GOOD), "'mpi' does not belong in it"),
         (lambda made: program(made / "stacks" / NEW / "venv/bin/python", GOOD), f"'stacks/{NEW}' does not belong in"),
@@ -116,11 +116,11 @@ def test_a_layer_is_installed_on_its_base(tmp_path: Path, depot: str, root: Path
     ids=["mpi", "base", "no base", "another base"],
 )
 def test_an_archive_with_more_than_a_layer_is_refused(
-    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], words: str
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], reason: str
 ) -> None:
     run_module("stack_install", request(archive(tmp_path), depot, root))
     said = refused(request(layer(tmp_path, spoil), depot, root, id=LAYER, base=NEW), root)
-    assert f"the archive of stack {LAYER} is refused: {words}" in said
+    assert f"the archive of stack {LAYER} is refused: {reason}" in said
 
 
 def test_a_damaged_base_is_installed_again_and_the_layer_stays(tmp_path: Path, depot: str, root: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_damaged_base_is_installed_again_and_the_layer_stays(tmp_path: Path, d
     to(root, LAYER)
     file = root / "stacks" / NEW / "venv/bin/python"
     file.chmod(0o700)
-    words = f"in stacks/{NEW}, venv/bin/python has mode 0700 instead of 0755"
-    assert contents.drift(root, LAYER) == contents.drift(root, NEW) == [words]
+    difference = f"in stacks/{NEW}, venv/bin/python has mode 0700 instead of 0755"
+    assert contents.drift(root, LAYER) == contents.drift(root, NEW) == [difference]
     assert run_module("stack_proof", {"root": str(root)})["wrong"].startswith(f"in stacks/{NEW}, venv/bin/python has")
     assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": []}
     assert run_module("stack_install", asked)["changed"]

@@ -56,7 +56,7 @@ def rewrite(stack: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "difference"),
     [
         (rewrite, f"in stacks/{NEW}, venv/bin/python has different content"),
         (lambda stack: (stack / "venv/bin/python").chmod(0o700), "venv/bin/python has mode 0700 instead of 0755"),
@@ -67,7 +67,7 @@ def rewrite(stack: Path) -> None:
     ],
 )
 def test_a_changed_stack_is_found_and_installed_again(
-    tmp_path: Path, depot: str, root: Path, change: Callable[[Path], object], words: str
+    tmp_path: Path, depot: str, root: Path, change: Callable[[Path], object], difference: str
 ) -> None:
     asked = request(archive(tmp_path), depot, root)
     assert run_module("stack_install", asked)["changed"]
@@ -75,10 +75,10 @@ def test_a_changed_stack_is_found_and_installed_again(
     before = {path: text for path, (_, text) in tree(root).items()}
     assert contents.drift(root, NEW) == []
     change(stack)
-    assert words in "; ".join(contents.drift(root, NEW))
+    assert difference in "; ".join(contents.drift(root, NEW))
     predicted = run_module("stack_install", asked, check_mode=True)
     assert predicted["changed"]
-    assert words in str(predicted["warnings"])
+    assert difference in str(predicted["warnings"])
     assert run_module("stack_install", asked)["changed"]
     assert {path: text for path, (_, text) in tree(root).items()} == before
     assert contents.drift(root, NEW) == []
@@ -87,8 +87,8 @@ def test_a_changed_stack_is_found_and_installed_again(
 def test_what_is_not_the_archive_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed, wanted = archive(tmp_path), "0" * 64
     asked = request(packed, depot, root)
-    words = refused({**asked, "sha256": wanted}, root)
-    assert f"{depot}/stack.tar.zst is damaged: its sha256 is {asked['sha256']}, expected {wanted}" in words
+    said = refused({**asked, "sha256": wanted}, root)
+    assert f"{depot}/stack.tar.zst is damaged: its sha256 is {asked['sha256']}, expected {wanted}" in said
     for handler, why in (
         (Truncates, "bytes before the end"),
         (Endless, f"is longer than {packed.stat().st_size} bytes"),
@@ -97,9 +97,9 @@ def test_what_is_not_the_archive_is_not_unpacked(tmp_path: Path, depot: str, roo
         with served(tmp_path / "depot", handler) as url:
             assert why in refused(request(packed, url, root), root)
     for url, why in ((dead_url(), "connection refused"), (f"{depot}/no", "File not found")):
-        words = refused(request(packed, url, root), root)
-        assert f"{url}/stack.tar.zst cannot be fetched: {why}" in words
-        assert "systemctl status farandole-depot on the head" in words
+        said = refused(request(packed, url, root), root)
+        assert f"{url}/stack.tar.zst cannot be fetched: {why}" in said
+        assert "systemctl status farandole-depot on the head" in said
     assert run_module("stack_install", asked, http_proxy=dead_url())["changed"]
     shutil.rmtree(root)
     os.truncate(packed, packed.stat().st_size // 2)
@@ -132,9 +132,9 @@ STOPS: dict[str, tuple[str, str, list[str], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("mpirun", "python", "modules", "words"), STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize(("mpirun", "python", "modules", "parts"), STOPS.values(), ids=STOPS)
 def test_a_stack_that_does_not_run_is_refused_with_how_its_program_ended(
-    tmp_path: Path, depot: str, root: Path, mpirun: str, python: str, modules: list[str], words: list[str]
+    tmp_path: Path, depot: str, root: Path, mpirun: str, python: str, modules: list[str], parts: list[str]
 ) -> None:
     installed(root, OLD, mpi="another")
     (root / "current").symlink_to(f"stacks/{OLD}")
@@ -142,8 +142,8 @@ def test_a_stack_that_does_not_run_is_refused_with_how_its_program_ended(
     said = run_module("stack_install", asked)["msg"]
     shown, _, kernel = said.partition(" The kernel said meanwhile: ")
     assert "the stack was unpacked but does not run here, so it is not used: " in shown
-    assert all(one in shown for one in words) and (shown.endswith(words[-1]) or not words[-1].endswith("."))
-    assert not any(one in said for one in ("\n1\n", "\x1b", "\nimport"))
+    assert all(part in shown for part in parts) and (shown.endswith(parts[-1]) or not parts[-1].endswith("."))
+    assert not any(part in said for part in ("\n1\n", "\x1b", "\nimport"))
     assert len(said) < 3000
     if mpirun == CRASH and unprivileged.kernel(time.monotonic() - 60):
         assert "segfault at 0 ip" in kernel
@@ -191,9 +191,9 @@ def test_a_hanging_program_is_killed(tmp_path: Path) -> None:
 def test_nothing_is_fetched_without_enough_space(tmp_path: Path, root: Path) -> None:
     (tmp_path / "depot").mkdir()
     packed = archive(tmp_path)
-    words = refused(request(packed, dead_url(), root, unpacked=1 << 60), root)
-    assert words.startswith(f"{root} has ")
-    assert f"and the stack needs {(1 << 40) + 256} MiB while it is installed: free some space there" in words
+    said = refused(request(packed, dead_url(), root, unpacked=1 << 60), root)
+    assert said.startswith(f"{root} has ")
+    assert f"and the stack needs {(1 << 40) + 256} MiB while it is installed: free some space there" in said
 
 
 def test_an_installation_waits_for_one_still_running(tmp_path: Path) -> None:

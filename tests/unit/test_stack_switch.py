@@ -82,7 +82,7 @@ def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "difference"),
     [
         (lambda file: file.write_text("changed"), "venv/python has different content"),
         (lambda file: file.chmod(0o777), "venv/python has mode 0777 instead of 0755"),
@@ -93,7 +93,7 @@ def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
         (lambda file: os.mkfifo(file.with_name("pipe")), "venv/pipe is unexpected"),
     ],
 )
-def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object], difference: str) -> None:
     file = root / "stacks" / NEW / "venv/python"
     program(file, GOOD)
     installed(root, NEW)
@@ -102,8 +102,8 @@ def test_every_difference_is_reported(root: Path, spoil: Callable[[Path], object
     spoil(file)
     answer = run_module("stack_proof", {"root": str(root)})
     assert (answer["proven"], answer["stack"]) == (False, NEW)
-    assert words in answer["wrong"]
-    assert words in to(root, NEW)["msg"]
+    assert difference in answer["wrong"]
+    assert difference in to(root, NEW)["msg"]
 
 
 def test_the_contents_list_itself_is_verified(root: Path) -> None:

@@ -382,8 +382,8 @@ def test_what_is_typed_of_a_login_overrides_the_inventory(tmp_path: Path) -> Non
     theirs = dict.fromkeys((*USER_VARIABLES, *KEY_VARIABLES), "theirs")
     inventory.write_text(json.dumps({"cluster": {"hosts": {"node-1": {}}, "vars": theirs}}))
     shown = ["ansible", "-i", str(inventory), "cluster", "-m", "debug", "-a"]
-    words = [f"msg={{{{ [{', '.join(theirs)}] | to_json | b64encode }}}}"]
-    done = subprocess.run([*shown, *words, *Login(user, key).arguments()], check=True, capture_output=True, text=True)
+    options = [f"msg={{{{ [{', '.join(theirs)}] | to_json | b64encode }}}}"]
+    done = subprocess.run([*shown, *options, *Login(user, key).arguments()], check=True, capture_output=True, text=True)
     message = re.search(r'"?msg"?: "?([\w+/=]+)', done.stdout)
     assert message
     assert json.loads(base64.b64decode(message[1])) == [user, user, str(key), str(key)]

@@ -56,15 +56,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
 
 
 def test_the_wheel_has_every_file_of_a_run(wheels: tuple[dict[str, bytes], dict[str, bytes]]) -> None:
-    found, from_sdist = wheels
+    from_tree, from_sdist = wheels
     files = [name for name in tracked() if name.startswith(FOLDERS) and not (ROOT / name).is_dir()]
     assert len(files) > 200
-    wrong = [name for name in files if found.get(f"{COLLECTION}/{name}") != (ROOT / name).read_bytes()]
+    wrong = [name for name in files if from_tree.get(f"{COLLECTION}/{name}") != (ROOT / name).read_bytes()]
     assert wrong == []
-    assert not [name for name in found if "__pycache__" in name]
+    assert not [name for name in from_tree if "__pycache__" in name]
     modules = [name for name in tracked() if name.startswith("src/farandole/")]
-    assert [name for name in modules if found.get(name.removeprefix("src/")) != (ROOT / name).read_bytes()] == []
-    assert from_sdist == found
+    assert [name for name in modules if from_tree.get(name.removeprefix("src/")) != (ROOT / name).read_bytes()] == []
+    assert from_sdist == from_tree
 
 
 def test_the_wheel_is_the_collection_of_its_own_settings(wheels: tuple[dict[str, bytes], dict[str, bytes]]) -> None:

@@ -26,10 +26,10 @@ SLOWER = 0.85
 
 def numbers(text: str) -> list[int]:
     """Numbers of nodes, as in 2,4,8."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) < 7 and 2 <= int(word) <= MOST_NODES for word in words):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 7 and 2 <= int(part) <= MOST_NODES for part in parts):
         raise FarandoleError(f"--nodes {text!r} is not a list of numbers from 2 to {MOST_NODES}, such as 2,4,8")
-    return sorted({int(word) for word in words})
+    return sorted({int(part) for part in parts})
 
 
 def positive(option: str, value: float) -> float:

@@ -27,7 +27,7 @@ class Line:
 class Axis:
     """The words and the range of an axis."""
 
-    words: str
+    label: str
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
@@ -74,7 +74,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, limit: tuple[floa
         across, _ = at((value, y.low))
         end = "end" if across > WIDTH - 24 else "middle"
         parts.append(f'<text class="tick" x="{across}" y="{HEIGHT - 18}" text-anchor="{end}">{escape(label)}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(x.words)}</text>')
+    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(x.label)}</text>')
     if limit:
         _, up = at((x.low, limit[0]))
         above = up - 5 if up > TOP + 16 else up + 13

@@ -120,8 +120,8 @@ class Builds:
 
     def wheel(self, lock: Lock, source: dict[str, Any]) -> Path:
         """The path of a wheel that was made of sources in a lock, perhaps against the frameworks."""
-        against = [openmpi_key(lock), *(one for one in lock["wheels"] if one["name"] in ("numpy", *COMPILED_AGAINST))]
-        key = digest(lock["platform"], source["sha256"], source["tools"], against)
+        linked = [openmpi_key(lock), *(file for file in lock["wheels"] if file["name"] in ("numpy", *COMPILED_AGAINST))]
+        key = digest(lock["platform"], source["sha256"], source["tools"], linked)
         return self.parts / f"wheel-{source['name']}-{source['version']}-{key}.tar.zst"
 
     def packed(self) -> list[Built]:

@@ -164,8 +164,8 @@ class Row:
         return _why(data.get("refused", ""))
 
     def needs(self, *, gpus: bool) -> Iterator[Need]:
-        found = {**self.data.get("needs", {}), **(self.data.get("on_gpus", {}) if gpus else {})}
-        for component, need in found.items():
+        requirements = {**self.data.get("needs", {}), **(self.data.get("on_gpus", {}) if gpus else {})}
+        for component, need in requirements.items():
             if component != "refused":
                 want, why = (need, "") if isinstance(need, str) else (need["want"], _why(need))
                 text = f"{self} has {words(component, want)}" if self.component == "os" else ""
@@ -206,14 +206,14 @@ class Catalogue:
     @property
     def components(self) -> Mapping[str, Mapping[str, Any]]:
         """Rows by component and version."""
-        found: Mapping[str, Mapping[str, Any]] = self.data["components"]
-        return found
+        rows: Mapping[str, Mapping[str, Any]] = self.data["components"]
+        return rows
 
     @property
     def frameworks(self) -> Mapping[str, str]:
         """Packages by framework name."""
-        found: Mapping[str, str] = self.data["frameworks"]
-        return found
+        packages: Mapping[str, str] = self.data["frameworks"]
+        return packages
 
     def rows(self, component: str) -> list[Row]:
         """All versions, oldest first."""
@@ -238,18 +238,18 @@ class Catalogue:
         """Where the source of an OpenMPI is: the project's site, or a Debian source package."""
         series, url = openmpi.version.rpartition(".")[0], self.data["openmpi_site"]
         site = url.format(series=series, version=openmpi.version)
-        found = [{"url": site, "file": site.rpartition("/")[2], "sha256": openmpi.data["sha256"]}]
-        return found + [{"apt": "openmpi", **source} for source in [openmpi.data.get("debian")] if source]
+        sources = [{"url": site, "file": site.rpartition("/")[2], "sha256": openmpi.data["sha256"]}]
+        return sources + [{"apt": "openmpi", **source} for source in [openmpi.data.get("debian")] if source]
 
     def proven(self, name: str, version: str) -> list[str]:
         """The systems on which a set that works contained a version, or one of a range."""
-        found = ((one.system, one.set.get(name, NONE)) for one in self.evidence if one.works)
-        return list(dict.fromkeys(system for system, seen in found if allows(version, seen)))
+        runs = ((run.system, run.set.get(name, NONE)) for run in self.evidence if run.works)
+        return list(dict.fromkeys(system for system, seen in runs if allows(version, seen)))
 
     def seen(self, versions: Mapping[str, str], os: str) -> Evidence | None:
         """What was seen of exactly these versions on a system; None if nobody tried."""
-        found = [one for one in self.evidence if one.system == os and one.set.items() <= versions.items()]
-        return max(found, key=lambda one: len(one.set), default=None)
+        runs = [run for run in self.evidence if run.system == os and run.set.items() <= versions.items()]
+        return max(runs, key=lambda run: len(run.set), default=None)
 
     def rank(self, row: Row, os: str) -> tuple[int, bool, Version]:
         """Order of preference: tested on this system, tested elsewhere, the system's own version, newer."""
@@ -274,7 +274,7 @@ class Catalogue:
                 raise FarandoleError(f"{text!r} is not a pin: {version} is not a package version") from None
             return name, version
         is_version = order(version) != order("")
-        if not any(one == version or (is_version and allows(f"=={version}", one)) for one in known):
+        if not any(candidate == version or (is_version and allows(f"=={version}", candidate)) for candidate in known):
             raise FarandoleError(
                 f"{text}: the catalogue has no {title(name)} {version}; it has {', '.join(known)}. "
                 "docs/catalogue.md says how to add a version"
@@ -294,7 +294,7 @@ class Catalogue:
         """A hint at the package that was probably meant."""
         if known := self.data["packages"].get(name):
             return f" (did you mean {known}?)"
-        names = {name for one in self.evidence for name in one.versions} | {*self.data["packages"].values()}
+        names = {name for run in self.evidence for name in run.versions} | {*self.data["packages"].values()}
         if name in names:
             return ", although it exists: does one of them answer with a page to log in?"
         return near(name, names)
@@ -315,8 +315,8 @@ class Catalogue:
 
 def near(word: str, known: Iterable[str]) -> str:
     """A hint at the known word that was probably meant."""
-    found = difflib.get_close_matches(word, [*known], n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    matches = difflib.get_close_matches(word, [*known], n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 @cache
@@ -325,8 +325,8 @@ def load(file: Path = FILE, evidence: Path = EVIDENCE) -> Catalogue:
     return Catalogue(
         data,
         tuple(
-            Evidence(one["system"], one["verdict"] == "works", one["ran"], _set(one["set"]), _set(one.get("with", "")))
-            for one in seen
-            if "set" in one  # otherwise there was none: it was refused
+            Evidence(run["system"], run["verdict"] == "works", run["ran"], _set(run["set"]), _set(run.get("with", "")))
+            for run in seen
+            if "set" in run  # otherwise there was none: it was refused
         ),
     )

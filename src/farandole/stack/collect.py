@@ -38,12 +38,12 @@ def collect(lock: Lock, cache: Path, say: Say) -> bool:
 
 def collect_wheels(lock: Lock, cache: Path, say: Say) -> bool:
     """Fetch all wheels, and what wheels are built of, into the cache; return whether anything was missing."""
-    found = _collect(lock["wheels"], lock, cache, say)
+    missing = _collect(lock["wheels"], lock, cache, say)
     for source in lock.get("sources", ()):
         wanted = {"index": source["name"], "file": source["file"], "sha256": source["sha256"]}
         _, fetched = sources.provide([wanted], cache / "sources", say)
-        found |= _collect(source["tools"], lock, cache, say) | fetched
-    return found
+        missing |= _collect(source["tools"], lock, cache, say) | fetched
+    return missing
 
 
 def _collect(wanted: Sequence[Mapping[str, str]], lock: Lock, cache: Path, say: Say) -> bool:
@@ -58,14 +58,14 @@ def _collect(wanted: Sequence[Mapping[str, str]], lock: Lock, cache: Path, say: 
 def inspect(lock: Lock, cache: Path, say: Say) -> None:
     """Refuse packages of the user's with an MPI or an NCCL of their own, which only the wheels tell."""
     _collect(own_wheels(lock), lock, cache, say)
-    found = []
+    conflicts = []
     for wheel in own_wheels(lock):
         with ZipFile(cache / "wheels" / wheel["file"]) as files:
             inside = sorted(name for name in files.namelist() if FOREIGN.search(name))
-        found += [f"{wheel['name']} {wheel['version']} contains {inside[0]}"] if inside else []
-    if found:
+        conflicts += [f"{wheel['name']} {wheel['version']} contains {inside[0]}"] if inside else []
+    if conflicts:
         raise FarandoleError(
-            f"{SETTING}: {'; '.join(found)}. A process would load two MPIs, or two NCCLs, and jobs would crash or "
+            f"{SETTING}: {'; '.join(conflicts)}. A process would load two MPIs, or two NCCLs, and jobs would crash or "
             "hang: leave it out, or take a build that uses the stack's library; nothing was changed"
         )
 
@@ -75,8 +75,8 @@ def built_for_cuda(lock: Lock, cache: Path) -> str:
     if not lock["versions"].get("torch", "").endswith("+cpu"):
         return ""
     for wheel in own_wheels(lock):
-        if found := for_cuda(cache / "wheels" / wheel["file"]):
-            return f"{wheel['name']} {wheel['version']} is a build for CUDA ({found})"
+        if library := for_cuda(cache / "wheels" / wheel["file"]):
+            return f"{wheel['name']} {wheel['version']} is a build for CUDA ({library})"
     return ""
 
 
@@ -88,7 +88,7 @@ def download_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Pa
     with draft_folder(folder) as drafts:
         wanted = drafts / "requirements.txt"
         # === compares versions literally, so that 2.13.0 does not match 2.13.0+cpu.
-        lines = (f"{one['name']}==={one['version']} --hash=sha256:{one['sha256']}\n" for one in wheels)
+        lines = (f"{wheel['name']}==={wheel['version']} --hash=sha256:{wheel['sha256']}\n" for wheel in wheels)
         wanted.write_text("".join(lines))
         _pip([*_download(wheels, python), "--requirement", str(wanted), "--dest", str(drafts)], wheels, folder, say)
         for wheel in wheels:
@@ -97,7 +97,7 @@ def download_wheels(wheels: Sequence[Mapping[str, str]], python: str, folder: Pa
 
 def _download(wheels: Sequence[Mapping[str, str]], python: str) -> list[str]:
     """pip's arguments to download exactly these files, for the nodes' platform and not for this machine's."""
-    platforms = sorted({tag.platform for one in wheels for tag in parse_wheel_filename(one["file"])[3]} - {"any"})
+    platforms = sorted({tag.platform for wheel in wheels for tag in parse_wheel_filename(wheel["file"])[3]} - {"any"})
     abis = [f"cp{python.replace('.', '')}", "abi3", "none"]
     return [
         *("download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--retries=2"),
@@ -127,8 +127,8 @@ def _follow(process: subprocess.Popen[str], files: set[str], say: Say) -> str:
     output, total, done = [], len(files), 0
     for line in process.stdout or ():
         output.append(line)
-        words = {urllib.parse.unquote(word.rsplit("/", 1)[-1]) for word in line.split()}
-        for file in words & files:
+        names = {urllib.parse.unquote(word.rsplit("/", 1)[-1]) for word in line.split()}
+        for file in names & files:
             files.discard(file)
             done += 1
             say(f"{done}/{total} {file}")
@@ -166,7 +166,7 @@ def _reason(output: str, wheels: Sequence[Mapping[str, str]], folder: Path) -> s
 
 
 def _no_wheel(name: str, wheels: Sequence[Mapping[str, str]]) -> str:
-    wheel = next((one for one in wheels if one["name"] == name), None)
+    wheel = next((wheel for wheel in wheels if wheel["name"] == name), None)
     file = wheel["file"] if wheel else name
     where = ""
     if wheel and wheel["version"].endswith("+cpu") and (index := load().data["cpu_builds"].get(name)):

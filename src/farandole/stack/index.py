@@ -103,7 +103,7 @@ def ask(question: Question) -> list[Wheel]:
         given = ["requirements.txt", "--constraints", "constraints.txt", "--annotation-style", "line"]
         _uv(question, folder, [*given, "--output-file", "chosen.txt"])
         chosen = [_line(line) for line in (folder / "chosen.txt").read_text().splitlines()]
-        if wrong := [one for one in chosen if re.fullmatch(question.never, build(one[1]))] if question.never else []:
+        if wrong := [pin for pin in chosen if re.fullmatch(question.never, build(pin[1]))] if question.never else []:
             text = "{} {} was not built for the rest of the stack"
             not_these = (
                 Need(name, f"{IF_ANY}!={version}", "", text=text.format(name, version)) for name, version, _ in wrong
@@ -128,8 +128,8 @@ def build(version: str) -> str:
 
 def split(requirement: str) -> tuple[str, str]:
     """A requirement as name with extras, and the rest."""
-    found = re.fullmatch(r"\s*([\w.-]+\s*(?:\[[^\]]*\])?)(.*)", requirement)
-    return (found[1], found[2]) if found else (requirement, "")
+    match = re.fullmatch(r"\s*([\w.-]+\s*(?:\[[^\]]*\])?)(.*)", requirement)
+    return (match[1], match[2]) if match else (requirement, "")
 
 
 def spelled(need: Need) -> str:
@@ -146,7 +146,7 @@ def _line(line: str) -> tuple[str, str, tuple[str, ...]]:
     wheel, _, by = line.partition("#")
     name, _, version = wheel.strip().partition("==")
     names = (word.strip() for word in by.strip().removeprefix("via").split(","))
-    return canonicalize_name(name), version, tuple(one for one in names if one and not one.startswith("-"))
+    return canonicalize_name(name), version, tuple(parent for parent in names if parent and not parent.startswith("-"))
 
 
 def _wheel(package: Package, file: Any, called: str, needed_by: tuple[str, ...]) -> Wheel:
@@ -243,8 +243,8 @@ def _configure(path: Path, sources: Mapping[tuple[str, str], tuple[str, ...]]) -
 def environment() -> dict[str, str]:
     """The rest of pip's configuration, in uv's words."""
     settings = web.pip_settings()
-    found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
-    found |= {
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    variables |= {
         "UV_CACHE_DIR": str(default_root() / "index"),
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
@@ -252,8 +252,8 @@ def environment() -> dict[str, str]:
         "SSL_CERT_FILE": settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE", ""),
     }
     if proxy := settings.get("proxy"):
-        found |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
-    return {name: value for name, value in found.items() if value}
+        variables |= {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+    return {name: value for name, value in variables.items() if value}
 
 
 def names(said: str, package: str) -> bool:
@@ -263,10 +263,10 @@ def names(said: str, package: str) -> bool:
 
 def without_wheel(said: str) -> set[str]:
     """The packages that have sources, but no wheel for the nodes, among the versions that were asked for."""
-    found = re.findall(r"([\w.-]*\w)\S* has (?:no wheel, only sources|no wheels with a matching)", said)
-    return set(map(canonicalize_name, found))
+    packages = re.findall(r"([\w.-]*\w)\S* has (?:no wheel, only sources|no wheels with a matching)", said)
+    return set(map(canonicalize_name, packages))
 
 
 def missing(said: str) -> str:
-    found = re.search(r"there are no versions of ([\w.-]+)|([\w.-]+) was not found in the p", said)
-    return (found[1] or found[2]) if found else ""
+    match = re.search(r"there are no versions of ([\w.-]+)|([\w.-]+) was not found in the p", said)
+    return (match[1] or match[2]) if match else ""

@@ -105,10 +105,10 @@ def read(path: Path) -> dict[str, Any]:
         where = getattr(error, "problem_mark", None)
         raise FarandoleError(f"{path} is not YAML{f' (line {where.line + 1})' if where else ''}; {cure}") from None
     if not isinstance(lock, dict) or lock.get("format") not in READABLE:
-        found = lock.get("format") if isinstance(lock, dict) else "none"
-        if isinstance(found, int) and found > FORMAT:
+        number = lock.get("format") if isinstance(lock, dict) else "none"
+        if isinstance(number, int) and number > FORMAT:
             raise FarandoleError(newer(path, str(lock.get("farandole", "of a newer version"))))
-        raise FarandoleError(f"{path} has format {found}, and this version reads formats 1 and 2; {cure}")
+        raise FarandoleError(f"{path} has format {number}, and this version reads formats 1 and 2; {cure}")
     if missing := set(KEYS) - lock.keys() - SELDOM - (NOT_IN_1 if lock["format"] == 1 else set()):
         raise FarandoleError(f"{path} lacks {', '.join(sorted(missing))}; {cure}")
     if (content := identity(lock)) != lock["id"]:
@@ -136,8 +136,8 @@ def differences(lock: Lock, nodes: Nodes, request: Request, configure: Sequence[
         pairs.append(("stack_build_wheels", "true", "true" if request.sources else "false"))
     if configure:
         pairs.append(("openmpi_configure", lock["openmpi"]["configure"], list(configure)))
-    found = [f"{name}: the lock says {_text(old)}, now it is {_text(new)}" for name, old, new in pairs if old != new]
-    return found + [f"pin {pin}: the lock was made without it" for pin in sorted(pins - set(wanted["pins"]))]
+    lines = [f"{name}: the lock says {_text(old)}, now it is {_text(new)}" for name, old, new in pairs if old != new]
+    return lines + [f"pin {pin}: the lock was made without it" for pin in sorted(pins - set(wanted["pins"]))]
 
 
 def _text(value: Any) -> str:
@@ -146,9 +146,9 @@ def _text(value: Any) -> str:
 
 def check(path: Path, lock: Lock, nodes: Nodes, request: Request, configure: Sequence[str] = ()) -> None:
     """Refuse a lock that does not match these nodes and this request."""
-    if found := differences(lock, nodes, request, configure):
+    if lines := differences(lock, nodes, request, configure):
         raise FarandoleError(
-            f"{path} does not fit this cluster: {'; '.join(found)}. Make a new one: {command(path)}; or undo the change"
+            f"{path} does not fit this cluster: {'; '.join(lines)}. Make a new one: {command(path)}; or undo the change"
         )
 
 

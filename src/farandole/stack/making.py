@@ -61,17 +61,17 @@ def make(
         "openmpi": _openmpi(solution, configure),
         "horovod": _horovod(problem, solution),
         "nccl": {"version": solution.rows["nccl"].version} if "nccl" in solution.rows else None,
-        "wheels": [_file(one) for one in solution.wheels if not one.build],
+        "wheels": [_file(wheel) for wheel in solution.wheels if not wheel.build],
         # The wheels that the stack would not have without the user's own packages.
-        "own": [one.name for one in solution.wheels if one.package not in solution.base],
+        "own": [wheel.name for wheel in solution.wheels if wheel.package not in solution.base],
         "index": {
             "until": known.until,
-            "files": {one.file: {"from": one.url, "size": one.size} for one in _all(solution.wheels)},
+            "files": {wheel.file: {"from": wheel.url, "size": wheel.size} for wheel in _all(solution.wheels)},
         },
         "why": {name: text for name, text in solver.why(problem, solution).items() if name not in FACTS},
         "farandole": version(),
     }
-    if sources := [_source(one, one.build) for one in solution.wheels if one.build]:
+    if sources := [_source(wheel, wheel.build) for wheel in solution.wheels if wheel.build]:
         lock["sources"] = sources
     # Plain data, even if Ansible passed in its own string types.
     plain: dict[str, Any] = json.loads(json.dumps(lock))
@@ -94,9 +94,9 @@ def _all(wheels: Iterable[Wheel]) -> Iterator[Wheel]:
 
 
 def _versions(solution: Solution) -> dict[str, str]:
-    found = {"cuda": NONE, "nccl": NONE} | {name: row.version for name, row in solution.rows.items()}
-    found |= {wheel.package: wheel.version for wheel in solution.wheels}
-    return {name: version for name, version in sorted(found.items()) if name not in FACTS}
+    versions = {"cuda": NONE, "nccl": NONE} | {name: row.version for name, row in solution.rows.items()}
+    versions |= {wheel.package: wheel.version for wheel in solution.wheels}
+    return {name: version for name, version in sorted(versions.items()) if name not in FACTS}
 
 
 def _openmpi(solution: Solution, configure: Sequence[str]) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def known_of(lock: Lock | None, upgrade: Sequence[str] | None) -> Known:
     """What a former lock decides about a new one: all of it, or nothing of the packages that are to be upgraded."""
     if lock is None or upgrade == []:
         return Known()
-    catalogue, found = load(), dict(lock["versions"])
+    catalogue, versions = load(), dict(lock["versions"])
     for name in map(catalogue.named, upgrade or ()):
-        if name not in found or catalogue.is_component(name):
-            raise FarandoleError(f"--upgrade {name}: the lock has no package of that name{near(name, found)}")
-        del found[name]
-    kept = {name: version for name, version in found.items() if not catalogue.is_component(name) and version != NONE}
+        if name not in versions or catalogue.is_component(name):
+            raise FarandoleError(f"--upgrade {name}: the lock has no package of that name{near(name, versions)}")
+        del versions[name]
+    kept = {name: version for name, version in versions.items() if not catalogue.is_component(name) and version != NONE}
     return Known(kept, "" if upgrade else lock.get("index", {}).get("until", ""))

@@ -24,7 +24,7 @@ def read(packages: Iterable[str], requirements: str, folder: Path) -> tuple[Wish
     """All wishes, without those that every stack satisfies; `folder` is the inventory's."""
     wishes = [(text, SETTING) for text in packages]
     wishes += _of_file(folder / Path(requirements).expanduser()) if requirements else []
-    return tuple(dict.fromkeys(found for wish in wishes if (found := _checked(*wish, load()))))
+    return tuple(dict.fromkeys(checked for wish in wishes if (checked := _checked(*wish, load()))))
 
 
 def _of_file(path: Path) -> list[Wish]:
@@ -41,12 +41,12 @@ def _of_file(path: Path) -> list[Wish]:
 
 def _of_project(path: Path, text: str) -> Iterator[Wish]:
     try:
-        found = tomllib.loads(text).get("project", {}).get("dependencies")
+        dependencies = tomllib.loads(text).get("project", {}).get("dependencies")
     except (tomllib.TOMLDecodeError, AttributeError) as error:
         raise FarandoleError(f"stack_requirements: {path} is not a valid pyproject.toml: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(dependencies, list):
         raise FarandoleError(f"stack_requirements: {path} has no list `dependencies` in its section [project]")
-    yield from ((str(text), path.name) for text in found)
+    yield from ((str(text), path.name) for text in dependencies)
 
 
 def _of_lines(name: str, text: str) -> Iterator[Wish]:

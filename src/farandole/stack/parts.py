@@ -27,23 +27,25 @@ PACKED = fields({"sha256": SHA256, "unpacked": whole(1 << 40), "stack": SHA256, 
 def stack_cached(files: list[File], cache: str, folder: str = "wheels") -> list[dict[str, str]]:
     """Files in a folder of the cache, as the action send_files takes them."""
     place = Path(cache).expanduser() / folder
-    return [{"path": str(place / one["file"]), "name": one["file"], "sha256": one["sha256"]} for one in files]
+    return [{"path": str(place / file["file"]), "name": file["file"], "sha256": file["sha256"]} for file in files]
 
 
 def stack_built(layer: dict[str, Any], folder: str) -> str:
     """The archives of the wheels that were built for a layer, below a folder on the builder."""
-    archives = {one["name"]: one["part"]["name"] if one["part"] else "wheel.tar.zst" for one in layer["sources"]}
+    archives = {
+        source["name"]: source["part"]["name"] if source["part"] else "wheel.tar.zst" for source in layer["sources"]
+    }
     return " ".join(f"{folder}/{name}/{archive}" for name, archive in archives.items())
 
 
 def stack_patches(patches: list[dict[str, str]], folder: str) -> list[dict[str, str]]:
     """The patches, as the action send_files takes them."""
-    return [{"path": f"{folder}/{one['file']}", "name": one["file"], "sha256": one["sha256"]} for one in patches]
+    return [{"path": f"{folder}/{file['file']}", "name": file["file"], "sha256": file["sha256"]} for file in patches]
 
 
 def stack_requirements(wheels: list[File]) -> str:
     """The wheels as a requirements file with hashes."""
-    return "\n".join(f"{one['name']}=={one['version']} --hash=sha256:{one['sha256']}" for one in wheels)
+    return "\n".join(f"{wheel['name']}=={wheel['version']} --hash=sha256:{wheel['sha256']}" for wheel in wheels)
 
 
 def stack_archives(installs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,9 +66,9 @@ def modules_of(lock: dict[str, Any], cache: str) -> list[str]:
     asked = {canonicalize_name(Requirement(text).name) for text in lock["wanted"].get("packages", [])}
     folder = Path(cache).expanduser() / "wheels"
     files = [folder / wheel["file"] for wheel in own_wheels(lock) if canonicalize_name(wheel["name"]) in asked]
-    found = {name for file in files if file.exists() for name in importable(ZipFile(file).namelist())}
+    modules = {name for file in files if file.exists() for name in importable(ZipFile(file).namelist())}
     built = (source for source in lock.get("sources", ()) if canonicalize_name(source["name"]) in asked)
-    return sorted(found | {name for source in built for name in source["modules"] if _is_public((name,))})
+    return sorted(modules | {name for source in built for name in source["modules"] if _is_public((name,))})
 
 
 def importable(files: Iterable[str]) -> set[str]:

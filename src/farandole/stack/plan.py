@@ -158,13 +158,13 @@ def choose(wanted: str, nodes: Mapping[str, Stacks], systems: Collection[str], b
     everywhere = set.intersection(*(set(stacks["installed"]) for stacks in nodes.values()))
     available = {stack: packed.get(stack, {"id": stack}) for stack in sorted({*packed, *everywhere})}
     prefix = wanted or former(nodes)
-    found = [lock for stack, lock in available.items() if stack.startswith(prefix)]
-    if len(found) == 1:
-        return found[0]
+    matches = [lock for stack, lock in available.items() if stack.startswith(prefix)]
+    if len(matches) == 1:
+        return matches[0]
     usable = [stack for stack, lock in available.items() if "platform" not in lock or lock["platform"]["os"] in systems]
     problem = (
         f"more than one stack begins with {prefix}"
-        if found
+        if matches
         else f"no stack {prefix} is on every node or in {builds.stacks}"
     )
     raise FarandoleError(f"{problem}; available: {', '.join(usable) or 'none'}: choose one with -e stack_id=...")

@@ -121,20 +121,20 @@ class Problem:
         catalogue, request = self.catalogue, self.request
         pinned = {text for text, _ in request.pins}
 
-        def rank(one: Evidence) -> tuple[bool, int, bool, list[Version], int]:
-            pins = sum(f"{name}=={version.partition('+')[0]}" in pinned for name, version in one.set.items())
+        def rank(run: Evidence) -> tuple[bool, int, bool, list[Version], int]:
+            pins = sum(f"{name}=={version.partition('+')[0]}" in pinned for name, version in run.set.items())
             wanted = [catalogue.frameworks[name] for name in request.frameworks]
             # What is built for CPUs is a tenth of the size.
-            small = self.accelerator == "cpu" and one.set.get("torch", "").endswith("+cpu")
+            small = self.accelerator == "cpu" and run.set.get("torch", "").endswith("+cpu")
             # The newest NumPy, too, and of the same set the row that says most.
-            newest = [order(one.set.get(name, "0")) for name in (*wanted, "numpy")]
-            return one.system == self.os, pins, small, newest, len(one.versions)
+            newest = [order(run.set.get(name, "0")) for name in (*wanted, "numpy")]
+            return run.system == self.os, pins, small, newest, len(run.versions)
 
         names = catalogue.frameworks.items()
         fitting = [
-            one
-            for one in catalogue.evidence
-            if one.works and all((package in one.set) == (name in request.frameworks) for name, package in names)
+            run
+            for run in catalogue.evidence
+            if run.works and all((package in run.set) == (name in request.frameworks) for name, package in names)
         ]
         return max(fitting, key=rank, default=None)
 
@@ -147,8 +147,8 @@ class Problem:
     def _chip(self, hosts: str) -> Iterator[Need]:
         """Requirements from the accelerator."""
         cpu = self.accelerator == "cpu"
-        found = "no node has an NVIDIA driver and a CUDA toolkit"
-        reason = found if self.request.accelerator == "auto" else "stack_accelerator is cpu"
+        absence = "no node has an NVIDIA driver and a CUDA toolkit"
+        reason = absence if self.request.accelerator == "auto" else "stack_accelerator is cpu"
         text = f"the cluster is on CPUs: {reason}" if cpu else ""
         for component in ("cuda", "nccl"):
             yield Need(component, NONE if cpu else "", f"a cluster on {'CPUs' if cpu else 'GPUs'}", text=text)

@@ -49,9 +49,9 @@ def _search(problem: Problem, needs: Sequence[Need], chosen: Mapping[str, Row]) 
     for row in sorted(good, key=lambda row: (row.version == NONE, problem.rank(row)), reverse=True):
         more = problem.needs(row)
         if all(need.allows(chosen[need.component]) for need in more if need.component in chosen) and (
-            found := _search(problem, [*needs, *more], {**chosen, name: row})
+            rows := _search(problem, [*needs, *more], {**chosen, name: row})
         ):
-            return found
+            return rows
     return None
 
 
@@ -119,13 +119,13 @@ def nearest(
     chips = [request.accelerator] + ["cpu"] * (problem.accelerator == "cuda")
     sets = [request.frameworks] + [(name,) for name in request.frameworks if len(request.frameworks) > 1]
     wishes = [*request.packages, *request.pins]
-    innocent = [one for one in wishes if not suspect(one[0])]
+    innocent = [wish for wish in wishes if not suspect(wish[0])]
     for frameworks, chip, kept in product(sets, chips, (innocent, list[tuple[str, str]]())):
         whole = replace(request, frameworks=frameworks, accelerator=chip)
         if works(replace(problem, request=whole.only(kept))):
-            for one in reversed(wishes):
-                if one not in kept and works(replace(problem, request=whole.only([*kept, one]))):
-                    kept.append(one)
+            for wish in reversed(wishes):
+                if wish not in kept and works(replace(problem, request=whole.only([*kept, wish]))):
+                    kept.append(wish)
             return whole.only(kept)
     return None
 

@@ -99,21 +99,21 @@ def _content(texts: dict[str, str]) -> Build:
 
 def _plain(requirements: Iterable[str]) -> tuple[str, ...]:
     """Requirements in their canonical form, on one line, which name no place: whoever wrote the sources wrote them."""
-    found = tuple(map(Requirement, requirements))
-    if places := [str(one) for one in found if one.url]:
+    parsed = tuple(map(Requirement, requirements))
+    if places := [str(requirement) for requirement in parsed if requirement.url]:
         raise ValueError(f"it requires {places[0]}, and only what an index has is taken")
-    return tuple(map(str, found))
+    return tuple(map(str, parsed))
 
 
 def _texts(path: Path) -> dict[str, str]:
     """The files that say something, by name."""
-    found = {}
+    texts = {}
     for member, file in _files(path):
         folder, _, name = member.partition("/")[2].rpartition("/")
         if name in ("requires.txt", "top_level.txt") if folder.endswith(".egg-info") else name in OUTER and not folder:
             with file() as content:
-                found[name] = content.read(LARGEST).decode()
-    return found
+                texts[name] = content.read(LARGEST).decode()
+    return texts
 
 
 def _files(path: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:

@@ -26,21 +26,21 @@ REQUEST = (
 def inventory_variables(inventory: Path) -> dict[str, Any]:
     """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
     values = host_variables(inventory.absolute())
-    found: dict[str, Any] = {"hosts": list(values)}
+    variables: dict[str, Any] = {"hosts": list(values)}
     for name, default in defaults().items():
         kinds = {json.dumps(own.get(name, default)): host for host, own in values.items()}
         if len(kinds) > 1:
             raise FarandoleError(
                 f"{inventory}: {name} differs between {' and '.join(kinds.values())}: set it for all of group cluster"
             )
-        found[name] = json.loads(next(iter(kinds)))
+        variables[name] = json.loads(next(iter(kinds)))
     own, cluster = next(iter(values.values())), of_inventory(inventory)
-    found["folder"] = folder_of(inventory)
-    found["state"] = cluster.state
-    found["hosts"] = [*cluster.members]
-    found["stack_cache"] = str(own.get("stack_cache") or default_root())
-    found["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else found["state"] / "builds"
-    return found
+    variables["folder"] = folder_of(inventory)
+    variables["state"] = cluster.state
+    variables["hosts"] = [*cluster.members]
+    variables["stack_cache"] = str(own.get("stack_cache") or default_root())
+    variables["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else variables["state"] / "builds"
+    return variables
 
 
 def builds_of(inventory: Path | None) -> list[Builds]:
@@ -78,9 +78,9 @@ def sources_of(variables: Mapping[str, Any]) -> Path | None:
 
 def plain_list(variables: Mapping[str, Any], name: str) -> list[str]:
     value = variables[name]
-    if not isinstance(value, list) or any("{{" in str(one) for one in value):
+    if not isinstance(value, list) or any("{{" in str(item) for item in value):
         raise _not_plain("list", name, value)
-    return [str(one) for one in value]
+    return [str(item) for item in value]
 
 
 def _not_plain(kind: str, name: str, value: Any) -> FarandoleError:

@@ -51,8 +51,8 @@ def alternatives(problem: Problem) -> Iterator[Solution]:
     ranges = [sorted(problem.catalogue.rows(name), key=problem.rank, reverse=True) for name in wanted]
     roots = problem.roots()
     for rows in product(*ranges):
-        if found := rules.resolve(problem, [*roots, *(Need(row.component, row.version, str(row)) for row in rows)]):
-            yield found
+        if solution := rules.resolve(problem, [*roots, *(Need(row.component, row.version, str(row)) for row in rows)]):
+            yield solution
 
 
 # Packages
@@ -154,8 +154,8 @@ def refusal(problem: Problem, error: UnsatisfiableError) -> str:
         lines.append(f"   no index has a package {missing}{problem.catalogue.hint(missing)}")
     elif hints := [hint for need in named if need.by == YOURS and (hint := problem.catalogue.imported(need.component))]:
         lines += hints
-    found = rules.nearest(problem, _works, lambda one: index.names(said, one))
-    return "\n".join([*lines, "", *rules.cure(problem.request, found)])
+    nearest = rules.nearest(problem, _works, lambda package: index.names(said, package))
+    return "\n".join([*lines, "", *rules.cure(problem.request, nearest)])
 
 
 def _works(problem: Problem) -> bool:
@@ -179,8 +179,8 @@ def why(problem: Problem, solution: Solution) -> dict[str, str]:
 
 
 def _asked(needs: Sequence[Need]) -> str:
-    found = list(dict.fromkeys(need.short for need in needs))
-    return "; ".join(found[:2]) + (f" (and {len(found) - 2} more)" if len(found) > 2 else "")
+    reasons = list(dict.fromkeys(need.short for need in needs))
+    return "; ".join(reasons[:2]) + (f" (and {len(reasons) - 2} more)" if len(reasons) > 2 else "")
 
 
 def _package(problem: Problem, solution: Solution, wheel: Wheel) -> str:
@@ -197,7 +197,7 @@ def _newer(problem: Problem, solution: Solution, name: str) -> str:
     row, os = solution.rows[name], problem.os
     if name in FACTS:
         return "determined by the nodes"
-    newer = [one for one in problem.catalogue.rows(name) if order(one.version).release > order(row.version).release]
+    newer = [new for new in problem.catalogue.rows(name) if order(new.version).release > order(row.version).release]
     if not newer:
         return "the newest in the catalogue"
     newest = newer[-1]

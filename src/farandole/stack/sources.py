@@ -178,11 +178,11 @@ def _links(index: str, name: str) -> Iterator[str]:
 
 def strange(name: str) -> str:
     """Indexes that answer as none would if asked for a project that they do not have; empty if there are none."""
-    found = []
-    for index in (one for one in indexes() if not one.startswith("file:")):
+    answers = []
+    for index in (url for url in indexes() if not url.startswith("file:")):
         try:
             if (text := _text(index, name)) and name not in text.lower():
-                found.append(f"{_place(index, name)} is another page: {one_line(re.sub('<[^>]*>', ' ', text))}")
+                answers.append(f"{_place(index, name)} is another page: {one_line(re.sub('<[^>]*>', ' ', text))}")
         except (*UNREACHED, UnicodeDecodeError) as error:
-            found.append(f"{_place(index, name)}: {getattr(error, 'reason', error)}")
-    return "; ".join(one_line(without_passwords(one)) for one in found)
+            answers.append(f"{_place(index, name)}: {getattr(error, 'reason', error)}")
+    return "; ".join(one_line(without_passwords(answer)) for answer in answers)

@@ -53,8 +53,8 @@ def authorization(url: str, index: str) -> str:
     own = there if there.username is not None or origin(there) != origin(home) else home
     if own.username is not None:
         known = (unquote(own.username), unquote(own.password or ""))
-    elif found := of_netrc(there.hostname or ""):
-        known = found
+    elif login := of_netrc(there.hostname or ""):
+        known = login
     else:
         return ""
     return f"Basic {base64.b64encode(':'.join(known).encode()).decode()}"
@@ -64,10 +64,10 @@ def of_netrc(host: str) -> tuple[str, str] | None:
     """Look up a host in the same .netrc files as pip."""
     places = [Path(file)] if (file := os.environ.get("NETRC")) else [Path.home() / ".netrc", Path.home() / "_netrc"]
     try:
-        found = next((netrc.netrc(str(place)).authenticators(host) for place in places if place.is_file()), None)
+        entry = next((netrc.netrc(str(place)).authenticators(host) for place in places if place.is_file()), None)
     except (netrc.NetrcParseError, OSError):
         return None
-    return (found[0] or found[1] or "", found[2] or "") if found else None
+    return (entry[0] or entry[1] or "", entry[2] or "") if entry else None
 
 
 def origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
@@ -96,7 +96,7 @@ def pip_settings() -> dict[str, str]:
     """Pip's settings on this machine; environment variables override files."""
     # What pip looks at to find them.
     return _read_settings(
-        frozenset(one for one in os.environ.items() if one[0].startswith(("PIP_", "XDG_CONFIG_", "HOME")))
+        frozenset(item for item in os.environ.items() if item[0].startswith(("PIP_", "XDG_CONFIG_", "HOME")))
     )
 
 
@@ -106,8 +106,8 @@ def _read_settings(_: frozenset[tuple[str, str]]) -> dict[str, str]:
     # The later line overrides: those of `pip download` come after the global ones, and the environment's last.
     rank = {"global": 0, "download": 1, ":env:": 2}
     lines = (line.partition("=") for line in done.stdout.splitlines())
-    found = sorted((rank.get(key.split(".")[0], -1), key.partition(".")[2], value) for key, _, value in lines)
-    return {key: str(ast.literal_eval(value)) for place, key, value in found if place >= 0}
+    settings = sorted((rank.get(key.split(".")[0], -1), key.partition(".")[2], value) for key, _, value in lines)
+    return {key: str(ast.literal_eval(value)) for place, key, value in settings if place >= 0}
 
 
 def certificates() -> ssl.SSLContext:

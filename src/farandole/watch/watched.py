@@ -37,7 +37,7 @@ class HostState:
 
     state: str = ""
     since: float = 0
-    words: str = ""
+    text: str = ""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Watched:
         self.task, self.number = words(event, "name"), whole(event, "task")
         self.task_began = seconds(event)
         for host in self.hosts.values():
-            host.state, host.words = "", ""
+            host.state, host.text = "", ""
         # A play whose tasks are all left out is not worth a line.
         lines += [] if self.opened else [Text(self.play, "play")]
         self.opened = True
@@ -112,7 +112,7 @@ class Watched:
 
     def _progress(self, event: Event) -> list[Text]:
         if host := self.hosts.get(words(event, "host")):
-            host.words = words(event, "text", WORDS)
+            host.text = words(event, "text", WORDS)
         return []
 
     def _result(self, event: Event, state: str) -> list[Text]:
@@ -229,7 +229,7 @@ class Watched:
     def beat(self, now: float) -> Text:
         """What runs, for where there is no terminal."""
         running = [host for host in self.hosts.values() if host.state == "running"]
-        note = next((f": {host.words}" for host in running if host.words), "")
+        note = next((f": {host.text}" for host in running if host.text), "")
         done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
         return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{note}", "bright_black")
 
@@ -239,11 +239,11 @@ KINDS = {"start", "play", "task", "begin", "progress", "diff", "message", "why",
 
 def grouped(rows: Iterable[tuple[list[str], HostState]], *, apart: bool) -> list[tuple[list[str], HostState]]:
     """Join the hosts that are in the same state; those that say something of themselves only if need be."""
-    groups = together(rows, lambda row: (row[1].state, row[1].words if apart else ""))
+    groups = together(rows, lambda row: (row[1].state, row[1].text if apart else ""))
     joined = [
         (
             [name for names, _ in group for name in names],
-            HostState(group[0][1].state, min(host.since for _, host in group), group[0][1].words),
+            HostState(group[0][1].state, min(host.since for _, host in group), group[0][1].text),
         )
         for group in groups
     ]
@@ -260,7 +260,7 @@ def row(name: str, host: HostState, now: float, *, check: bool = False) -> Text:
     line = Text(f"  {name}  ").append(f"{said_of(host.state, check):<13}", STYLES[host.state])
     if host.state == "running":
         line.append(clock(max(0.0, now - host.since)))
-        line.append(f"  {host.words}" if host.words else "", "bright_black")
+        line.append(f"  {host.text}" if host.text else "", "bright_black")
     return line
 
 
