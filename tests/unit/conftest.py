@@ -24,7 +24,7 @@ with pytest.MonkeyPatch.context() as patched:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """For `--numprocesses auto`: more than two even on two cores, as many tests wait."""
-    return max(4, len(os.sched_getaffinity(0)))
+    return max(3, len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture(autouse=True)
