@@ -52,6 +52,14 @@ def workers(cluster: Cluster) -> list[str]:
     return processes
 
 
+def left(cluster: Cluster, seconds: int) -> list[str]:
+    """What remains of jobs after some time. What watches a worker looks once a second whether that has ended."""
+    deadline = time.monotonic() + seconds
+    while (remaining := workers(cluster)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return remaining
+
+
 @contextmanager
 def injected(cluster: Cluster, *faults: tuple[str, str]) -> Iterator[None]:
     """Inject faults into node-2 in order, each as soon as a condition holds on the head."""
@@ -135,7 +143,7 @@ def test_a_failing_job_ends_and_leaves_nothing_behind(
     explained, cause, _ = explain(done)
     assert explained == code, done["said"]
     assert named in cause, done["said"]
-    assert workers(cluster) == []
+    assert left(cluster, 3) == []
 
 
 # Shuts Horovod down and starts it again in the same processes; MPI starts only once, so the script itself starts it.
@@ -234,10 +242,7 @@ def test_a_job_ends_if_a_node_is_cut_off(cluster: Cluster, controller: str) -> N
     load = f"import torch; print(torch.load('{kept}/{names[-1]}', weights_only=True)['epoch'])"
     assert cluster.ssh("node-1", "/opt/farandole/current/venv/bin/python", "-c", load).stdout.strip().isdigit()
     # The worker on the cut-off node ends when its sshd notices; nothing else can reach it.
-    deadline = time.monotonic() + 60
-    while workers(cluster) and time.monotonic() < deadline:
-        time.sleep(1)
-    assert workers(cluster) == []
+    assert left(cluster, 60) == []
 
 
 def test_a_full_disk_keeps_earlier_checkpoints(cluster: Cluster) -> None:
