@@ -230,6 +230,11 @@ def test_modules_in_the_working_directory_are_not_imported(
 
 
 def test_without_settings_pip_s_own_index_is_used(bare_pip: pytest.MonkeyPatch) -> None:
-    assert web.indexes() == ["https://pypi.org/simple"]
+    (default,) = web.indexes()
+    assert default.startswith("https://") and default.endswith("/simple")
     bare_pip.setenv("PIP_INDEX_URL", "https://index.test/simple")
     assert web.indexes() == ["https://index.test/simple"]
+    bare_pip.setattr(web, "PIP", ("true",))
+    bare_pip.delenv("PIP_INDEX_URL")
+    with pytest.raises(FarandoleError, match="pip has no package index"):
+        web.indexes()

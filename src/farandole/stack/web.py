@@ -6,6 +6,7 @@ import ast
 import base64
 import netrc
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from farandole.core.errors import FarandoleError
+
 TIMEOUT_S = 60
-# What pip uses if no index is set.
-PYPI = "https://pypi.org/simple"
 # -P: the folder in which somebody calls farandole, such as /tmp, is not the place to look for modules.
 PIP = (sys.executable, "-P", "-m", "pip")
 
@@ -84,12 +85,25 @@ def bare(url: str) -> str:
 def indexes() -> list[str]:
     """The indexes that pip uses on this machine, the main one last."""
     settings = pip_settings()
-    return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or PYPI]
+    return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or default_index()]
 
 
 def no_index() -> bool:
     """Whether pip uses no index on this machine, but only folders."""
     return pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on")
+
+
+def default_index() -> str:
+    """The index that pip uses if none is set; only its help names it."""
+    return _named_in_help(PIP)
+
+
+@cache
+def _named_in_help(pip: tuple[str, ...]) -> str:
+    done = subprocess.run([*pip, "download", "--help"], capture_output=True, text=True, check=False)
+    if not (found := re.search(r"\(default\s+(https?://[^\s)]+)\)", done.stdout)):
+        raise FarandoleError("pip has no package index: set one with `pip config set global.index-url URL`")
+    return found[1]
 
 
 def pip_settings() -> dict[str, str]:
