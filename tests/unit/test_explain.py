@@ -226,10 +226,13 @@ def test_what_is_no_log_is_read_to_its_end(raw: bytes) -> None:
     ["step 12 loss 0.5 of 100", "error: x" * 40, "\\S" * 4000, "a" * 4000, "python: not found " * 300],
     ids=["lines", "errors", "backslashes", "words", "pythons"],
 )
-def test_megabytes_take_seconds(line: str) -> None:
+def test_a_log_takes_no_longer_than_twenty_times_a_loop_of_ten_million_steps(line: str) -> None:
+    begun = time.process_time()
+    sum(range(10_000_000))
+    limit = 20 * (time.process_time() - begun)
     begun = time.process_time()
     told((line + "\n").encode() * ((1 << 19) // len(line)))
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < limit
 
 
 def test_the_exit_status_says_whether_a_cause_was_found(tmp_path: Path) -> None:
