@@ -18,20 +18,21 @@ from farandole.node import mounts
 from farandole.node.arguments import duration
 from farandole.node.head import folders, runs, status
 from farandole.node.head import job as keeper
-from farandole.node.head.job import OF_RANK, RunKeeper, StoppedError
+from farandole.node.head.job import RunKeeper, StoppedError
+from farandole.node.head.launch import OF_RANK
 from farandole.node.head.runs import Output, RefusedError, Run
 
 from .loading import install
 
 pytestmark = pytest.mark.usefixtures("head")
-WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "mpi": False, "seconds": 0, "fetch": [], "source": "/a"}
+WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a"}
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 
 
 def asked(**wish: Any) -> Run:
     """A new run that has not begun."""
     run = runs.new_run()
-    run.write("run", **{**WISH, **wish}, program=["hostname"])
+    run.write("run", **{**WISH, **wish}, launcher="horovod", program=["hostname"])
     return run
 
 

@@ -16,6 +16,7 @@ from farandole.jobs.login import head_of
 from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
+from farandole.node.head.launch import LAUNCHERS, SHORT
 from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
@@ -38,7 +39,14 @@ def run(
         list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
     ] = None,
     *,
-    mpi: Annotated[bool, typer.Option("--mpi/--gloo", help="Start the ranks with MPI, or with Gloo.")] = False,
+    launcher: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What starts the ranks: {', '.join(LAUNCHERS)}.", show_default=False)
+    ] = "",
+    mpi: Annotated[bool, typer.Option("--mpi", help="Start the ranks with MPI.")] = False,
+    gloo: Annotated[bool, typer.Option("--gloo", help="Start the ranks with Gloo, which is the default.")] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="Start independent programs; FARANDOLE_SLOT tells each its number.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for slots that other runs use.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when it is started.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Send even a large folder without asking.")] = False,
@@ -46,10 +54,16 @@ def run(
 ) -> None:
     """Send this folder to the nodes and start a program there, with one rank per slot.
 
+    torchrun is recognized. Ranks that never meet end the run with status 3: it is then N trainings instead of one.
+
     Git's ignored files stay here, and what a file .farandoleignore names. Ctrl-C ends the run on every node; a lost
     connection does not.
     """
-    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], mpi, wait, detach)
+    given = {"mpi": mpi, "gloo": gloo, "each": each}
+    names = [name for short, name, _ in SHORT if given[short]] + ([launcher] if launcher else [])
+    if len(names) > 1 or {*names} - {*LAUNCHERS}:
+        raise FarandoleError(f"name one launcher: {', '.join(LAUNCHERS)}")
+    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], "".join(names), wait, detach)
     wish.refuse_early(folder)
     again, without = options(inventory, login), left_out(inventory, hosts)
     head = head_of(inventory, login)

@@ -34,7 +34,7 @@ exec(compile({source!r}, {name!r}, "exec"))
 def program_files(program: str, commands: Mapping[str, str]) -> list[dict[str, str]]:
     """What write_files has to write: a program with what it imports, and commands, by path, that call a `main`."""
     own = SOURCE / program.replace(".", "/")
-    modules = sorted(own.glob("*.py")) if own.is_dir() else [own.with_suffix(".py")]
+    modules = sorted(own.rglob("*.py")) if own.is_dir() else [own.with_suffix(".py")]
     modules += [_file(name) for path in modules for name in imported(path.read_text())]
     packages = {folder / "__init__.py" for path in modules for folder in path.parents if SOURCE in folder.parents}
     paths = dict.fromkeys([*sorted(packages), *modules])

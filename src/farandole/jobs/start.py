@@ -20,6 +20,7 @@ from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
 from farandole.node.head.folders import refuse_early
+from farandole.node.head.launch import recognized
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Wish:
     hosts: str = ""
     time: str = ""
     fetch: list[str] = field(default_factory=list)
-    mpi: bool = False
+    launcher: str = ""
     wait: bool = False
     detach: bool = False
 
@@ -42,6 +43,7 @@ class Wish:
         if not shutil.which("rsync"):
             raise FarandoleError("rsync is not installed on this machine: apt install rsync")
         refuse_early(self.program, self.fetch, folder)
+        recognized(self.program, self.launcher)
         try:
             if self.time:
                 duration(self.time)
@@ -50,9 +52,9 @@ class Wish:
 
     def options(self) -> list[str]:
         """The options with which the head's command is asked for it."""
-        values = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time}
+        values = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time, "--launcher": self.launcher}
         arguments = [word for name, value in values.items() if value for word in (name, str(value))]
-        arguments += [f"--{name}" for name in ("mpi", "wait") if getattr(self, name)]
+        arguments += ["--wait"] if self.wait else []
         return [*arguments, *(f"--fetch={path}" for path in self.fetch)]
 
 

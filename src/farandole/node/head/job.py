@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from farandole.node.head import launch, runs, status
 from farandole.node.head import reap as reaping
-from farandole.node.head import runs, status
 from farandole.node.head.folders import place, staging
+from farandole.node.head.launch import ALONE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, end, reap
 from farandole.node.head.runs import RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
@@ -24,8 +25,6 @@ from farandole.node.head.slurm import queued
 from farandole.node.head.status import Slots, owner
 from farandole.node.mounts import shared_homes
 
-# What ranks print, behind what horovodrun puts in front of it.
-OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
@@ -50,6 +49,7 @@ class RunKeeper:
         # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
         self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
+        self.reports = Reports(self.mark, {})
         signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
 
     def stop(self, why: str) -> None:
@@ -95,7 +95,7 @@ class RunKeeper:
 
     def fetch(self) -> None:
         """Get the results that are wanted, if it ended in such a way that there may be some."""
-        self.fetched = not self.why or self.why.startswith(TIME_IS_UP)
+        self.fetched = not self.why or self.why.startswith((TIME_IS_UP, ALONE))
         if self.fetched:
             for failure in collect(self.run, self.wish["fetch"]):
                 say(failure)
@@ -117,14 +117,20 @@ class RunKeeper:
 
     def execute(self, slots: Slots) -> int:
         """Start the ranks, and pass on what they print until they have ended."""
-        where = ",".join(f"{node}:{ranks}" for node, ranks in slots.items())
-        launcher = "--mpi" if self.wish["mpi"] else "--gloo"
-        command = ["horovodrun", launcher, "-np", str(sum(slots.values())), "-H", where, *self.wish["program"]]
+        launcher, program = self.wish["launcher"], self.wish["program"]
+        say(launch.shape(launcher, slots))
+        described = {
+            "launcher": launcher,
+            "slots": slots,
+            "port": launch.free_port(next(iter(slots))),
+            "mark": self.mark,
+        }
         # OpenMPI gives ranks a terminal, so that Python prints line by line; with Gloo it would print at the end.
-        unbuffered = {} if self.wish["mpi"] else {"PYTHONUNBUFFERED": "1"}
+        unbuffered = {} if launcher == "mpi" else {"PYTHONUNBUFFERED": "1"}
         path = f"/usr/local/lib/farandole:{os.environ['PATH']}"
+        own = {MARK: self.mark, "FARANDOLE_RUN": json.dumps(described), "PATH": path, **unbuffered}
         self.process = subprocess.Popen(
-            command, cwd=self.run.code, env={**os.environ, MARK: self.mark, "PATH": path, **unbuffered},
+            launch.command(launcher, slots, program), cwd=self.run.code, env={**os.environ, **own},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         limit = self.wish["seconds"]
@@ -134,12 +140,26 @@ class RunKeeper:
             timer.start()
         line = b"\n"
         for line in self.process.stdout or ():
-            runs.OUTPUT.write(OF_RANK.sub(rb"\1[\2] ", line))
+            runs.OUTPUT.write(self.reports.take(OF_RANK.sub(rb"\1[\2] ", line)))
         if not line.endswith(b"\n"):
             runs.OUTPUT.write(b"\n")
         code = self.process.wait()
         timer.cancel()
-        return 128 - code if code < 0 else code
+        return 128 - code if code < 0 else code or self.judge(slots)
+
+    def judge(self, slots: Slots) -> int:
+        """The exit status of a run whose launcher has not failed."""
+        if self.wish["launcher"] == "each":
+            failed = self.reports.failed()
+            for number, code in failed.items():
+                say(f"program {number} ended with exit status {code}")
+            return next(iter(failed.values()), 0)
+        started = sum(launch.starts(self.wish["launcher"], slots).values())
+        alone, note = self.reports.verdict(sum(slots.values()), started)
+        if note:
+            say(note)
+        self.why = self.why or alone
+        return OF_ALONE if alone else 0
 
     def clean(self, slots: Slots) -> None:
         """Leave no process on any node."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farandole.node.arguments import duration, positive
-from farandole.node.head import runs
+from farandole.node.head import launch, runs
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
 from farandole.node.head.job import RunKeeper, collect
 from farandole.node.head.reap import GRACE
@@ -45,6 +45,7 @@ def started(arguments: argparse.Namespace) -> Run:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(arguments.source) if arguments.source else Path.cwd()
     refuse_early(arguments.program, arguments.fetch, folder)
+    arguments.launcher = launch.recognized(arguments.program, arguments.launcher)
     me = owner(os.getuid())
     if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
         raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
@@ -198,8 +199,10 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.set_defaults(call=start)
     run.add_argument("-np", type=positive, default=0, metavar="N", help="number of ranks; all slots, if not given")
     run.add_argument("--hosts", default="", help="only these nodes, separated by commas")
-    run.add_argument("--mpi", action="store_true", help="start the ranks with MPI")
-    run.add_argument("--gloo", dest="mpi", action="store_false", help="start the ranks with Gloo, which is the default")
+    how = run.add_mutually_exclusive_group()
+    how.add_argument("--launcher", choices=launch.LAUNCHERS, default="", help="what starts the ranks")
+    for name, launcher, purpose in launch.SHORT:
+        how.add_argument(f"--{name}", dest="launcher", action="store_const", const=launcher, help=purpose)
     run.add_argument(
         "--time", dest="seconds", metavar="TIME", type=duration, default=0, help="end it after 90s, 30m, 2h or 1d"
     )

@@ -1,0 +1,147 @@
+"""How the ranks of a run are started, and whether they met."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farandole.node.head import runs
+from farandole.node.head.runs import RefusedError, ran
+from farandole.node.head.status import Slots
+from farandole.node.rank.place import length_of_torchrun, refuse_options_of_torchrun
+
+# What starts ranks, as it is shown.
+LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", "torchrun": "torchrun", "each": "each by itself"}
+# Shorter ways to choose one.
+SHORT = (
+    ("mpi", "mpi", "start the ranks with MPI"),
+    ("gloo", "horovod", "start the ranks with Gloo, which is the default"),
+    ("each", "each", "start independent programs, each of which finds its number in FARANDOLE_SLOT"),
+)
+RANK = "/usr/local/libexec/farandole/rank"
+# What ranks print, behind what horovodrun puts in front of it; and what they tell this program.
+OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
+SIGN = b"\x02farandole %s "
+# Below those that connections get, so that none takes one between this and the start of a program.
+PORTS = (20000, 29000)
+FREE = """
+import socket, sys
+for port in map(int, sys.argv[1:]):
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        continue
+    print(port)
+    break
+"""
+ALONE = "alone"
+# The exit status of a run whose ranks did not meet.
+OF_ALONE = 3
+
+
+def recognized(program: Sequence[str], chosen: str) -> str:
+    """The launcher for a program; refuses one that cannot start it."""
+    found = "torchrun" if length_of_torchrun([*program]) else ""
+    launcher = chosen or found or "horovod"
+    if launcher == "torchrun" and not found:
+        raise RefusedError("--launcher torchrun starts torchrun: farandole run -- torchrun train.py")
+    if launcher == "torchrun" and (why := refuse_options_of_torchrun([*program])):
+        raise RefusedError(why)
+    return launcher
+
+
+def shape(launcher: str, slots: Slots) -> str:
+    """What is started, in a few words."""
+    ranks = sum(slots.values())
+    what = "program" if launcher == "each" else "rank"
+    return f"{some(ranks, what)} on {some(len(slots), 'node')}, {LAUNCHERS[launcher]}"
+
+
+def some(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def free_port(node: str) -> int:
+    """A port of a node that nothing uses, for the ranks to meet."""
+    ports = [str(port) for port in random.sample(range(*PORTS), 20)]
+    command = ["python3", "-I", "-c", FREE, *ports]
+    if node != runs.HERE:
+        command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", node, shlex.join(command)]
+    found = ran(*command).stdout.strip()
+    return int(found if found in ports else ports[0])
+
+
+def starts(launcher: str, slots: Slots) -> Slots:
+    """How often the program is started on each node: once, if it starts the ranks of a node itself."""
+    return dict.fromkeys(slots, 1) if launcher == "torchrun" else slots
+
+
+def command(launcher: str, slots: Slots, program: Sequence[str]) -> list[str]:
+    """What starts the program on the nodes."""
+    each = starts(launcher, slots)
+    where = ",".join(f"{node}:{ranks}" for node, ranks in each.items())
+    through = "--mpi" if launcher == "mpi" else "--gloo"
+    return ["horovodrun", through, "-np", str(sum(each.values())), "-H", where, RANK, *program]
+
+
+@dataclass
+class Reports:
+    """What the ranks say of themselves when they end."""
+
+    mark: str
+    said: dict[int, dict[str, Any]]
+
+    def take(self, line: bytes) -> bytes:
+        """Take a report out of a line of output; returns the rest."""
+        printed, sign, report = line.partition(SIGN % self.mark.encode())
+        if not sign:
+            return line
+        try:
+            said = json.loads(report)
+            self.said[int(said["number"])] = {
+                "told": [str(told) for told in said["told"]],
+                "status": int(said["status"]),
+            }
+        except (ValueError, KeyError, TypeError):
+            return line
+        return b"" if re.fullmatch(rb"\[\d+\] ", printed) or not printed else printed + b"\n"
+
+    def failed(self) -> dict[int, int]:
+        """The exit statuses of independent programs that failed."""
+        statuses = {number: said["status"] for number, said in sorted(self.said.items())}
+        return {number: 128 - status if status < 0 else status for number, status in statuses.items() if status}
+
+    def verdict(self, size: int, started: int) -> tuple[str, str]:
+        """Why so many ranks were alone, empty if they were not or nothing shows it; and what should be known then."""
+        told = {word for said in self.said.values() for word in said["told"]}
+        groups = {name: int(count) for name, count in re.findall(r"met (\S+) (\d+)$", "\n".join(sorted(told)), re.M)}
+        largest = max(groups.values(), default=0)
+        used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
+        begun = f"{size} ranks were started, and each trained by itself"
+        if size == 1 or len(self.said) < started:
+            return "", ""
+        if "wraps" in told and "reduces" not in told:
+            why = "Horovod's optimizer averaged nothing, as Keras 3 does not call it"
+            return f"{ALONE}: {begun}: {why}; use Keras 2: import tf_keras as keras", ""
+        if largest > 1:
+            return "", f"only {largest} of {size} ranks met" if largest < size else ""
+        if largest == 1:
+            return f"{ALONE}: {begun}: {next(iter(groups))} knew of 1 rank; {cure(next(iter(groups)))}", ""
+        if used and "reads" not in told:
+            return f"{ALONE}: {begun}: they use {', '.join(used)} and nothing through which they meet; {cure('')}", ""
+        return "", ""
+
+
+def cure(framework: str) -> str:
+    """What to type so that ranks meet."""
+    calls = {
+        "torch.distributed": "start it with  farandole run -- torchrun PROGRAM ; with Lightning, Trainer(num_nodes=N)",
+        "": "call hvd.init() of Horovod or torch.distributed.init_process_group()",
+    }
+    call = calls.get(framework, "let the program take its rank from the environment")
+    return f"{call}; if each is meant to work by itself:  farandole run --each"

@@ -1,0 +1,173 @@
+"""Tell what started this rank which frameworks a program uses, and with how many ranks it met through them.
+
+Python imports this before any program of a run, and then the sitecustomize that it hides. Nothing here may fail.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# The abstract socket of what started this rank.
+ADDRESS = os.environ.get("FARANDOLE_MEETING", "")
+FRAMEWORKS = ("torch", "tensorflow", "jax", "keras", "mpi4py", "horovod")
+# By which a program that uses no framework for it divides the work.
+RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
+# Of what asks for it, only the program counts; the frameworks look for it themselves.
+THROUGH = ("/os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
+LIBRARIES = ("site-packages", "dist-packages", str(Path(os.__file__).parent), "<frozen")
+told: set[str] = set()
+
+
+def tell(what: str) -> None:
+    """Send a message, once; whoever waits for it may be gone."""
+    if what in told:
+        return
+    told.add(what)
+    with suppress(Exception):
+        import socket
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(1)
+            sender.sendto(what.encode(), f"\0{ADDRESS}")
+
+
+def met(framework: str, count: Callable[[], int]) -> None:
+    with suppress(Exception):
+        tell(f"met {framework} {int(count())}")
+
+
+def after(owner: Any, name: str, then: Callable[..., None]) -> None:
+    """Do something when a function has returned, with the arguments that it got."""
+    function = getattr(owner, name, None)
+    if not callable(function):
+        return
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        returned = function(*arguments, **options)
+        with suppress(Exception):
+            then(*arguments)
+        return returned
+
+    with suppress(Exception):
+        import functools
+
+        setattr(owner, name, functools.wraps(function)(replaced))
+
+
+def of_torch(module: ModuleType) -> None:
+    after(module, "init_process_group", lambda *_: met("torch.distributed", module.get_world_size))
+
+
+def of_horovod(module: ModuleType) -> None:
+    after(module.HorovodBasics, "init", lambda basics, *_: met("Horovod", basics.size))
+
+
+def of_optimizer(module: ModuleType) -> None:
+    after(module, "create_distributed_optimizer", lambda *_: tell("wraps"))
+
+
+def of_reduction(module: ModuleType) -> None:
+    for name in ("_allreduce", "_grouped_allreduce"):
+        after(module, name, lambda *_: tell("reduces"))
+
+
+def of_mpi(module: ModuleType) -> None:
+    def ask() -> None:
+        if module.Is_initialized() and not module.Is_finalized():
+            met("MPI", module.COMM_WORLD.Get_size)
+
+    ask()
+    # A program may initialize it later.
+    atexit.register(ask)
+
+
+def of_jax(module: ModuleType) -> None:
+    after(module.State, "initialize", lambda state, *_: met("JAX", lambda: state.num_processes))
+
+
+def of_tensorflow(module: ModuleType) -> None:
+    def tasks(_: Any, server: Any) -> None:
+        met("TensorFlow", lambda: sum(len(job.tasks) for job in server.cluster.job))
+
+    after(module.Context, "enable_collective_ops", tasks)
+
+
+# Modules with the functions through which ranks meet.
+WATCHED: dict[str, Callable[[ModuleType], None]] = {
+    "torch.distributed.distributed_c10d": of_torch,
+    "horovod.common.basics": of_horovod,
+    "horovod._keras": of_optimizer,
+    "horovod.tensorflow.mpi_ops": of_reduction,
+    "mpi4py.MPI": of_mpi,
+    "jax._src.distributed": of_jax,
+    "tensorflow.python.eager.context": of_tensorflow,
+}
+
+
+class Watch:
+    """Finds nothing by itself: it learns of what others find."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name in FRAMEWORKS:
+            tell(f"uses {name}")
+        if name not in WATCHED:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec), None)
+        with suppress(Exception):
+            if spec and spec.loader:
+                # Its functions are replaced before anybody else can import them.
+                loader: Any = spec.loader
+                execute = loader.exec_module
+
+                def executed(module: ModuleType) -> None:
+                    execute(module)
+                    with suppress(Exception):
+                        WATCHED[name](module)
+
+                loader.exec_module = executed
+        return spec
+
+
+def watch_environment() -> None:
+    """Learn whether the program itself asks for its rank."""
+    kind: Any = type(os.environ)
+    get = kind.__getitem__
+
+    def got(environment: Any, name: Any) -> Any:
+        if name in RANKS and "reads" not in told:
+            with suppress(Exception):
+                frame: Any = sys._getframe(1)
+                while frame and frame.f_code.co_filename.endswith(THROUGH):
+                    frame = frame.f_back
+                if frame and not any(place in frame.f_code.co_filename for place in LIBRARIES):
+                    tell("reads")
+        return get(environment, name)
+
+    kind.__getitem__ = got
+
+
+def chain() -> None:
+    """Import the sitecustomize that this one hides."""
+    here = Path(__file__).parent
+    sys.path[:] = [folder for folder in sys.path if not folder or Path(folder) != here]
+    own = sys.modules.pop("sitecustomize")
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+    # It has to be there, for what imports it.
+    sys.modules.setdefault("sitecustomize", own)
+
+
+if ADDRESS:
+    sys.meta_path.insert(0, Watch())
+    with suppress(Exception):
+        watch_environment()
+chain()

@@ -1,0 +1,233 @@
+"""How ranks are started, and how it is known whether they met; tests/lab/test_launchers.py does it with frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.node.head import launch, runs
+from farandole.node.head.launch import Reports, recognized
+from farandole.node.head.runs import RefusedError
+from farandole.node.rank.place import Place, place, torchrun, variables
+
+from .loading import install
+
+SLOTS = {"node-1": 2, "node-2": 1}
+TWO = {"node-1": 1, "node-2": 1}
+
+
+def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 1, **more: str) -> tuple[Any, Any]:
+    """What a program prints as a rank, and what is told of it."""
+    install(folder / "node", "farandole.node.rank", rank="main")
+    run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m"}
+    own = {"FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": str(rank), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    done = subprocess.run(
+        [folder / "node/rank", *program], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
+    )
+    reports = Reports("m", {})
+    printed = b"".join(reports.take(line) for line in done.stdout.splitlines(keepends=True))
+    return subprocess.CompletedProcess("", done.returncode, printed.decode(), done.stderr.decode()), reports.said
+
+
+def test_a_rank_knows_its_place(tmp_path: Path) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT"
+    shown = "; ".join(f"echo ${name}" for name in names.split())
+    places = [started(tmp_path, "sh", "-c", shown, rank=rank)[0].stdout.split() for rank in range(3)]
+    rest = ["node-1", "23456"]
+    assert places == [
+        ["0", "3", "0", "2", "0", *rest],
+        ["1", "3", "1", "2", "0", *rest],
+        ["2", "3", "0", "1", "1", *rest],
+    ]
+
+
+def test_tensorflow_learns_of_all_ranks() -> None:
+    given = json.loads(variables(place(2, SLOTS), SLOTS, 20000)["TF_CONFIG"])
+    assert given["cluster"] == {"worker": ["node-1:20000", "node-1:20001", "node-2:20000"]}
+    assert given["task"]["index"] == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (["torchrun", "a.py"], ["torchrun", "OURS", "a.py"]),
+        (["env", "A=1", "torchrun", "--tee", "3", "a.py"], ["env", "A=1", "torchrun", "OURS", "--tee", "3", "a.py"]),
+        (
+            ["python3", "-m", "torch.distributed.run", "a.py"],
+            ["python3", "-m", "torch.distributed.run", "OURS", "a.py"],
+        ),
+    ],
+)
+def test_torchrun_is_told_where_it_runs(program: list[str], command: list[str]) -> None:
+    assert recognized(program, "") == "torchrun"
+    ours = ["--nnodes=2", "--nproc-per-node=1", "--node-rank=1", "--master-addr=node-1", "--master-port=2"]
+    at = command.index("OURS")
+    assert torchrun(program, place(2, SLOTS), SLOTS, 2) == [*command[:at], *ours, *command[at + 1 :]]
+    assert launch.command("torchrun", SLOTS, program)[2:6] == ["-np", "2", "-H", "node-1:1,node-2:1"]
+
+
+@pytest.mark.parametrize(
+    ("program", "launcher", "why"),
+    [
+        ("torchrun --nnodes 2 a.py", "", "--nnodes"),
+        ("torchrun --master_port=1 a.py", "", "--master_port"),
+        ("torchrun --standalone a.py", "torchrun", "--standalone"),
+        ("python a.py", "torchrun", "farandole run -- torchrun"),
+    ],
+)
+def test_what_contradicts_the_run_is_refused(program: str, launcher: str, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        recognized(program.split(), launcher)
+
+
+@pytest.mark.parametrize(
+    "program", ["python a.py", "env", "env A=1", "torchrun a.py --nnodes 2", "torchrun a.py --standalone"]
+)
+def test_options_of_the_program_itself_are_its_own(program: str) -> None:
+    assert recognized(program.split(), "") == ("torchrun" if program.startswith("torchrun") else "horovod")
+
+
+def test_independent_programs_have_a_number_and_nothing_of_a_launcher(tmp_path: Path) -> None:
+    script = "env | grep -c '^HOROVOD_\\|^RANK=\\|^MASTER'; echo $FARANDOLE_SLOT of $FARANDOLE_SLOTS; exit 7"
+    done, said = started(tmp_path, "sh", "-c", script, launcher="each", HOROVOD_GLOO_IFACE="lo")
+    assert (done.returncode, done.stdout) == (0, "0\n1 of 3\n")
+    assert said == {1: {"told": [], "status": 7}}
+    assert Reports("m", said).failed() == {1: 7}
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 5", 5), ("kill -9 $$", -9), ("kill -15 $$", -15)])
+def test_a_rank_ends_as_its_program_does(script: str, status: int, tmp_path: Path) -> None:
+    assert started(tmp_path, "sh", "-c", script)[0].returncode == status
+
+
+def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
+    done, _ = started(tmp_path, "nothing")
+    assert (done.returncode, "nothing: there is no such program" in done.stderr) == (127, True)
+
+
+def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Path) -> None:
+    install(tmp_path / "node", "farandole.node.rank", rank="main")
+    run = {"launcher": "horovod", "slots": TWO, "port": 1, "mark": str(os.getpid())}
+    script = "trap 'echo caught; exit 4' TERM; echo $$; while :; do sleep 0.1; done"
+    for number, status in ((signal.SIGTERM, 4), (signal.SIGKILL, -9)):
+        process = subprocess.Popen(
+            [tmp_path / "node/rank", "sh", "-c", script], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": "0"},
+        )  # fmt: skip
+        with process:
+            assert process.stdout
+            program = int(process.stdout.readline())
+            watched = os.pidfd_open(program)
+            process.send_signal(number)
+            assert process.wait() == status
+            assert ("caught" in process.stdout.read()) == (number == signal.SIGTERM)
+        # Readable when it has ended.
+        assert select.select([watched], [], [], 10)[0]
+        os.close(watched)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import os; os.environ.get('RANK')", ["reads"]),
+        ("import os; os.getenv('HOROVOD_RANK')", ["reads"]),
+        ("import os; os.environ['PATH']; os.environ.get('LOCAL_RANK')", []),
+        ("import library", []),
+        ("import json, torch", ["uses torch"]),
+        ("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import keras'])", ["uses keras"]),
+        ("import os; os._exit(0)", []),
+    ],
+)
+def test_what_a_program_uses_is_told(program: str, told: list[str], tmp_path: Path) -> None:
+    # Modules of these names, since what is told here depends on the name alone.
+    for name in ("torch.py", "keras.py", "site-packages/library.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("import os\nos.environ.get('RANK')\n" if "library" in name else "")
+    done, said = started(tmp_path, sys.executable, "-c", program, PYTHONPATH=str(tmp_path / "site-packages"))
+    assert (done.returncode, done.stderr, said[1]["told"]) == (0, "", told)
+
+
+def test_the_hook_hides_no_sitecustomize_and_no_module(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/sitecustomize.py").write_text("print('the other')")
+    script = "import sys; print([folder for folder in sys.path if 'rank/hook' in folder])"
+    done, _ = started(tmp_path, sys.executable, "-c", script, PYTHONPATH=str(tmp_path / "other"))
+    assert (done.stdout, done.stderr) == ("the other\n[]\n", "")
+
+
+def judged(*told: list[str], size: int = 2) -> tuple[str, str]:
+    reports = Reports("m", {number: {"told": words, "status": 0} for number, words in enumerate(told)})
+    return reports.verdict(size, size)
+
+
+@pytest.mark.parametrize(
+    ("told", "part"),
+    [
+        (["uses torch"], "they use torch"),
+        (["uses torch", "met torch.distributed 1"], "torch.distributed knew of 1 rank"),
+        (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of 1 rank"),
+        (["uses keras", "met Horovod 2", "wraps"], "Horovod's optimizer averaged nothing"),
+    ],
+)
+def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
+    alone, note = judged(told, told)
+    assert alone.startswith("alone: 2 ranks were started")
+    assert part in alone
+    assert not note
+    assert judged(told, size=1) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        ["uses torch", "reads"],
+        ["uses torch", "met Horovod 2"],
+        ["uses torch", "met torch.distributed 1", "met Horovod 2"],
+        ["uses keras", "met Horovod 2", "wraps", "reduces"],
+    ],
+)
+def test_other_ranks_were_not(told: list[str]) -> None:
+    assert judged(told, told) == ("", "")
+
+
+def test_ranks_of_which_one_says_nothing_are_not_called_alone() -> None:
+    assert judged(["uses torch"]) == ("", "")
+
+
+def test_a_group_that_is_too_small_is_mentioned() -> None:
+    told = ["uses torch", "met torch.distributed 2"]
+    assert judged(told, told, told, size=3) == ("", "only 2 of 3 ranks met")
+
+
+@pytest.mark.parametrize(
+    ("line", "rest"),
+    [
+        (b"[0] \x02farandole m {JSON}\n", b""),
+        (b"[0] loss 0.5\x02farandole m {JSON}\n", b"[0] loss 0.5\n"),
+        (b"[0] \x02farandole other {JSON}\n", b"[0] \x02farandole other {JSON}\n"),
+        (b"[0] \x02farandole m {}\n", b"[0] \x02farandole m {}\n"),
+    ],
+)
+def test_what_a_rank_tells_is_taken_out_of_its_output(line: bytes, rest: bytes) -> None:
+    reports = Reports("m", {})
+    report = b'{"number": 0, "told": ["uses torch"], "status": 0}'
+    assert reports.take(line.replace(b"{JSON}", report)) == rest.replace(b"{JSON}", report)
+    assert len(reports.said) == (b"farandole" not in rest)
+
+
+def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "HERE", "here")
+    assert launch.free_port("here") in range(*launch.PORTS)
+
+
+def test_the_place_of_each_rank() -> None:
+    assert [place(rank, SLOTS) for rank in (0, 2)] == [Place(0, 3, 0, 2, 0), Place(2, 3, 0, 1, 1)]
