@@ -26,6 +26,7 @@ SIGN, RUN = "\x02farandole ", "FARANDOLE_RUN"
 # By which each launcher numbers what it starts; and all of their variables, which independent programs do not get.
 NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CONTROLLER|CPU_)|OMPI_|PMIX_|PMI_).*")
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 
 
@@ -76,8 +77,10 @@ def network() -> dict[str, str]:
 
 def execute(program: list[str], variables: dict[str, str], listener: socket.socket, told: list[str]) -> int:
     """Wait for the end of the program, and note what is told meanwhile."""
+    # None arrives while there is nothing yet to pass it on to.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
-        process = subprocess.Popen(program, env=variables, preexec_fn=end_with_parent)
+        process = subprocess.Popen(program, env=variables, preexec_fn=lambda: begin(before))
     except OSError as error:
         why = "there is no such program" if isinstance(error, FileNotFoundError) else str(error.strerror)
         print(f"{socket.gethostname()}: {program[0]}: {why}", file=sys.stderr)
@@ -87,8 +90,9 @@ def execute(program: list[str], variables: dict[str, str], listener: socket.sock
         with suppress(ProcessLookupError):
             process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in PASSED_ON:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -120,6 +124,7 @@ def heard(listener: socket.socket) -> list[str]:
     return messages
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill the program if this process is killed."""
+def begin(blocked: set[signal.Signals | int]) -> None:
+    """Before the program: let signals through, and let the kernel kill it if this process is killed."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
