@@ -70,7 +70,7 @@ def test_a_program_runs_with_its_files_on_every_node(site: Cluster, project: Pat
     (project / "train.py").write_text("print('changed')")
     (project / ODD).unlink()
     again = site.farandole("run", "--mpi", "-np", "2", "--", "python", "train.py", folder=project)
-    assert sorted(again.stdout.splitlines()) == ["[0] changed", "[1] changed"]
+    assert sorted(again.stdout.splitlines()) == ["[0] changed", "[1] changed", "farandole: 2 ranks on 2 nodes, MPI"]
     assert "finished after" in site.farandole("runs").stdout.splitlines()[-1]
 
 

@@ -44,8 +44,8 @@ def variables(at: Place, slots: Mapping[str, int], port: int) -> dict[str, str]:
     return {
         "RANK": str(at.rank), "WORLD_SIZE": str(at.size), "LOCAL_RANK": str(at.local_rank),
         "LOCAL_WORLD_SIZE": str(at.local_size), "NODE_RANK": str(at.node), "MASTER_ADDR": master,
-        "MASTER_PORT": str(port), "JAX_COORDINATOR_ADDRESS": f"{master}:{port}", "JAX_NUM_PROCESSES": str(at.size),
-        "JAX_PROCESS_ID": str(at.rank), "TF_CONFIG": json.dumps(task), "SLURM_PROCID": str(at.rank),
+        "MASTER_PORT": str(port), "JAX_COORDINATOR_ADDRESS": f"{master}:{port}",
+        "TF_CONFIG": json.dumps(task), "SLURM_PROCID": str(at.rank),
         "SLURM_LOCALID": str(at.local_rank), "SLURM_NODEID": str(at.node),
     }  # fmt: skip
 

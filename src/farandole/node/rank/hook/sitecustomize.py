@@ -17,7 +17,7 @@ from typing import Any
 
 # The abstract socket of what started this rank.
 ADDRESS = os.environ.get("FARANDOLE_MEETING", "")
-FRAMEWORKS = ("torch", "tensorflow", "jax", "keras", "mpi4py", "horovod")
+FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mpi4py", "horovod"}
 # By which a program that uses no framework for it divides the work.
 RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 # Of what asks for it, only the program counts; the frameworks look for it themselves.
@@ -116,9 +116,7 @@ class Watch:
     """Finds nothing by itself: it learns of what others find."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in FRAMEWORKS:
-            tell(f"uses {name}")
-        if name not in WATCHED:
+        if name not in FRAMEWORKS and name not in WATCHED:
             return None
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((spec for spec in found if spec), None)
@@ -130,8 +128,11 @@ class Watch:
 
                 def executed(module: ModuleType) -> None:
                     execute(module)
-                    with suppress(Exception):
-                        WATCHED[name](module)
+                    if name in FRAMEWORKS:
+                        tell(f"uses {name}")
+                    else:
+                        with suppress(Exception):
+                            WATCHED[name](module)
 
                 loader.exec_module = executed
         return spec
