@@ -172,16 +172,15 @@ def judged(*told: list[str], size: int = 2) -> tuple[str, str]:
     ("told", "part"),
     [
         (["uses torch"], "they use torch"),
-        (["uses torch", "met torch.distributed 1"], "torch.distributed knew of 1 rank"),
-        (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of 1 rank"),
-        (["uses keras", "met Horovod 2", "wraps"], "Horovod's optimizer averaged nothing"),
+        (["uses torch", "met torch.distributed 1"], "torch.distributed knew of one rank"),
+        (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of one rank"),
+        (["uses keras", "met Horovod 2", "wraps"], "nothing was averaged"),
     ],
 )
 def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
-    alone, note = judged(told, told)
-    assert alone.startswith("alone: 2 ranks were started")
-    assert part in alone
-    assert not note
+    why, cure = judged(told, told)
+    assert part in why
+    assert cure
     assert judged(told, size=1) == ("", "")
 
 

@@ -155,10 +155,13 @@ class RunKeeper:
                 say(f"program {number} ended with exit status {code}")
             return next(iter(failed.values()), 0)
         started = sum(launch.starts(self.wish["launcher"], slots).values())
-        alone, note = self.reports.verdict(sum(slots.values()), started)
+        size = sum(slots.values())
+        alone, note = self.reports.verdict(size, started)
+        if alone:
+            self.why = self.why or ALONE
+            say(f"{size} ranks were started, and each worked by itself: {alone}")
         if note:
             say(note)
-        self.why = self.why or alone
         return OF_ALONE if alone else 0
 
     def clean(self, slots: Slots) -> None:

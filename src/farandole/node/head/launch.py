@@ -39,7 +39,7 @@ for port in map(int, sys.argv[1:]):
     print(port)
     break
 """
-ALONE = "alone"
+ALONE = "alone: the ranks never met"
 # The exit status of a run whose ranks did not meet.
 OF_ALONE = 3
 
@@ -117,31 +117,31 @@ class Reports:
         return {number: 128 - status if status < 0 else status for number, status in statuses.items() if status}
 
     def verdict(self, size: int, started: int) -> tuple[str, str]:
-        """Why so many ranks were alone, empty if they were not or nothing shows it; and what should be known then."""
+        """Why so many ranks were alone, empty if they were not or nothing shows it; and what to do, or to know then."""
         told = {word for said in self.said.values() for word in said["told"]}
         groups = {name: int(count) for name, count in re.findall(r"met (\S+) (\d+)$", "\n".join(sorted(told)), re.M)}
         largest = max(groups.values(), default=0)
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
-        begun = f"{size} ranks were started, and each trained by itself"
         if size == 1 or len(self.said) < started:
             return "", ""
         if "wraps" in told and "reduces" not in told:
-            why = "Horovod's optimizer averaged nothing, as Keras 3 does not call it"
-            return f"{ALONE}: {begun}: {why}; use Keras 2: import tf_keras as keras", ""
+            why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
+            return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
         if largest > 1:
             return "", f"only {largest} of {size} ranks met" if largest < size else ""
         if largest == 1:
-            return f"{ALONE}: {begun}: {next(iter(groups))} knew of 1 rank; {cure(next(iter(groups)))}", ""
+            name = next(iter(groups))
+            return f"in each of them {name} knew of one rank", cure(name)
         if used and "reads" not in told:
-            return f"{ALONE}: {begun}: they use {', '.join(used)} and nothing through which they meet; {cure('')}", ""
+            return f"they use {', '.join(used)}, and nothing through which they meet", cure("")
         return "", ""
 
 
 def cure(framework: str) -> str:
     """What to type so that ranks meet."""
     calls = {
-        "torch.distributed": "start it with  farandole run -- torchrun PROGRAM ; with Lightning, Trainer(num_nodes=N)",
-        "": "call hvd.init() of Horovod or torch.distributed.init_process_group()",
+        "torch.distributed": "start it with  farandole run -- torchrun PROGRAM",
+        "": "call hvd.init() of Horovod, torch.distributed.init_process_group(), or in Lightning Trainer(num_nodes=N)",
     }
-    call = calls.get(framework, "let the program take its rank from the environment")
-    return f"{call}; if each is meant to work by itself:  farandole run --each"
+    call = calls.get(framework, "let the program take its rank and their number from the environment")
+    return f"{call}; if each is meant to work by itself, add --each"
