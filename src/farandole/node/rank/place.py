@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 DEVICES = Path("/dev")
 # Which of its options torchrun gets from the run. It takes a dash or an underscore in each.
@@ -15,8 +15,7 @@ OF_TORCHRUN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A rank's numbers."""
 
     rank: int

@@ -6,14 +6,16 @@ Python imports this before any program of a run, and then the sitecustomize that
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+# Every start of Python waits for what is imported here.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 # The abstract socket of what started this rank.
 ADDRESS = os.environ.get("FARANDOLE_MEETING", "")
@@ -22,7 +24,7 @@ FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mpi4py", "horovod"}
 RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 # Of what asks for it, only the program counts; the frameworks look for it themselves.
 THROUGH = ("/os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
-LIBRARIES = ("site-packages", "dist-packages", str(Path(os.__file__).parent), "<frozen")
+LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 told: set[str] = set()
 
 
@@ -158,11 +160,11 @@ def watch_environment() -> None:
 
 def chain() -> None:
     """Import the sitecustomize that this one hides."""
-    here = Path(__file__).parent
-    sys.path[:] = [folder for folder in sys.path if not folder or Path(folder) != here]
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    sys.path[:] = [folder for folder in sys.path if folder != here]
     own = sys.modules.pop("sitecustomize")
     with suppress(ModuleNotFoundError):
-        importlib.import_module("sitecustomize")
+        __import__("sitecustomize")
     # It has to be there, for what imports it.
     sys.modules.setdefault("sitecustomize", own)
 
