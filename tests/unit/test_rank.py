@@ -16,7 +16,7 @@ import pytest
 from farandole.node.head import launch, runs
 from farandole.node.head.launch import Reports, recognized
 from farandole.node.head.runs import RefusedError
-from farandole.node.rank.place import Place, place, torchrun, variables
+from farandole.node.rank.place import Place, on_node, place, variables
 
 from .loading import install
 
@@ -70,8 +70,18 @@ def test_torchrun_is_told_where_it_runs(program: list[str], command: list[str]) 
     assert recognized(program, "") == "torchrun"
     ours = ["--nnodes=2", "--nproc-per-node=1", "--node-rank=1", "--master-addr=node-1", "--master-port=2"]
     at = command.index("OURS")
-    assert torchrun(program, place(2, SLOTS), SLOTS, 2) == [*command[:at], *ours, *command[at + 1 :]]
+    assert on_node(program, place(2, SLOTS), SLOTS, 2) == [*command[:at], *ours, *command[at + 1 :]]
     assert launch.command("torchrun", SLOTS, program)[2:6] == ["-np", "2", "-H", "node-1:1,node-2:1"]
+
+
+def test_accelerate_is_told_where_it_runs() -> None:
+    program = ["accelerate", "launch", "--mixed_precision=bf16", "a.py"]
+    assert recognized(program, "") == "accelerate"
+    command = on_node(program, place(1, TWO), TWO, 2)
+    assert command[:5] == ["accelerate", "launch", "--num_machines=2", "--num_processes=2", "--machine_rank=1"]
+    assert command[-2:] == program[-2:]
+    with pytest.raises(RefusedError, match="as many ranks on each node"):
+        launch.command("accelerate", SLOTS, program)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,8 @@ def test_torchrun_is_told_where_it_runs(program: list[str], command: list[str]) 
         ("torchrun --nnodes 2 a.py", "", "--nnodes"),
         ("torchrun --master_port=1 a.py", "", "--master_port"),
         ("torchrun --standalone a.py", "torchrun", "--standalone"),
-        ("python a.py", "torchrun", "farandole run -- torchrun"),
+        ("accelerate launch --num_machines 2 a.py", "", "--num_machines"),
+        ("python a.py", "torchrun", "begins with torchrun"),
     ],
 )
 def test_what_contradicts_the_run_is_refused(program: str, launcher: str, why: str) -> None:
@@ -110,7 +121,7 @@ def test_a_rank_ends_as_its_program_does(script: str, status: int, tmp_path: Pat
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     done, _ = started(tmp_path, "nothing")
-    assert (done.returncode, "nothing: there is no such program" in done.stderr) == (127, True)
+    assert (done.returncode, "nothing: command not found\n" == done.stderr) == (127, True)
 
 
 def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Path) -> None:

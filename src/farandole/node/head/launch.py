@@ -13,10 +13,10 @@ from typing import Any
 from farandole.node.head import runs
 from farandole.node.head.runs import RefusedError, ran
 from farandole.node.head.status import Slots
-from farandole.node.rank.place import length_of_torchrun, refuse_options_of_torchrun
+from farandole.node.rank.place import OF_RUN, refused_option, starter
 
 # What starts ranks, as it is shown.
-LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", "torchrun": "torchrun", "each": "each by itself"}
+LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", **{name: name for name in OF_RUN}, "each": "each by itself"}
 # Shorter ways to choose one.
 SHORT = (
     ("mpi", "mpi", "start the ranks with MPI"),
@@ -46,11 +46,11 @@ OF_ALONE = 3
 
 def recognized(program: Sequence[str], chosen: str) -> str:
     """The launcher for a program; refuses one that cannot start it."""
-    found = "torchrun" if length_of_torchrun([*program]) else ""
+    found, _ = starter([*program])
     launcher = chosen or found or "horovod"
-    if launcher == "torchrun" and not found:
-        raise RefusedError("--launcher torchrun starts torchrun: farandole run -- torchrun train.py")
-    if launcher == "torchrun" and (why := refuse_options_of_torchrun([*program])):
+    if launcher in OF_RUN and launcher != found:
+        raise RefusedError(f"--launcher {launcher} is for a program that begins with {launcher}")
+    if launcher in OF_RUN and (why := refused_option([*program])):
         raise RefusedError(why)
     return launcher
 
@@ -78,7 +78,9 @@ def free_port(node: str) -> int:
 
 def starts(launcher: str, slots: Slots) -> Slots:
     """How often the program is started on each node: once, if it starts the ranks of a node itself."""
-    return dict.fromkeys(slots, 1) if launcher == "torchrun" else slots
+    if launcher == "accelerate" and len({*slots.values()}) > 1:
+        raise RefusedError(f"accelerate starts as many ranks on each node, so it cannot use {slots}: add --hosts")
+    return dict.fromkeys(slots, 1) if launcher in OF_RUN else slots
 
 
 def command(launcher: str, slots: Slots, program: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from farandole.node.rank.place import Place, alone, place, torchrun, variables
+from farandole.node.rank.place import OF_RUN, Place, alone, on_node, place, variables
 
 HOOK = str(Path(__file__).with_name("hook"))
 # In front of what a rank tells the head, behind what it has printed; and the variable with what the run is.
@@ -35,8 +35,10 @@ def main() -> int:
     run = json.loads(os.environ.pop(RUN))
     slots, launcher, mark = run["slots"], run["launcher"], run["mark"]
     number = next(int(os.environ[name]) for name in NUMBERS if name in os.environ)
-    at = place(number if launcher != "torchrun" else sum(list(slots.values())[:number]), slots)
-    program = torchrun(sys.argv[1:], at, slots, run["port"]) if launcher == "torchrun" else sys.argv[1:]
+    # Of a node whose ranks are started there, the first rank.
+    per_node = launcher in OF_RUN
+    at = place(sum(list(slots.values())[:number]) if per_node else number, slots)
+    program = on_node(sys.argv[1:], at, slots, run["port"]) if per_node else sys.argv[1:]
     told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         # The kernel chooses a name that no other has.
@@ -59,7 +61,7 @@ def environment(launcher: str, at: Place, run: Any, address: bytes) -> dict[str,
     inherited: Mapping[str, str] = os.environ
     if launcher == "each":
         return {name: value for name, value in inherited.items() if not OF_LAUNCHERS.fullmatch(name)} | alone(at)
-    ours = variables(at, run["slots"], run["port"]) if launcher != "torchrun" else {}
+    ours = {} if launcher in OF_RUN else variables(at, run["slots"], run["port"])
     if "SLURM_JOB_ID" not in inherited:
         ours = {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
     ours |= {name: value for name, value in network().items() if name not in inherited}
@@ -82,8 +84,9 @@ def execute(program: list[str], variables: dict[str, str], listener: socket.sock
     try:
         process = subprocess.Popen(program, env=variables, preexec_fn=lambda: begin(before))
     except OSError as error:
-        why = "there is no such program" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        print(f"{socket.gethostname()}: {program[0]}: {why}", file=sys.stderr)
+        # As a shell says it.
+        why = "command not found" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        print(f"{program[0]}: {why}", file=sys.stderr)
         return 127
 
     def pass_on(number: int, _: FrameType | None) -> None:

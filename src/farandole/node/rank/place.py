@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEVICES = Path("/dev")
-# Which of its options torchrun gets from the run. It takes a dash or an underscore in each.
-OF_TORCHRUN = re.compile(
-    r"--(nnodes|nproc[-_]per[-_]node|node[-_]rank|master[-_](addr|port)|rdzv[-_]\w+|local[-_]addr|standalone)(=.*)?"
-)
+# Programs that start the ranks of a node themselves, and which of their options the run gives them. Both take a dash or
+# an underscore in each.
+OF_RUN = {
+    "torchrun": r"nnodes|nproc.per.node|node.rank|master.(addr|port)|rdzv.\w+|local.addr|standalone",
+    "accelerate": r"num.(machines|processes)|machine.rank|main.process.(ip|port)|same.network|rdzv.\w+",
+}
 
 
 class Place(NamedTuple):
@@ -56,33 +58,46 @@ def alone(at: Place) -> dict[str, str]:
     return {"FARANDOLE_SLOT": str(at.rank), "FARANDOLE_SLOTS": str(at.size), **own}
 
 
-def length_of_torchrun(program: list[str]) -> int:
-    """How many words of a program start torchrun, with those of env in front; none if it is another program."""
+def starter(program: list[str]) -> tuple[str, int]:
+    """The program that starts the ranks of a node, and how many words start it, with those of env in front; or none."""
     first = 0
     if program[0] == "env":
         first = next((place for place, word in enumerate(program) if place and "=" not in word), len(program))
     name, more = Path(program[first]).name if first < len(program) else "", program[first + 1 : first + 3]
     if name == "torchrun":
-        return first + 1
-    return first + 3 if re.fullmatch(r"python[\d.]*", name) and more == ["-m", "torch.distributed.run"] else 0
+        return name, first + 1
+    if name == "accelerate" and more[:1] == ["launch"]:
+        return name, first + 2
+    is_module = re.fullmatch(r"python[\d.]*", name) and more == ["-m", "torch.distributed.run"]
+    return ("torchrun", first + 3) if is_module else ("", 0)
 
 
-def refuse_options_of_torchrun(program: list[str]) -> str:
-    """Why the options that a user gives torchrun cannot be, as the run sets them; empty if they can."""
-    for word in program[length_of_torchrun(program) :]:
-        if not word.startswith("-") and word.endswith(".py"):
+def refused_option(program: list[str]) -> str:
+    """Why the options that a user gives to what starts the ranks cannot be; empty if they can."""
+    name, words = starter(program)
+    for word in program[words:]:
+        if word.endswith(".py"):
             break
-        if OF_TORCHRUN.fullmatch(word):
-            option = word.partition("=")[0]
-            return f"{option}: farandole run tells torchrun where it runs; leave this out, and use --hosts and -np"
+        option = word.partition("=")[0]
+        if option.startswith("--") and re.fullmatch(OF_RUN[name], option[2:]):
+            return f"{option}: farandole run tells {name} where it runs; leave this out, and use --hosts and -np"
     return ""
 
 
-def torchrun(program: list[str], at: Place, slots: Mapping[str, int], port: int) -> list[str]:
+def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) -> list[str]:
     """The command that starts the ranks of a node."""
-    words = length_of_torchrun(program)
-    options = {
-        "nnodes": len(slots), "nproc-per-node": at.local_size, "node-rank": at.node, "master-addr": next(iter(slots)),
-        "master-port": port,
+    name, words = starter(program)
+    master = next(iter(slots))
+    of_run: dict[str, object] = {
+        "nnodes": len(slots), "nproc-per-node": at.local_size, "node-rank": at.node,
+        "master-addr": master, "master-port": port,
     }  # fmt: skip
-    return [*program[:words], *(f"--{name}={value}" for name, value in options.items()), *program[words:]]
+    if name == "accelerate":
+        of_run = {
+            "num_machines": len(slots), "num_processes": at.size, "machine_rank": at.node,
+            "main_process_ip": master, "main_process_port": port,
+        }  # fmt: skip
+    options = [f"--{option}={value}" for option, value in of_run.items()]
+    # Without GPUs, this only means that it starts several processes.
+    options += ["--same_network", "--multi_gpu"] if name == "accelerate" else []
+    return [*program[:words], *options, *program[words:]]
