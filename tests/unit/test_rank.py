@@ -121,7 +121,7 @@ def test_a_rank_ends_as_its_program_does(script: str, status: int, tmp_path: Pat
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     done, _ = started(tmp_path, "nothing")
-    assert (done.returncode, "nothing: command not found\n" == done.stderr) == (127, True)
+    assert (done.returncode, done.stderr == "nothing: command not found\n") == (127, True)
 
 
 def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def run(
 ) -> None:
     """Send this folder to the nodes and start a program there, with one rank per slot.
 
-    torchrun and accelerate launch are recognized. Ranks that never meet end the run with status 3: it is then N trainings instead of one.
+    torchrun and accelerate launch are recognized. Ranks that never meet end the run with status 3: that is many
+    trainings instead of one.
 
     Git's ignored files stay here, and what a file .farandoleignore names. Ctrl-C ends the run on every node; a lost
     connection does not.
