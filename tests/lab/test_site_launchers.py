@@ -1,7 +1,9 @@
 """Programs of several frameworks, as people start them, and ranks that never meet. docs/launchers.md has each line."""
 
 import re
+import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,18 @@ def test_of_independent_programs_one_may_fail(site: Cluster, tmp_path: Path) -> 
     assert done.returncode == 7
     assert {*re.findall(r"end (\d)", done.stdout)} == {"0", "1", "2"}
     assert "program 0 ended with exit status 7" in done.stdout
+
+
+def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("hello from the node")
+    serve = "python -m http.server 8791 --bind 127.0.0.1"
+    process = site.begin("run", "--hosts", "node-2", "--forward", "8792:8791", "--", *serve.split(), folder=tmp_path)
+    try:
+        assert process.stdout
+        assert any("Serving HTTP" in line for line in process.stdout)
+        with urllib.request.urlopen("http://127.0.0.1:8792/page", timeout=60) as page:
+            assert page.read() == b"hello from the node"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130

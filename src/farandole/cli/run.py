@@ -12,6 +12,7 @@ from farandole.cli.options import BY_KEY, Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.jobs.files import get
 from farandole.jobs.follow import follow, stream
+from farandole.jobs.forward import forwarded, parsed
 from farandole.jobs.login import head_of
 from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
@@ -20,6 +21,10 @@ from farandole.node.head.launch import LAUNCHERS, SHORT
 from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
+Forward = Annotated[
+    str,
+    typer.Option(metavar="[HERE:]PORT", help="Open a port of the first node here, for you alone, meanwhile."),
+]
 GivenNumber = Annotated[str, typer.Argument(metavar="RUN", help="Its number.")]
 
 
@@ -38,6 +43,7 @@ def run(
     fetch: Annotated[
         list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
     ] = None,
+    forward: Forward = "",
     *,
     launcher: Annotated[
         str, typer.Option(metavar="NAME", help=f"What starts the ranks: {', '.join(LAUNCHERS)}.", show_default=False)
@@ -64,13 +70,13 @@ def run(
     names = [name for short, name, _ in SHORT if given[short]] + ([launcher] if launcher else [])
     if len(names) > 1 or {*names} - {*LAUNCHERS}:
         raise FarandoleError(f"name one launcher: {', '.join(LAUNCHERS)}")
-    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], "".join(names), wait, detach)
+    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], "".join(names), forward, wait, detach)
     wish.refuse_early(folder)
     again, without = options(inventory, login), left_out(inventory, hosts)
     head = head_of(inventory, login)
     number = start(head, wish, folder, without, yes=yes)
     if not detach:
-        raise typer.Exit(finish(head, number, wish.fetch, folder, again))
+        raise typer.Exit(finish(head, number, wish, folder, again))
     console.print(f"run {number} is started; next: farandole attach {again} {number}")
 
 
@@ -81,12 +87,13 @@ def options(inventory: Path, login: Login) -> str:
 
 
 @with_login(*BY_KEY)
-def attach(inventory: Inventory, number: Number = "", *, login: Login) -> None:
+def attach(inventory: Inventory, number: Number = "", forward: Forward = "", *, login: Login) -> None:
     """Show what a run prints until it ends; Ctrl-C leaves it running."""
     head, again = head_of(inventory, login), options(inventory, login)
     number = number or known(head, "").number
     try:
-        status = follow(head, number)
+        with forwarded(head, number, parsed(forward) if forward else None):
+            status = follow(head, number)
     except Interrupted:
         raise Interrupted(f"the run goes on; to end it: farandole stop {again} {number}") from None
     raise typer.Exit(status)

@@ -16,6 +16,7 @@ from farandole.core.text import on_terminal, one_line
 from farandole.inventory.facts import of_inventory
 from farandole.jobs.files import get, send
 from farandole.jobs.follow import follow
+from farandole.jobs.forward import forwarded, listening, parsed
 from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
@@ -33,6 +34,7 @@ class Wish:
     time: str = ""
     fetch: list[str] = field(default_factory=list)
     launcher: str = ""
+    forward: str = ""
     wait: bool = False
     detach: bool = False
 
@@ -40,10 +42,15 @@ class Wish:
         """Refuse what cannot work."""
         if self.detach and self.fetch:
             raise FarandoleError("--fetch brings results back when the run ends, so it does not go with --detach")
+        if self.detach and self.forward:
+            raise FarandoleError("--forward lasts as long as this command; later: farandole attach --forward PORT")
         if not shutil.which("rsync"):
             raise FarandoleError("rsync is not installed on this machine: apt install rsync")
         refuse_early(self.program, self.fetch, folder)
         recognized(self.program, self.launcher)
+        if self.forward:
+            # Before anything is sent, and again when the run is there.
+            listening(parsed(self.forward)).close()
         try:
             if self.time:
                 duration(self.time)
@@ -84,10 +91,12 @@ def start(head: Head, wish: Wish, folder: Path, without: list[str], *, yes: bool
     return number
 
 
-def finish(head: Head, number: str, fetch: list[str], folder: Path, again: str) -> int:
+def finish(head: Head, number: str, wish: Wish, folder: Path, again: str) -> int:
     """Show a run until it ends, stop it if interrupted, and get its results; returns the exit status."""
+    fetch = wish.fetch
     try:
-        status = follow(head, number)
+        with forwarded(head, number, parsed(wish.forward) if wish.forward else None):
+            status = follow(head, number)
     except Interrupted:
         console.print(f"stopping run {number}")
         try:

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from farandole.node.head import runs
@@ -23,6 +24,8 @@ SHORT = (
     ("gloo", "horovod", "start the ranks with Gloo, which is the default"),
     ("each", "each", "start independent programs, each of which finds its number in FARANDOLE_SLOT"),
 )
+# Programs of which a run needs one, if nothing else is asked for.
+SINGLE = ("jupyter", "jupyter-lab", "jupyter-notebook", "tensorboard")
 RANK = "/usr/local/libexec/farandole/rank"
 # What ranks print, behind what horovodrun puts in front of it; and what they tell this program.
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
@@ -53,6 +56,11 @@ def recognized(program: Sequence[str], chosen: str) -> str:
     if launcher in OF_RUN and (why := refused_option([*program])):
         raise RefusedError(why)
     return launcher
+
+
+def only(program: Sequence[str]) -> int:
+    """How many ranks there are of a program that serves people; 0 if it is another one."""
+    return int(Path(program[0]).name in SINGLE)
 
 
 def shape(launcher: str, slots: Slots) -> str:

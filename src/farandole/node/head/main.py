@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from farandole.node import relay
 from farandole.node.arguments import duration, positive
 from farandole.node.head import launch, runs
 from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
-from farandole.node.head.job import RunKeeper, collect
+from farandole.node.head.job import SSH, RunKeeper, collect
 from farandole.node.head.reap import GRACE
 from farandole.node.head.runs import RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
 from farandole.node.head.status import others, owner
@@ -46,6 +47,7 @@ def started(arguments: argparse.Namespace) -> Run:
     folder = sent(arguments.source) if arguments.source else Path.cwd()
     refuse_early(arguments.program, arguments.fetch, folder)
     arguments.launcher = launch.recognized(arguments.program, arguments.launcher)
+    arguments.np = arguments.np or launch.only(arguments.program)
     me = owner(os.getuid())
     if not os.access(bus()["XDG_RUNTIME_DIR"], os.X_OK):
         raise RefusedError(f"systemd does not run for {me}; as root: loginctl enable-linger {me}")
@@ -156,6 +158,17 @@ def show(_: argparse.Namespace) -> None:
             print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
 
 
+def connect(arguments: argparse.Namespace) -> None:
+    """Become what connects standard input and output with a port of a run's first node."""
+    node = next(iter(arguments.run.read("started").get("slots", {})), "")
+    if not node or arguments.run.end():
+        raise RefusedError(f"run {arguments.run.number} has no node")
+    command = ["python3", "-I", "-c", Path(relay.__file__).read_text(), str(arguments.port)]
+    if node != runs.HERE:
+        command = [*SSH.split(), node, shlex.join(command)]
+    os.execvp(command[0], command)  # noqa: S606
+
+
 # What is done with a run; those without words are called by the control machine and by systemd.
 ON_RUN: dict[str, tuple[Callable[[Run], int | None], str]] = {
     "logs": (logs, "print what a run has printed"),
@@ -186,6 +199,10 @@ def parsed() -> argparse.Namespace:
     command.set_defaults(call=fetch)
     command.add_argument("run", type=chosen, help="its number")
     command.add_argument("paths", nargs="+", metavar="PATH", help="what to get, a path in the run's folder")
+    command = commands.add_parser("_connect")
+    command.set_defaults(call=connect)
+    command.add_argument("run", type=chosen)
+    command.add_argument("port", type=positive)
     for name, transfer in (("_receive", receive), ("_give", give)):
         command = commands.add_parser(name)
         command.set_defaults(call=lambda arguments, transfer=transfer: transfer(arguments.name, arguments.arguments))
