@@ -241,3 +241,11 @@ def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_place_of_each_rank() -> None:
     assert [place(rank, SLOTS) for rank in (0, 2)] == [Place(0, 3, 0, 2, 0), Place(2, 3, 0, 1, 1)]
+
+
+def test_a_rank_keeps_the_paths_that_it_inherits(tmp_path: Path) -> None:
+    given = {"PYTHONPATH": "/a:/b", "LD_LIBRARY_PATH": "/c"}
+    done, _ = started(tmp_path, "sh", "-c", "echo $PYTHONPATH $LD_LIBRARY_PATH", **given)
+    python, libraries = done.stdout.split()
+    assert python.endswith("/rank/hook:/a:/b")
+    assert libraries.startswith("/c:")

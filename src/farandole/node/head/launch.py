@@ -151,6 +151,7 @@ def cure(framework: str) -> str:
     """What to type so that ranks meet."""
     calls = {
         "torch.distributed": "start it with  farandole run -- torchrun PROGRAM",
+        "MPI": "start it with  farandole run --mpi",
         "": "call hvd.init() of Horovod, torch.distributed.init_process_group(), or in Lightning Trainer(num_nodes=N)",
     }
     call = calls.get(framework, "let the program take its rank and their number from the environment")

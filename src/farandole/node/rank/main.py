@@ -26,6 +26,7 @@ SIGN, RUN = "\x02farandole ", "FARANDOLE_RUN"
 # By which each launcher numbers what it starts; and all of their variables, which independent programs do not get.
 NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CONTROLLER|CPU_)|OMPI_|PMIX_|PMI_).*")
+MPI = "/opt/farandole/current/mpi/lib"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
 
@@ -65,8 +66,14 @@ def environment(launcher: str, at: Place, run: Any, address: bytes) -> dict[str,
     if "SLURM_JOB_ID" not in inherited:
         ours = {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
     ours |= {name: value for name, value in network().items() if name not in inherited}
-    paths = [HOOK, *filter(None, [inherited.get("PYTHONPATH")])]
-    return {**inherited, **ours, "PYTHONPATH": os.pathsep.join(paths), "FARANDOLE_MEETING": address[1:].decode()}
+    ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address[1:].decode()}
+    # Packages that can use MPI look for it, also in ranks that something else starts.
+    return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), MPI)}
+
+
+def joined(*folders: str | None) -> str:
+    """A list of folders as a variable holds it."""
+    return os.pathsep.join(filter(None, folders))
 
 
 def network() -> dict[str, str]:
