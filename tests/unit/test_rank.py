@@ -183,6 +183,8 @@ def judged(*told: list[str], size: int = 2) -> tuple[str, str]:
     ("told", "part"),
     [
         (["uses torch"], "they use torch"),
+        (["uses mpi4py", "met MPI 1"], "MPI knew of one rank"),
+        (["uses mpi4py", "uses torch", "met MPI 1"], "they use mpi4py, torch"),
         (["uses torch", "met torch.distributed 1"], "torch.distributed knew of one rank"),
         (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of one rank"),
         (["uses keras", "met Horovod 2", "wraps"], "nothing was averaged"),
@@ -200,6 +202,7 @@ def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
     [
         [],
         ["uses torch", "reads"],
+        ["uses mpi4py", "uses torch", "met MPI 1", "reads"],
         ["uses torch", "met Horovod 2"],
         ["uses torch", "met torch.distributed 1", "met Horovod 2"],
         ["uses keras", "met Horovod 2", "wraps", "reduces"],
@@ -244,8 +247,8 @@ def test_the_place_of_each_rank() -> None:
 
 
 def test_a_rank_keeps_the_paths_that_it_inherits(tmp_path: Path) -> None:
-    given = {"PYTHONPATH": "/a:/b", "LD_LIBRARY_PATH": "/c"}
-    done, _ = started(tmp_path, "sh", "-c", "echo $PYTHONPATH $LD_LIBRARY_PATH", **given)
+    shown = "echo $PYTHONPATH $LD_LIBRARY_PATH"
+    done, _ = started(tmp_path, "sh", "-c", shown, PYTHONPATH="/a:/b", LD_LIBRARY_PATH="/c")
     python, libraries = done.stdout.split()
     assert python.endswith("/rank/hook:/a:/b")
     assert libraries.startswith("/c:")

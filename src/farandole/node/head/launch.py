@@ -130,8 +130,11 @@ class Reports:
         """Why so many ranks were alone, empty if they were not or nothing shows it; and what to do, or to know then."""
         told = {word for said in self.said.values() for word in said["told"]}
         groups = {name: int(count) for name, count in re.findall(r"met (\S+) (\d+)$", "\n".join(sorted(told)), re.M)}
-        largest = max(groups.values(), default=0)
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
+        if groups.get("MPI") == 1 and {*used} - {"mpi4py"}:
+            # Others import mpi4py only to see whether MPI has started them.
+            del groups["MPI"]
+        largest = max(groups.values(), default=0)
         if size == 1 or len(self.said) < started:
             return "", ""
         if "wraps" in told and "reduces" not in told:
