@@ -89,7 +89,7 @@ def test_workers_of_tensorflow_meet(site: Cluster, tmp_path: Path) -> None:
     [
         ("", "python train.py", TORCH, "they use torch"),
         ("--gloo", "torchrun --standalone train.py", DDP, "torch.distributed knew of one rank"),
-        ("", "python train.py", KERAS, "Keras 3 does not call it"),
+        ("", "python train.py", KERAS, "Keras 3 does not call Horovod"),
     ],
 )
 def test_ranks_that_never_meet_are_no_success(

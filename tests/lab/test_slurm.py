@@ -31,6 +31,11 @@ hvd.init()
 print("rank", hvd.rank(), "of", hvd.size())
 sys.exit(int(sys.argv[1]))
 """
+DDP = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "node", os.environ.get("SLURM_NODEID"))
+"""
 # A health check comes after this many seconds at the latest.
 INTERVAL = 5
 TRAINED = "2 workers on 2 machines: accuracy 0.9"
@@ -296,6 +301,17 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
     assert cluster.farandole("run", "--time", "3", "--", "python", "train.py", folder=tmp_path).returncode != 0
     assert cluster.ssh("node-1", "squeue", "--noheader").stdout == ""
     until(lambda: nodes(cluster) == IDLE)
+
+
+def test_other_launchers_of_farandole_run_go_through_the_queue(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DDP)
+    for launcher, shape in (("torchrun", "torchrun"), ("python", "Horovod")):
+        done = cluster.farandole("run", "--", launcher, "train.py", folder=tmp_path)
+        assert f"2 ranks on 2 nodes, {shape}" in done.stdout, done.stderr
+        nodes_of_ranks = dict(re.findall(r"rank (\d) of 2 node (\S+)", done.stdout))
+        assert set(nodes_of_ranks) == {"0", "1"}
+        # By which Lightning knows its place in the queue.
+        assert launcher == "torchrun" or nodes_of_ranks == {"0": "0", "1": "1"}
 
 
 def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
