@@ -65,7 +65,6 @@ def run(site: Cluster, folder: Path, options: str, program: str, text: str) -> s
     ("options", "program", "text", "shape"),
     [
         ("", "python train.py", DDP, "3 ranks on 3 nodes, Horovod"),
-        ("--mpi", "python train.py", DDP, "3 ranks on 3 nodes, MPI"),
         ("", "torchrun train.py", DDP, "3 ranks on 3 nodes, torchrun"),
         ("", "python train.py", HOROVOD, "3 ranks on 3 nodes, Horovod"),
     ],
@@ -109,7 +108,6 @@ def test_ranks_that_never_meet_are_no_success(
     [
         ("", "hostname", ""),
         ("--each", "python train.py", TORCH),
-        ("-np 1", "python train.py", TORCH),
         ("", "python train.py", FILES),
     ],
 )
