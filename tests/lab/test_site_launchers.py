@@ -122,7 +122,7 @@ def test_of_independent_programs_one_may_fail(site: Cluster, tmp_path: Path) -> 
     done = run(site, tmp_path, "--each", "python train.py", text)
     assert done.returncode == 7
     assert {*re.findall(r"end (\d)", done.stdout)} == {"0", "1", "2"}
-    assert "program 0 ended with exit status 7" in done.stdout
+    assert "program 0 on node-1 ended with exit status 7" in done.stdout
 
 
 def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_path: Path) -> None:

@@ -216,6 +216,11 @@ def test_ranks_of_which_one_says_nothing_are_not_called_alone() -> None:
     assert judged(["uses torch"]) == ("", "")
 
 
+def test_the_largest_group_counts() -> None:
+    told = [["met torch.distributed 9", "met torch.distributed 10"]] * 10
+    assert judged(*told, size=10) == ("", "")
+
+
 def test_a_group_that_is_too_small_is_mentioned() -> None:
     told = ["uses torch", "met torch.distributed 2"]
     assert judged(told, told, told, size=3) == ("", "only 2 of 3 ranks met")

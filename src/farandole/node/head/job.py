@@ -24,6 +24,7 @@ from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
 from farandole.node.head.status import Slots, owner
 from farandole.node.mounts import shared_homes
+from farandole.node.rank.place import place as place_of
 
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
@@ -152,7 +153,7 @@ class RunKeeper:
         if self.wish["launcher"] == "each":
             failed = self.reports.failed()
             for number, code in failed.items():
-                say(f"program {number} ended with exit status {code}")
+                say(f"program {number} on {[*slots][place_of(number, slots).node]} ended with exit status {code}")
             return next(iter(failed.values()), 0)
         started = sum(launch.starts(self.wish["launcher"], slots).values())
         size = sum(slots.values())

@@ -129,7 +129,8 @@ class Reports:
     def verdict(self, size: int, started: int) -> tuple[str, str]:
         """Why so many ranks were alone, empty if they were not or nothing shows it; and what to do, or to know then."""
         told = {word for said in self.said.values() for word in said["told"]}
-        groups = {name: int(count) for name, count in re.findall(r"met (\S+) (\d+)$", "\n".join(sorted(told)), re.M)}
+        met = sorted((int(count), name) for name, count in re.findall(r"^met (\S+) (\d+)$", "\n".join(told), re.M))
+        groups = {name: count for count, name in met}
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
         if groups.get("MPI") == 1 and {*used} - {"mpi4py"}:
             # Others import mpi4py only to see whether MPI has started them.
