@@ -82,4 +82,6 @@ def test_a_probe_that_is_sent_has_all_it_needs(tmp_path: Path) -> None:
 def test_a_program_runs_after_all_of_its_functions_are_known() -> None:
     for path in (ROOT / "src/farandole/node").rglob("*.py"):
         *before, _ = ast.parse(path.read_text()).body
-        assert not any(isinstance(statement, ast.If) for statement in before), path
+        choices = [statement for statement in before if isinstance(statement, ast.If)]
+        # What only type checkers import runs nothing.
+        assert not any(ast.unparse(choice.test) != "TYPE_CHECKING" for choice in choices), path

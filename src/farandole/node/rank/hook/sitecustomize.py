@@ -169,8 +169,13 @@ def chain() -> None:
     sys.modules.setdefault("sitecustomize", own)
 
 
-if ADDRESS:
-    sys.meta_path.insert(0, Watch())
-    with suppress(Exception):
-        watch_environment()
-chain()
+def begin() -> None:
+    """Watch what is imported and asked for from now on."""
+    if ADDRESS:
+        sys.meta_path.insert(0, Watch())
+        with suppress(Exception):
+            watch_environment()
+    chain()
+
+
+begin()
