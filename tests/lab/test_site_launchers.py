@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -30,6 +31,22 @@ import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 replicas = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
 print("replicas", strategy.num_replicas_in_sync, "sum", float(replicas))
+"""
+STEPS = """
+import pathlib, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+folder = pathlib.Path("saved")
+folder.mkdir(exist_ok=True)
+last = torch.tensor([max([0, *(int(path.name) for path in folder.glob("[0-9]*"))])])
+dist.broadcast(last, 0)
+print("after step", last.item(), flush=True)
+for step in range(last.item() + 1, 41):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.25)
+    if dist.get_rank() == 0:
+        (folder / ".draft").write_text("")
+        (folder / ".draft").rename(folder / str(step))
+print("done")
 """
 # Trains by itself; whoever starts three of these pays for three machines and gets one.
 TORCH = """
@@ -138,3 +155,20 @@ def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_pa
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 130
+
+
+def test_a_run_starts_again_when_a_node_is_back(site: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STEPS)
+    options = ("--restarts", "2", "--checkpoints", "saved", "--fetch", "saved")
+    process = site.begin("run", *options, "--", "python", "train.py", folder=tmp_path)
+    assert process.stdout
+    assert any("after step 0" in line for line in process.stdout)
+    time.sleep(4)
+    site.lab("fault", "reboot", "node-3")
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, output + errors
+    assert "farandole: start 2" in output
+    resumed = {int(step) for step in re.findall(r"after step (\d+)", output)} - {0}
+    assert len(resumed) == 1
+    assert output.count("] done") == 3
+    assert len(list((tmp_path / "saved").glob("[0-9]*"))) == 40

@@ -25,7 +25,8 @@ from farandole.node.head.runs import Output, RefusedError, Run
 from .loading import install
 
 pytestmark = pytest.mark.usefixtures("head")
-WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a"}
+WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a", "restarts": 0}
+WISH |= {"min_nodes": 0, "checkpoints": ""}
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 
 

@@ -44,7 +44,7 @@ def taken(head: Path, **uses: int) -> Any:
 
 
 def slots_of(**wish: Any) -> Slots:
-    with slots.claimed(Run(9), {**WISH, **wish}) as (ranks, _):
+    with slots.claimed(Run(9), {**WISH, **wish}) as (ranks, *_):
         return ranks
 
 

@@ -44,6 +44,13 @@ def run(
         list[str] | None, typer.Option(metavar="PATH", help="Get this back when it ends; may be repeated.")
     ] = None,
     forward: Forward = "",
+    restarts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Start it again after a failure or the loss of a node, N times.")
+    ] = 0,
+    min_nodes: Annotated[int, typer.Option(min=0, metavar="M", help="Then, go on with as few as M nodes.")] = 0,
+    checkpoints: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the program saves and finds its state, kept on the head.")
+    ] = "",
     *,
     launcher: Annotated[
         str, typer.Option(metavar="NAME", help=f"What starts the ranks: {', '.join(LAUNCHERS)}.", show_default=False)
@@ -70,7 +77,11 @@ def run(
     names = [name for short, name, _ in SHORT if given[short]] + ([launcher] if launcher else [])
     if len(names) > 1 or {*names} - {*LAUNCHERS}:
         raise FarandoleError(f"name one launcher: {', '.join(LAUNCHERS)}")
-    folder, wish = Path.cwd(), Wish(command, ranks, hosts, time, fetch or [], "".join(names), forward, wait, detach)
+    folder = Path.cwd()
+    wish = Wish(
+        command, ranks, hosts, time, fetch or [], launcher="".join(names), forward=forward, restarts=restarts,
+        min_nodes=min_nodes, checkpoints=checkpoints, wait=wait, detach=detach,
+    )  # fmt: skip
     wish.refuse_early(folder)
     again, without = options(inventory, login), left_out(inventory, hosts)
     head = head_of(inventory, login)

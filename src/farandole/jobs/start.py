@@ -20,7 +20,7 @@ from farandole.jobs.forward import forwarded, listening, parsed
 from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
-from farandole.node.head.folders import refuse_early
+from farandole.node.head.folders import refuse_checkpoints, refuse_early
 from farandole.node.head.launch import recognized
 
 
@@ -35,6 +35,9 @@ class Wish:
     fetch: list[str] = field(default_factory=list)
     launcher: str = ""
     forward: str = ""
+    restarts: int = 0
+    min_nodes: int = 0
+    checkpoints: str = ""
     wait: bool = False
     detach: bool = False
 
@@ -48,6 +51,9 @@ class Wish:
             raise FarandoleError("rsync is not installed on this machine: apt install rsync")
         refuse_early(self.program, self.fetch, folder)
         recognized(self.program, self.launcher)
+        refuse_checkpoints(self.checkpoints)
+        if (self.min_nodes or self.checkpoints) and not self.restarts:
+            raise FarandoleError("--min-nodes and --checkpoints are for a run with --restarts N")
         if self.forward:
             # Before anything is sent, and again when the run is there.
             listening(parsed(self.forward)).close()
@@ -60,6 +66,7 @@ class Wish:
     def options(self) -> list[str]:
         """The options with which the head's command is asked for it."""
         values = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time, "--launcher": self.launcher}
+        values |= {"--restarts": self.restarts, "--min-nodes": self.min_nodes, "--checkpoints": self.checkpoints}
         arguments = [word for name, value in values.items() if value for word in (name, str(value))]
         arguments += ["--wait"] if self.wait else []
         return [*arguments, *(f"--fetch={path}" for path in self.fetch)]

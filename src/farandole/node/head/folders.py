@@ -79,6 +79,12 @@ def refuse_outside(fetch: list[str]) -> None:
             raise RefusedError(f"--fetch {path}: name something below this folder")
 
 
+def refuse_checkpoints(path: str) -> None:
+    """Refuse checkpoints that are neither below a run's folder nor on storage that has a path of its own."""
+    if path and not Path(path).is_absolute() and ({"..", "."} & {*Path(path).parts} or not Path(path).parts):
+        raise RefusedError(f"--checkpoints {path}: name something below this folder, or a path that all nodes see")
+
+
 def sent(name: str) -> Path:
     """The folder that a control machine has sent, by what it calls it."""
     if not re.fullmatch("[0-9a-f]{16}", name):

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from farandole.node.head import reap as reaping
 from farandole.node.head.folders import place, staging
 from farandole.node.head.launch import ALONE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, end, reap
-from farandole.node.head.runs import RefusedError, Run, all_runs, ran, reason, say
+from farandole.node.head.restarts import Restarts
+from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
 from farandole.node.head.status import Slots, owner
@@ -28,7 +29,8 @@ from farandole.node.rank.place import place as place_of
 
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
-SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+# Seconds in which a node may come back, if too few are left without it.
+RETURN_S = 120
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
 
@@ -51,6 +53,7 @@ class RunKeeper:
         self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
         self.reports = Reports(self.mark, {})
+        self.restarts = Restarts(run, self.wish)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
 
     def stop(self, why: str) -> None:
@@ -60,12 +63,20 @@ class RunKeeper:
             raise StoppedError
         threading.Thread(target=end, args=(self.process,), daemon=True).start()
 
+    def end(self) -> None:
+        """End the processes of one start, which another may follow."""
+        if self.process:
+            end(self.process)
+
     def __call__(self) -> None:
         self.begun, code = time.time(), 1
         try:
             queue = queued(self.run, self.wish, self.stop) if status.QUEUE.exists() else claimed(self.run, self.wish)
-            with queue as (slots, finish):
-                code = self.use(slots)
+            with queue as (slots, finish, others_instead):
+                self.begun = time.time()
+                code, least = self.use(slots), self.wish["min_nodes"] or len(slots)
+                while code and (slots := self.again(code, lambda gone: others_instead(gone, least))):
+                    code = self.use(slots)
                 finish(code)
                 self.fetch()
         except RefusedError as error:
@@ -85,14 +96,41 @@ class RunKeeper:
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""
-        self.begun = time.time()
+        self.process, self.lost, self.reports = None, [], Reports(self.mark, {})
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
         self.run.write("started", slots=slots, begun=self.begun, stack=stack)
         self.send(slots)
         try:
-            return self.execute(slots)
+            with (
+                self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths)),
+                self.restarts.watched(slots, self.end),
+            ):
+                return self.execute(slots)
         finally:
             self.clean(slots)
+            if next(iter(slots)) not in self.lost:
+                list(collect(self.run, self.restarts.copied))
+
+    def again(self, code: int, others_instead: Callable[[set[str]], Slots]) -> Slots:
+        """The slots with which a run that failed starts again; empty if it does not."""
+        if self.why or not self.wish["restarts"]:
+            return {}
+        if why := self.restarts.refusal(code, self.lost):
+            say(f"it does not start again: {why}")
+            return {}
+        until, told = time.monotonic() + RETURN_S, False
+        while not (slots := others_instead(self.restarts.gone)) and not self.why:
+            if time.monotonic() > until:
+                say("it does not start again: too few nodes are left; --min-nodes allows fewer")
+                return {}
+            if not told:
+                say(f"waiting up to {RETURN_S} s for {', '.join(sorted(self.restarts.gone)) or 'slots'}")
+                told = True
+            self.restarts.take_back()
+            time.sleep(1)
+        left_out = f", without {', '.join(sorted(self.restarts.gone))}" if self.restarts.gone else ""
+        say(f"start {self.restarts.done + 1}{left_out}")
+        return {} if self.why else slots
 
     def fetch(self) -> None:
         """Get the results that are wanted, if it ended in such a way that there may be some."""
@@ -137,11 +175,14 @@ class RunKeeper:
         limit = self.wish["seconds"]
         timer = threading.Timer(limit, self.stop, [f"{TIME_IS_UP} of {limit} s (--time)"])
         if limit:
+            timer.interval = max(0, self.begun + limit - time.time())
             timer.daemon = True
             timer.start()
         line = b"\n"
         for line in self.process.stdout or ():
-            runs.OUTPUT.write(self.reports.take(OF_RANK.sub(rb"\1[\2] ", line)))
+            shown = self.reports.take(OF_RANK.sub(rb"\1[\2] ", line))
+            self.restarts.read(shown)
+            runs.OUTPUT.write(shown)
         if not line.endswith(b"\n"):
             runs.OUTPUT.write(b"\n")
         code = self.process.wait()

@@ -15,10 +15,20 @@ from pathlib import Path
 from farandole.node import relay
 from farandole.node.arguments import duration, positive
 from farandole.node.head import launch, runs
-from farandole.node.head.folders import copy, filters, give, locked, receive, refuse_early, refuse_outside, sent
-from farandole.node.head.job import SSH, RunKeeper, collect
+from farandole.node.head.folders import (
+    copy,
+    filters,
+    give,
+    locked,
+    receive,
+    refuse_checkpoints,
+    refuse_early,
+    refuse_outside,
+    sent,
+)
+from farandole.node.head.job import RunKeeper, collect
 from farandole.node.head.reap import GRACE
-from farandole.node.head.runs import RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
+from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, bus, chosen, clock, new_run, ran, systemctl, told
 from farandole.node.head.status import others, owner
 
 # Seconds between two questions to systemd whether a run is alive.
@@ -46,6 +56,7 @@ def started(arguments: argparse.Namespace) -> Run:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(arguments.source) if arguments.source else Path.cwd()
     refuse_early(arguments.program, arguments.fetch, folder)
+    refuse_checkpoints(arguments.checkpoints)
     arguments.launcher = launch.recognized(arguments.program, arguments.launcher)
     arguments.np = arguments.np or launch.only(arguments.program)
     me = owner(os.getuid())
@@ -225,6 +236,11 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--wait", action="store_true", help="wait for slots that other runs use")
     run.add_argument("--detach", action="store_true", help="print its number and return")
+    run.add_argument(
+        "--restarts", type=positive, default=0, metavar="N", help="start it again after a failure, so often at most"
+    )
+    run.add_argument("--min-nodes", type=positive, default=0, metavar="M", help="then, go on with so few nodes")
+    run.add_argument("--checkpoints", default="", metavar="DIR", help="where the program finds what it has saved")
     fetch = "get this from the first node when the run ends"
     run.add_argument("--fetch", action="append", default=[], metavar="PATH", help=fetch)
     run.add_argument("--source", help=argparse.SUPPRESS)

@@ -19,6 +19,8 @@ from farandole.core.errors import FarandoleError
 
 RUNS = Path(pwd.getpwuid(os.getuid()).pw_dir) / "runs"
 HERE = socket.gethostname()
+# How this program logs in to nodes, which may be gone in the middle of it.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 # Bytes that are reserved for how a run ended.
 RESERVED = 1 << 16
 

@@ -19,8 +19,9 @@ from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, o
 
 # Seconds that others may lock what all need.
 PATIENCE = 10
-# The ranks of each node, and what takes the exit status of what used them.
-Allocated = tuple[Slots, Callable[[int], None]]
+# The ranks of each node, what takes the exit status of what used them, and what gives others instead: without these
+# nodes, on so many at least.
+Allocated = tuple[Slots, Callable[[int], None], Callable[[set[str], int], Slots]]
 
 
 def fill(count: int, free: Slots) -> Slots:
@@ -67,7 +68,11 @@ def claimed(run: Run, wish: Any) -> Iterator[Allocated]:
                     say(f"waiting for {count} slots: {claim[1]}")
                     told = True
                 time.sleep(1)
-            yield claim[0], lambda _: None
+
+            def others_instead(without: set[str], least: int) -> Slots:
+                return claim_again(file, count, {node: slots[node] for node in slots if node not in without}, least)
+
+            yield claim[0], lambda _: None, others_instead
     finally:
         Path(path).unlink()
 
@@ -77,15 +82,36 @@ def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
             return {}, holder(lock)
-        free = dict(slots)
-        for _, _, _, uses in others():
-            for node in uses.keys() & free.keys():
-                free[node] -= uses[node]
-        if claim := fill(count, free):
+        if claim := fill(count, free_of(slots)):
             file.write(json.dumps(claim))
             file.flush()
             return claim, ""
         return {}, in_the_way(slots)
+
+
+def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
+    """Other slots instead of those in a file, as many as can be had; empty if they are on too few nodes."""
+    with (status.SLOTS_IN_USE / ".lock").open() as lock:
+        if not is_locked(lock):
+            return {}
+        file.seek(0)
+        file.truncate()
+        free = free_of(slots)
+        claim = fill(min(count, sum(number for number in free.values() if number > 0)), free)
+        if len(claim) < least:
+            return {}
+        file.write(json.dumps(claim))
+        file.flush()
+        return claim
+
+
+def free_of(slots: Slots) -> Slots:
+    """What other runs leave of these slots."""
+    free = dict(slots)
+    for _, _, _, uses in others():
+        for node in uses.keys() & free.keys():
+            free[node] -= uses[node]
+    return free
 
 
 def in_the_way(nodes: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'
 @contextmanager
 def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[Allocated]:
     """An allocation of the queue's."""
+    if wish["restarts"]:
+        raise RefusedError("--restarts does not work in the queue; sbatch --requeue starts a job of the queue again")
     holder = subprocess.Popen(
         [*allocate(run, wish), "sh", "-c", HOLD],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
@@ -45,7 +47,7 @@ def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[Allocat
         if not wish["seconds"]:
             say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
         threading.Thread(target=watch, args=(holder, job, lost), daemon=True).start()
-        yield tasks(variables), finish
+        yield tasks(variables), finish, lambda *_: {}
     finally:
         finish(1)
         try:

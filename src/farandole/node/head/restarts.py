@@ -1,0 +1,123 @@
+"""Whether a run that failed starts again, from the checkpoints that it has written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from farandole.node.head import runs
+from farandole.node.head.runs import SSH, Run, ran
+from farandole.node.head.status import Slots
+
+# Seconds between two copies of the checkpoints.
+COPY_EVERY = 5
+# Seconds between two questions to each node, and how many of them it may miss.
+ASK_EVERY, MISSED = 10, 2
+# The last line of an exception, behind the rank that prints it.
+RAISED = re.compile(rb"^\[\d+\] ([\w.]*(?:Error|Exception)\b.*)")
+
+
+class Restarts:
+    """What is known of the starts of a run so far."""
+
+    def __init__(self, run: Run, wish: Any) -> None:
+        self.folder, self.most, self.done = wish["checkpoints"], wish["restarts"], 0
+        # A path that all nodes see may be named as well.
+        self.path = run.code / self.folder
+        self.copied = [self.folder] if self.folder and not Path(self.folder).is_absolute() else []
+        # Nodes that are left out; what failed last, and the checkpoints that there were.
+        self.gone: set[str] = set()
+        self.raised, self.before = b"", ("", frozenset[tuple[str, int, int]]())
+
+    def read(self, line: bytes) -> None:
+        """Remember how a program fails."""
+        if raised := RAISED.match(line):
+            self.raised = raised[1]
+
+    def refusal(self, code: int, lost: list[str]) -> str:
+        """Why a run that failed does not start again; empty if it does."""
+        self.gone |= {*lost}
+        failure = "" if lost else f"{code} {self.raised!r}"
+        now, (failed, had) = frozenset(self.files()), self.before
+        self.before, self.raised = (failure, now), b""
+        if self.done >= self.most:
+            return f"it has started again {self.done} times (--restarts)"
+        if failure and failure == failed:
+            return "the program has failed twice in the same way"
+        if self.done and self.folder and now == had:
+            return f"nothing in {self.folder} has changed since it started again"
+        self.done += 1
+        return ""
+
+    def files(self) -> Iterator[tuple[str, int, int]]:
+        """The checkpoints, as far as they show that a program got on."""
+        for path in self.path.rglob("*") if self.folder else ():
+            try:
+                facts = path.lstat()
+            except OSError:
+                continue
+            if path.is_file():
+                yield str(path), facts.st_size, facts.st_mtime_ns
+
+    def take_back(self) -> None:
+        """Use nodes again that have come back, as after a reboot."""
+        self.gone = {node for node in self.gone if not answers(node)}
+
+    @contextmanager
+    def watched(self, slots: Slots, end: Callable[[], None]) -> Iterator[None]:
+        """End what runs when a node stops answering, as one that is frozen breaks no connection."""
+        others = [node for node in slots if node != runs.HERE] if self.most else []
+        missed = dict.fromkeys(others, 0)
+
+        def ask() -> None:
+            for node, answer in zip(others, pool.map(answers, others), strict=True):
+                missed[node] = 0 if answer else missed[node] + 1
+            if max(missed.values()) >= MISSED:
+                end()
+
+        with ThreadPoolExecutor(max(1, len(others))) as pool, repeated(ASK_EVERY if others else 0, ask):
+            yield
+
+    @contextmanager
+    def kept(self, slots: Slots, shared: bool, copy: Callable[[list[str]], Iterable[str]]) -> Iterator[None]:
+        """Copy the checkpoints to the head meanwhile, where the loss of the first node does not take them."""
+        is_safe = not self.copied or shared or next(iter(slots)) == runs.HERE
+        # There may be none yet.
+        with repeated(0 if is_safe else COPY_EVERY, lambda: list(copy(self.copied))):
+            yield
+
+
+@contextmanager
+def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Do something every so many seconds meanwhile; never, if they are 0."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    if not seconds:
+        yield
+        return
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        # A node may be gone, which ssh notices later.
+        thread.join(2)
+
+
+def answers(node: str) -> bool:
+    """Whether a node runs a command."""
+    try:
+        return ran(*SSH.split(), node, "true", timeout=ASK_EVERY).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False

@@ -1,0 +1,123 @@
+"""When a run that failed starts again, and where."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.node.head import runs
+from farandole.node.head.folders import refuse_checkpoints
+from farandole.node.head.restarts import Restarts
+from farandole.node.head.runs import RefusedError, Run
+from farandole.node.head.slots import claimed
+
+from .test_head_runs import WISH
+from .test_head_slots import taken
+
+pytestmark = pytest.mark.usefixtures("head")
+
+
+def restarts(**wish: Any) -> Restarts:
+    run = runs.new_run()
+    (run.code / "saved").mkdir(parents=True)
+    return Restarts(run, {**WISH, "restarts": 3, "checkpoints": "saved", **wish})
+
+
+def test_a_lost_node_is_left_out_and_the_run_starts_again_while_it_gets_on() -> None:
+    of_run = restarts()
+    for number in range(3):
+        (of_run.path / f"step-{number}").touch()
+        assert of_run.refusal(1, ["node-2"]) == ""
+    assert of_run.gone == {"node-2"}
+    (of_run.path / "step-3").touch()
+    assert "3 times" in of_run.refusal(1, [])
+
+
+def test_a_run_that_got_nowhere_since_it_started_again_ends() -> None:
+    of_run = restarts()
+    assert of_run.refusal(1, ["node-2"]) == ""
+    assert "nothing in saved has changed" in of_run.refusal(1, ["node-3"])
+
+
+def test_a_program_that_fails_twice_in_the_same_way_ends() -> None:
+    of_run = restarts()
+    ends = []
+    for line in (b"[0] ValueError: 1\n", b"[1] KeyError: 'x'\n", b"[0] KeyError: 'x'\n"):
+        of_run.read(line)
+        of_run.read(b"[0] other output\n")
+        ends.append(of_run.refusal(1, []))
+        # It gets on.
+        (of_run.path / str(len(ends))).touch()
+    assert ends == ["", "", "the program has failed twice in the same way"]
+
+
+def test_other_slots_are_taken_instead(head: Path) -> None:
+    wish = {**WISH, "np": 2}
+    with claimed(Run(9), wish) as (first, _, instead):
+        assert first == {"node-1": 1, "node-2": 1}
+        with taken(head, node_2=1):
+            # A free node takes the place of a lost one.
+            assert instead({"node-1"}, 2) == {"node-2": 1, "node-3": 1}
+            assert instead({"node-1", "node-3"}, 1) == {"node-2": 1}
+            assert instead({"node-1", "node-3"}, 2) == {}
+
+
+def test_checkpoints_are_copied_meanwhile_and_not_from_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.node.head.restarts.COPY_EVERY", 0.01)
+    monkeypatch.setattr(runs, "HERE", "node-1")
+    copied: list[list[str]] = []
+
+    def copy(paths: list[str]) -> Iterator[str]:
+        copied.append(paths)
+        yield "there are none yet"
+
+    with restarts().kept({"node-1": 1}, False, copy), restarts(checkpoints="").kept({"node-2": 1}, False, copy):
+        time.sleep(0.1)
+    assert not copied
+    with restarts().kept({"node-2": 1}, False, copy):
+        while len(copied) < 2:
+            time.sleep(0.01)
+    assert copied[0] == ["saved"]
+
+
+@pytest.mark.parametrize(("path", "fits"), [("a", True), ("/data/a", True), ("../a", False), (".", False), ("", True)])
+def test_where_checkpoints_may_be(path: str, fits: bool) -> None:
+    if fits:
+        refuse_checkpoints(path)
+    else:
+        with pytest.raises(RefusedError, match="--checkpoints"):
+            refuse_checkpoints(path)
+
+
+def test_a_node_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.node.head.restarts.answers", lambda node: node == "node-2")
+    of_run = restarts()
+    of_run.refusal(1, ["node-2", "node-3"])
+    of_run.take_back()
+    assert of_run.gone == {"node-3"}
+
+
+def test_a_node_that_misses_two_questions_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.node.head.restarts.ASK_EVERY", 0.01)
+    monkeypatch.setattr(runs, "HERE", "node-1")
+    said = iter([True, False, True, False, False])
+    asked: list[str] = []
+
+    def answers(node: str) -> bool:
+        asked.append(node)
+        return next(said, True)
+
+    monkeypatch.setattr("farandole.node.head.restarts.answers", answers)
+    ended = threading.Event()
+    with restarts().watched({"node-1": 1, "node-2": 1}, ended.set):
+        assert ended.wait(10)
+    assert asked[:5] == ["node-2"] * 5
+    with restarts(restarts=0).watched({"node-2": 1}, ended.set):
+        before = len(asked)
+        time.sleep(0.1)
+    assert len(asked) == before
