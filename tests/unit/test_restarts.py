@@ -12,11 +12,12 @@ import pytest
 
 from farandole.node.head import runs
 from farandole.node.head.folders import refuse_checkpoints
+from farandole.node.head.job import RunKeeper
 from farandole.node.head.restarts import Restarts
 from farandole.node.head.runs import RefusedError, Run
 from farandole.node.head.slots import claimed
 
-from .test_head_runs import WISH
+from .test_head_runs import WISH, asked
 from .test_head_slots import taken
 
 pytestmark = pytest.mark.usefixtures("head")
@@ -121,3 +122,33 @@ def test_a_node_that_misses_two_questions_ends_what_runs(monkeypatch: pytest.Mon
         before = len(asked)
         time.sleep(0.1)
     assert len(asked) == before
+
+
+@pytest.mark.parametrize(("done", "left"), [(0, ["saved/2", "train.py"]), (1, ["log", "saved/2", "train.py", "x/log"])])
+def test_a_node_keeps_what_a_run_has_written_there_but_not_its_checkpoints(
+    done: int, left: list[str], tmp_path: Path
+) -> None:
+    of_run = restarts()
+    of_run.done = done
+    for file in ("here/train.py", "here/saved/2", "there/saved/3", "there/log", "there/x/log"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    runs.ran("rsync", "--archive", *of_run.deleting(), f"{tmp_path}/here/", f"{tmp_path}/there/")
+    files = [str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    assert sorted(files) == left
+
+
+def test_a_start_that_cannot_be_leaves_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = asked(restarts=1, checkpoints="saved")
+    (run.code / "saved").mkdir(parents=True)
+    job = RunKeeper(run)
+
+    def use(_: Any) -> int:
+        if job.restarts.done:
+            raise RefusedError("the folder could not be copied")
+        return 1
+
+    monkeypatch.setattr(job, "use", use)
+    job()
+    assert run.read("ended")["why"] == "the folder could not be copied"
+    assert (run.code / "saved").exists()

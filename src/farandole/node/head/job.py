@@ -81,8 +81,9 @@ class RunKeeper:
                 self.fetch()
         except RefusedError as error:
             self.why = str(error)
-            # It has written nothing there.
-            shutil.rmtree(self.run.code, ignore_errors=True)
+            if not self.restarts.done:
+                # It has written nothing there.
+                shutil.rmtree(self.run.code, ignore_errors=True)
         except StoppedError:
             pass
         except OSError as error:
@@ -147,7 +148,8 @@ class RunKeeper:
         same = former(self.run, self.wish["source"])
         others = [node for node in slots if node != runs.HERE]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            failed = [why for why in pool.map(lambda node: send(self.run, node, same), others) if why]
+            sent = pool.map(lambda node: send(self.run, node, same, self.restarts.deleting()), others)
+            failed = [why for why in sent if why]
         if failed:
             self.reason = f"the folder could not be copied: {'; '.join(failed)}"
             # As output, in which the control machine looks for the cause.
@@ -240,10 +242,10 @@ def former(run: Run, source: str) -> list[Run]:
     return [other for other in earlier if other.read("run").get("source") == source][-3:]
 
 
-def send(run: Run, node: str, before: list[Run]) -> str:
+def send(run: Run, node: str, before: list[Run], deleting: list[str]) -> str:
     """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
     same = [f"--copy-dest=../../{other.number}/code" for other in before]
-    there = ["--delete", "--mkpath", "--rsync-path=umask 077 && rsync", *same]
+    there = [*deleting, "--mkpath", "--rsync-path=umask 077 && rsync", *same]
     done = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
     return f"{node}: {reason(done.stderr)}" if done.returncode else ""
 

@@ -65,6 +65,13 @@ class Restarts:
             if path.is_file():
                 yield str(path), facts.st_size, facts.st_mtime_ns
 
+    def deleting(self) -> list[str]:
+        """The options with which rsync removes what the head lacks: later, only older or newer checkpoints."""
+        return [
+            "--delete",
+            *([f"--filter=R /{path}/***" for path in self.copied] + ["--filter=P **"]) * bool(self.done),
+        ]
+
     def take_back(self) -> None:
         """Use nodes again that have come back, as after a reboot."""
         self.gone = {node for node in self.gone if not answers(node)}
