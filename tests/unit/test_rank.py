@@ -33,7 +33,9 @@ def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 
         [folder / "node/rank", *program], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
     )
     reports = Reports("m", {})
-    printed = b"".join(reports.take(line) for line in done.stdout.splitlines(keepends=True))
+    mark = b"[%d] " % rank
+    lines = [reports.take(mark + line).removeprefix(mark) for line in done.stdout.splitlines(keepends=True)]
+    printed = b"".join(lines)
     return subprocess.CompletedProcess("", done.returncode, printed.decode(), done.stderr.decode()), reports.said
 
 
@@ -80,6 +82,10 @@ def test_accelerate_is_told_where_it_runs() -> None:
     command = on_node(program, place(1, TWO), TWO, 2)
     assert command[:5] == ["accelerate", "launch", "--num_machines=2", "--num_processes=2", "--machine_rank=1"]
     assert command[-2:] == program[-2:]
+    assert "--multi_gpu" in command
+    for other in (["--cpu"], ["--use_fsdp"], ["--multi-gpu"]):
+        assert "--multi_gpu" not in on_node([*program[:2], *other, "a.py"], place(1, TWO), TWO, 2)
+    assert "--multi_gpu" not in on_node(program, place(0, {"node-1": 1}), {"node-1": 1}, 2)
     with pytest.raises(RefusedError, match="as many ranks on each node"):
         launch.command("accelerate", SLOTS, program)
 
@@ -155,6 +161,8 @@ def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Pa
         ("import json, torch", ["uses torch"]),
         ("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import keras'])", ["uses keras"]),
         ("import os; os._exit(0)", []),
+        ("import os; {**os.environ}; os.environ.copy(); dict(os.environ)", []),
+        ("import os; 'RANK' in os.environ", ["reads"]),
     ],
 )
 def test_what_a_program_uses_is_told(program: str, told: list[str], tmp_path: Path) -> None:
@@ -233,6 +241,8 @@ def test_a_group_that_is_too_small_is_mentioned() -> None:
         (b"[0] loss 0.5\x02farandole m {JSON}\n", b"[0] loss 0.5\n"),
         (b"[0] \x02farandole other {JSON}\n", b"[0] \x02farandole other {JSON}\n"),
         (b"[0] \x02farandole m {}\n", b"[0] \x02farandole m {}\n"),
+        (b"[1] \x02farandole m {JSON}\n", b"[1] \x02farandole m {JSON}\n"),
+        (b"[0] \x02farandole m " + b"[" * 99999 + b"\n", b"[0] \x02farandole m " + b"[" * 99999 + b"\n"),
     ],
 )
 def test_what_a_rank_tells_is_taken_out_of_its_output(line: bytes, rest: bytes) -> None:

@@ -21,6 +21,10 @@ CONNECTIONS = Path("/proc/net/tcp")
 AT_ONCE = 64
 
 
+class PortError(FarandoleError):
+    """A port of this machine cannot be used."""
+
+
 @dataclass(frozen=True)
 class Ports:
     """A port of this machine, and the one on the node to which it leads."""
@@ -47,14 +51,15 @@ def listening(ports: Ports) -> socket.socket:
         return socket.create_server(("127.0.0.1", ports.here), backlog=AT_ONCE)
     except OSError as error:
         other = f"another one: --forward {ports.here % 60000 + 1}:{ports.there}"
-        raise FarandoleError(f"--forward: port {ports.here} of this machine: {error.strerror}; take {other}") from None
+        raise PortError(f"--forward: port {ports.here} of this machine: {error.strerror}; take {other}") from None
 
 
 def is_mine(connection: socket.socket, ports: Ports) -> bool:
     """Whether the program at the other end, on this machine, is the user's."""
     there = f"0100007F:{connection.getpeername()[1]:04X} 0100007F:{ports.here:04X} "
     rows = (line.split() for line in CONNECTIONS.read_text().splitlines() if there in line)
-    return any(int(row[7]) in (os.getuid(), 0) for row in rows)
+    # One that no program holds any more has the number of root, and no inode.
+    return any(int(row[7]) in (os.getuid(), 0) and row[9] != "0" for row in rows)
 
 
 def begin(command: list[str], connection: int) -> subprocess.Popen[bytes]:
@@ -75,13 +80,16 @@ def forwarded(head: Head, number: str, ports: Ports | None) -> Iterator[None]:
     command = head.command("farandole", "_connect", number, str(ports.there))
 
     def accept() -> None:
-        with suppress(OSError):
-            while True:
+        while True:
+            try:
                 connection, _ = server.accept()
-                processes[:] = [process for process in processes if process.poll() is None]
-                with connection:
-                    if is_mine(connection, ports) and len(processes) < AT_ONCE:
-                        processes.append(begin(command, connection.fileno()))
+            except OSError:
+                return
+            processes[:] = [process for process in processes if process.poll() is None]
+            # It may have been given up.
+            with suppress(OSError), connection:
+                if is_mine(connection, ports) and len(processes) < AT_ONCE:
+                    processes.append(begin(command, connection.fileno()))
 
     with listening(ports) as server:
         console.print(f"http://{ports} is port {ports.there} of the run's first node, until this command ends")

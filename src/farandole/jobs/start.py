@@ -16,7 +16,7 @@ from farandole.core.text import on_terminal, one_line
 from farandole.inventory.facts import of_inventory
 from farandole.jobs.files import get, send
 from farandole.jobs.follow import follow
-from farandole.jobs.forward import forwarded, listening, parsed
+from farandole.jobs.forward import PortError, forwarded, listening, parsed
 from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
@@ -104,6 +104,8 @@ def finish(head: Head, number: str, wish: Wish, folder: Path, again: str) -> int
     try:
         with forwarded(head, number, parsed(wish.forward) if wish.forward else None):
             status = follow(head, number)
+    except PortError as error:
+        raise FarandoleError(f"{error}; run {number} goes on: farandole attach {again} {number}") from None
     except Interrupted:
         console.print(f"stopping run {number}")
         try:

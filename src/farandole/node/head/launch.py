@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
 SIGN = b"\x02farandole %s "
 # Below those that connections get, so that none takes one between this and the start of a program.
 PORTS = (20000, 29000)
+# Seconds in which a node says which.
+ANSWER_S = 20
 FREE = """
 import socket, sys
 for port in map(int, sys.argv[1:]):
@@ -43,6 +46,7 @@ for port in map(int, sys.argv[1:]):
     break
 """
 ALONE = "alone: the ranks never met"
+MOST_STATUS = 255
 # The exit status of a run whose ranks did not meet.
 OF_ALONE = 3
 
@@ -79,8 +83,11 @@ def free_port(node: str) -> int:
     ports = [str(port) for port in random.sample(range(*PORTS), 20)]
     command = ["python3", "-I", "-c", FREE, *ports]
     if node != runs.HERE:
-        command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", node, shlex.join(command)]
-    found = ran(*command).stdout.strip()
+        command = [*runs.SSH.split(), node, shlex.join(command)]
+    try:
+        found = ran(*command, timeout=ANSWER_S).stdout.strip()
+    except subprocess.TimeoutExpired:
+        found = ""
     return int(found if found in ports else ports[0])
 
 
@@ -113,12 +120,14 @@ class Reports:
             return line
         try:
             said = json.loads(report)
-            self.said[int(said["number"])] = {
-                "told": [str(told) for told in said["told"]],
-                "status": int(said["status"]),
-            }
-        except (ValueError, KeyError, TypeError):
+            number, told, status = said["number"], [str(word)[:100] for word in said["told"]], said["status"]
+        except (ValueError, KeyError, TypeError, RecursionError):
             return line
+        # A rank speaks for itself.
+        own = re.match(rb"\[(\d{1,6})\] ", printed)
+        if not own or number != int(own[1]) or type(status) is not int or abs(status) > MOST_STATUS:
+            return line
+        self.said[number] = {"told": told, "status": status}
         return b"" if re.fullmatch(rb"\[\d+\] ", printed) or not printed else printed + b"\n"
 
     def failed(self) -> dict[int, int]:
@@ -129,7 +138,7 @@ class Reports:
     def verdict(self, size: int, started: int) -> tuple[str, str]:
         """Why so many ranks were alone, empty if they were not or nothing shows it; and what to do, or to know then."""
         told = {word for said in self.said.values() for word in said["told"]}
-        met = sorted((int(count), name) for name, count in re.findall(r"^met (\S+) (\d+)$", "\n".join(told), re.M))
+        met = sorted((int(count), name) for name, count in re.findall(r"^met (\S+) (\d{1,6})$", "\n".join(told), re.M))
         groups = {name: count for count, name in met}
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
         if groups.get("MPI") == 1 and {*used} - {"mpi4py"}:

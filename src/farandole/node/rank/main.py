@@ -29,6 +29,8 @@ OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CON
 MPI = "/opt/farandole/current/mpi/lib"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
+# Messages that are read at once.
+MOST = 1000
 
 
 def main() -> int:
@@ -61,7 +63,8 @@ def environment(launcher: str, at: Place, run: Any, address: bytes) -> dict[str,
     """The environment of the program."""
     inherited: Mapping[str, str] = os.environ
     if launcher == "each":
-        return {name: value for name, value in inherited.items() if not OF_LAUNCHERS.fullmatch(name)} | alone(at)
+        own = alone(at, inherited.get("CUDA_VISIBLE_DEVICES", ""))
+        return {name: value for name, value in inherited.items() if not OF_LAUNCHERS.fullmatch(name)} | own
     ours = {} if launcher in OF_RUN else variables(at, run["slots"], run["port"])
     if "SLURM_JOB_ID" not in inherited:
         ours = {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
@@ -126,7 +129,8 @@ def heard(listener: socket.socket) -> list[str]:
     """The messages that wait, of processes of this account."""
     messages = []
     with suppress(BlockingIOError):
-        while True:
+        # Not endlessly, as others can send here.
+        for _ in range(MOST):
             data, credentials, *_ = listener.recvmsg(256, socket.CMSG_SPACE(12))
             sender = credentials[0][2] if credentials else b""
             if len(sender) >= 12 and int.from_bytes(sender[4:8], sys.byteorder) == os.getuid():

@@ -16,6 +16,9 @@ OF_RUN = {
     "accelerate": r"num.(machines|processes)|machine.rank|main.process.(ip|port)|same.network|rdzv.\w+",
 }
 
+# Options of accelerate that choose how it trains, if not on several GPUs.
+ANOTHER_WAY = re.compile(r"--(cpu|tpu|multi.gpu|use.\w+)$")
+
 
 class Place(NamedTuple):
     """A rank's numbers."""
@@ -51,10 +54,12 @@ def variables(at: Place, slots: Mapping[str, int], port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def alone(at: Place) -> dict[str, str]:
+def alone(at: Place, given: str = "") -> dict[str, str]:
     """What a program gets that is one of many independent ones; a GPU of its own, if there are enough."""
     gpus = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    own = {"CUDA_VISIBLE_DEVICES": str(at.local_rank)} if len(gpus) >= at.local_size else {}
+    # The queue, or the user, may have chosen some.
+    visible = given.split(",") if given else [str(number) for number in range(len(gpus))]
+    own = {"CUDA_VISIBLE_DEVICES": visible[at.local_rank]} if len(visible) >= at.local_size else {}
     return {"FARANDOLE_SLOT": str(at.rank), "FARANDOLE_SLOTS": str(at.size), **own}
 
 
@@ -98,6 +103,8 @@ def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) 
             "main_process_ip": master, "main_process_port": port,
         }  # fmt: skip
     options = [f"--{option}={value}" for option, value in of_run.items()]
-    # Without GPUs, this only means that it starts several processes.
-    options += ["--same_network", "--multi_gpu"] if name == "accelerate" else []
+    if name == "accelerate":
+        options.append("--same_network")
+        # Without GPUs, this only means that it starts several processes.
+        options += ["--multi_gpu"] if at.size > 1 and not any(map(ANOTHER_WAY.match, program)) else []
     return [*program[:words], *options, *program[words:]]

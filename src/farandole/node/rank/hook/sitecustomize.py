@@ -24,6 +24,7 @@ FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mpi4py", "horovod"}
 RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 # Of what asks for it, only the program counts; the frameworks look for it themselves.
 THROUGH = ("/os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
+ASKING = ("get", "getenv", "__contains__")
 LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
 told: set[str] = set()
 
@@ -120,7 +121,8 @@ class Watch:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in FRAMEWORKS and name not in WATCHED:
             return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in found if spec), None)
         with suppress(Exception):
             if spec and spec.loader:
@@ -145,12 +147,18 @@ def watch_environment() -> None:
     kind: Any = type(os.environ)
     get = kind.__getitem__
 
+    last = (0, 0)
+
     def got(environment: Any, name: Any) -> Any:
-        if name in RANKS and "reads" not in told:
-            with suppress(Exception):
-                frame: Any = sys._getframe(1)
+        nonlocal last
+        with suppress(Exception):
+            frame: Any = sys._getframe(1)
+            # One place that asks for one variable after the other copies all of them.
+            here, before = (id(frame), frame.f_lasti), last
+            last = here
+            if name in RANKS and "reads" not in told and here != before:
                 while frame and frame.f_code.co_filename.endswith(THROUGH):
-                    frame = frame.f_back
+                    frame = frame.f_back if frame.f_code.co_name in ASKING else None
                 if frame and not any(place in frame.f_code.co_filename for place in LIBRARIES):
                     tell("reads")
         return get(environment, name)
