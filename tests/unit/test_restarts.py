@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farandole.node.head import runs
+from farandole.node.head import runs, status
 from farandole.node.head.folders import refuse_checkpoints
 from farandole.node.head.job import RunKeeper
 from farandole.node.head.restarts import Restarts
@@ -52,8 +52,8 @@ def test_a_program_that_fails_twice_in_the_same_way_ends() -> None:
         of_run.read(line)
         of_run.read(b"[0] other output\n")
         ends.append(of_run.refusal(1, []))
-        # It gets on.
-        (of_run.path / str(len(ends))).touch()
+        if len(ends) == 1:
+            (of_run.path / "progress").touch()
     assert ends == ["", "", "the program has failed twice in the same way"]
 
 
@@ -66,6 +66,10 @@ def test_other_slots_are_taken_instead(head: Path) -> None:
             assert instead({"node-1"}, 2) == {"node-2": 1, "node-3": 1}
             assert instead({"node-1", "node-3"}, 1) == {"node-2": 1}
             assert instead({"node-1", "node-3"}, 2) == {}
+            assert instead({"node-1", "node-3"}, 0) == {}
+            # It keeps what it had of those that are left, and others get no more than the rest.
+            assert [uses for number, _, _, uses in status.others() if number == "9"] == [{"node-2": 1}]
+            assert instead({"node-1"}, 0) == {"node-2": 1, "node-3": 1}
 
 
 def test_checkpoints_are_copied_meanwhile_and_not_from_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +143,7 @@ def test_a_node_keeps_what_a_run_has_written_there_but_not_its_checkpoints(
 
 
 def test_a_start_that_cannot_be_leaves_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.node.head.restarts.answers", lambda _: True)
     run = asked(restarts=1, checkpoints="saved")
     (run.code / "saved").mkdir(parents=True)
     job = RunKeeper(run)
@@ -152,3 +157,37 @@ def test_a_start_that_cannot_be_leaves_the_checkpoints(monkeypatch: pytest.Monke
     job()
     assert run.read("ended")["why"] == "the folder could not be copied"
     assert (run.code / "saved").exists()
+
+
+def test_the_same_failure_after_progress_is_another_one() -> None:
+    of_run = restarts()
+    for step in ("1", "2", "3"):
+        of_run.read(b"[0] OSError: a file server is away\n")
+        assert of_run.refusal(1, []) == ""
+        (of_run.path / step).touch()
+
+
+def test_checkpoints_that_the_head_lacks_are_not_removed() -> None:
+    of_run = restarts()
+    of_run.done = 1
+    assert "--filter=R /saved/***" in of_run.deleting()
+    of_run.uncopied = ["no space"]
+    assert "--filter=R /saved/***" not in of_run.deleting()
+
+
+def test_a_node_that_was_silent_counts_as_lost_even_if_it_answers_again() -> None:
+    of_run = restarts()
+    for _ in range(2):
+        of_run.silent = {"node-2"}
+        (of_run.path / str(time.monotonic())).touch()
+        assert of_run.refusal(255, []) == ""
+    assert of_run.gone == {"node-2"}
+
+
+def test_nodes_are_asked_before_a_run_starts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "HERE", "node-1")
+    monkeypatch.setattr("farandole.node.head.restarts.answers", lambda node: node != "node-3")
+    of_run = restarts()
+    assert of_run.look({"node-1": 1, "node-2": 1})
+    assert not of_run.look({"node-2": 1, "node-3": 1})
+    assert of_run.gone == {"node-3"}

@@ -74,7 +74,7 @@ class RunKeeper:
             queue = queued(self.run, self.wish, self.stop) if status.QUEUE.exists() else claimed(self.run, self.wish)
             with queue as (slots, finish, others_instead):
                 self.begun = time.time()
-                code, least = self.use(slots), self.wish["min_nodes"] or len(slots)
+                code, least = self.use(slots), self.wish["min_nodes"]
                 while code and (slots := self.again(code, lambda gone: others_instead(gone, least))):
                     code = self.use(slots)
                 finish(code)
@@ -101,16 +101,18 @@ class RunKeeper:
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
         self.run.write("started", slots=slots, begun=self.begun, stack=stack)
         self.send(slots)
-        try:
-            with (
-                self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths)),
-                self.restarts.watched(slots, self.end),
-            ):
-                return self.execute(slots)
-        finally:
-            self.clean(slots)
-            if next(iter(slots)) not in self.lost:
-                list(collect(self.run, self.restarts.copied))
+        with self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths, whole=True)):
+            try:
+                with self.restarts.watched(slots, self.end):
+                    code = self.execute(slots)
+            finally:
+                self.clean(slots)
+        if next(iter(slots)) not in self.lost:
+            self.restarts.uncopied = list(collect(self.run, self.restarts.copied, whole=True))
+            for failure in self.restarts.uncopied:
+                say(failure)
+        # A launcher that is told to end may do so with 0.
+        return code or int(bool(self.restarts.silent))
 
     def again(self, code: int, others_instead: Callable[[set[str]], Slots]) -> Slots:
         """The slots with which a run that failed starts again; empty if it does not."""
@@ -120,7 +122,7 @@ class RunKeeper:
             say(f"it does not start again: {why}")
             return {}
         until, told = time.monotonic() + RETURN_S, False
-        while not (slots := others_instead(self.restarts.gone)) and not self.why:
+        while not self.why and not ((slots := others_instead(self.restarts.gone)) and self.restarts.look(slots)):
             if time.monotonic() > until:
                 say("it does not start again: too few nodes are left; --min-nodes allows fewer")
                 return {}
@@ -194,7 +196,10 @@ class RunKeeper:
     def judge(self, slots: Slots) -> int:
         """The exit status of a run whose launcher has not failed."""
         if self.wish["launcher"] == "each":
-            failed = self.reports.failed()
+            if len(self.reports.said) < sum(slots.values()):
+                say("not all of the programs have said how they ended")
+                return 1
+            failed = {number: code for number, code in self.reports.failed().items() if number < sum(slots.values())}
             for number, code in failed.items():
                 say(f"program {number} on {[*slots][place_of(number, slots).node]} ended with exit status {code}")
             return next(iter(failed.values()), 0)
@@ -250,8 +255,8 @@ def send(run: Run, node: str, before: list[Run], deleting: list[str]) -> str:
     return f"{node}: {reason(done.stderr)}" if done.returncode else ""
 
 
-def collect(run: Run, paths: list[str]) -> Iterator[str]:
-    """Get results from the node of rank 0, which usually writes them; yields why one cannot be had."""
+def collect(run: Run, paths: list[str], *, whole: bool = False) -> Iterator[str]:
+    """Get results from the node of rank 0, which usually writes them, or only whole ones; yields why one is missing."""
     first = next(iter(run.read("started").get("slots", {})), runs.HERE)
     for path in paths if first != runs.HERE and not has_shared_home() else ():
         failed = f"{path} could not be fetched from {first}"
@@ -260,6 +265,7 @@ def collect(run: Run, paths: list[str]) -> Iterator[str]:
                 done = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
                 if done.returncode:
                     yield f"{failed}: {reason(done.stderr)}"
-                yield from place(staged, run.code, Path(path))
+                if done.returncode == 0 or not whole:
+                    yield from place(staged, run.code, Path(path))
         except RefusedError as error:
             yield f"{failed}: {error}"

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from farandole.node.head import runs
-from farandole.node.head.runs import SSH, Run, ran
+from farandole.node.head.runs import SSH, Run, ran, say
 from farandole.node.head.status import Slots
 
 # Seconds between two copies of the checkpoints.
 COPY_EVERY = 5
 # Seconds between two questions to each node, and how many of them it may miss.
 ASK_EVERY, MISSED = 10, 2
+# Seconds in which a copy has ended.
+JOIN_S = 30
 # The last line of an exception, behind the rank that prints it.
 RAISED = re.compile(rb"^\[\d+\] ([\w.]*(?:Error|Exception)\b.*)")
 
@@ -33,6 +35,9 @@ class Restarts:
         self.copied = [self.folder] if self.folder and not Path(self.folder).is_absolute() else []
         # Nodes that are left out; what failed last, and the checkpoints that there were.
         self.gone: set[str] = set()
+        # Nodes that stopped answering in the middle; why the checkpoints could not be copied at last.
+        self.silent: set[str] = set()
+        self.uncopied: list[str] = []
         self.raised, self.before = b"", ("", frozenset[tuple[str, int, int]]())
 
     def read(self, line: bytes) -> None:
@@ -42,13 +47,14 @@ class Restarts:
 
     def refusal(self, code: int, lost: list[str]) -> str:
         """Why a run that failed does not start again; empty if it does."""
-        self.gone |= {*lost}
-        failure = "" if lost else f"{code} {self.raised!r}"
+        missing = {*lost} | self.silent
+        self.gone, self.silent = self.gone | missing, set()
+        failure = "" if missing else f"{code} {self.raised!r}"
         now, (failed, had) = frozenset(self.files()), self.before
         self.before, self.raised = (failure, now), b""
         if self.done >= self.most:
             return f"it has started again {self.done} times (--restarts)"
-        if failure and failure == failed:
+        if failure and failure == failed and now == had:
             return "the program has failed twice in the same way"
         if self.done and self.folder and now == had:
             return f"nothing in {self.folder} has changed since it started again"
@@ -67,10 +73,19 @@ class Restarts:
 
     def deleting(self) -> list[str]:
         """The options with which rsync removes what the head lacks: later, only older or newer checkpoints."""
-        return [
-            "--delete",
-            *([f"--filter=R /{path}/***" for path in self.copied] + ["--filter=P **"]) * bool(self.done),
-        ]
+        if not self.done:
+            return ["--delete"]
+        # If the head lacks some that a node has, they may be the latest.
+        replaced = [] if self.uncopied else [f"--filter=R /{path}/***" for path in self.copied]
+        return ["--update", "--delete", *replaced, "--filter=P **"]
+
+    def look(self, slots: Slots) -> bool:
+        """Whether all of these nodes answer; those that do not are left out."""
+        others = [node for node in slots if node != runs.HERE]
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            silent = {node for node, answer in zip(others, pool.map(answers, others), strict=True) if not answer}
+        self.gone |= silent
+        return not silent
 
     def take_back(self) -> None:
         """Use nodes again that have come back, as after a reboot."""
@@ -85,7 +100,8 @@ class Restarts:
         def ask() -> None:
             for node, answer in zip(others, pool.map(answers, others), strict=True):
                 missed[node] = 0 if answer else missed[node] + 1
-            if max(missed.values()) >= MISSED:
+            self.silent |= {node for node, times in missed.items() if times >= MISSED}
+            if self.silent:
                 end()
 
         with ThreadPoolExecutor(max(1, len(others))) as pool, repeated(ASK_EVERY if others else 0, ask):
@@ -107,7 +123,10 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
     def repeat() -> None:
         while not ended.wait(seconds):
-            act()
+            try:
+                act()
+            except (OSError, RuntimeError) as error:
+                say(f"this is tried again: {error}")
 
     if not seconds:
         yield
@@ -119,7 +138,7 @@ def repeated(seconds: float, act: Callable[[], object]) -> Iterator[None]:
     finally:
         ended.set()
         # A node may be gone, which ssh notices later.
-        thread.join(2)
+        thread.join(JOIN_S)
 
 
 def answers(node: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from farandole.node.head import status
 from farandole.node.head.runs import RefusedError, Run, clock, say
-from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner
+from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner, slots_in
 
 # Seconds that others may lock what all need.
 PATIENCE = 10
@@ -57,7 +57,7 @@ def claimed(run: Run, wish: Any) -> Iterator[Allocated]:
     forget_ended()
     handle, path = tempfile.mkstemp(prefix=f"{os.getuid()}-{run.number}-", dir=status.SLOTS_IN_USE)
     try:
-        with os.fdopen(handle, "w") as file:
+        with os.fdopen(handle, "w+") as file:
             # Before others can open and lock it.
             fcntl.flock(file, fcntl.LOCK_EX)
             os.fchmod(handle, 0o644)
@@ -90,19 +90,28 @@ def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
 
 
 def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
-    """Other slots instead of those in a file, as many as can be had; empty if they are on too few nodes."""
+    """Other slots instead of those in a file: as many as can be had on so many nodes at least, or all. Or none."""
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
             return {}
+        # Its own slots are free, too.
         file.seek(0)
-        file.truncate()
+        before = slots_in(file.read())
+        rewrite(file, {})
         free = free_of(slots)
-        claim = fill(min(count, sum(number for number in free.values() if number > 0)), free)
-        if len(claim) < least:
-            return {}
-        file.write(json.dumps(claim))
-        file.flush()
-        return claim
+        ranks = min(count, sum(number for number in free.values() if number > 0)) if least else count
+        claim = fill(ranks, free)
+        enough = bool(claim) and len(claim) >= least
+        # Nobody else gets those that it still has, while it waits for others.
+        rewrite(file, claim if enough else {node: before[node] for node in before if node in slots})
+        return claim if enough else {}
+
+
+def rewrite(file: TextIO, claim: Slots) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(json.dumps(claim))
+    file.flush()
 
 
 def free_of(slots: Slots) -> Slots:
