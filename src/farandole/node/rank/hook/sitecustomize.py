@@ -56,7 +56,7 @@ def after(owner: Any, name: str, then: Callable[..., None]) -> None:
     def replaced(*arguments: Any, **options: Any) -> Any:
         returned = function(*arguments, **options)
         with suppress(Exception):
-            then(*arguments)
+            then(*arguments, *options.values())
         return returned
 
     with suppress(Exception):
@@ -74,7 +74,12 @@ def of_horovod(module: ModuleType) -> None:
 
 
 def of_optimizer(module: ModuleType) -> None:
-    after(module, "create_distributed_optimizer", lambda *_: tell("wraps"))
+    def of_keras_3(_: Any, optimizer: Any, *__: Any) -> None:
+        version = str(getattr(sys.modules.get("keras"), "__version__", ""))
+        if type(optimizer).__module__.startswith("keras.") and version.startswith("3."):
+            tell("wraps")
+
+    after(module, "create_distributed_optimizer", of_keras_3)
 
 
 def of_reduction(module: ModuleType) -> None:
