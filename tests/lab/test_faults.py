@@ -246,6 +246,7 @@ def test_a_bridge_with_one_address_on_every_node_is_never_the_network(ready: Clu
 
 # On each node at the same time; without a key, who is refused by name has come past MaxStartups. These logins only take
 # up sshd's places, whoever answers.
+# Only the load of the logins counts: nothing is sent.
 STORM = """
 until [ $(date +%s) -ge {at} ]; do sleep 0.02; done
 for login in 1 2 3; do

@@ -33,11 +33,12 @@ class Restarts:
         # A path that all nodes see may be named as well.
         self.path = run.code / self.folder
         self.copied = [self.folder] if self.folder and not Path(self.folder).is_absolute() else []
-        # Nodes that are left out; what failed last, and the checkpoints that there were.
+        # Nodes that are left out.
         self.gone: set[str] = set()
         # Nodes that stopped answering in the middle; why the checkpoints could not be copied at last.
         self.silent: set[str] = set()
         self.uncopied: list[str] = []
+        # What failed last, and before that with which checkpoints.
         self.raised, self.before = b"", ("", frozenset[tuple[str, int, int]]())
 
     def read(self, line: bytes) -> None:
