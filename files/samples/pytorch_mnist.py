@@ -139,13 +139,17 @@ def main():
 
     model = LeNet5().to(device)
     optimizer = optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=options.momentum)
+    # Average this small model at once; for a large one, overlap averaging with computing the remaining gradients.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
     keep = options.checkpoints if hvd.rank() == 0 else None
+    # Only now, as DistributedOptimizer makes an optimizer without momentum.
     done = resume(keep, model, optimizer) if keep else 0
     done = hvd.broadcast_object(done, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    # Average this small model at once; for a large one, overlap averaging with computing the remaining gradients.
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
+    for group in optimizer.param_groups:
+        # The checkpoint may be of another number of ranks.
+        group["lr"] = options.lr * hvd.size()
 
     meter = proof.Meter()
     for epoch in range(done + 1, options.epochs + 1):

@@ -26,7 +26,7 @@ from .loading import install
 
 pytestmark = pytest.mark.usefixtures("head")
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a", "restarts": 0}
-WISH |= {"min_nodes": 0, "checkpoints": ""}
+WISH |= {"min_nodes": 0, "checkpoints": "", "meet_within": 600}
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 
 

@@ -6,16 +6,19 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from farandole.node.head import launch, runs
+from farandole.node.head import launch, reap, runs
 from farandole.node.head.launch import Reports, recognized
 from farandole.node.head.runs import RefusedError
+from farandole.node.rank import main
 from farandole.node.rank.place import Place, on_node, place, variables
 
 from .loading import install
@@ -27,10 +30,10 @@ TWO = {"node-1": 1, "node-2": 1}
 def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 1, **more: str) -> tuple[Any, Any]:
     """What a program prints as a rank, and what is told of it."""
     install(folder / "node", "farandole.node.rank", rank="main")
-    run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m"}
+    run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m", "program": program}
     own = {"FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": str(rank), "PYTHONDONTWRITEBYTECODE": "1", **more}
     done = subprocess.run(
-        [folder / "node/rank", *program], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
+        [folder / "node/rank"], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
     )
     reports = Reports("m", {})
     mark = b"[%d] " % rank
@@ -73,7 +76,7 @@ def test_torchrun_is_told_where_it_runs(program: list[str], command: list[str]) 
     ours = ["--nnodes=2", "--nproc-per-node=1", "--node-rank=1", "--master-addr=node-1", "--master-port=2"]
     at = command.index("OURS")
     assert on_node(program, place(2, SLOTS), SLOTS, 2) == [*command[:at], *ours, *command[at + 1 :]]
-    assert launch.command("torchrun", SLOTS, program)[2:6] == ["-np", "2", "-H", "node-1:1,node-2:1"]
+    assert launch.command("torchrun", SLOTS)[2:6] == ["-np", "2", "-H", "node-1:1,node-2:1"]
 
 
 def test_accelerate_is_told_where_it_runs() -> None:
@@ -83,11 +86,15 @@ def test_accelerate_is_told_where_it_runs() -> None:
     assert command[:5] == ["accelerate", "launch", "--num_machines=2", "--num_processes=2", "--machine_rank=1"]
     assert command[-2:] == program[-2:]
     assert "--multi_gpu" in command
-    for other in (["--cpu"], ["--use_fsdp"], ["--multi-gpu"]):
+    for other in (["--use_fsdp"], ["--multi-gpu"]):
         assert "--multi_gpu" not in on_node([*program[:2], *other, "a.py"], place(1, TWO), TWO, 2)
+    # Its own option for processors allows only one process, and is another one than the program's.
+    on_cpus = on_node([*program[:2], "--cpu", "a.py", "--cpu"], place(1, TWO), TWO, 2)
+    assert on_cpus[:4] == ["env", "ACCELERATE_USE_CPU=true", "accelerate", "launch"]
+    assert on_cpus[-3:] == ["--multi_gpu", "a.py", "--cpu"]
     assert "--multi_gpu" not in on_node(program, place(0, {"node-1": 1}), {"node-1": 1}, 2)
     with pytest.raises(RefusedError, match="as many ranks on each node"):
-        launch.command("accelerate", SLOTS, program)
+        launch.command("accelerate", SLOTS)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +139,17 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Path) -> None:
     install(tmp_path / "node", "farandole.node.rank", rank="main")
-    run = {"launcher": "horovod", "slots": TWO, "port": 1, "mark": str(os.getpid())}
     script = "trap 'echo caught; exit 4' TERM; echo $$; while :; do sleep 0.1; done"
+    program = ["sh", "-c", script]
+    run = {"launcher": "horovod", "slots": TWO, "port": 1, "mark": str(os.getpid()), "program": program}
     for number, status in ((signal.SIGTERM, 4), (signal.SIGKILL, -9)):
         process = subprocess.Popen(
-            [tmp_path / "node/rank", "sh", "-c", script], stdout=subprocess.PIPE, text=True,
+            [tmp_path / "node/rank"], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": "0"},
         )  # fmt: skip
         with process:
             assert process.stdout
-            program = int(process.stdout.readline())
-            watched = os.pidfd_open(program)
+            watched = os.pidfd_open(int(process.stdout.readline()))
             process.send_signal(number)
             assert process.wait() == status
             assert ("caught" in process.stdout.read()) == (number == signal.SIGTERM)
@@ -182,9 +189,9 @@ def test_the_hook_hides_no_sitecustomize_and_no_module(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("the other\n[]\n", "")
 
 
-def judged(*told: list[str], size: int = 2) -> tuple[str, str]:
+def judged(*told: list[str], size: int = 2, nodes: int = 2) -> tuple[str, str]:
     reports = Reports("m", {number: {"told": words, "status": 0} for number, words in enumerate(told)})
-    return reports.verdict(size, size)
+    return reports.verdict(size, size, nodes)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +199,8 @@ def judged(*told: list[str], size: int = 2) -> tuple[str, str]:
     [
         (["uses torch"], "they use torch"),
         (["uses mpi4py", "met MPI 1"], "MPI knew of one rank"),
-        (["uses mpi4py", "uses torch", "met MPI 1"], "they use mpi4py, torch"),
+        (["uses mpi4py", "uses torch", "met MPI 1"], "they use torch"),
+        (["uses torch", "met torch.distributed@node 2"], "torch.distributed at localhost"),
         (["uses torch", "met torch.distributed 1"], "torch.distributed knew of one rank"),
         (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of one rank"),
         (["uses keras", "met Horovod 2", "wraps"], "nothing was averaged"),
@@ -202,7 +210,7 @@ def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
     why, cure = judged(told, told)
     assert part in why
     assert cure
-    assert judged(told, size=1) == ("", "")
+    assert judged(told, size=1, nodes=1) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +258,78 @@ def test_what_a_rank_tells_is_taken_out_of_its_output(line: bytes, rest: bytes) 
     report = b'{"number": 0, "told": ["uses torch"], "status": 0}'
     assert reports.take(line.replace(b"{JSON}", report)) == rest.replace(b"{JSON}", report)
     assert len(reports.said) == (b"farandole" not in rest)
+
+
+def test_the_head_learns_of_ranks_that_wait_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(main, "PATIENCE", 0)
+    reported: list[Any] = []
+    with main.meeting(str(tmp_path / "folder")) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
+        sender.connect(listener.getsockname())
+        told = main.Told(listener, lambda **said: reported.append(said), None)
+        for message, again in (("enters X 2", 1), ("uses torch", 1), ("leaves X 2", None)):
+            sender.send(message.encode())
+            told.hear()
+            assert told.watch() == again
+    assert reported == [{"waits": [(2, "X")]}, {"waits": []}]
+    assert told.words == {"uses torch"}
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_rank_tells_that_it_goes_to_meet_others(tmp_path: Path) -> None:
+    module = tmp_path / "torch/distributed/distributed_c10d.py"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").touch()
+    module.write_text("def init_process_group(): raise ValueError\ndef get_world_size(): return 2\n")
+    script = "from torch.distributed.distributed_c10d import init_process_group as meet; meet()"
+    with main.meeting(str(tmp_path / "folder")) as listener:
+        own = {"PYTHONPATH": f"{main.HOOK}:{tmp_path}", "FARANDOLE_MEETING": listener.getsockname(), "RANK": "4"}
+        assert subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, **own}, stderr=subprocess.DEVNULL, check=False
+        ).returncode
+        heard = [listener.recv(256).decode() for _ in range(3)]
+    # Nobody has met if it failed.
+    assert heard == ["uses torch", "enters torch.distributed 4", "leaves torch.distributed 4"]
+
+
+def test_a_folder_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
+    mark = f"test-{os.getpid()}"
+    own, other = (Path(main.FOLDER.format(mark, name)) for name in "ab")
+    own.mkdir()
+    (own / "meeting").touch()
+    (tmp_path / "meeting").touch()
+    other.symlink_to(tmp_path)
+    try:
+        assert reap.kill(mark) == []
+        assert not own.exists()
+        assert (tmp_path / "meeting").exists()
+    finally:
+        other.unlink()
+
+
+@pytest.mark.parametrize(
+    ("waits", "seconds", "missing"),
+    [
+        ([[0, "Horovod"], [1, "Horovod"]], 8, "rank 2 on node-2 has not met the others through Horovod"),
+        ([[0, "Horovod"]], 8, "rank 1 on node-1, rank 2 on node-2 have not met the others through Horovod"),
+        ([[0, "JAX"], [1, "JAX"], [2, "JAX"]], 8, "all ranks wait for each other through JAX"),
+        ([[0, "JAX"]], 60, ""),
+        ([], 0, ""),
+    ],
+)
+def test_a_rank_that_keeps_the_others_waiting_is_named(waits: list[Any], seconds: int, missing: str) -> None:
+    reports = Reports("m", {})
+    for report in ([[1, "X"]], waits):
+        line = b"[0] \x02farandole m " + json.dumps({"number": 0, "waits": report}).encode() + b"\n"
+        assert reports.take(line) == b""
+        assert reports.missing(SLOTS, 0) or not report
+    assert not reports.said
+    assert reports.missing(SLOTS, seconds) == missing
+
+
+def test_of_many_that_are_missing_some_are_named() -> None:
+    reports = Reports("m", {}, {0: {0: "X"}}, since=time.monotonic())
+    assert "rank 5 on node-1 and 3 more have not" in reports.missing({"node-1": 9}, 0)
 
 
 def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

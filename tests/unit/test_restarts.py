@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ import pytest
 from farandole.node.head import runs, status
 from farandole.node.head.folders import refuse_checkpoints
 from farandole.node.head.job import RunKeeper
+from farandole.node.head.launch import Reports
 from farandole.node.head.restarts import Restarts
 from farandole.node.head.runs import RefusedError, Run
 from farandole.node.head.slots import claimed
+from farandole.node.head.slurm import fewer
 
 from .test_head_runs import WISH, asked
 from .test_head_slots import taken
@@ -191,3 +194,52 @@ def test_nodes_are_asked_before_a_run_starts_there(monkeypatch: pytest.MonkeyPat
     assert of_run.look({"node-1": 1, "node-2": 1})
     assert not of_run.look({"node-2": 1, "node-3": 1})
     assert of_run.gone == {"node-3"}
+
+
+@pytest.mark.parametrize(
+    ("without", "least", "ranks", "hosts"),
+    [
+        ({"node-3"}, 0, 2, "node-1,node-2"),
+        ({"node-2"}, 2, 2, "node-1,node-3"),
+        ({"node-2", "node-3"}, 1, 1, "node-1"),
+        ({"node-2", "node-3"}, 2, 0, ""),
+        ({"node-2", "node-3"}, 0, 0, ""),
+    ],
+)
+def test_what_is_asked_of_the_queue_instead(without: set[str], least: int, ranks: int, hosts: str) -> None:
+    smaller = fewer({**WISH, "np": 2}, without, least)
+    assert (smaller.get("np", 0), smaller.get("hosts", "")) == (ranks, hosts)
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, act: str, *arguments: str, **wish: Any) -> RunKeeper:
+    """A run of which one start is going on, after something has happened to it."""
+    keeper = RunKeeper(asked(**wish))
+    process: Any = object()
+    keeper.process, ended = process, threading.Event()
+    monkeypatch.setattr("farandole.node.head.job.end", lambda _: ended.set())
+    getattr(keeper, act)(*arguments)
+    assert ended.wait(10)
+    return keeper
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "goes_on"), [("NODE_FAIL", 1, True), ("NODE_FAIL", 0, False), ("TIMEOUT", 1, False)]
+)
+def test_the_queue_takes_nodes_away(
+    monkeypatch: pytest.MonkeyPatch, state: str, restarts: int, *, goes_on: bool
+) -> None:
+    keeper = ended(monkeypatch, "taken", state, "gone", restarts=restarts)
+    assert (keeper.broken, keeper.why) == ((True, "") if goes_on else (False, "gone"))
+
+
+@pytest.mark.parametrize(("restarts", "why"), [(0, "ended: rank 1 on node-2 has not met .* for 30 s"), (1, "")])
+def test_a_rank_that_lets_others_wait_too_long_ends_what_runs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], restarts: int, why: str
+) -> None:
+    slots: Any = {"node-1": 1, "node-2": 1}
+    monkeypatch.setattr(Reports, "missing", lambda *_: "rank 1 on node-2 has not met the others through Horovod")
+    keeper = ended(monkeypatch, "look", slots, restarts=restarts, meet_within=30)
+    assert re.match(why, keeper.why)
+    assert keeper.broken == bool(restarts)
+    keeper.look(slots)
+    assert "has not met" in capfd.readouterr().out

@@ -17,7 +17,7 @@ from farandole.jobs.login import head_of
 from farandole.jobs.start import Wish, finish, left_out, start
 from farandole.jobs.told import console, known, show
 from farandole.node.head.folders import refuse_outside
-from farandole.node.head.launch import LAUNCHERS, SHORT
+from farandole.node.head.launch import LAUNCHERS, MEET_S, SHORT
 from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
@@ -51,6 +51,9 @@ def run(
     checkpoints: Annotated[
         str, typer.Option(metavar="DIR", help="Where the program saves and finds its state, kept on the head.")
     ] = "",
+    meet_within: Annotated[
+        int, typer.Option(min=0, metavar="SECONDS", help="End it if a rank lets the others wait so long; 0: never.")
+    ] = MEET_S,
     *,
     launcher: Annotated[
         str, typer.Option(metavar="NAME", help=f"What starts the ranks: {', '.join(LAUNCHERS)}.", show_default=False)
@@ -80,7 +83,7 @@ def run(
     folder = Path.cwd()
     wish = Wish(
         command, ranks, hosts, time, fetch or [], launcher="".join(names), forward=forward, restarts=restarts,
-        min_nodes=min_nodes, checkpoints=checkpoints, wait=wait, detach=detach,
+        min_nodes=min_nodes, checkpoints=checkpoints, meet_within=meet_within, wait=wait, detach=detach,
     )  # fmt: skip
     wish.refuse_early(folder)
     again, without = options(inventory, login), left_out(inventory, hosts)

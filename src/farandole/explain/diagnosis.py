@@ -193,7 +193,8 @@ def _searches() -> list[tuple[Cause, tuple[str, ...], re.Pattern[str]]]:
 
 def is_raised(line: str) -> bool:
     """Whether a line is a program's own exception, whatever rank it is from."""
-    return bool(RAISED.match(RANK.sub("", line, count=1)))
+    # PyTorch writes the rank as well.
+    return bool(RAISED.match(RANK.sub("", RANK.sub("", line))))
 
 
 def needles(pattern: str) -> tuple[str, ...]:

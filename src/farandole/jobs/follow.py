@@ -19,16 +19,20 @@ from farandole.explain.diagnosis import Hit, is_raised, of_job
 from farandole.jobs.login import Head
 from farandole.jobs.told import State, console, has_ended, known, show
 
+# In what the head says of a run in which a rank kept the others waiting.
+MEET_OPTION = "(--meet-within)"
 # Lines in which a cause is searched.
 REMEMBERED, LONGEST = 2000, 1 << 16
 # The exit status of ssh itself.
 OF_SSH = 255
 OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
-# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one, by itself or by a signal.
+# How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one, by itself or by a signal; and the
+# head, as Gloo's does not know the signal on another node.
 ENDED = re.compile(
     r"^Process (\d{1,6}) exit with status code (-?\d{1,3})\.$|"
     r"^  Process name: \[\[\d+,\d+\],(\d{1,6})\]\n  Exit code:\s+(\d{1,3})$|"
-    r"^mpirun noticed that process rank (\d{1,6}) with PID \d+ on node \S+ exited on signal (\d{1,2}) ",
+    r"^mpirun noticed that process rank (\d{1,6}) with PID \d+ on node \S+ exited on signal (\d{1,2}) |"
+    r"^farandole: rank (\d{1,6}) was ended by signal (\d{1,2})$",
     re.MULTILINE,
 )
 # Ended by the launcher, after another one.
@@ -71,7 +75,7 @@ def stream(head: Head, command: str, number: str) -> tuple[int, str, Sequence[st
 
 def explain(state: State, lines: Sequence[str]) -> None:
     """Say why a run failed, unless it was ended or refused, which the head says."""
-    if state.why:
+    if state.why and MEET_OPTION not in state.why:
         return
     hit, raised = first_cause(lines)
     first, status = first_end(lines)
@@ -118,7 +122,7 @@ def first_end(lines: Sequence[str]) -> tuple[int, int]:
     innocent = {int(rank[1]) for line in others if (rank := OF_RANK.match(line))}
     for match in ENDED.finditer("\n".join(lines)):
         number, status = (int(text) for text in match.groups() if text)
-        status = -status if match[6] else status
+        status = -status if match[6] or match[8] else status
         if status and number not in innocent and status not in TERMINATED:
             return number, status
     return -1, 0

@@ -21,7 +21,7 @@ from farandole.jobs.login import Head
 from farandole.jobs.told import console, known, show
 from farandole.node.arguments import duration
 from farandole.node.head.folders import refuse_checkpoints, refuse_early
-from farandole.node.head.launch import recognized
+from farandole.node.head.launch import MEET_S, recognized
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Wish:
     restarts: int = 0
     min_nodes: int = 0
     checkpoints: str = ""
+    meet_within: int = MEET_S
     wait: bool = False
     detach: bool = False
 
@@ -68,6 +69,7 @@ class Wish:
         values = {"-np": self.ranks, "--hosts": self.hosts, "--time": self.time, "--launcher": self.launcher}
         values |= {"--restarts": self.restarts, "--min-nodes": self.min_nodes, "--checkpoints": self.checkpoints}
         arguments = [word for name, value in values.items() if value for word in (name, str(value))]
+        arguments += [f"--meet-within={self.meet_within}"]
         arguments += ["--wait"] if self.wait else []
         return [*arguments, *(f"--fetch={path}" for path in self.fetch)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 
@@ -12,12 +13,14 @@ from farandole.core.errors import FarandoleError
 from farandole.core.text import on_terminal
 from farandole.jobs.login import Head
 
+# How progress bars go back: to the start of their line, character by character, or to the line above.
+REWRITTEN = re.compile(r"\r|\x08+|\x1b\[A")
 console = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def show(text: str) -> None:
     """Print what a node says; a progress bar, which overwrites its line, becomes several lines."""
-    sys.stdout.write(on_terminal(text.replace("\r\n", "\n").replace("\r", "\n")))
+    sys.stdout.write(on_terminal(REWRITTEN.sub("\n", text.replace("\r\n", "\n"))))
     sys.stdout.flush()
 
 

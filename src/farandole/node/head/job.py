@@ -17,9 +17,9 @@ from pathlib import Path
 from farandole.node.head import launch, runs, status
 from farandole.node.head import reap as reaping
 from farandole.node.head.folders import place, staging
-from farandole.node.head.launch import ALONE, OF_ALONE, OF_RANK, Reports
+from farandole.node.head.launch import ALONE, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, end, reap
-from farandole.node.head.restarts import Restarts
+from farandole.node.head.restarts import Restarts, repeated
 from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
@@ -27,10 +27,13 @@ from farandole.node.head.status import Slots, owner
 from farandole.node.mounts import shared_homes
 from farandole.node.rank.place import place as place_of
 
+HELP = {"-h", "--help"}
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
 # Seconds in which a node may come back, if too few are left without it.
 RETURN_S = 120
+# Seconds after which it is told for whom others wait to meet, and between two looks.
+TELL_S, LOOK_S = 20, 3
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
 
@@ -47,8 +50,11 @@ class RunKeeper:
         self.process: subprocess.Popen[bytes] | None = None
         # Why it was ended or refused; why it failed, if its output says that, too.
         self.why, self.reason = "", ""
-        # Nodes that do not answer when it has ended.
+        # Nodes that do not answer when it has ended; whether a start was ended.
         self.lost: list[str] = []
+        self.broken = False
+        # Whether it was said for whom the others wait.
+        self.told_missing = False
         # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
         self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
@@ -59,19 +65,36 @@ class RunKeeper:
     def stop(self, why: str) -> None:
         """End it; what still has to be done then goes on."""
         self.why = self.why or why
-        if self.process is None:
+        if self.process:
+            threading.Thread(target=end, args=(self.process,), daemon=True).start()
+        elif threading.current_thread() is threading.main_thread():
             raise StoppedError
-        threading.Thread(target=end, args=(self.process,), daemon=True).start()
+        else:
+            # Where it is raised as well.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def end(self) -> None:
         """End the processes of one start, which another may follow."""
+        self.broken = True
         if self.process:
             end(self.process)
+
+    def give_up(self, why: str, *, may_start_again: bool = True) -> None:
+        """End a start for a reason, and perhaps the run with it."""
+        if self.wish["restarts"] and may_start_again:
+            say(why)
+            self.end()
+        else:
+            self.stop(why)
+
+    def taken(self, state: str, why: str) -> None:
+        """The queue has taken the nodes away."""
+        self.give_up(why, may_start_again=state == "NODE_FAIL")
 
     def __call__(self) -> None:
         self.begun, code = time.time(), 1
         try:
-            queue = queued(self.run, self.wish, self.stop) if status.QUEUE.exists() else claimed(self.run, self.wish)
+            queue = queued(self.run, self.wish, self.taken) if status.QUEUE.exists() else claimed(self.run, self.wish)
             with queue as (slots, finish, others_instead):
                 self.begun = time.time()
                 code, least = self.use(slots), self.wish["min_nodes"]
@@ -97,13 +120,14 @@ class RunKeeper:
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""
-        self.process, self.lost, self.reports = None, [], Reports(self.mark, {})
+        self.process, self.lost, self.broken, self.told_missing = None, [], False, False
+        self.reports = Reports(self.mark, {})
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
         self.run.write("started", slots=slots, begun=self.begun, stack=stack)
         self.send(slots)
         with self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths, whole=True)):
             try:
-                with self.restarts.watched(slots, self.end):
+                with self.restarts.watched(slots, self.end), repeated(LOOK_S, lambda: self.look(slots)):
                     code = self.execute(slots)
             finally:
                 self.clean(slots)
@@ -112,7 +136,7 @@ class RunKeeper:
             for failure in self.restarts.uncopied:
                 say(failure)
         # A launcher that is told to end may do so with 0.
-        return code or int(bool(self.restarts.silent))
+        return code or int(self.broken)
 
     def again(self, code: int, others_instead: Callable[[set[str]], Slots]) -> Slots:
         """The slots with which a run that failed starts again; empty if it does not."""
@@ -121,6 +145,8 @@ class RunKeeper:
         if why := self.restarts.refusal(code, self.lost):
             say(f"it does not start again: {why}")
             return {}
+        # What stops it now ends the wait.
+        self.process = None
         until, told = time.monotonic() + RETURN_S, False
         while not self.why and not ((slots := others_instead(self.restarts.gone)) and self.restarts.look(slots)):
             if time.monotonic() > until:
@@ -167,13 +193,14 @@ class RunKeeper:
             "slots": slots,
             "port": launch.free_port(next(iter(slots))),
             "mark": self.mark,
+            "program": program,
         }
         # OpenMPI gives ranks a terminal, so that Python prints line by line; with Gloo it would print at the end.
         unbuffered = {} if launcher == "mpi" else {"PYTHONUNBUFFERED": "1"}
         path = f"/usr/local/lib/farandole:{os.environ['PATH']}"
         own = {MARK: self.mark, "FARANDOLE_RUN": json.dumps(described), "PATH": path, **unbuffered}
         self.process = subprocess.Popen(
-            launch.command(launcher, slots, program), cwd=self.run.code, env={**os.environ, **own},
+            launch.command(launcher, slots), cwd=self.run.code, env={**os.environ, **own},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         limit = self.wish["seconds"]
@@ -182,16 +209,22 @@ class RunKeeper:
             timer.interval = max(0, self.begun + limit - time.time())
             timer.daemon = True
             timer.start()
-        line = b"\n"
         for line in self.process.stdout or ():
-            shown = self.reports.take(OF_RANK.sub(rb"\1[\2] ", line))
-            self.restarts.read(shown)
-            runs.OUTPUT.write(shown)
-        if not line.endswith(b"\n"):
-            runs.OUTPUT.write(b"\n")
+            self.pass_on(line)
         code = self.process.wait()
         timer.cancel()
         return 128 - code if code < 0 else code or self.judge(slots)
+
+    def pass_on(self, line: bytes) -> None:
+        """Show a line of output, and take out of it what the ranks say of themselves."""
+        for part in IN_MIDDLE.split(line.removesuffix(b"\n")):
+            shown = self.reports.take(OF_RANK.sub(rb"\1[\2] ", part) + b"\n")
+            self.restarts.read(shown)
+            runs.OUTPUT.write(shown)
+            if self.wish["launcher"] != "each":
+                for number, ended_by in self.reports.killed:
+                    say(f"rank {number} was ended by signal {ended_by}")
+            self.reports.killed.clear()
 
     def judge(self, slots: Slots) -> int:
         """The exit status of a run whose launcher has not failed."""
@@ -205,13 +238,25 @@ class RunKeeper:
             return next(iter(failed.values()), 0)
         started = sum(launch.starts(self.wish["launcher"], slots).values())
         size = sum(slots.values())
-        alone, note = self.reports.verdict(size, started)
+        alone, note = self.reports.verdict(size, started, len(slots))
+        # Of a program that was only asked for its options, nothing else was wanted.
+        if HELP & {*self.wish["program"]}:
+            alone = note = ""
         if alone:
             self.why = self.why or ALONE
             say(f"{size} ranks were started, and each worked by itself: {alone}")
         if note:
             say(note)
         return OF_ALONE if alone else 0
+
+    def look(self, slots: Slots) -> None:
+        """Tell for whom the others wait, and end a start in which they wait too long."""
+        missing, limit = self.reports.missing(slots, TELL_S), self.wish["meet_within"]
+        if missing and not self.told_missing:
+            self.told_missing = True
+            say(missing)
+        if limit and self.reports.missing(slots, limit):
+            self.give_up(f"ended: {missing} for {limit} s (--meet-within)")
 
     def clean(self, slots: Slots) -> None:
         """Leave no process on any node."""

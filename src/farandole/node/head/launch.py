@@ -6,16 +6,18 @@ import json
 import random
 import re
 import shlex
+import signal
 import subprocess
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farandole.node.head import runs
 from farandole.node.head.runs import RefusedError, ran
 from farandole.node.head.status import Slots
-from farandole.node.rank.place import OF_RUN, refused_option, starter
+from farandole.node.rank.place import OF_RUN, PATIENCE, place, refused_option, starter
 
 # What starts ranks, as it is shown.
 LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", **{name: name for name in OF_RUN}, "each": "each by itself"}
@@ -29,7 +31,9 @@ SHORT = (
 SINGLE = ("jupyter", "jupyter-lab", "jupyter-notebook", "tensorboard")
 RANK = "/usr/local/libexec/farandole/rank"
 # What ranks print, behind what horovodrun puts in front of it; and what they tell this program.
-OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?")
+OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?(?:\[rank\2\]: ?)?")
+# OpenMPI starts no new line for a rank if another one has not ended its own.
+IN_MIDDLE = re.compile(rb"(?<=[^\r])(?=\[1,\d+\]<std(?:out|err)>:)")
 SIGN = b"\x02farandole %s "
 # Below those that connections get, so that none takes one between this and the start of a program.
 PORTS = (20000, 29000)
@@ -45,8 +49,14 @@ for port in map(int, sys.argv[1:]):
     print(port)
     break
 """
+# What the name of a framework ends with, if ranks met through it on one node only.
+HERE = "@node"
 ALONE = "alone: the ranks never met"
 MOST_STATUS = 255
+# Seconds in which all ranks have met, if nothing else is said. Frameworks wait for 5 to 30 minutes.
+MEET_S = 600
+# Ranks that one line names.
+MOST_NAMED = 5
 # The exit status of a run whose ranks did not meet.
 OF_ALONE = 3
 
@@ -98,12 +108,12 @@ def starts(launcher: str, slots: Slots) -> Slots:
     return dict.fromkeys(slots, 1) if launcher in OF_RUN else slots
 
 
-def command(launcher: str, slots: Slots, program: Sequence[str]) -> list[str]:
-    """What starts the program on the nodes."""
+def command(launcher: str, slots: Slots) -> list[str]:
+    """What starts the ranks on the nodes. They learn of the program elsewhere, as horovodrun would take its options."""
     each = starts(launcher, slots)
     where = ",".join(f"{node}:{ranks}" for node, ranks in each.items())
     through = "--mpi" if launcher == "mpi" else "--gloo"
-    return ["horovodrun", through, "-np", str(sum(each.values())), "-H", where, RANK, *program]
+    return ["horovodrun", through, "-np", str(sum(each.values())), "-H", where, RANK]
 
 
 @dataclass
@@ -112,6 +122,11 @@ class Reports:
 
     mark: str
     said: dict[int, dict[str, Any]]
+    # The ranks that wait for others to meet, by the number of what started them; and since when there are any.
+    waits: dict[int, dict[int, str]] = field(default_factory=dict)
+    since: float = 0
+    # Those that a signal has ended, and which.
+    killed: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, line: bytes) -> bytes:
         """Take a report out of a line of output; returns the rest."""
@@ -120,36 +135,62 @@ class Reports:
             return line
         try:
             said = json.loads(report)
-            number, told, status = said["number"], [str(word)[:100] for word in said["told"]], said["status"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            number, status = said["number"], said.get("status", 0)
+            told = [str(word)[:100] for word in said.get("told", ())]
+            waits = {int(rank): str(framework)[:100] for rank, framework in said.get("waits", ())}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return line
         # A rank speaks for itself.
         own = re.match(rb"\[(\d{1,6})\] ", printed)
         if not own or number != int(own[1]) or type(status) is not int or abs(status) > MOST_STATUS:
             return line
-        self.said[number] = {"told": told, "status": status}
+        if "told" in said:
+            self.said[number] = {"told": told, "status": status}
+            # With SIGTERM, launchers end the others.
+            self.killed += [(number, -status)] if status < 0 and status != -signal.SIGTERM else []
+        else:
+            self.waits[number] = waits
+            waiting = any(self.waits.values())
+            self.since = (self.since or time.monotonic() - PATIENCE) if waiting else 0
         return b"" if re.fullmatch(rb"\[\d+\] ", printed) or not printed else printed + b"\n"
+
+    def missing(self, slots: Slots, seconds: int) -> str:
+        """The ranks for which others have waited so long; empty if nobody has."""
+        waiting = {rank: name for waits in list(self.waits.values()) for rank, name in waits.items()}
+        if not waiting or time.monotonic() - self.since < seconds:
+            return ""
+        absent = [rank for rank in range(sum(slots.values())) if rank not in waiting]
+        names = [f"rank {rank} on {[*slots][place(rank, slots).node]}" for rank in absent[:MOST_NAMED]]
+        more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+        through = f"through {next(iter(waiting.values()))}"
+        if not absent:
+            return f"all ranks wait for each other {through}"
+        return f"{', '.join(names)}{more} {'has' if len(absent) == 1 else 'have'} not met the others {through}"
 
     def failed(self) -> dict[int, int]:
         """The exit statuses of independent programs that failed."""
         statuses = {number: said["status"] for number, said in sorted(self.said.items())}
         return {number: 128 - status if status < 0 else status for number, status in statuses.items() if status}
 
-    def verdict(self, size: int, started: int) -> tuple[str, str]:
+    def verdict(self, size: int, started: int, nodes: int) -> tuple[str, str]:
         """Why so many ranks were alone, empty if they were not or nothing shows it; and what to do, or to know then."""
         told = {word for said in self.said.values() for word in said["told"]}
         met = sorted((int(count), name) for name, count in re.findall(r"^met (\S+) (\d{1,6})$", "\n".join(told), re.M))
-        groups = {name: count for count, name in met}
+        groups = {name: count for count, name in met if not name.endswith(HERE) or nodes == 1}
+        local = [name.removesuffix(HERE) for _, name in met if name.endswith(HERE)]
         used = sorted(word.removeprefix("uses ") for word in told if word.startswith("uses "))
-        if groups.get("MPI") == 1 and {*used} - {"mpi4py"}:
+        if {*used} > {"mpi4py"}:
             # Others import mpi4py only to see whether MPI has started them.
-            del groups["MPI"]
+            used.remove("mpi4py")
+            groups = {name: count for name, count in groups.items() if (name, count) != ("MPI", 1)}
         largest = max(groups.values(), default=0)
         if size == 1 or len(self.said) < started:
             return "", ""
         if "wraps" in told and "reduces" not in told:
             why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
             return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
+        if not groups and local:
+            return f"they met through {local[0]} at localhost, which is another one on each node", cure(HERE)
         if largest > 1:
             return "", f"only {largest} of {size} ranks met" if largest < size else ""
         if largest == 1:
@@ -165,7 +206,9 @@ def cure(framework: str) -> str:
     calls = {
         "torch.distributed": "start it with  farandole run -- torchrun PROGRAM",
         "MPI": "start it with  farandole run --mpi",
-        "": "call hvd.init() of Horovod, torch.distributed.init_process_group(), or in Lightning Trainer(num_nodes=N)",
+        HERE: "let the program take MASTER_ADDR and MASTER_PORT from the environment",
+        "": "let the program call hvd.init() of Horovod, torch.distributed.init_process_group() or Accelerator(), "
+        "or give Lightning's Trainer or Fabric num_nodes=N",
     }
     call = calls.get(framework, "let the program take its rank and their number from the environment")
     return f"{call}; if each is meant to work by itself, add --each"

@@ -241,6 +241,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--min-nodes", type=positive, default=0, metavar="M", help="then, go on with so few nodes")
     run.add_argument("--checkpoints", default="", metavar="DIR", help="where the program finds what it has saved")
+    within = "end it if a rank has not met the others in so many seconds; 0 for never"
+    run.add_argument("--meet-within", type=int, default=launch.MEET_S, metavar="SECONDS", help=within)
     fetch = "get this from the first node when the run ends"
     run.add_argument("--fetch", action="append", default=[], metavar="PATH", help=fetch)
     run.add_argument("--source", help=argparse.SUPPRESS)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,46 +15,79 @@ from farandole.node.allocation import tasks
 from farandole.node.head.reap import GRACE, end
 from farandole.node.head.runs import RefusedError, Run, ran, say
 from farandole.node.head.slots import Allocated, asked, fill
-from farandole.node.head.status import hostfile
+from farandole.node.head.status import Slots, hostfile
 
 # Prints the allocation that it runs in, and ends with the exit status that it reads.
 HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'
+# Seconds in which the accounting knows how a job has ended.
+ACCOUNTED_S = 10
+
+
+class Allocation:
+    """What the queue gives to a run, until the run gives it back."""
+
+    def __init__(self, run: Run, wish: Any, taken: Callable[[str, str], None]) -> None:
+        self.holder = subprocess.Popen(
+            [*allocate(run, wish), "sh", "-c", HOLD],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self.variables = granted(self.holder)
+        except BaseException:
+            end(self.holder)
+            raise
+        # Launchers look for their allocation here.
+        os.environ.update(self.variables)
+        job = self.variables["SLURM_JOB_ID"]
+        if not wish["seconds"]:
+            say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
+        threading.Thread(target=watch, args=(self.holder, job, taken), daemon=True).start()
+
+    def slots(self) -> Slots:
+        return tasks(self.variables)
+
+    def finish(self, status: int) -> None:
+        """End it with an exit status, once."""
+        if self.holder.stdin:
+            with suppress(OSError):
+                self.holder.stdin.write(b"%d\n" % status)
+
+    def give_back(self) -> None:
+        self.finish(1)
+        for name in self.variables:
+            os.environ.pop(name, None)
+        try:
+            self.holder.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            end(self.holder)
 
 
 @contextmanager
-def queued(run: Run, wish: Any, lost: Callable[[str], None]) -> Iterator[Allocated]:
-    """An allocation of the queue's."""
-    if wish["restarts"]:
-        raise RefusedError("--restarts does not work in the queue; sbatch --requeue starts a job of the queue again")
-    holder = subprocess.Popen(
-        [*allocate(run, wish), "sh", "-c", HOLD],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
-    )  # fmt: skip
+def queued(run: Run, wish: Any, taken: Callable[[str, str], None]) -> Iterator[Allocated]:
+    """An allocation of the queue's; if it takes one away, something gets the state of its job, and why."""
+    current = Allocation(run, wish, taken)
 
-    def finish(status: int) -> None:
-        if holder.stdin:
-            with suppress(OSError):
-                holder.stdin.write(b"%d\n" % status)
+    def others_instead(without: set[str], least: int) -> Slots:
+        nonlocal current
+        if not (smaller := fewer(wish, without, least)):
+            return {}
+        current.give_back()
+        current = Allocation(run, smaller, taken)
+        return current.slots()
 
     try:
-        variables = granted(holder)
-    except BaseException:
-        end(holder)
-        raise
-    try:
-        # Launchers look for their allocation here.
-        os.environ.update(variables)
-        job = variables["SLURM_JOB_ID"]
-        if not wish["seconds"]:
-            say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
-        threading.Thread(target=watch, args=(holder, job, lost), daemon=True).start()
-        yield tasks(variables), finish, lambda *_: {}
+        yield current.slots(), lambda status: current.finish(status), others_instead
     finally:
-        finish(1)
-        try:
-            holder.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            end(holder)
+        current.give_back()
+
+
+def fewer(wish: Any, without: set[str], least: int) -> dict[str, Any]:
+    """The same, but without these nodes, and with fewer ranks if so few nodes are enough; empty if it cannot be."""
+    count, slots = asked(wish)
+    left = {node: ranks for node, ranks in slots.items() if node not in without}
+    count = min(count, sum(left.values())) if least else count
+    filled = fill(count, left)
+    return {**wish, "np": count, "hosts": ",".join(left)} if filled and len(filled) >= least else {}
 
 
 def allocate(run: Run, wish: Any) -> list[str]:
@@ -94,8 +128,14 @@ def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:
     raise RefusedError(next((message for message in messages if "can never run" in message), why))
 
 
-def watch(holder: subprocess.Popen[bytes], job: str, lost: Callable[[str], None]) -> None:
+def watch(holder: subprocess.Popen[bytes], job: str, taken: Callable[[str, str], None]) -> None:
     """Tell when the queue takes the allocation away, and why."""
-    if any(b"revoked" in line for line in holder.stdout or ()):
-        state = ran("sacct", "--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}").stdout
-        lost(f"ended by the queue ({state.strip() or 'unknown'}; scontrol show job {job})")
+    if not any(b"revoked" in line for line in holder.stdout or ()):
+        return
+    state, until = "", time.monotonic() + ACCOUNTED_S
+    # The accounting may be behind.
+    while state in ("", "RUNNING") and time.monotonic() < until:
+        asked_for = ["--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}"]
+        state = ran("sacct", *asked_for).stdout.strip()
+        time.sleep(0.2)
+    taken(state, f"ended by the queue ({state or 'unknown'}; scontrol show job {job})")

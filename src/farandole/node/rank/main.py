@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from farandole.node.rank.place import OF_RUN, Place, alone, on_node, place, variables
+from farandole.node.rank.place import OF_RUN, PATIENCE, Place, alone, on_node, place, variables
 
 HOOK = str(Path(__file__).with_name("hook"))
 # In front of what a rank tells the head, behind what it has printed; and the variable with what the run is.
@@ -29,8 +30,8 @@ OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CON
 MPI = "/opt/farandole/current/mpi/lib"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
-# Messages that are read at once.
-MOST = 1000
+# Where processes of other accounts cannot write; and messages that are read at once.
+FOLDER, MOST = "/tmp/farandole-{}-{}", 1000  # noqa: S108
 
 
 def main() -> int:
@@ -41,25 +42,75 @@ def main() -> int:
     # Of a node whose ranks are started there, the first rank.
     per_node = launcher in OF_RUN
     at = place(sum(list(slots.values())[:number]) if per_node else number, slots)
-    program = on_node(sys.argv[1:], at, slots, run["port"]) if per_node else sys.argv[1:]
-    told: list[str] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        # The kernel chooses a name that no other has.
-        listener.bind("")
-        listener.setblocking(False)
-        # Only what runs as the same account may say something.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        status = execute(program, environment(launcher, at, run, listener.getsockname()), listener, told)
+    program = on_node(run["program"], at, slots, run["port"]) if per_node else run["program"]
+    if program[0] == "env" and launcher != "each":
+        program = [re.sub("^PYTHONPATH=", f"&{HOOK}:", word).removeprefix("&") for word in program]
+    with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
+        told = Told(listener, lambda **said: report(mark, number=number, **said), None if per_node else at.rank)
+        status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
+    report(mark, number=number, told=sorted(told.words), status=status)
     if status < 0 and launcher != "each":
         die(-status)
     # The end of one of many independent programs must not be that of the others.
-    report = {"number": number, "told": sorted(set(told)), "status": status if launcher == "each" else 0}
-    sys.stdout.write(f"{SIGN}{mark} {json.dumps(report)}\n")
-    sys.stdout.flush()
     return 0 if launcher == "each" else status
 
 
-def environment(launcher: str, at: Place, run: Any, address: bytes) -> dict[str, str]:
+def report(mark: str, **said: object) -> None:
+    """Tell the head something."""
+    sys.stdout.write(f"{SIGN}{mark} {json.dumps(said)}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def meeting(folder: str) -> Iterator[socket.socket]:
+    """A socket for what the processes of the program tell, in a folder that the head also removes after the run."""
+    Path(folder).mkdir(mode=0o700)
+    path = Path(folder, "meeting")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            listener.bind(str(path))
+            listener.setblocking(False)
+            yield listener
+    finally:
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+class Told:
+    """What the processes of a program tell."""
+
+    def __init__(self, listener: socket.socket, report: Callable[..., None], rank: int | None) -> None:
+        self.listener, self.report, self.rank = listener, report, rank
+        self.words: set[str] = set()
+        # Since when ranks wait for the others, and through what; and which of them the head knows.
+        self.waiting: dict[tuple[int, str], float] = {}
+        self.known: list[tuple[int, str]] = []
+
+    def hear(self) -> None:
+        """Read the messages that wait."""
+        with suppress(BlockingIOError):
+            # Not endlessly, as a program may send without end.
+            for _ in range(MOST):
+                message = self.listener.recv(256).decode(errors="replace")
+                if entering := re.fullmatch(r"(enters|leaves) (\S+) (\d{0,6})", message):
+                    rank = int(entering[3] or 0) if self.rank is None else self.rank
+                    if entering[1] == "enters":
+                        self.waiting[rank, entering[2]] = time.monotonic()
+                    else:
+                        self.waiting.pop((rank, entering[2]), None)
+                else:
+                    self.words.add(message)
+
+    def watch(self) -> float | None:
+        """Tell the head who waits for long; returns the seconds after which to look again."""
+        late = [who for who, since in self.waiting.items() if time.monotonic() - since >= PATIENCE]
+        if late != self.known:
+            self.known = late
+            self.report(waits=late)
+        return 1 if self.waiting else None
+
+
+def environment(launcher: str, at: Place, run: Any, address: str) -> dict[str, str]:
     """The environment of the program."""
     inherited: Mapping[str, str] = os.environ
     if launcher == "each":
@@ -69,7 +120,7 @@ def environment(launcher: str, at: Place, run: Any, address: bytes) -> dict[str,
     if "SLURM_JOB_ID" not in inherited:
         ours = {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
     ours |= {name: value for name, value in network().items() if name not in inherited}
-    ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address[1:].decode()}
+    ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address}
     # Packages that can use MPI look for it, also in ranks that something else starts.
     return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), MPI)}
 
@@ -87,7 +138,7 @@ def network() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 
-def execute(program: list[str], variables: dict[str, str], listener: socket.socket, told: list[str]) -> int:
+def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
     """Wait for the end of the program, and note what is told meanwhile."""
     # None arrives while there is nothing yet to pass it on to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -108,11 +159,11 @@ def execute(program: list[str], variables: dict[str, str], listener: socket.sock
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
+        selector.register(told.listener, selectors.EVENT_READ)
         selector.register(ended, selectors.EVENT_READ)
-        while not any(key.fd == ended for key, _ in selector.select()):
-            told += heard(listener)
-    told += heard(listener)
+        while not any(key.fd == ended for key, _ in selector.select(told.watch())):
+            told.hear()
+    told.hear()
     os.close(ended)
     return process.wait()
 
@@ -123,19 +174,6 @@ def die(number: int) -> None:
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-
-
-def heard(listener: socket.socket) -> list[str]:
-    """The messages that wait, of processes of this account."""
-    messages = []
-    with suppress(BlockingIOError):
-        # Not endlessly, as others can send here.
-        for _ in range(MOST):
-            data, credentials, *_ = listener.recvmsg(256, socket.CMSG_SPACE(12))
-            sender = credentials[0][2] if credentials else b""
-            if len(sender) >= 12 and int.from_bytes(sender[4:8], sys.byteorder) == os.getuid():
-                messages.append(data.decode(errors="replace"))
-    return messages
 
 
 def begin(blocked: set[signal.Signals | int]) -> None:

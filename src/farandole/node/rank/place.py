@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEVICES = Path("/dev")
+# Seconds that a rank waits to meet the others before the head learns of it.
+PATIENCE = 8
 # Programs that start the ranks of a node themselves, and which of their options the run gives them. Both take a dash or
 # an underscore in each.
 OF_RUN = {
@@ -16,8 +18,10 @@ OF_RUN = {
     "accelerate": r"num.(machines|processes)|machine.rank|main.process.(ip|port)|same.network|rdzv.\w+",
 }
 
-# Options of accelerate that choose how it trains, if not on several GPUs.
-ANOTHER_WAY = re.compile(r"--(cpu|tpu|multi.gpu|use.\w+)$")
+# Options of accelerate that choose how it trains, if not with several processes; and the one for processors, which
+# cannot be together with that for several.
+ANOTHER_WAY = re.compile(r"--(tpu|multi.gpu|use.\w+)$")
+ON_CPUS, CPUS = "--cpu", "ACCELERATE_USE_CPU=true"
 
 
 class Place(NamedTuple):
@@ -80,13 +84,18 @@ def starter(program: list[str]) -> tuple[str, int]:
 def refused_option(program: list[str]) -> str:
     """Why the options that a user gives to what starts the ranks cannot be; empty if they can."""
     name, words = starter(program)
-    for word in program[words:]:
-        if word.endswith(".py"):
-            break
+    for word in options_of(program, words):
         option = word.partition("=")[0]
         if option.startswith("--") and re.fullmatch(OF_RUN[name], option[2:]):
             return f"{option}: farandole run tells {name} where it runs; leave this out, and use --hosts and -np"
     return ""
+
+
+def options_of(program: list[str], words: int) -> list[str]:
+    """The options of what starts the ranks, with their values, and not those of the program that it starts."""
+    rest = program[words:]
+    ends = [place for place, word in enumerate(rest) if word.endswith(".py") or word in ("-m", "--module")]
+    return rest[: min(ends, default=len(rest))]
 
 
 def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) -> list[str]:
@@ -103,8 +112,12 @@ def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) 
             "main_process_ip": master, "main_process_port": port,
         }  # fmt: skip
     options = [f"--{option}={value}" for option, value in of_run.items()]
+    own, rest = program[:words], program[words:]
     if name == "accelerate":
+        given = options_of(program, words)
         options.append("--same_network")
+        if at.size > 1 and ON_CPUS in given:
+            own, rest = ["env", CPUS, *own], [*(word for word in given if word != ON_CPUS), *rest[len(given) :]]
         # Without GPUs, this only means that it starts several processes.
-        options += ["--multi_gpu"] if at.size > 1 and not any(map(ANOTHER_WAY.match, program)) else []
-    return [*program[:words], *options, *program[words:]]
+        options += ["--multi_gpu"] if at.size > 1 and not any(map(ANOTHER_WAY.match, given)) else []
+    return [*own, *options, *rest]

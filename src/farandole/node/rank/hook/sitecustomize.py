@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The abstract socket of what started this rank.
-ADDRESS = os.environ.get("FARANDOLE_MEETING", "")
+# The socket of what started this rank; and the number of this rank, if its launcher is torchrun or accelerate.
+ADDRESS, RANK = os.environ.get("FARANDOLE_MEETING", ""), os.environ.get("RANK", "")
 FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mpi4py", "horovod"}
 # By which a program that uses no framework for it divides the work.
 RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
@@ -26,6 +26,10 @@ RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
 THROUGH = ("/os.py", "<frozen os>", "_collections_abc.py", "<frozen _collections_abc>")
 ASKING = ("get", "getenv", "__contains__")
 LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")  # noqa: PTH120
+# How addresses begin by which a node means itself; and what is told then.
+LOCAL, HERE = ("tcp://localhost", "tcp://127.", "tcp://[::1]", "tcp://::1"), "@node"
+# In whose import ranks meet.
+MPI = "mpi4py.MPI"
 told: set[str] = set()
 
 
@@ -39,7 +43,7 @@ def tell(what: str) -> None:
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(1)
-            sender.sendto(what.encode(), f"\0{ADDRESS}")
+            sender.sendto(what.encode(), ADDRESS)
 
 
 def met(framework: str, count: Callable[[], int]) -> None:
@@ -47,14 +51,20 @@ def met(framework: str, count: Callable[[], int]) -> None:
         tell(f"met {framework} {int(count())}")
 
 
-def after(owner: Any, name: str, then: Callable[..., None]) -> None:
-    """Do something when a function has returned, with the arguments that it got."""
+def after(owner: Any, name: str, then: Callable[..., None], meeting: str = "") -> None:
+    """Do something when a function has returned, with the arguments that it got; ranks may wait for others in it."""
     function = getattr(owner, name, None)
     if not callable(function):
         return
 
     def replaced(*arguments: Any, **options: Any) -> Any:
-        returned = function(*arguments, **options)
+        if meeting:
+            tell(f"enters {meeting} {RANK}")
+        try:
+            returned = function(*arguments, **options)
+        finally:
+            if meeting:
+                tell(f"leaves {meeting} {RANK}")
         with suppress(Exception):
             then(*arguments, *options.values())
         return returned
@@ -66,11 +76,27 @@ def after(owner: Any, name: str, then: Callable[..., None]) -> None:
 
 
 def of_torch(module: ModuleType) -> None:
-    after(module, "init_process_group", lambda *_: met("torch.distributed", module.get_world_size))
+    name = "torch.distributed"
+
+    def joined(*given: Any) -> None:
+        # A group whose first rank is at such an address does not reach beyond this node.
+        where = [f"tcp://{os.environ.get('MASTER_ADDR', '')}", *(word for word in given if isinstance(word, str))]
+        is_local = any(word.startswith(LOCAL) for word in where)
+        met(f"{name}{HERE if is_local else ''}", module.get_world_size)
+
+    after(module, "init_process_group", joined, name)
+
+
+def of_torch_rpc(module: ModuleType) -> None:
+    after(
+        module,
+        "init_rpc",
+        lambda *_: met("torch.distributed", lambda: len(module.api._get_current_rpc_agent().get_worker_infos())),
+    )
 
 
 def of_horovod(module: ModuleType) -> None:
-    after(module.HorovodBasics, "init", lambda basics, *_: met("Horovod", basics.size))
+    after(module.HorovodBasics, "init", lambda basics, *_: met("Horovod", basics.size), "Horovod")
 
 
 def of_optimizer(module: ModuleType) -> None:
@@ -98,7 +124,11 @@ def of_mpi(module: ModuleType) -> None:
 
 
 def of_jax(module: ModuleType) -> None:
-    after(module.State, "initialize", lambda state, *_: met("JAX", lambda: state.num_processes))
+    after(module.State, "initialize", lambda state, *_: met("JAX", lambda: state.num_processes), "JAX")
+
+
+def of_tensorflow_strategy(module: ModuleType) -> None:
+    after(module.CollectiveAllReduceExtended, "_initialize_multi_worker", lambda *_: None, "TensorFlow")
 
 
 def of_tensorflow(module: ModuleType) -> None:
@@ -111,11 +141,13 @@ def of_tensorflow(module: ModuleType) -> None:
 # Modules with the functions through which ranks meet.
 WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.distributed_c10d": of_torch,
+    "torch.distributed.rpc": of_torch_rpc,
     "horovod.common.basics": of_horovod,
     "horovod._keras": of_optimizer,
     "horovod.tensorflow.mpi_ops": of_reduction,
-    "mpi4py.MPI": of_mpi,
+    MPI: of_mpi,
     "jax._src.distributed": of_jax,
+    "tensorflow.python.distribute.collective_all_reduce_strategy": of_tensorflow_strategy,
     "tensorflow.python.eager.context": of_tensorflow,
 }
 
@@ -136,7 +168,11 @@ class Watch:
                 execute = loader.exec_module
 
                 def executed(module: ModuleType) -> None:
+                    if name == MPI:
+                        tell(f"enters MPI {RANK}")
                     execute(module)
+                    if name == MPI:
+                        tell(f"leaves MPI {RANK}")
                     if name in FRAMEWORKS:
                         tell(f"uses {name}")
                     else:
