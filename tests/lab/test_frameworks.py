@@ -1,62 +1,33 @@
 """Frameworks that are not in the stack, as packages of the user's own: their ranks meet, by ssh and in the queue."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 from clusters import Cluster
+from programs import lines, meet
 
 NODES = 2
 PACKAGES = "stack_packages: [accelerate, jax, lightning, mpi4py]\n"
 QUEUE = "slurm_enabled: true\n"
+# Of each page, in the queue.
+FIRST = dict(reversed(lines("accelerate", "lightning", "jax", "mpi")))
 
-ACCELERATE = """
-import accelerate, torch
-accelerator = accelerate.Accelerator(cpu=True)
-model = accelerator.prepare(torch.nn.Linear(4, 1))
-accelerator.backward(model(torch.ones(2, 4)).sum())
-print("rank", accelerator.process_index, "of", accelerator.num_processes)
+STEPS = """
+import pathlib, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+folder = pathlib.Path("saved")
+folder.mkdir(exist_ok=True)
+last = torch.tensor([max([0, *(int(path.name) for path in folder.iterdir())])])
+dist.broadcast(last, 0)
+print("after step", last.item(), "of", dist.get_world_size(), flush=True)
+for step in range(last.item() + 1, 41):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.25)
+    if dist.get_rank() == 0:
+        (folder / str(step)).touch()
 """
-LIGHTNING = """
-import lightning, torch
-
-class Model(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, _):
-        return self.layer(batch).pow(2).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-trainer = lightning.Trainer(
-    accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", max_epochs=1, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-)
-trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 4), 2))
-print("rank", trainer.global_rank, "of", trainer.world_size)
-"""
-JAX = """
-import os, jax, jax.numpy as jnp
-jax.distributed.initialize(num_processes=int(os.environ["WORLD_SIZE"]), process_id=int(os.environ["RANK"]))
-print("rank", jax.process_index(), "of", jax.process_count(), "devices", jax.device_count())
-"""
-MPI = """
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-print("rank", world.allreduce(world.rank) - 1 + world.rank, "of", world.size)
-"""
-# Each is a training of its own.
-ALONE = LIGHTNING.replace("num_nodes=2", "num_nodes=1")
-LINES = {
-    "accelerate launch": ("accelerate launch --cpu train.py", ACCELERATE),
-    "accelerate": ("python train.py", ACCELERATE),
-    "lightning": ("python train.py", LIGHTNING),
-    "jax": ("python train.py", JAX),
-    "mpi4py": ("mpirun", MPI),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,30 +45,41 @@ def settings(cluster: Cluster, text: str) -> None:
     cluster.play_ok()
 
 
-def meet(cluster: Cluster, folder: Path, name: str) -> None:
-    """Run a program with two ranks, which have to meet."""
-    line, text = LINES[name]
-    (folder / "train.py").write_text(text)
-    program = ["--mpi", "--", "python", "train.py"] if line == "mpirun" else ["--", *line.split()]
-    done = cluster.farandole("run", *program, folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("farandole: 2 ranks on 2 nodes, ")
-    assert {*re.findall(r"rank (\d) of 2", done.stdout)} == {"0", "1"}, done.stdout
+@pytest.mark.parametrize(("page", "line"), lines("accelerate", "lightning", "jax", "mpi"))
+def test_ranks_meet(cluster: Cluster, tmp_path: Path, page: str, line: str) -> None:
+    meet(cluster, tmp_path, page, line, NODES)
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_ranks_meet(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    meet(cluster, tmp_path, name)
-
-
-def test_two_trainers_of_lightning_are_alone(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ALONE)
+def test_trainers_of_lightning_on_one_node_each_are_alone(cluster: Cluster, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/programs/lightning.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "train.py").write_text(program.replace("num_nodes=2", "num_nodes=1"))
     done = cluster.farandole("run", "--", "python", "train.py", folder=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "Trainer(num_nodes=N)" in done.stdout
+    assert "num_nodes=N" in done.stdout
 
 
-def test_ranks_meet_in_the_queue(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def queue(cluster: Cluster) -> None:
     settings(cluster, PACKAGES + QUEUE)
-    for name in ("accelerate launch", "lightning", "jax", "mpi4py"):
-        meet(cluster, tmp_path, name)
+
+
+@pytest.mark.usefixtures("queue")
+def test_ranks_meet_in_the_queue(cluster: Cluster, tmp_path: Path) -> None:
+    for page, line in FIRST.items():
+        meet(cluster, tmp_path, page, line, NODES)
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_run_of_the_queue_goes_on_after_the_loss_of_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STEPS)
+    options = ("--restarts", "1", "--min-nodes", "1", "--checkpoints", "saved")
+    process = cluster.begin("run", *options, "--", "python", "train.py", folder=tmp_path)
+    assert process.stdout
+    assert any("after step 0 of 2" in line for line in process.stdout)
+    time.sleep(3)
+    cluster.lab("fault", "kill", "node-2")
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, output + errors
+    assert "farandole: start 2, without node-2" in output
+    assert re.search(r"after step [1-9]\d* of 1\n", output)

@@ -1,14 +1,15 @@
 """Programs of several frameworks, as people start them, and ranks that never meet. docs/launchers.md has each line."""
 
 import re
+import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import ROOT, Cluster
+from programs import lines, meet
 
 NODES = 3
 SITE = ()
@@ -21,32 +22,20 @@ dist.all_reduce(total)
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item(), "local", os.environ["LOCAL_RANK"])
 dist.destroy_process_group()
 """
-HOROVOD = """
-import horovod.torch as hvd, torch
-hvd.init()
-print("rank", hvd.rank(), "of", hvd.size(), "sum", hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum).item())
-"""
-TENSORFLOW = """
-import tensorflow as tf
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-replicas = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
-print("replicas", strategy.num_replicas_in_sync, "sum", float(replicas))
-"""
-STEPS = """
-import pathlib, time, torch, torch.distributed as dist
+LATE = """
+import os, time, torch.distributed as dist
+time.sleep(600 * (os.environ["RANK"] == "1"))
 dist.init_process_group("gloo")
-folder = pathlib.Path("saved")
-folder.mkdir(exist_ok=True)
-last = torch.tensor([max([0, *(int(path.name) for path in folder.glob("[0-9]*"))])])
-dist.broadcast(last, 0)
-print("after step", last.item(), flush=True)
-for step in range(last.item() + 1, 41):
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.25)
-    if dist.get_rank() == 0:
-        (folder / ".draft").write_text("")
-        (folder / ".draft").rename(folder / str(step))
-print("done")
+"""
+LOCAL = """
+import os, torch.distributed as dist, torch.multiprocessing as processes
+
+def meet(rank):
+    os.environ.update(MASTER_ADDR="localhost")
+    dist.init_process_group("gloo", rank=rank, world_size=3)
+
+if __name__ == "__main__":
+    processes.spawn(meet, nprocs=3)
 """
 # Trains by itself; whoever starts three of these pays for three machines and gets one.
 TORCH = """
@@ -78,26 +67,9 @@ def run(site: Cluster, folder: Path, options: str, program: str, text: str) -> s
     return done
 
 
-@pytest.mark.parametrize(
-    ("options", "program", "text", "shape"),
-    [
-        ("", "python train.py", DDP, "3 ranks on 3 nodes, Horovod"),
-        ("", "torchrun train.py", DDP, "3 ranks on 3 nodes, torchrun"),
-        ("", "python train.py", HOROVOD, "3 ranks on 3 nodes, Horovod"),
-    ],
-)
-def test_ranks_meet(site: Cluster, tmp_path: Path, options: str, program: str, text: str, shape: str) -> None:
-    done = run(site, tmp_path, options, program, text)
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"farandole: {shape}\n")
-    assert {*re.findall(r"rank (\d) of 3 sum 3\.0", done.stdout)} == {"0", "1", "2"}
-    assert "\x02" not in done.stdout
-
-
-def test_workers_of_tensorflow_meet(site: Cluster, tmp_path: Path) -> None:
-    done = run(site, tmp_path, "", "python train.py", TENSORFLOW)
-    assert done.returncode == 0
-    assert done.stdout.count("replicas 3 sum 3.0") == 3
+@pytest.mark.parametrize(("page", "line"), lines("horovod", "torchrun", "tensorflow", "each"))
+def test_the_line_of_a_page_works(site: Cluster, tmp_path: Path, page: str, line: str) -> None:
+    meet(site, tmp_path, page, line, NODES)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +78,7 @@ def test_workers_of_tensorflow_meet(site: Cluster, tmp_path: Path) -> None:
         ("", "python train.py", TORCH, "they use torch"),
         ("--gloo", "torchrun --standalone train.py", DDP, "torch.distributed knew of one rank"),
         ("", "python train.py", KERAS, "Keras 3 does not call Horovod"),
+        ("", "python train.py", LOCAL, "torch.distributed at localhost"),
     ],
 )
 def test_ranks_that_never_meet_are_no_success(
@@ -157,18 +130,34 @@ def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_pa
     assert process.returncode == 130
 
 
-def test_a_run_starts_again_when_a_node_is_back(site: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STEPS)
-    options = ("--restarts", "2", "--checkpoints", "saved", "--fetch", "saved")
-    process = site.begin("run", *options, "--", "python", "train.py", folder=tmp_path)
+def test_a_rank_that_lets_the_others_wait_is_named(site: Cluster, tmp_path: Path) -> None:
+    done = run(site, tmp_path, "--meet-within 25", "python train.py", LATE)
+    assert done.returncode != 0
+    assert "farandole: rank 1 on node-2 has not met the others through torch.distributed\n" in done.stdout
+    assert "ended: rank 1 on node-2 has not met the others through torch.distributed for 25 s" in done.stderr
+    assert "cause: rank 1 on node-2 did not come" in done.stderr
+
+
+def test_options_are_those_of_the_program(site: Cluster, tmp_path: Path) -> None:
+    done = run(site, tmp_path, "", "python train.py --time 5 --log here", "import sys; print(*sys.argv)")
+    assert done.returncode == 0
+    assert done.stdout.count("train.py --time 5 --log here") == 3
+
+
+def test_a_run_that_starts_again_ends_with_the_same_accuracy(site: Cluster, tmp_path: Path) -> None:
+    for name in ("pytorch_mnist", "mnist", "proof"):
+        shutil.copy(ROOT / f"files/samples/{name}.py", tmp_path)
+    program = ["python", "pytorch_mnist.py", "--epochs", "12", "--images", "9000", "--checkpoints", "saved"]
+    undisturbed = site.farandole("run", "--", *program, folder=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stdout + undisturbed.stderr
+    process = site.begin("run", "--restarts", "2", "--checkpoints", "saved", "--", *program, folder=tmp_path)
     assert process.stdout
-    assert any("after step 0" in line for line in process.stdout)
-    time.sleep(4)
+    assert any("Train Epoch: 4 " in line for line in process.stdout)
     site.lab("fault", "reboot", "node-3")
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, output + errors
     assert "farandole: start 2" in output
-    resumed = {int(step) for step in re.findall(r"after step (\d+)", output)} - {0}
-    assert len(resumed) == 1
-    assert output.count("] done") == 3
-    assert len(list((tmp_path / "saved").glob("[0-9]*"))) == 40
+    assert re.search(r"going on after epoch ([3-9]|1\d)", output)
+    ends = [re.findall(r"accuracy \S+ loss \S+", printed) for printed in (undisturbed.stdout, output)]
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1]

@@ -19,7 +19,7 @@ from farandole.plays.action import argument_spec
 from .loading import ROOT, load
 
 FARANDOLE = typer.main.get_command(app)
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("roles/*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md")]
 
 
 def anchors(page: Path) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -347,3 +348,5 @@ def test_a_rank_keeps_the_paths_that_it_inherits(tmp_path: Path) -> None:
     python, libraries = done.stdout.split()
     assert python.endswith("/rank/hook:/a:/b")
     assert libraries.startswith("/c:")
+    done, _ = started(tmp_path, "env", "PYTHONPATH=/d", "sh", "-c", shown)
+    assert re.match(r"\S+/rank/hook:/d ", done.stdout)

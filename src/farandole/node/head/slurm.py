@@ -41,7 +41,8 @@ class Allocation:
         job = self.variables["SLURM_JOB_ID"]
         if not wish["seconds"]:
             say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
-        threading.Thread(target=watch, args=(self.holder, job, taken), daemon=True).start()
+        self.is_wanted = True
+        threading.Thread(target=self.watch, args=(job, taken), daemon=True).start()
 
     def slots(self) -> Slots:
         return tasks(self.variables)
@@ -53,6 +54,7 @@ class Allocation:
                 self.holder.stdin.write(b"%d\n" % status)
 
     def give_back(self) -> None:
+        self.is_wanted = False
         self.finish(1)
         for name in self.variables:
             os.environ.pop(name, None)
@@ -60,6 +62,21 @@ class Allocation:
             self.holder.wait(GRACE)
         except subprocess.TimeoutExpired:
             end(self.holder)
+
+
+    def watch(self, job: str, taken: Callable[[str, str], None]) -> None:
+        """Tell when the queue takes it away, and why."""
+        if not any(b"revoked" in line for line in self.holder.stdout or ()):
+            return
+        state, until = "", time.monotonic() + ACCOUNTED_S
+        # The accounting may be behind.
+        while state in ("", "RUNNING") and time.monotonic() < until:
+            asked_for = ["--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}"]
+            state = ran("sacct", *asked_for).stdout.strip()
+            time.sleep(0.2)
+        # It says the same of one whose node is gone when it is given back.
+        if self.is_wanted:
+            taken(state, f"ended by the queue ({state or 'unknown'}; scontrol show job {job})")
 
 
 @contextmanager
@@ -126,16 +143,3 @@ def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:
                 say(f"waiting in the queue as job {waits[1]}; squeue shows it")
     why = "; ".join(messages) or "salloc says nothing"
     raise RefusedError(next((message for message in messages if "can never run" in message), why))
-
-
-def watch(holder: subprocess.Popen[bytes], job: str, taken: Callable[[str, str], None]) -> None:
-    """Tell when the queue takes the allocation away, and why."""
-    if not any(b"revoked" in line for line in holder.stdout or ()):
-        return
-    state, until = "", time.monotonic() + ACCOUNTED_S
-    # The accounting may be behind.
-    while state in ("", "RUNNING") and time.monotonic() < until:
-        asked_for = ["--noheader", "--parsable2", "--allocations", "--format=state", f"--jobs={job}"]
-        state = ran("sacct", *asked_for).stdout.strip()
-        time.sleep(0.2)
-    taken(state, f"ended by the queue ({state or 'unknown'}; scontrol show job {job})")

@@ -44,7 +44,9 @@ def main() -> int:
     at = place(sum(list(slots.values())[:number]) if per_node else number, slots)
     program = on_node(run["program"], at, slots, run["port"]) if per_node else run["program"]
     if program[0] == "env" and launcher != "each":
-        program = [re.sub("^PYTHONPATH=", f"&{HOOK}:", word).removeprefix("&") for word in program]
+        program = [
+            word.replace("PYTHONPATH=", f"PYTHONPATH={HOOK}:", word.startswith("PYTHONPATH=")) for word in program
+        ]
     with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
         told = Told(listener, lambda **said: report(mark, number=number, **said), None if per_node else at.rank)
         status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
