@@ -142,7 +142,7 @@ def main():
     # Average this small model at once; for a large one, overlap averaging with computing the remaining gradients.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), num_groups=1)
     keep = options.checkpoints if hvd.rank() == 0 else None
-    # Only now, as DistributedOptimizer makes an optimizer without momentum.
+    # Only now, as DistributedOptimizer makes another optimizer, without what the first one has gathered.
     done = resume(keep, model, optimizer) if keep else 0
     done = hvd.broadcast_object(done, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -25,6 +25,6 @@ def meet(cluster: Cluster, folder: Path, page: str, line: str, nodes: int) -> No
     assert (command, run) == ("farandole", "run")
     done = cluster.farandole("run", *rest, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.match(rf"farandole: {nodes} (ranks|programs) on {nodes} nodes, ", done.stdout)
+    assert re.search(rf"^farandole: {nodes} (ranks|programs) on {nodes} nodes, ", done.stdout, re.MULTILINE)
     assert {*re.findall(rf"rank (\d) of {nodes}\b", done.stdout)} == {*map(str, range(nodes))}, done.stdout
     assert "\x02" not in done.stdout

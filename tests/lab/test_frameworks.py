@@ -53,7 +53,7 @@ def test_ranks_meet(cluster: Cluster, tmp_path: Path, page: str, line: str) -> N
 def test_trainers_of_lightning_on_one_node_each_are_alone(cluster: Cluster, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/programs/lightning.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "train.py").write_text(program.replace("num_nodes=2", "num_nodes=1"))
+    (tmp_path / "train.py").write_text(program.replace('num_nodes=2, devices=1, strategy="ddp"', "devices=1"))
     done = cluster.farandole("run", "--", "python", "train.py", folder=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "num_nodes=N" in done.stdout

@@ -135,7 +135,7 @@ def test_a_rank_that_lets_the_others_wait_is_named(site: Cluster, tmp_path: Path
     assert done.returncode != 0
     assert "farandole: rank 1 on node-2 has not met the others through torch.distributed\n" in done.stdout
     assert "ended: rank 1 on node-2 has not met the others through torch.distributed for 25 s" in done.stderr
-    assert "cause: rank 1 on node-2 did not come" in done.stderr
+    assert "cause: rank 1 on node-2 has not met the others" in done.stderr
 
 
 def test_options_are_those_of_the_program(site: Cluster, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_accelerate_is_told_where_it_runs() -> None:
         ("torchrun --nnodes 2 a.py", "", "--nnodes"),
         ("torchrun --master_port=1 a.py", "", "--master_port"),
         ("torchrun --standalone a.py", "torchrun", "--standalone"),
+        ("torchrun -m --nnodes=5 package", "torchrun", "--nnodes"),
         ("accelerate launch --num_machines 2 a.py", "", "--num_machines"),
         ("python a.py", "torchrun", "begins with torchrun"),
     ],
@@ -268,11 +269,14 @@ def test_the_head_learns_of_ranks_that_wait_for_others(monkeypatch: pytest.Monke
         assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o700
         sender.connect(listener.getsockname())
         told = main.Told(listener, lambda **said: reported.append(said), None)
-        for message, again in (("enters X 2", 1), ("uses torch", 1), ("leaves X 2", None)):
+        dead = 1 << 30
+        own = os.getpid()
+        messages = {f"enters X 2 {own}": 1, "uses torch": 1, f"enters Y 1 {dead}": 1, f"leaves X 2 {own}": None}
+        for message, again in messages.items():
             sender.send(message.encode())
             told.hear()
             assert told.watch() == again
-    assert reported == [{"waits": [(2, "X")]}, {"waits": []}]
+    assert reported == [{"waits": [[2, "X", 0]], "left": []}, {"waits": [], "left": [(2, "X")]}]
     assert told.words == {"uses torch"}
     assert not (tmp_path / "folder").exists()
 
@@ -290,7 +294,8 @@ def test_a_rank_tells_that_it_goes_to_meet_others(tmp_path: Path) -> None:
         ).returncode
         heard = [listener.recv(256).decode() for _ in range(3)]
     # Nobody has met if it failed.
-    assert heard == ["uses torch", "enters torch.distributed 4", "leaves torch.distributed 4"]
+    patterns = ("uses torch", r"enters torch\.distributed 4 \d+", r"leaves torch\.distributed 4 \d+")
+    assert all(re.fullmatch(*pair) for pair in zip(patterns, heard, strict=True)), heard
 
 
 def test_a_folder_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
@@ -309,28 +314,41 @@ def test_a_folder_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "seconds", "missing"),
+    ("waits", "left", "seconds", "missing"),
     [
-        ([[0, "Horovod"], [1, "Horovod"]], 8, "rank 2 on node-2 has not met the others through Horovod"),
-        ([[0, "Horovod"]], 8, "rank 1 on node-1, rank 2 on node-2 have not met the others through Horovod"),
-        ([[0, "JAX"], [1, "JAX"], [2, "JAX"]], 8, "all ranks wait for each other through JAX"),
-        ([[0, "JAX"]], 60, ""),
-        ([], 0, ""),
+        ({0: 30, 1: 9}, [], 20, "rank 2 on node-2 has not met the others through X"),
+        ({0: 30}, [], 20, "rank 1 on node-1, rank 2 on node-2 have not met the others through X"),
+        ({0: 30}, [[1, "X"]], 20, "rank 2 on node-2 has not met the others through X"),
+        ({0: 30}, [[1, "Y"], [2, "X"]], 20, "rank 1 on node-1 has not met the others through X"),
+        ({0: 30, 1: 9, 2: 9}, [], 20, "all ranks wait for each other through X"),
+        ({0: 30, 1: 9}, [], 60, ""),
+        ({}, [[0, "X"]], 0, ""),
     ],
 )
-def test_a_rank_that_keeps_the_others_waiting_is_named(waits: list[Any], seconds: int, missing: str) -> None:
+def test_a_rank_that_keeps_the_others_waiting_is_named(
+    waits: dict[int, int], left: list[Any], seconds: int, missing: str
+) -> None:
     reports = Reports("m", {})
-    for report in ([[1, "X"]], waits):
-        line = b"[0] \x02farandole m " + json.dumps({"number": 0, "waits": report}).encode() + b"\n"
-        assert reports.take(line) == b""
-        assert reports.missing(SLOTS, 0) or not report
+    report = {"number": 0, "waits": [[rank, "X", waited] for rank, waited in waits.items()], "left": left}
+    assert reports.take(b"[0] \x02farandole m " + json.dumps(report).encode() + b"\n") == b""
     assert not reports.said
     assert reports.missing(SLOTS, seconds) == missing
+    # Whoever has ended waits no longer.
+    reports.take(b'[0] \x02farandole m {"number": 0, "told": [], "status": 0}\n')
+    assert reports.missing(SLOTS, 0) == ""
+
+
+@pytest.mark.parametrize(
+    "waits", ['[[Infinity, "X", 9]]', '[[0, "X\\nY", 9]]', '[[0, "X"]]', "[0]", "1", "[[0, 1, 9]]"]
+)
+def test_a_report_that_cannot_be_is_output(waits: str) -> None:
+    line = b'[0] \x02farandole m {"number": 0, "waits": %s}\n' % waits.encode()
+    assert Reports("m", {}).take(line) == line
 
 
 def test_of_many_that_are_missing_some_are_named() -> None:
-    reports = Reports("m", {}, {0: {0: "X"}}, since=time.monotonic())
-    assert "rank 5 on node-1 and 3 more have not" in reports.missing({"node-1": 9}, 0)
+    reports = Reports("m", {}, {0: {(0, "X"): time.monotonic() - 30}}, {(0, "X")})
+    assert "rank 5 on node-1 and 3 more have not" in reports.missing({"node-1": 9}, 20)
 
 
 def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,3 +368,5 @@ def test_a_rank_keeps_the_paths_that_it_inherits(tmp_path: Path) -> None:
     assert libraries.startswith("/c:")
     done, _ = started(tmp_path, "env", "PYTHONPATH=/d", "sh", "-c", shown)
     assert re.match(r"\S+/rank/hook:/d ", done.stdout)
+    done, _ = started(tmp_path, "env", "echo", "PYTHONPATH=/d")
+    assert done.stdout == "PYTHONPATH=/d\n"

@@ -19,8 +19,6 @@ from farandole.explain.diagnosis import Hit, is_raised, of_job
 from farandole.jobs.login import Head
 from farandole.jobs.told import State, console, has_ended, known, show
 
-# In what the head says of a run in which a rank kept the others waiting.
-MEET_OPTION = "(--meet-within)"
 # Lines in which a cause is searched.
 REMEMBERED, LONGEST = 2000, 1 << 16
 # The exit status of ssh itself.
@@ -75,11 +73,13 @@ def stream(head: Head, command: str, number: str) -> tuple[int, str, Sequence[st
 
 def explain(state: State, lines: Sequence[str]) -> None:
     """Say why a run failed, unless it was ended or refused, which the head says."""
-    if state.why and MEET_OPTION not in state.why:
+    if state.why and not state.late:
         return
     hit, raised = first_cause(lines)
     first, status = first_end(lines)
-    if state.lost:
+    if state.late:
+        tell("rank-late", state, "", seen=on_terminal(state.late))
+    elif state.lost:
         # The ranks only tell that a connection broke.
         tell("node-silent", state, state.lost[0], seen=some(state.lost))
     elif first >= 0 and not raised and (hit is None or hit.cause.cascade):

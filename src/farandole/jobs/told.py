@@ -26,13 +26,14 @@ def show(text: str) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """What the head says of a run: how it ended, which nodes were lost, and the ranks of each node."""
+    """What the head says of a run: how it ended, which nodes and ranks it lacked, and the ranks of each node."""
 
     number: str
     ended: bool
     why: str
     fetched: bool
     complete: bool
+    late: str
     lost: tuple[str, ...]
     slots: tuple[tuple[str, int], ...]
 
@@ -45,6 +46,7 @@ def known(head: Head, number: str) -> State:
         return State(
             number=str(int(answer["number"])), ended=bool(ended), why=str(ended.get("why", "")),
             fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
+            late=str(ended.get("late", "")),
             lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),
             slots=tuple((str(node), int(ranks)) for node, ranks in slots),
         )  # fmt: skip

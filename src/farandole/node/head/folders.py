@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ OF_GIT = re.compile(r"(\.git|git~\d)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
 OBEYED = {".gitignore", ".gitattributes", ".gitmodules", ".farandoleignore"}
 # What rsync puts in front of what links lead to, so that nothing follows them.
 MUNGED = "/rsyncd-munged/"
+# What a command may take as JSON, in one variable of the environment.
+LONGEST = 100 << 10
 # The folders into which it is fetched first.
 STAGED = ".farandole-fetch-"
 
@@ -62,6 +65,8 @@ def git(*arguments: str) -> str | None:
 
 def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
     """Refuse what cannot work before anything is copied."""
+    if len(json.dumps(command)) > LONGEST:
+        raise RefusedError(f"the command is longer than {LONGEST >> 10} KiB: write a script into this folder")
     python = re.fullmatch(r"python[\d.]*", Path(command[0]).name)
     script = next((word for word in command[1:] if not word.startswith("-")), "") if python else command[0]
     if python and command[1:2] and command[1] in ("-m", "-c"):

@@ -25,9 +25,9 @@ from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
 from farandole.node.head.status import Slots, owner
 from farandole.node.mounts import shared_homes
+from farandole.node.rank.place import OF_RUN
 from farandole.node.rank.place import place as place_of
 
-HELP = {"-h", "--help"}
 TIME_IS_UP = "ended at its limit"
 AT_ONCE = 32
 # Seconds in which a node may come back, if too few are left without it.
@@ -53,8 +53,10 @@ class RunKeeper:
         # Nodes that do not answer when it has ended; whether a start was ended.
         self.lost: list[str] = []
         self.broken = False
-        # Whether it was said for whom the others wait.
-        self.told_missing = False
+        # Seconds between two starts.
+        self.waited = 0.0
+        # Whom the others wait for, once it was said.
+        self.late = ""
         # Whether it ended in such a way that its results are wanted, and whether the head has all of them.
         self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
@@ -115,12 +117,13 @@ class RunKeeper:
         code = code or int(bool(self.why))
         self.run.write(
             "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
-            complete=self.complete, dropped=runs.OUTPUT.dropped(), seconds=round(time.time() - self.begun, 1),
+            complete=self.complete, late=self.late, dropped=runs.OUTPUT.dropped(),
+            seconds=round(time.time() - self.begun, 1),
         )  # fmt: skip
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""
-        self.process, self.lost, self.broken, self.told_missing = None, [], False, False
+        self.process, self.lost, self.broken, self.late = None, [], False, ""
         self.reports = Reports(self.mark, {})
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
         self.run.write("started", slots=slots, begun=self.begun, stack=stack)
@@ -147,9 +150,9 @@ class RunKeeper:
             return {}
         # What stops it now ends the wait.
         self.process = None
-        until, told = time.monotonic() + RETURN_S, False
+        begun, told = time.monotonic(), False
         while not self.why and not ((slots := others_instead(self.restarts.gone)) and self.restarts.look(slots)):
-            if time.monotonic() > until:
+            if time.monotonic() > begun + RETURN_S:
                 say("it does not start again: too few nodes are left; --min-nodes allows fewer")
                 return {}
             if not told:
@@ -157,6 +160,8 @@ class RunKeeper:
                 told = True
             self.restarts.take_back()
             time.sleep(1)
+        # The limit is for what runs.
+        self.waited += time.monotonic() - begun
         left_out = f", without {', '.join(sorted(self.restarts.gone))}" if self.restarts.gone else ""
         say(f"start {self.restarts.done + 1}{left_out}")
         return {} if self.why else slots
@@ -206,24 +211,30 @@ class RunKeeper:
         limit = self.wish["seconds"]
         timer = threading.Timer(limit, self.stop, [f"{TIME_IS_UP} of {limit} s (--time)"])
         if limit:
-            timer.interval = max(0, self.begun + limit - time.time())
+            timer.interval = max(0, self.begun + self.waited + limit - time.time())
             timer.daemon = True
             timer.start()
         for line in self.process.stdout or ():
-            self.pass_on(line)
+            self.pass_on(line, slots)
         code = self.process.wait()
         timer.cancel()
+        # Whoever has not come until now is the cause.
+        is_cause = self.late and (code or self.why)
+        self.late = self.reports.absent(slots, self.late.rpartition(" ")[2]) if is_cause else ""
         return 128 - code if code < 0 else code or self.judge(slots)
 
-    def pass_on(self, line: bytes) -> None:
+    def pass_on(self, line: bytes, slots: Slots) -> None:
         """Show a line of output, and take out of it what the ranks say of themselves."""
-        for part in IN_MIDDLE.split(line.removesuffix(b"\n")):
+        whole = line.removesuffix(b"\n")
+        for part in IN_MIDDLE.split(whole) if self.wish["launcher"] == "mpi" else [whole]:
             shown = self.reports.take(OF_RANK.sub(rb"\1[\2] ", part) + b"\n")
             self.restarts.read(shown)
             runs.OUTPUT.write(shown)
             if self.wish["launcher"] != "each":
                 for number, ended_by in self.reports.killed:
-                    say(f"rank {number} was ended by signal {ended_by}")
+                    of_node = self.wish["launcher"] in OF_RUN
+                    who = f"{self.wish['launcher']} on {[*slots][number]}" if of_node else f"rank {number}"
+                    say(f"{who} was ended by signal {ended_by}")
             self.reports.killed.clear()
 
     def judge(self, slots: Slots) -> int:
@@ -240,7 +251,7 @@ class RunKeeper:
         size = sum(slots.values())
         alone, note = self.reports.verdict(size, started, len(slots))
         # Of a program that was only asked for its options, nothing else was wanted.
-        if HELP & {*self.wish["program"]}:
+        if "--help" in self.wish["program"]:
             alone = note = ""
         if alone:
             self.why = self.why or ALONE
@@ -250,12 +261,15 @@ class RunKeeper:
         return OF_ALONE if alone else 0
 
     def look(self, slots: Slots) -> None:
-        """Tell for whom the others wait, and end a start in which they wait too long."""
-        missing, limit = self.reports.missing(slots, TELL_S), self.wish["meet_within"]
-        if missing and not self.told_missing:
-            self.told_missing = True
+        """Tell whom the others wait for, and end a start in which they wait too long."""
+        if self.why or self.broken:
+            return
+        if not self.late and (missing := self.reports.missing(slots, TELL_S)):
+            self.late = missing
             say(missing)
-        if limit and self.reports.missing(slots, limit):
+        limit = self.wish["meet_within"]
+        if limit > 0 and (missing := self.reports.missing(slots, limit)):
+            self.late = missing
             self.give_up(f"ended: {missing} for {limit} s (--meet-within)")
 
     def clean(self, slots: Slots) -> None:

@@ -11,13 +11,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from farandole.node.head import runs
 from farandole.node.head.runs import RefusedError, ran
 from farandole.node.head.status import Slots
-from farandole.node.rank.place import OF_RUN, PATIENCE, place, refused_option, starter
+from farandole.node.rank.place import OF_RUN, place, refused_option, starter
 
 # What starts ranks, as it is shown.
 LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", **{name: name for name in OF_RUN}, "each": "each by itself"}
@@ -53,8 +54,8 @@ for port in map(int, sys.argv[1:]):
 HERE = "@node"
 ALONE = "alone: the ranks never met"
 MOST_STATUS = 255
-# Seconds in which all ranks have met, if nothing else is said. Frameworks wait for 5 to 30 minutes.
-MEET_S = 600
+# Seconds in which all ranks have met, if nothing else is said: as long as PyTorch's Gloo waits, longer than others.
+MEET_S = 1800
 # Ranks that one line names.
 MOST_NAMED = 5
 # The exit status of a run whose ranks did not meet.
@@ -116,15 +117,23 @@ def command(launcher: str, slots: Slots) -> list[str]:
     return ["horovodrun", through, "-np", str(sum(each.values())), "-H", where, RANK]
 
 
+def named(framework: str) -> str:
+    """The name of a framework, which a line shows."""
+    if not re.fullmatch(r"[\w.]{1,100}", framework):
+        raise ValueError
+    return framework
+
+
 @dataclass
 class Reports:
     """What the ranks say of themselves when they end."""
 
     mark: str
     said: dict[int, dict[str, Any]]
-    # The ranks that wait for others to meet, by the number of what started them; and since when there are any.
-    waits: dict[int, dict[int, str]] = field(default_factory=dict)
-    since: float = 0
+    # By the number of what started them, the ranks that wait for others, through what and since when; and those that
+    # have ever come to meet them.
+    waits: dict[int, dict[tuple[int, str], float]] = field(default_factory=dict)
+    came: set[tuple[int, str]] = field(default_factory=set)
     # Those that a signal has ended, and which.
     killed: list[tuple[int, int]] = field(default_factory=list)
 
@@ -137,35 +146,37 @@ class Reports:
             said = json.loads(report)
             number, status = said["number"], said.get("status", 0)
             told = [str(word)[:100] for word in said.get("told", ())]
-            waits = {int(rank): str(framework)[:100] for rank, framework in said.get("waits", ())}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            now, more = time.monotonic(), said.get("waits", ())
+            waits = {(int(rank), named(framework)): now - int(seconds) for rank, framework, seconds in more}
+            left = {(int(rank), named(framework)) for rank, framework in said.get("left", ())}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return line
         # A rank speaks for itself.
         own = re.match(rb"\[(\d{1,6})\] ", printed)
         if not own or number != int(own[1]) or type(status) is not int or abs(status) > MOST_STATUS:
             return line
+        # Not changed in place, as another thread reads it.
+        self.waits[number], self.came = waits, self.came | {*waits} | left
         if "told" in said:
             self.said[number] = {"told": told, "status": status}
             # With SIGTERM, launchers end the others.
             self.killed += [(number, -status)] if status < 0 and status != -signal.SIGTERM else []
-        else:
-            self.waits[number] = waits
-            waiting = any(self.waits.values())
-            self.since = (self.since or time.monotonic() - PATIENCE) if waiting else 0
         return b"" if re.fullmatch(rb"\[\d+\] ", printed) or not printed else printed + b"\n"
 
     def missing(self, slots: Slots, seconds: int) -> str:
-        """The ranks for which others have waited so long; empty if nobody has."""
-        waiting = {rank: name for waits in list(self.waits.values()) for rank, name in waits.items()}
-        if not waiting or time.monotonic() - self.since < seconds:
-            return ""
-        absent = [rank for rank in range(sum(slots.values())) if rank not in waiting]
+        """Whom others have waited for so long; empty if nobody has."""
+        now = time.monotonic()
+        waiting = {who: now - since for waits in [*self.waits.values()] for who, since in waits.items()}
+        (_, way), longest = max(waiting.items(), key=itemgetter(1), default=((0, ""), -1))
+        return self.absent(slots, way) or f"all ranks wait for each other through {way}" if longest >= seconds else ""
+
+    def absent(self, slots: Slots, way: str) -> str:
+        """The ranks that have not come to meet the others; empty if there are none."""
+        absent = [rank for rank in range(sum(slots.values())) if (rank, way) not in self.came]
         names = [f"rank {rank} on {[*slots][place(rank, slots).node]}" for rank in absent[:MOST_NAMED]]
         more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
-        through = f"through {next(iter(waiting.values()))}"
-        if not absent:
-            return f"all ranks wait for each other {through}"
-        return f"{', '.join(names)}{more} {'has' if len(absent) == 1 else 'have'} not met the others {through}"
+        verb = "has" if len(absent) == 1 else "have"
+        return f"{', '.join(names)}{more} {verb} not met the others through {way}" if absent else ""
 
     def failed(self) -> dict[int, int]:
         """The exit statuses of independent programs that failed."""
@@ -190,7 +201,7 @@ class Reports:
             why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
             return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
         if not groups and local:
-            return f"they met through {local[0]} at localhost, which is another one on each node", cure(HERE)
+            return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)
         if largest > 1:
             return "", f"only {largest} of {size} ranks met" if largest < size else ""
         if largest == 1:

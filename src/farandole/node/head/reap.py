@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -68,10 +69,12 @@ def kill(mark: str) -> list[str]:
             except ProcessLookupError:
                 continue
     for folder in Path("/tmp").glob(f"farandole-{mark}-*"):  # noqa: S108
-        # A rank that was killed could not remove it. Others can give theirs such a name.
-        if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
-            (folder / "meeting").unlink(missing_ok=True)
-            folder.rmdir()
+        # A rank that was killed could not remove it. Others can give theirs such a name, and take it away again.
+        with suppress(OSError):
+            facts = folder.lstat()
+            if facts.st_uid == os.getuid() and stat.S_ISDIR(facts.st_mode):
+                (folder / "meeting").unlink(missing_ok=True)
+                folder.rmdir()
     return list(killed.values())
 
 

@@ -41,8 +41,9 @@ class Allocation:
         job = self.variables["SLURM_JOB_ID"]
         if not wish["seconds"]:
             say(f"the queue ends this run after {time_limit(job)}; --time asks for another limit")
-        self.is_wanted = True
-        threading.Thread(target=self.watch, args=(job, taken), daemon=True).start()
+        self.is_wanted, self.is_revoked = True, False
+        self.watcher = threading.Thread(target=self.watch, args=(job, taken), daemon=True)
+        self.watcher.start()
 
     def slots(self) -> Slots:
         return tasks(self.variables)
@@ -63,10 +64,10 @@ class Allocation:
         except subprocess.TimeoutExpired:
             end(self.holder)
 
-
     def watch(self, job: str, taken: Callable[[str, str], None]) -> None:
         """Tell when the queue takes it away, and why."""
-        if not any(b"revoked" in line for line in self.holder.stdout or ()):
+        self.is_revoked = any(b"revoked" in line for line in self.holder.stdout or ())
+        if not self.is_revoked:
             return
         state, until = "", time.monotonic() + ACCOUNTED_S
         # The accounting may be behind.
@@ -88,6 +89,11 @@ def queued(run: Run, wish: Any, taken: Callable[[str, str], None]) -> Iterator[A
         nonlocal current
         if not (smaller := fewer(wish, without, least)):
             return {}
+        if current.is_revoked or current.holder.poll() is not None:
+            # It may be told to end the run.
+            current.watcher.join(2 * ACCOUNTED_S)
+        elif not without & {*current.slots()}:
+            return current.slots()
         current.give_back()
         current = Allocation(run, smaller, taken)
         return current.slots()

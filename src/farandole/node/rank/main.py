@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from farandole.node.rank.place import OF_RUN, PATIENCE, Place, alone, on_node, place, variables
+from farandole.node.rank.place import OF_RUN, PATIENCE, Place, alone, on_node, place, variables, words_of_env
 
 HOOK = str(Path(__file__).with_name("hook"))
 # In front of what a rank tells the head, behind what it has printed; and the variable with what the run is.
@@ -30,6 +30,8 @@ OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CON
 MPI = "/opt/farandole/current/mpi/lib"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
+# How a process tells that a rank waits for the others, or no longer.
+MOVED = re.compile(r"(enters|leaves) ([\w.]+) (-|\d{1,6}) (\d{1,10})")
 # Where processes of other accounts cannot write; and messages that are read at once.
 FOLDER, MOST = "/tmp/farandole-{}-{}", 1000  # noqa: S108
 
@@ -42,11 +44,8 @@ def main() -> int:
     # Of a node whose ranks are started there, the first rank.
     per_node = launcher in OF_RUN
     at = place(sum(list(slots.values())[:number]) if per_node else number, slots)
-    program = on_node(run["program"], at, slots, run["port"]) if per_node else run["program"]
-    if program[0] == "env" and launcher != "each":
-        program = [
-            word.replace("PYTHONPATH=", f"PYTHONPATH={HOOK}:", word.startswith("PYTHONPATH=")) for word in program
-        ]
+    program = run["program"] if launcher == "each" else [*with_hook(run["program"])]
+    program = on_node(program, at, slots, run["port"]) if per_node else program
     with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
         told = Told(listener, lambda **said: report(mark, number=number, **said), None if per_node else at.rank)
         status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
@@ -55,6 +54,15 @@ def main() -> int:
         die(-status)
     # The end of one of many independent programs must not be that of the others.
     return 0 if launcher == "each" else status
+
+
+def with_hook(program: list[str]) -> Iterator[str]:
+    """The words of a program, with the hook in a PYTHONPATH that env in front of it sets."""
+    before = words_of_env(program)
+    for word in program[:before]:
+        name, is_set, value = word.partition("=")
+        yield f"{name}={joined(HOOK, value)}" if name == "PYTHONPATH" and is_set else word
+    yield from program[before:]
 
 
 def report(mark: str, **said: object) -> None:
@@ -66,14 +74,15 @@ def report(mark: str, **said: object) -> None:
 @contextmanager
 def meeting(folder: str) -> Iterator[socket.socket]:
     """A socket for what the processes of the program tell, in a folder that the head also removes after the run."""
-    Path(folder).mkdir(mode=0o700)
     path = Path(folder, "meeting")
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        # Without it, as on a full disk, the program runs all the same, and nothing is known of it.
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700)
             listener.bind(str(path))
-            listener.setblocking(False)
-            yield listener
-    finally:
+        listener.setblocking(False)
+        yield listener
+    with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
 
@@ -84,9 +93,11 @@ class Told:
     def __init__(self, listener: socket.socket, report: Callable[..., None], rank: int | None) -> None:
         self.listener, self.report, self.rank = listener, report, rank
         self.words: set[str] = set()
-        # Since when ranks wait for the others, and through what; and which of them the head knows.
-        self.waiting: dict[tuple[int, str], float] = {}
-        self.known: list[tuple[int, str]] = []
+        # The ranks that wait for others, through what, in which process and since when; and those that have stopped.
+        self.waiting: dict[tuple[int, str], tuple[int, float]] = {}
+        self.left: set[tuple[int, str]] = set()
+        # What the head knows of them.
+        self.known: tuple[set[tuple[int, str]], set[tuple[int, str]]] = (set(), set())
 
     def hear(self) -> None:
         """Read the messages that wait."""
@@ -94,21 +105,25 @@ class Told:
             # Not endlessly, as a program may send without end.
             for _ in range(MOST):
                 message = self.listener.recv(256).decode(errors="replace")
-                if entering := re.fullmatch(r"(enters|leaves) (\S+) (\d{0,6})", message):
-                    rank = int(entering[3] or 0) if self.rank is None else self.rank
-                    if entering[1] == "enters":
-                        self.waiting[rank, entering[2]] = time.monotonic()
-                    else:
-                        self.waiting.pop((rank, entering[2]), None)
-                else:
+                if not (moved := MOVED.fullmatch(message)):
                     self.words.add(message)
+                    continue
+                what, framework, rank, process = moved.groups()
+                who = (int(rank) if self.rank is None and rank != "-" else self.rank or 0, framework)
+                if what == "enters":
+                    self.waiting[who] = (int(process), time.monotonic())
+                else:
+                    self.waiting.pop(who, None)
+                    self.left.add(who)
 
     def watch(self) -> float | None:
-        """Tell the head who waits for long; returns the seconds after which to look again."""
-        late = [who for who, since in self.waiting.items() if time.monotonic() - since >= PATIENCE]
-        if late != self.known:
-            self.known = late
-            self.report(waits=late)
+        """Tell the head who waits for long, and who no longer; returns the seconds after which to look again."""
+        now = time.monotonic()
+        self.waiting = {who: what for who, what in self.waiting.items() if Path(f"/proc/{what[0]}").exists()}
+        late = {who: round(now - since) for who, (_, since) in self.waiting.items() if now - since >= PATIENCE}
+        if ({*late}, self.left) != self.known:
+            self.known = ({*late}, {*self.left})
+            self.report(waits=[[*who, seconds] for who, seconds in late.items()], left=sorted(self.left))
         return 1 if self.waiting else None
 
 

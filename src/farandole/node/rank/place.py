@@ -67,11 +67,16 @@ def alone(at: Place, given: str = "") -> dict[str, str]:
     return {"FARANDOLE_SLOT": str(at.rank), "FARANDOLE_SLOTS": str(at.size), **own}
 
 
+def words_of_env(program: list[str]) -> int:
+    """How many words of a command are env and the variables that it sets."""
+    if program[0] != "env":
+        return 0
+    return next((place for place, word in enumerate(program) if place and "=" not in word), len(program))
+
+
 def starter(program: list[str]) -> tuple[str, int]:
     """The program that starts the ranks of a node, and how many words start it, with those of env in front; or none."""
-    first = 0
-    if program[0] == "env":
-        first = next((place for place, word in enumerate(program) if place and "=" not in word), len(program))
+    first = words_of_env(program)
     name, more = Path(program[first]).name if first < len(program) else "", program[first + 1 : first + 3]
     if name == "torchrun":
         return name, first + 1
@@ -93,9 +98,12 @@ def refused_option(program: list[str]) -> str:
 
 def options_of(program: list[str], words: int) -> list[str]:
     """The options of what starts the ranks, with their values, and not those of the program that it starts."""
-    rest = program[words:]
-    ends = [place for place, word in enumerate(rest) if word.endswith(".py") or word in ("-m", "--module")]
-    return rest[: min(ends, default=len(rest))]
+    rest, is_module = program[words:], False
+    for place, word in enumerate(rest):
+        if word.endswith(".py") or (is_module and not word.startswith("-")):
+            return rest[:place]
+        is_module = is_module or word in ("-m", "--module")
+    return rest
 
 
 def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) -> list[str]:

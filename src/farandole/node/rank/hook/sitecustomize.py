@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The socket of what started this rank; and the number of this rank, if its launcher is torchrun or accelerate.
-ADDRESS, RANK = os.environ.get("FARANDOLE_MEETING", ""), os.environ.get("RANK", "")
+ADDRESS, RANK = os.environ.get("FARANDOLE_MEETING", ""), os.environ.get("RANK", "-")
 FRAMEWORKS = {"torch", "tensorflow", "jax", "keras", "mpi4py", "horovod"}
 # By which a program that uses no framework for it divides the work.
 RANKS = {"RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}
@@ -51,6 +51,12 @@ def met(framework: str, count: Callable[[], int]) -> None:
         tell(f"met {framework} {int(count())}")
 
 
+def meets(what: str, framework: str) -> None:
+    """Tell that this rank begins to wait for the others, or has stopped."""
+    if framework:
+        tell(f"{what} {framework} {RANK} {os.getpid()}")
+
+
 def after(owner: Any, name: str, then: Callable[..., None], meeting: str = "") -> None:
     """Do something when a function has returned, with the arguments that it got; ranks may wait for others in it."""
     function = getattr(owner, name, None)
@@ -58,13 +64,11 @@ def after(owner: Any, name: str, then: Callable[..., None], meeting: str = "") -
         return
 
     def replaced(*arguments: Any, **options: Any) -> Any:
-        if meeting:
-            tell(f"enters {meeting} {RANK}")
+        meets("enters", meeting)
         try:
             returned = function(*arguments, **options)
         finally:
-            if meeting:
-                tell(f"leaves {meeting} {RANK}")
+            meets("leaves", meeting)
         with suppress(Exception):
             then(*arguments, *options.values())
         return returned
@@ -80,9 +84,11 @@ def of_torch(module: ModuleType) -> None:
 
     def joined(*given: Any) -> None:
         # A group whose first rank is at such an address does not reach beyond this node.
-        where = [f"tcp://{os.environ.get('MASTER_ADDR', '')}", *(word for word in given if isinstance(word, str))]
-        is_local = any(word.startswith(LOCAL) for word in where)
-        met(f"{name}{HERE if is_local else ''}", module.get_world_size)
+        where = next((word for word in given if isinstance(word, str) and "://" in word), "env://")
+        if where.startswith("env://"):
+            has_store = any("Store" in type(thing).__name__ for thing in given)
+            where = "" if has_store else f"tcp://{os.environ.get('MASTER_ADDR', '')}"
+        met(f"{name}{HERE if where.startswith(LOCAL) else ''}", module.get_world_size)
 
     after(module, "init_process_group", joined, name)
 
@@ -168,11 +174,12 @@ class Watch:
                 execute = loader.exec_module
 
                 def executed(module: ModuleType) -> None:
-                    if name == MPI:
-                        tell(f"enters MPI {RANK}")
-                    execute(module)
-                    if name == MPI:
-                        tell(f"leaves MPI {RANK}")
+                    meeting = "MPI" if name == MPI else ""
+                    meets("enters", meeting)
+                    try:
+                        execute(module)
+                    finally:
+                        meets("leaves", meeting)
                     if name in FRAMEWORKS:
                         tell(f"uses {name}")
                     else:
