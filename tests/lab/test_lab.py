@@ -184,14 +184,14 @@ one.sendto(bytes.fromhex("0800f7ff00000000") + bytes(1472), ("{address}", 0))
 one.recv(9000)
 print(False)
 """
-# Whether each of several computations waits most of the time. On a busy machine one of them does.
+# Whether most of several computations wait most of the time. On a busy machine one or two of them do.
 COMPUTE = """
 import time
 def waits():
     begun, used = time.monotonic(), time.process_time()
     sum(range(4_000_000))
     return time.monotonic() - begun > 2.5 * (time.process_time() - used)
-print(all([waits() for _ in range(8)]))
+print(sum(waits() for _ in range(8)) > 5)
 """
 
 # Whether the clock is close to that of the kernel.
