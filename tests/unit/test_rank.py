@@ -160,6 +160,22 @@ def test_a_signal_reaches_the_program_and_a_killed_rank_leaves_none(tmp_path: Pa
         os.close(watched)
 
 
+def test_a_rank_ends_with_the_shell_that_has_started_it(tmp_path: Path) -> None:
+    install(tmp_path / "node", "farandole.node.rank", rank="main")
+    program = ["sh", "-c", "echo $$; exec sleep 60"]
+    run = {"launcher": "horovod", "slots": TWO, "port": 1, "mark": str(os.getpid()), "program": program}
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{tmp_path}/node/rank & wait"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": "0"},
+    )  # fmt: skip
+    with shell:
+        assert shell.stdout
+        watched = os.pidfd_open(int(shell.stdout.readline()))
+        shell.kill()
+        assert select.select([watched], [], [], 10)[0]
+    os.close(watched)
+
+
 @pytest.mark.parametrize(
     ("program", "told"),
     [

@@ -38,6 +38,8 @@ FOLDER, MOST = "/tmp/farandole-{}-{}", 1000  # noqa: S108
 
 def main() -> int:
     """Start the program; returns its exit status."""
+    # horovodrun may kill a shell that is just starting this, and would then wait for this without end.
+    end_with_parent()
     run = json.loads(os.environ.pop(RUN))
     slots, launcher, mark = run["slots"], run["launcher"], run["mark"]
     number = next(int(os.environ[name]) for name in NUMBERS if name in os.environ)
@@ -196,4 +198,8 @@ def die(number: int) -> None:
 def begin(blocked: set[signal.Signals | int]) -> None:
     """Before the program: let signals through, and let the kernel kill it if this process is killed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
