@@ -329,6 +329,19 @@ def test_a_folder_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
         other.unlink()
 
 
+def test_ranks_that_meet_at_once_leave_the_lines_of_the_program_whole(tmp_path: Path) -> None:
+    module = tmp_path / "torch/distributed/distributed_c10d.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("def init_process_group(): pass\ndef get_world_size(): return 3\n")
+    script = (
+        "import sys, time, torch.distributed.distributed_c10d as d; print('a', end='', flush=True); "
+        "d.init_process_group(); time.sleep(0.3); print('b')"
+    )
+    done, said = started(tmp_path, sys.executable, "-c", script)
+    assert (done.stdout, done.stderr) == ("ab\n", "")
+    assert "met torch.distributed 3" in said[1]["told"]
+
+
 @pytest.mark.parametrize(
     ("waits", "left", "seconds", "missing"),
     [

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from farandole.node.rank.place import OF_RUN, PATIENCE, Place, alone, on_node, place, variables, words_of_env
 
@@ -49,9 +49,14 @@ def main() -> int:
     program = run["program"] if launcher == "each" else [*with_hook(run["program"])]
     program = on_node(program, at, slots, run["port"]) if per_node else program
     with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
-        told = Told(listener, lambda **said: report(mark, number=number, **said), None if per_node else at.rank)
+        # Meanwhile the program prints, which is rarely a part of a line there.
+        told = Told(
+            listener,
+            lambda **said: report(mark, sys.stderr, number=number, **said),
+            None if per_node else at.rank,
+        )
         status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
-    report(mark, number=number, told=sorted(told.words), status=status)
+    report(mark, sys.stdout, number=number, told=sorted(told.words), status=status)
     if status < 0 and launcher != "each":
         die(-status)
     # The end of one of many independent programs must not be that of the others.
@@ -67,10 +72,10 @@ def with_hook(program: list[str]) -> Iterator[str]:
     yield from program[before:]
 
 
-def report(mark: str, **said: object) -> None:
+def report(mark: str, stream: TextIO, **said: object) -> None:
     """Tell the head something."""
-    sys.stdout.write(f"{SIGN}{mark} {json.dumps(said)}\n")
-    sys.stdout.flush()
+    stream.write(f"{SIGN}{mark} {json.dumps(said)}\n")
+    stream.flush()
 
 
 @contextmanager
@@ -98,8 +103,8 @@ class Told:
         # The ranks that wait for others, through what, in which process and since when; and those that have stopped.
         self.waiting: dict[tuple[int, str], tuple[int, float]] = {}
         self.left: set[tuple[int, str]] = set()
-        # What the head knows of them.
-        self.known: tuple[set[tuple[int, str]], set[tuple[int, str]]] = (set(), set())
+        # Those that wait, as far as the head knows.
+        self.known: set[tuple[int, str]] = set()
 
     def hear(self) -> None:
         """Read the messages that wait."""
@@ -123,8 +128,9 @@ class Told:
         now = time.monotonic()
         self.waiting = {who: what for who, what in self.waiting.items() if Path(f"/proc/{what[0]}").exists()}
         late = {who: round(now - since) for who, (_, since) in self.waiting.items() if now - since >= PATIENCE}
-        if ({*late}, self.left) != self.known:
-            self.known = ({*late}, {*self.left})
+        # Nothing is told of ranks that meet at once, as a report may come into the middle of a line.
+        if {*late} != self.known:
+            self.known = {*late}
             self.report(waits=[[*who, seconds] for who, seconds in late.items()], left=sorted(self.left))
         return 1 if self.waiting else None
 
