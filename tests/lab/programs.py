@@ -18,9 +18,14 @@ def _blocks(page: str, language: str) -> str:
     return found[1]
 
 
+def program(page: str) -> str:
+    """The program of a page."""
+    return _blocks(page, "python")
+
+
 def meet(cluster: Cluster, folder: Path, page: str, line: str, nodes: int) -> None:
     """Run a line of a page, whose ranks have to know each other."""
-    (folder / "train.py").write_text(_blocks(page, "python"))
+    (folder / "train.py").write_text(program(page))
     command, run, *rest = shlex.split(line)
     assert (command, run) == ("farandole", "run")
     done = cluster.farandole("run", *rest, folder=folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from clusters import Cluster
-from programs import lines, meet
+from programs import lines, meet, program
 
 NODES = 2
 PACKAGES = "stack_packages: [accelerate, jax, lightning, mpi4py]\n"
@@ -51,12 +51,19 @@ def test_ranks_meet(cluster: Cluster, tmp_path: Path, page: str, line: str) -> N
 
 
 def test_trainers_of_lightning_on_one_node_each_are_alone(cluster: Cluster, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/programs/lightning.md").read_text()
-    program = page.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "train.py").write_text(program.replace('num_nodes=2, devices=1, strategy="ddp"', "devices=1"))
+    for_one_node = program("lightning").replace('num_nodes=2, devices=1, strategy="ddp"', "devices=1")
+    (tmp_path / "train.py").write_text(for_one_node)
     done = cluster.farandole("run", "--", "python", "train.py", folder=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "num_nodes=N" in done.stdout
+
+
+def test_ranks_of_accelerate_that_are_not_told_to_use_processors_are_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """They do meet, and nothing is averaged."""
+    (tmp_path / "train.py").write_text(program("accelerate"))
+    done = cluster.farandole("run", "--", "env", "ACCELERATE_USE_CPU=no", "python", "train.py", folder=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "accelerate launch --cpu" in done.stdout
 
 
 @pytest.fixture(scope="module")

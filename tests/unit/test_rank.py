@@ -20,7 +20,7 @@ from farandole.node.head import launch, reap, runs
 from farandole.node.head.launch import Reports, recognized
 from farandole.node.head.runs import RefusedError
 from farandole.node.rank import main
-from farandole.node.rank.place import Place, on_node, place, variables
+from farandole.node.rank.place import Place, on_node, on_processors, place, variables
 
 from .loading import install
 
@@ -96,6 +96,18 @@ def test_accelerate_is_told_where_it_runs() -> None:
     assert "--multi_gpu" not in on_node(program, place(0, {"node-1": 1}), {"node-1": 1}, 2)
     with pytest.raises(RefusedError, match="as many ranks on each node"):
         launch.command("accelerate", SLOTS)
+
+
+@pytest.mark.parametrize("device", ["", "nvidiactl", "nvidia0", "kfd", "dri/renderD128"])
+def test_accelerate_is_told_to_use_processors_if_there_is_nothing_else(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("farandole.node.rank.place.DEVICES", tmp_path)
+    (tmp_path / device).parent.mkdir(exist_ok=True)
+    if device:
+        (tmp_path / device).touch()
+    told = {"ACCELERATE_USE_CPU": "true"} if device in ("", "nvidiactl") else {}
+    assert on_processors() == told
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,7 @@ def judged(*told: list[str], size: int = 2, nodes: int = 2) -> tuple[str, str]:
         (["uses torch", "met torch.distributed 1"], "torch.distributed knew of one rank"),
         (["uses torch", "met torch.distributed 1", "reads"], "torch.distributed knew of one rank"),
         (["uses keras", "met Horovod 2", "wraps"], "nothing was averaged"),
+        (["uses torch", "met torch.distributed 2", "met Accelerate 1"], "Accelerate found no GPU"),
     ],
 )
 def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
@@ -240,6 +253,9 @@ def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
         ["uses torch", "met Horovod 2"],
         ["uses torch", "met torch.distributed 1", "met Horovod 2"],
         ["uses keras", "met Horovod 2", "wraps", "reduces"],
+        ["uses torch", "met torch.distributed 2", "met Accelerate 2"],
+        ["uses torch", "met Horovod 2", "met Accelerate 1"],
+        ["uses torch", "reads", "met Accelerate 1"],
     ],
 )
 def test_other_ranks_were_not(told: list[str]) -> None:

@@ -194,12 +194,16 @@ class Reports:
             # Others import mpi4py only to see whether MPI has started them.
             used.remove("mpi4py")
             groups = {name: count for name, count in groups.items() if (name, count) != ("MPI", 1)}
+        in_accelerate = groups.pop("Accelerate", 0)
         largest = max(groups.values(), default=0)
         if size == 1 or len(self.said) < started:
             return "", ""
         if "wraps" in told and "reduces" not in told:
             why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
             return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
+        if in_accelerate == 1 and groups.get("torch.distributed", 0) > 1:
+            why = "Accelerate found no GPU and was not told to use processors, so nothing was averaged"
+            return why, cure("Accelerate")
         if not groups and local:
             return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)
         if largest > 1:
@@ -217,6 +221,7 @@ def cure(framework: str) -> str:
     calls = {
         "torch.distributed": "start it with  farandole run -- torchrun PROGRAM",
         "MPI": "start it with  farandole run --mpi",
+        "Accelerate": "start it with  farandole run -- accelerate launch --cpu PROGRAM",
         HERE: "let the program take MASTER_ADDR and MASTER_PORT from the environment",
         "": "let the program call hvd.init() of Horovod, torch.distributed.init_process_group() or Accelerator(), "
         "or give Lightning's Trainer or Fabric num_nodes=N",

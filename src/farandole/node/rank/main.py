@@ -19,7 +19,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from farandole.node.rank.place import OF_RUN, PATIENCE, Place, alone, on_node, place, variables, words_of_env
+from farandole.node.rank.place import (
+    OF_RUN,
+    PATIENCE,
+    Place,
+    alone,
+    on_node,
+    on_processors,
+    place,
+    variables,
+    words_of_env,
+)
 
 HOOK = str(Path(__file__).with_name("hook"))
 # In front of what a rank tells the head, behind what it has printed; and the variable with what the run is.
@@ -144,7 +154,7 @@ def environment(launcher: str, at: Place, run: Any, address: str) -> dict[str, s
     ours = {} if launcher in OF_RUN else variables(at, run["slots"], run["port"])
     if "SLURM_JOB_ID" not in inherited:
         ours = {name: value for name, value in ours.items() if not name.startswith("SLURM_")}
-    ours |= {name: value for name, value in network().items() if name not in inherited}
+    ours |= {name: value for name, value in (network() | on_processors()).items() if name not in inherited}
     ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address}
     # Packages that can use MPI look for it, also in ranks that something else starts.
     return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), MPI)}

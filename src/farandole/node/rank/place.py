@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEVICES = Path("/dev")
+# There, what computes in place of processors: of NVIDIA, AMD, Intel, and others.
+ACCELERATORS = ("nvidia[0-9]*", "kfd", "dri/renderD*", "accel*")
 # Seconds that a rank waits to meet the others before the head learns of it.
 PATIENCE = 8
 # Programs that start the ranks of a node themselves, and which of their options the run gives them. Both take a dash or
@@ -21,7 +23,7 @@ OF_RUN = {
 # Options of accelerate that choose how it trains, if not with several processes; and the one for processors, which
 # cannot be together with that for several.
 ANOTHER_WAY = re.compile(r"--(tpu|multi.gpu|use.\w+)$")
-ON_CPUS, CPUS = "--cpu", "ACCELERATE_USE_CPU=true"
+ON_CPUS, CPUS = "--cpu", ("ACCELERATE_USE_CPU", "true")
 
 
 class Place(NamedTuple):
@@ -56,6 +58,11 @@ def variables(at: Place, slots: Mapping[str, int], port: int) -> dict[str, str]:
         "TF_CONFIG": json.dumps(task), "SLURM_PROCID": str(at.rank),
         "SLURM_LOCALID": str(at.local_rank), "SLURM_NODEID": str(at.node),
     }  # fmt: skip
+
+
+def on_processors() -> dict[str, str]:
+    """What Accelerate has to be told on a node that has nothing else: by itself, each rank would train alone there."""
+    return {} if any(any(DEVICES.glob(pattern)) for pattern in ACCELERATORS) else dict([CPUS])
 
 
 def alone(at: Place, given: str = "") -> dict[str, str]:
@@ -125,7 +132,8 @@ def on_node(program: list[str], at: Place, slots: Mapping[str, int], port: int) 
         given = options_of(program, words)
         options.append("--same_network")
         if at.size > 1 and ON_CPUS in given:
-            own, rest = ["env", CPUS, *own], [*(word for word in given if word != ON_CPUS), *rest[len(given) :]]
+            own = ["env", "=".join(CPUS), *own]
+            rest = [*(word for word in given if word != ON_CPUS), *rest[len(given) :]]
         # Without GPUs, this only means that it starts several processes.
         options += ["--multi_gpu"] if at.size > 1 and not any(map(ANOTHER_WAY.match, given)) else []
     return [*own, *options, *rest]

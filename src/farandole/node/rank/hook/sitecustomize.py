@@ -79,26 +79,30 @@ def after(owner: Any, name: str, then: Callable[..., None], meeting: str = "") -
         setattr(owner, name, functools.wraps(function)(replaced))
 
 
-def of_torch(module: ModuleType) -> None:
+def joined(given: tuple[Any, ...], count: Callable[[], int]) -> None:
+    """Tell of a group of torch.distributed, which does not reach beyond this node if its first rank is at localhost."""
     name = "torch.distributed"
+    words = [getattr(thing, "init_method", thing) for thing in given]
+    where = next((word for word in words if isinstance(word, str) and "://" in word), "env://")
+    if where.startswith("env://"):
+        has_store = any("Store" in type(thing).__name__ for thing in given)
+        where = "" if has_store else f"tcp://{os.environ.get('MASTER_ADDR', '')}"
+    met(f"{name}{HERE if where.startswith(LOCAL) else ''}", count)
 
-    def joined(*given: Any) -> None:
-        # A group whose first rank is at such an address does not reach beyond this node.
-        where = next((word for word in given if isinstance(word, str) and "://" in word), "env://")
-        if where.startswith("env://"):
-            has_store = any("Store" in type(thing).__name__ for thing in given)
-            where = "" if has_store else f"tcp://{os.environ.get('MASTER_ADDR', '')}"
-        met(f"{name}{HERE if where.startswith(LOCAL) else ''}", module.get_world_size)
 
-    after(module, "init_process_group", joined, name)
+def of_torch(module: ModuleType) -> None:
+    after(module, "init_process_group", lambda *given: joined(given, module.get_world_size), "torch.distributed")
 
 
 def of_torch_rpc(module: ModuleType) -> None:
-    after(
-        module,
-        "init_rpc",
-        lambda *_: met("torch.distributed", lambda: len(module.api._get_current_rpc_agent().get_worker_infos())),
-    )
+    def count() -> int:
+        return len(module.api._get_current_rpc_agent().get_worker_infos())
+
+    after(module, "init_rpc", lambda *given: joined(given, count))
+
+
+def of_accelerate(module: ModuleType) -> None:
+    after(module.PartialState, "__init__", lambda state, *_: met("Accelerate", lambda: state.num_processes))
 
 
 def of_horovod(module: ModuleType) -> None:
@@ -148,6 +152,7 @@ def of_tensorflow(module: ModuleType) -> None:
 WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.distributed_c10d": of_torch,
     "torch.distributed.rpc": of_torch_rpc,
+    "accelerate.state": of_accelerate,
     "horovod.common.basics": of_horovod,
     "horovod._keras": of_optimizer,
     "horovod.tensorflow.mpi_ops": of_reduction,
