@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kill test-samples bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ test-faults: setup ## inject every fault, not only those that `make test` has ti
 test-samples: setup ## run every sample on two nodes, and jobs that crash, hang, lose a node or fill a disk (ten minutes)
 	farandole lab setup
 	python tests/run.py "lab samples"
+
+test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (half an hour)
+	farandole lab setup --kernel own
+	python tests/run.py "lab kernels"
 
 bench-stack: setup ## measure the stack's time and disk space: cold, warm, with added nodes (an hour)
 	farandole lab setup

@@ -15,6 +15,7 @@ options:
   accounts: {description: Users and share of each account., type: dict}
 """
 
+import re
 import shutil
 from typing import Any
 
@@ -42,7 +43,7 @@ class Accounting:
             self.added.append(name)
             return
         if code:
-            self.fail(f"MariaDB does not answer: {err.strip()}; see  journalctl --unit mariadb")
+            self.fail(f"MariaDB does not answer: {self.last_error() or err.strip()}; see  journalctl --unit mariadb")
         if name not in out.split():
             self.added.append(f"database {name}")
             make = (
@@ -52,6 +53,12 @@ class Accounting:
             )
             if not self.module.check_mode:
                 self.module.run_command(["mariadb", "--execute", make], check_rc=True)
+
+    def last_error(self) -> str:
+        """With what the errors of MariaDB's last start began; empty if it told none."""
+        _, told, _ = self.module.run_command(["journalctl", "--unit=mariadb", "--lines=30", "--output=cat"])
+        errors = re.findall(r"\[ERROR\] (.*)", told.rpartition("Starting mariadb.service")[2])
+        return errors[0] if errors else ""
 
     def accounts(self, cluster: str, wanted: dict[str, Any]) -> None:
         """Add the cluster, accounts and users that are missing."""

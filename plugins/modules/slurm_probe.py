@@ -25,10 +25,10 @@ NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "Th
 
 
 def cgroups(root: Path) -> str:
-    """The version of cgroups whose controllers can limit a job's memory and cores."""
-    controllers = root / "cgroup.controllers"
-    if controllers.exists():
-        return "v2" if {"memory", "cpuset"} <= {*controllers.read_text().split()} else "none"
+    """The version of cgroups that can limit a job, and what alone they limit if that is not both memory and cores."""
+    if (root / "cgroup.controllers").exists():
+        controllers = {*(root / "cgroup.controllers").read_text().split()}
+        return "none" if "memory" not in controllers else "v2" if "cpuset" in controllers else "v2-memory"
     return "v1" if all((root / name / "tasks").exists() for name in ("memory", "cpuset", "freezer")) else "none"
 
 

@@ -175,10 +175,10 @@ class Cluster:
         assert self.console(node, renew).returncode == 0
         self.lab("inventory")
 
-    def reset(self, nodes: int) -> None:
-        """Replace all nodes with bare ones."""
+    def reset(self, nodes: int, *options: str) -> None:
+        """Replace all nodes with bare ones, which may be of another kind."""
         self.lab("down")
-        self.lab("up", "--nodes", str(nodes))
+        self.lab("up", "--nodes", str(nodes), *options)
         self.bare, self.applied = True, None
 
     def running(self) -> int:

@@ -33,7 +33,7 @@ def cluster(request: pytest.FixtureRequest, up: list[Cluster]) -> Cluster:
     if lab.name not in [other.name for other in up]:
         take_down(up)
         if not (KEEP and lab.running() >= request.module.NODES):
-            lab.reset(request.module.NODES)
+            lab.reset(request.module.NODES, *getattr(request.module, "KIND", ()))
         up.append(lab)
     return up[0]
 

@@ -61,6 +61,8 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
     settings = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
     assert [partition["nodes"] for partition in settings["partitions"]] == [["a", "b"], ["b"]]
     assert (settings["cgroups"], settings["version"], settings["gpus"]) == ("none", "22.05", True)
+    some = plan.settings({"a": {**ONE, "cgroups": "v2-memory"}, "b": GPUS}, HOSTS, partitions, groups)
+    assert some["cgroups"] == "v2-memory"
     # A twentieth of the memory, and at least half a GiB, is the system's.
     assert [(node["address"], node["cpus"], node["memory"]) for node in settings["nodes"]] == [
         ("192.0.2.1", 8, 15200),
@@ -217,7 +219,9 @@ def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "tasks").touch()
     assert probe.cgroups(tmp_path) == "v1"
-    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    (tmp_path / "cgroup.controllers").write_text("cpu io\n")
     assert probe.cgroups(tmp_path) == "none"
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    assert probe.cgroups(tmp_path) == "v2-memory"
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     assert probe.cgroups(tmp_path) == "v2"

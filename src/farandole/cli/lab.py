@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farandole.core.errors import FarandoleError
-from farandole.lab import faults, host, image, inventory, lab
+from farandole.lab import faults, host, image, inventory, lab, machine
 from farandole.lab.shell import run
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
@@ -30,6 +30,12 @@ def _lab_name(value: str) -> str:
 
 
 Name = Annotated[str, typer.Option("--name", "-n", callback=_lab_name, help="Name of the lab.")]
+Kernel = Annotated[
+    host.Kernel,
+    typer.Option(
+        help="What new nodes run: this machine's kernel, one of their own in user mode, or Debian's under QEMU."
+    ),
+]
 Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
 
 
@@ -54,11 +60,11 @@ def _work(title: str) -> Iterator[lab.Progress]:
 
 
 @app.command()
-def setup() -> None:
-    """Install the Debian packages that the lab needs."""
+def setup(kernel: Kernel = host.Kernel.shared) -> None:
+    """Install the Debian packages that the lab needs, for nodes with this kind of kernel."""
     if not host.is_root():
-        host.check_packages()
-    elif missing := host.missing_packages():
+        host.check_packages(kernel)
+    elif missing := host.missing_packages(kernel):
         console.print(f"installing {', '.join(missing)}")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "update", "--quiet", env=environment)
@@ -70,7 +76,11 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Number of nodes in total.")] = 2,
     suite: Annotated[image.Suite, typer.Option(help="Debian release of new nodes.")] = image.Suite.bookworm,
     name: Name = "lab",
+    kernel: Kernel = host.Kernel.shared,
     *,
+    memory: Annotated[
+        int, typer.Option(min=machine.LEAST_MIB, help="MiB of a new node with a kernel of its own.")
+    ] = machine.MEMORY_MIB,
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
     second: Annotated[
         bool, typer.Option("--second-network", help="Connect each new node to a second network, by its eth1.")
@@ -78,11 +88,11 @@ def up(
 ) -> None:
     """Start a lab or add nodes to it; safe to run again.
 
-    Nodes are privileged containers: root on a node can become root on this machine (docs/lab.md).
+    Nodes are, or run in, privileged containers: root on a node can become root on this machine (docs/lab.md).
     """
     inventory.check(name)
     with _work(f"{name} up") as progress:
-        lab.up(name, nodes, suite, decoy=decoy, second=second, progress=progress)
+        lab.up(name, nodes, lab.Kind(suite, kernel, memory, decoy), second=second, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
 
 
@@ -119,10 +129,10 @@ def status() -> None:
     nodes = lab.nodes()
     if not nodes:
         console.print("no lab is up; `farandole lab up` starts one")
-    table = Table("lab", "node", "suite", "address", "state", "ssh")
+    table = Table("lab", "node", "suite", "kernel", "address", "state", "ssh")
     for node in nodes:
         ssh = "answers" if node.state == "running" and lab.answers(node.address, 0) else "silent"
-        table.add_row(node.lab, node.name, node.suite, node.address, node.state, ssh)
+        table.add_row(node.lab, node.name, node.suite, node.kernel, node.address, node.state, ssh)
     if nodes:
         console.print(table)
     for change in host.changes():
@@ -133,11 +143,10 @@ def status() -> None:
 def inventory_(name: Name = "lab") -> None:
     """Write the lab's inventory into this checkout and print its path."""
     host.check()
-    nodes = [node for node in lab.nodes(name) if node.state == "running"]
-    if not nodes:
+    if not any(node.state == "running" for node in lab.nodes(name)):
         raise FarandoleError(f"lab {name} has no running node; `farandole lab up --name {name}` starts it")
     inventory.check(name)
-    console.print(str(inventory.write(name, {node.name: (node.address, node.root) for node in nodes})))
+    console.print(str(lab.write_inventory(name)))
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Annotated
 import typer
 
 from farandole.core.errors import FarandoleError
+from farandole.lab.host import Kernel
 from farandole.lab.lab import SSH_SECONDS, LabNode, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run
@@ -52,7 +54,8 @@ if [ "$inodes" = 1 ]; then
 else
     dd if=/dev/zero of="$new/filler" bs=64k 2>/dev/null || :
 fi
-mount --move "$new" "$path"
+mount --bind "$new" "$path"
+umount "$new"
 rmdir "$new"
 """
 _UNFILL = (
@@ -68,12 +71,21 @@ echo "$1" >/etc/faketimerc
 dpkg --listfiles libfaketime | grep MT >/etc/ld.so.preload
 systemctl restart ssh
 """
+_SKEW_CLOCK = "date --set=@$(($(date +%s) + $1)) >/dev/null"
 _UNSKEW = """
 [ -e /etc/faketimerc ] || exit 0
 rm -f /etc/ld.so.preload
 systemctl restart ssh
 apt-get purge --quiet=2 libfaketime >/dev/null
 rm -f /etc/faketimerc /dev/shm/*faketime*
+"""
+
+
+_UNDISTURB = """
+for link in eth0 eth1; do
+    [ ! -e /sys/class/net/$link ] || ip link set $link mtu 1500
+    tc qdisc delete dev $link root 2>/dev/null || :
+done
 """
 
 
@@ -116,6 +128,8 @@ def block(
 
     A second call adds to the first. Connections of the node's own, and those that exist, are left alone.
     """
+    if target.kernel is Kernel.own:
+        raise FarandoleError("a kernel in user mode has no firewall for IP; nodes with another --kernel have")
     if port and all_but_ssh:
         raise FarandoleError("--port and --all-but-ssh exclude each other")
     source = f"ip saddr {node(target.lab, sender).address} " if sender else ""
@@ -132,9 +146,11 @@ def block(
         f"add chain {chain} {{ type filter hook input priority 0; }}",
         f"add rule {chain} iif lo accept",
         f"add rule {chain} ct state established,related accept",
+        # The lab itself comes this way to a node with a kernel of its own.
+        f"add rule {chain} ip6 saddr fe80::/10 tcp dport 22 accept",
         *(f"add rule {chain} {source}{match} {verdict}" for match in matches),
     ]
-    _in_network(target, "nft", "; ".join(script))
+    _on_node(target, "nft", "; ".join(script))
 
 
 def mtu(
@@ -142,7 +158,7 @@ def mtu(
     size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
 ) -> None:
     """Give the node's link another MTU than the other nodes have."""
-    _in_network(target, "ip", "link", "set", Link.eth0, "mtu", str(size))
+    _on_node(target, "ip", "link", "set", Link.eth0, "mtu", str(size))
 
 
 def slow(
@@ -156,6 +172,38 @@ def slow(
         (_unified_group(target) / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
 
 
+def netem(
+    target: LabNode,
+    link: Interface = Link.eth0,
+    delay: Annotated[float, typer.Option(min=0, max=10_000, help="Milliseconds by which a packet is late.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=10_000, help="Milliseconds by which that differs.")] = 0,
+    loss: Annotated[float, typer.Option(min=0, max=100, help="Per cent of the packets that are lost.")] = 0,
+    duplicate: Annotated[float, typer.Option(min=0, max=100, help="Per cent that come twice.")] = 0,
+    reorder: Annotated[float, typer.Option(min=0, max=100, help="Per cent that overtake others; needs a delay.")] = 0,
+) -> None:
+    """Delay, lose, repeat or reorder what the node sends."""
+    if (jitter or reorder) and not delay:
+        raise FarandoleError("--jitter and --reorder need a --delay")
+    settings = {
+        "delay": [f"{delay}ms", *([f"{jitter}ms"] if jitter else [])] if delay else [],
+        "loss": [f"{loss}%"] if loss else [],
+        "duplicate": [f"{duplicate}%"] if duplicate else [],
+        "reorder": [f"{reorder}%"] if reorder else [],
+    }
+    words = [word for name, values in settings.items() if values for word in (name, *values)]
+    if not words:
+        raise FarandoleError("say what happens to packets: --delay, --loss, --duplicate or --reorder")
+    command = ("tc", "qdisc", "replace", "dev", link, "root", "netem", "limit", "100000", *words)
+    try:
+        _on_node(target, *command)
+    except FarandoleError as error:
+        if "qdisc kind is unknown" not in str(error):
+            raise
+        raise FarandoleError(
+            "this machine's kernel has no netem; nodes of `farandole lab up --kernel own` have it"
+        ) from None
+
+
 def memory(
     target: LabNode,
     mib: Annotated[
@@ -163,6 +211,8 @@ def memory(
     ] = 1024,
 ) -> None:
     """Give the node little memory, so that the kernel kills what wants more."""
+    if target.kernel is not Kernel.shared:
+        raise FarandoleError("a node with a kernel of its own keeps its memory: start one with lab up --memory MIB")
     if tree := _tree("memory"):
         _confine(target, tree, {"memory.limit_in_bytes": mib << 20})
     else:
@@ -179,9 +229,9 @@ def fill(
     if not path.startswith("/"):
         raise FarandoleError(f"{path} is not an absolute path")
     try:
-        podman("exec", target.container, "sh", "-c", _FILL, "sh", path, str(int(inodes)), str(_FILL_LIMIT_MIB))
+        target.execute("sh", "-c", _FILL, "sh", path, str(int(inodes)), str(_FILL_LIMIT_MIB))
     except FarandoleError as error:  # it contains the whole script
-        raise FarandoleError(f"{target.name}: {str(error).rpartition('failed on this machine: ')[2]}") from error
+        raise FarandoleError(f"{target.name}: {re.split('failed on [^:]+: ', str(error))[-1]}") from error
 
 
 def skew(
@@ -189,20 +239,27 @@ def skew(
     seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
 ) -> None:
     """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
-    podman("exec", target.container, "sh", "-c", _SKEW, "sh", f"{seconds:+}")
+    script = _SKEW if target.kernel is Kernel.shared else _SKEW_CLOCK
+    target.execute("sh", "-c", script, "sh", f"{seconds:+}")
 
 
 def heal(target: LabNode) -> None:
-    """Undo cut, throttle, block, mtu, slow, memory, fill and skew."""
+    """Undo cut, throttle, block, mtu, netem, slow, memory, fill and skew."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
-    for link in [name for name in Link if (target.root / "sys/class/net" / name).exists()]:
+    for link in [name for name in Link if Path(f"/proc/{target.pid}/root/sys/class/net/{name}").exists()]:
         _in_network(target, "ip", "link", "set", link, "mtu", str(_MTU), "up")
         _in_network(target, "tc", "qdisc", "replace", "dev", link, "root", "noqueue")
         run("tc", "qdisc", "replace", "dev", _host_side(target, link), "root", "noqueue")
-    _in_network(target, "ip", "route", "replace", "default", "via", str(gateway), "proto", "static", "metric", "100")
-    _in_network(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
-    podman("exec", target.container, "sh", "-c", _UNFILL)
-    podman("exec", target.container, "sh", "-c", _UNSKEW)
+    if target.kernel is Kernel.shared:
+        route = ("default", "via", str(gateway), "proto", "static", "metric", "100")
+        _in_network(target, "ip", "route", "replace", *route)
+        target.execute("sh", "-c", _UNSKEW)
+    else:
+        target.execute("sh", "-c", _UNDISTURB)
+        target.execute("date", f"--set=@{time.time()}")
+    if target.kernel is not Kernel.own:
+        _on_node(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
+    target.execute("sh", "-c", _UNFILL)
     for controller, unlimited in _CONTROLLERS.items():
         if (tree := _tree(controller)) is None:
             (_unified_group(target) / f"{controller}.max").write_text(unlimited)
@@ -242,23 +299,51 @@ def start(target: LabNode) -> None:
 
 def reboot(target: LabNode) -> None:
     """Reboot the node."""
-    podman("exec", target.container, "systemctl", "reboot")
-    deadline = time.monotonic() + SSH_SECONDS
+    if target.kernel is not Kernel.shared:
+        _reboot_machine(target)
+        return
+    target.execute("systemctl", "reboot")
+    most = SSH_SECONDS[Kernel.shared]
+    deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         now = node(target.lab, target.name)
         if now.state == "running" and now.pid not in (0, target.pid):
             wait_for_ssh([now])
             return
         time.sleep(0.2)
-    raise FarandoleError(f"{target.name} did not come back within {SSH_SECONDS} s; `farandole lab status` shows it")
+    raise FarandoleError(f"{target.name} did not come back within {most} s; `farandole lab status` shows it")
+
+
+def _reboot_machine(target: LabNode) -> None:
+    """Its case stays."""
+    look = ("cat", "/proc/sys/kernel/random/boot_id")
+    before = target.execute(*look)
+    # Its network may be gone before it has answered.
+    with suppress(FarandoleError):
+        target.execute("systemctl", "reboot")
+    deadline = time.monotonic() + SSH_SECONDS[target.kernel]
+    while time.monotonic() < deadline:
+        with suppress(FarandoleError):
+            if target.execute(*look) != before:
+                return
+        time.sleep(0.5)
+    raise FarandoleError(f"{target.name} did not come back; `farandole lab status` shows it")
 
 
 # Those for a node that runs, as commands in this order.
-FAULTS = (cut, throttle, block, mtu, slow, memory, fill, skew, heal, pause, kill, reboot)
+FAULTS = (cut, throttle, block, mtu, netem, slow, memory, fill, skew, heal, pause, kill, reboot)
 
 
 def _in_network(target: LabNode, *command: str) -> str:
     return run("nsenter", f"--target={target.pid}", "--net", "--", *command)
+
+
+def _on_node(target: LabNode, *command: str) -> None:
+    """Change the node's own network, by this machine's programs if it has no kernel of its own."""
+    if target.kernel is Kernel.shared:
+        _in_network(target, *command)
+    else:
+        target.execute(*command)
 
 
 def _host_side(target: LabNode, link: str) -> str:

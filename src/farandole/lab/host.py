@@ -3,11 +3,13 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +29,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 _PODMAN_RECORDS = Path("/run/containers")
 PODMAN_RUN = (RUN / "podman", RUN / "containers")
 
+
+class Kernel(StrEnum):
+    """What runs on a node: this machine's kernel, one in user mode, or the one of its distribution."""
+
+    shared = "shared"
+    own = "own"
+    stock = "stock"
+
+
 # program or file -> Debian package that contains it
 _NEEDS = {
     "podman": "podman",
@@ -43,8 +54,16 @@ _NEEDS = {
     "rsync": "rsync",
     "nsenter": "util-linux",
 }
+# The same for nodes with kernels of their own.
+_MORE_NEEDS = {
+    Kernel.shared: {},
+    Kernel.own: {"linux.uml": "user-mode-linux", "mke2fs": "e2fsprogs"},
+    Kernel.stock: {"mke2fs": "e2fsprogs", "qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86"},
+}
 # Folders that podman, its helpers and mount create in fixed places.
 _FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/mount", "/run/netns", "/run/podman")
+# A kernel in user mode maps each page of its processes by itself.
+_MAPS = {"vm.max_map_count": 4_194_304}
 # netavark enables forwarding, which disables redirects.
 _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
 
@@ -58,18 +77,19 @@ class Record:
     folders: list[str] = field(default_factory=list)
 
 
-def missing_packages() -> list[str]:
-    """The Debian packages that the lab needs and that are not installed."""
-    return sorted({package for need, package in _NEEDS.items() if not (shutil.which(need) or Path(need).is_file())})
+def missing_packages(kernel: Kernel = Kernel.shared) -> list[str]:
+    """The Debian packages that a lab with such nodes needs and that are not installed."""
+    needs = {**_NEEDS, **_MORE_NEEDS[kernel]}
+    return sorted({package for need, package in needs.items() if not (shutil.which(need) or Path(need).is_file())})
 
 
 def install_command(packages: list[str]) -> list[str]:
     return ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
 
 
-def check_packages() -> None:
+def check_packages(kernel: Kernel = Kernel.shared) -> None:
     """Refuse if packages are missing, and name the command that installs them."""
-    if missing := missing_packages():
+    if missing := missing_packages(kernel):
         command = " ".join(install_command(missing))
         raise FarandoleError(f"the lab needs Debian packages: run `sudo apt-get update && sudo {command}`")
 
@@ -132,9 +152,9 @@ def prepare() -> None:
     _make_namespace()
 
 
-def make_room(nodes: int) -> None:
-    """Raise the kernel limits that this many nodes need."""
-    wanted = _needed(nodes)
+def make_room(nodes: int, *, user_mode: bool) -> None:
+    """Raise the kernel limits that this many nodes need, some of which may run kernels in user mode."""
+    wanted = _needed(nodes) | (_MAPS if user_mode else {})
     record = _load() or Record()
     for name in wanted:
         record.sysctls.setdefault(name, _sysctl(name))
@@ -174,8 +194,10 @@ def _remove_leftovers(before: list[str]) -> None:
         if not _alive(container / "status"):
             shutil.rmtree(container, ignore_errors=True)
     for folder in map(Path, _FOLDERS):
-        if str(folder) not in before and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        # Others may have come to use it meanwhile.
+        with suppress(OSError):
+            if str(folder) not in before:
+                folder.rmdir()
 
 
 def _alive(status: Path) -> bool:
@@ -187,6 +209,12 @@ def _alive(status: Path) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return started == str(recorded["process-start-time"])
+
+
+def available_mib() -> int:
+    """The memory that is free here."""
+    found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) >> 10 if found else 0
 
 
 def changes() -> list[str]:

@@ -1,8 +1,9 @@
-"""The image that nodes start from: a Debian system as after installation, built once per suite."""
+"""What nodes start from: a Debian system as after installation, built once per suite and kind of kernel."""
 
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from farandole.core.errors import FarandoleError
 from farandole.lab import host
+from farandole.lab.host import Kernel
+from farandole.lab.machine import DISK_GB, DISKS, ROOTS
 from farandole.lab.podman import images, podman
 from farandole.lab.shell import run
 
@@ -28,13 +31,23 @@ _PACKAGES = (
     "apt-utils", "ca-certificates", "dbus", "iproute2", "iputils-ping", "libpam-systemd", "openssh-server", "procps",
     "python3", "python3-apt", "systemd-sysv",
 )  # fmt: skip
-# Units that cannot or must not run in a container: sysctl.service would change the real machine's settings.
-_MASKED = (
-    "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service", "dev-hugepages.mount", "e2scrub_all.timer",
-    "e2scrub_reap.service", "getty.target", "proc-sys-fs-binfmt_misc.automount", "sys-fs-fuse-connections.mount",
-    "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "systemd-binfmt.service", "systemd-modules-load.service",
-    "systemd-networkd.service", "systemd-remount-fs.service", "systemd-resolved.service", "systemd-sysctl.service",
-    "systemd-udevd.service",
+# What Debian's installer adds on a machine with a kernel of its own.
+_MORE = {
+    Kernel.shared: (),
+    Kernel.own: ("ifupdown", "kmod", "nftables", "systemd-timesyncd", "udev"),
+    Kernel.stock: ("ifupdown", "initramfs-tools", "kmod", "linux-image-amd64", "nftables", "systemd-timesyncd", "udev"),
+}
+MODULES = Path("/usr/lib/uml/modules")
+# Units that only take time here; and those that cannot or must not run in a container: sysctl.service would change the
+# real machine's settings.
+_NEEDLESS = (
+    "apt-daily-upgrade.timer", "apt-daily.timer", "e2scrub_all.timer", "e2scrub_reap.service", "getty.target",
+)  # fmt: skip
+_OF_MACHINES = (
+    "console-getty.service", "dev-hugepages.mount", "proc-sys-fs-binfmt_misc.automount",
+    "sys-fs-fuse-connections.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "systemd-binfmt.service",
+    "systemd-modules-load.service", "systemd-networkd.service", "systemd-remount-fs.service",
+    "systemd-resolved.service", "systemd-sysctl.service", "systemd-udevd.service",
 )  # fmt: skip
 # The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
@@ -42,22 +55,46 @@ _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire:
 
 def ensure(suite: Suite) -> str:
     """Return the name of the node image for a suite; build it if it does not exist."""
-    overlay = _overlay()
-    sources = _sources(suite)
-    digest = hashlib.sha256(overlay + "\n".join([*sources, *_PACKAGES]).encode()).hexdigest()[:12]
-    name = f"{_REPOSITORY}:{suite}-{digest}"
+    name = f"{_REPOSITORY}:{suite}-{_digest(suite, Kernel.shared)}"
     if name not in images():
-        _build(name, suite, sources, overlay)
+        built = host.STORE / "build" / f"{suite}.tar"
+        _build(suite, Kernel.shared, built)
+        podman("import", "--quiet", str(built), name)
+        built.unlink()
         _remove_unused(suite, name)
     return name
 
 
-def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
-    work = host.STORE / "build"
+def disk(suite: Suite, kernel: Kernel) -> Path:
+    """Return the disk that nodes with this kind of kernel start from; build it if it does not exist."""
+    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel)}"
+    if not start.exists():
+        root, part = host.STORE / "build" / "root", start.with_suffix(".part")
+        _build(suite, kernel, root)
+        DISKS.mkdir(exist_ok=True)
+        for file in root.glob("boot/vmlinuz-*"):
+            shutil.copy(file, f"{start}.vmlinuz")
+        for file in root.glob("boot/initrd.img-*"):
+            shutil.copy(file, f"{start}.initrd")
+        run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(part), f"{DISK_GB}G")
+        run("rm", "--recursive", "--one-file-system", str(root))
+        part.rename(start)
+    return start
+
+
+def _digest(suite: Suite, kernel: Kernel) -> str:
+    modules = [path.name for path in MODULES.glob("*")] if kernel is Kernel.own else []
+    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *modules]
+    return hashlib.sha256(_overlay(kernel) + "\n".join(what).encode()).hexdigest()[:12]
+
+
+def _build(suite: Suite, kernel: Kernel, target: Path) -> None:
+    """Build the system of a node, as an archive or as a folder, by the target's name."""
+    work = target.parent
     run("rm", "--recursive", "--force", "--one-file-system", str(work))  # left by an interrupted build
     work.mkdir(parents=True)
-    extra, disk, log = work / "overlay.tar", work / f"{suite}.tar", work / f"{suite}.log"
-    extra.write_bytes(overlay)
+    extra, log = work / "overlay.tar", work / f"{suite}.log"
+    extra.write_bytes(_overlay(kernel))
     hooks = [
         f"tar-in {extra} /",
         'chroot "$1" update-ca-certificates',
@@ -65,15 +102,19 @@ def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
         'rm --force "$1"/etc/ssh/ssh_host_* "$1"/etc/hosts',
         ': >"$1"/etc/machine-id',
     ]
+    if kernel is Kernel.own:
+        hooks.append(f'mkdir --parents "$1"/usr/lib/modules && cp --archive {MODULES}/* "$1"/usr/lib/modules')
+    if kernel is not Kernel.shared:
+        hooks.append(f"echo '{ROOTS[kernel]} / ext4 errors=remount-ro 0 1' >\"$1\"/etc/fstab")
     command = [
         "mmdebstrap",
         "--variant=minbase",
         "--skip=cleanup/apt/lists",  # an installed machine has package lists
-        f"--include={','.join(_PACKAGES)}",
+        f"--include={','.join([*_PACKAGES, *_MORE[kernel]])}",
         *(f"--customize-hook={hook}" for hook in hooks),
         suite,
-        str(disk),
-        *sources,
+        str(target),
+        *_sources(suite),
     ]
     with log.open("w") as output:
         done = subprocess.run(
@@ -82,8 +123,6 @@ def _build(name: str, suite: Suite, sources: list[str], overlay: bytes) -> None:
     if done.returncode:
         tail = "\n".join(log.read_text().splitlines()[-5:])
         raise FarandoleError(f"building the {suite} node image failed; {log} ends with:\n{tail}")
-    podman("import", "--quiet", str(disk), name)
-    disk.unlink()
 
 
 def _remove_unused(suite: Suite, name: str) -> None:
@@ -94,23 +133,23 @@ def _remove_unused(suite: Suite, name: str) -> None:
             podman("image", "rm", image)
 
 
-def _overlay() -> bytes:
+def _overlay(kernel: Kernel) -> bytes:
     """Everything on the image besides Debian's packages, as a tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path, content, mode in _files():
+        for path, content, mode in _files(kernel):
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(content), mode
             archive.addfile(entry, io.BytesIO(content))
-        for unit in _MASKED:
+        for unit in (*_NEEDLESS, *(_OF_MACHINES if kernel is Kernel.shared else ())):
             entry = tarfile.TarInfo(f"etc/systemd/system/{unit}")
             entry.type, entry.linkname = tarfile.SYMTYPE, "/dev/null"
             archive.addfile(entry)
     return buffer.getvalue()
 
 
-def _files() -> Iterator[tuple[str, bytes, int]]:
-    own = Path(str(files("farandole.lab"))) / "node"
+def _files(kernel: Kernel) -> Iterator[tuple[str, bytes, int]]:
+    own = Path(str(files("farandole.lab"))) / ("node" if kernel is Kernel.shared else "machine")
     for path in sorted(path for path in own.rglob("*") if path.is_file()):
         yield str(path.relative_to(own)), path.read_bytes(), path.stat().st_mode & 0o755
     for certificate in sorted(Path("/usr/local/share/ca-certificates").rglob("*.crt")):

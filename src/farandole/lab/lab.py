@@ -13,7 +13,8 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import natural
-from farandole.lab import host, image, inventory
+from farandole.lab import host, image, inventory, machine
+from farandole.lab.host import Kernel
 from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run
 
@@ -24,7 +25,8 @@ Networks = Mapping[str, ipaddress.IPv4Network]
 # 64 networks of 1000 nodes each, away from podman's and docker's own ranges.
 _NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
 _FIRST_NODE = 10
-SSH_SECONDS = 90
+# Until a node answers: those with kernels of their own boot them, beside others.
+SSH_SECONDS = {Kernel.shared: 90, Kernel.own: 300, Kernel.stock: 900}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class LabNode:
     name: str
     lab: str
     suite: str
+    kernel: Kernel
     address: str
     state: str
     pid: int
@@ -45,8 +48,15 @@ class LabNode:
 
     @property
     def root(self) -> Path:
-        """Its root folder, as seen from this machine."""
-        return Path(f"/proc/{self.pid}/root")
+        """Its root folder, as seen from this machine; with a kernel of its own, what it got when it was created."""
+        shared = self.kernel is Kernel.shared
+        return Path(f"/proc/{self.pid}/root") if shared else machine.seed(self.container)
+
+    def execute(self, *command: str) -> str:
+        """Run a command on it as root, whatever has become of its network."""
+        if self.kernel is Kernel.shared:
+            return podman("exec", self.container, *command)
+        return machine.execute(self, *command)
 
 
 def nodes(lab: str | None = None) -> list[LabNode]:
@@ -58,6 +68,8 @@ def nodes(lab: str | None = None) -> list[LabNode]:
             name=entry["Labels"]["farandole.node"],
             lab=entry["Labels"]["farandole.lab"],
             suite=entry["Labels"]["farandole.suite"],
+            # Labs of earlier versions do not say it.
+            kernel=Kernel(entry["Labels"].get("farandole.kernel", Kernel.shared)),
             address=entry["Labels"]["farandole.address"],
             state=entry["State"],
             pid=entry["Pid"],
@@ -77,7 +89,17 @@ def node(lab: str, name: str) -> LabNode:
     return existing[name]
 
 
-def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, progress: Progress) -> list[LabNode]:
+@dataclass(frozen=True)
+class Kind:
+    """What new nodes are like."""
+
+    suite: image.Suite
+    kernel: Kernel
+    mib: int
+    decoy: bool
+
+
+def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
     host.prepare()
     reap_strays()
@@ -86,21 +108,31 @@ def up(lab: str, count: int, suite: image.Suite, *, decoy: bool, second: bool, p
         raise FarandoleError(
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
-    host.make_room(len(nodes()) - len(present) + count)
+    machine.check(kind.kernel, count - len(present), kind.mib)
+    user_mode = kind.kernel is Kernel.own or any(node.kernel is Kernel.own for node in nodes())
+    host.make_room(len(nodes()) - len(present) + count, user_mode=user_mode)
     networks = _ensure_networks(lab, second=second)
     try:
-        _fill(lab, count, suite, networks, decoy=decoy, progress=progress)
+        _fill(lab, count, kind, networks, progress)
     except FarandoleError as error:
         if "already allocated" not in str(error):
             raise
         # An interrupted start leaves its address allocated until the namespace is gone.
         power_cycle(error, progress)
-        _fill(lab, count, suite, networks, decoy=decoy, progress=progress)
+        _fill(lab, count, kind, networks, progress)
     progress("waiting for ssh")
-    ready = nodes(lab)
-    wait_for_ssh(ready)
-    inventory.write(lab, {node.name: (node.address, node.root) for node in ready})
-    return ready
+    wait_for_ssh(nodes(lab))
+    write_inventory(lab)
+
+
+def write_inventory(lab: str) -> Path:
+    """Write the inventory of the nodes that run, and let this checkout's key in on them."""
+    running = [node for node in nodes(lab) if node.state == "running"]
+    target = inventory.write(lab, {node.name: (node.address, node.root) for node in running})
+    for node in running:
+        if node.kernel is not Kernel.shared:
+            machine.authorize(node)
+    return target
 
 
 def down(lab: str, progress: Progress) -> list[str]:
@@ -113,6 +145,7 @@ def down(lab: str, progress: Progress) -> list[str]:
     if present:
         progress(f"removing {len(present)} nodes")
         remove([node.container for node in present], progress)
+    machine.remove(path.name for path in machine.MACHINES.glob(f"{_container(lab, 'node')}-*"))
     for network in [name for name in _network_names(lab) if name in _networks()]:
         bridge = _inspect_network(network)["network_interface"]
         if Path(f"/sys/class/net/{bridge}").exists():  # a killed start leaves it in use
@@ -129,17 +162,18 @@ def purge() -> None:
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
 
 
-def _fill(lab: str, count: int, suite: image.Suite, networks: Networks, *, decoy: bool, progress: Progress) -> None:
+def _fill(lab: str, count: int, kind: Kind, networks: Networks, progress: Progress) -> None:
     """Start the nodes that are down and create the missing ones."""
     _settle(lab, progress)
     existing = {node.name for node in nodes(lab)}
     missing = [index for index in range(1, count + 1) if f"node-{index}" not in existing]
     if missing:
-        progress(f"node image for {suite} (about a minute if it must be built)")
-        disk = image.ensure(suite)
+        progress(f"node image for {kind.suite} (about a minute if it must be built)")
+        container = image.ensure(kind.suite)
+        disk = image.disk(kind.suite, kind.kernel) if kind.kernel is not Kernel.shared else None
         for index in missing:
             progress(f"starting node-{index} of {count}")
-            _create(lab, index, suite, disk, networks, decoy=decoy)
+            _create(lab, index, kind, container, disk, networks)
 
 
 def _settle(lab: str, progress: Progress) -> None:
@@ -164,38 +198,42 @@ def _starts(node: LabNode) -> bool:
     return True
 
 
-def _create(lab: str, index: int, suite: str, disk: str, networks: Networks, *, decoy: bool) -> None:
+def _create(lab: str, index: int, kind: Kind, image: str, disk: Path | None, networks: Networks) -> None:
     name = f"node-{index}"
+    container = _container(lab, name)
     addresses = {network: subnet[_FIRST_NODE + index] for network, subnet in networks.items()}
-    labels = {"lab": lab, "node": name, "suite": suite, "address": str(addresses[_network_names(lab)[0]])}
+    first = next(iter(addresses.values()))
+    labels = {"lab": lab, "node": name, "suite": kind.suite, "kernel": kind.kernel, "address": str(first)}
+    if disk:
+        links = [
+            (ipaddress.IPv4Interface(f"{addresses[network]}/{subnet.prefixlen}"), None if number else subnet[1])
+            for number, (network, subnet) in enumerate(networks.items())
+        ]
+        machine.prepare(container, name, links, decoy=kind.decoy)
+        own, command = machine.options(container, kind.mib), machine.command(kind.kernel, disk, links, kind.mib)
+    else:
+        own = ["--systemd=always", "--shm-size=1g", "--tmpfs=/tmp", f"--env=LAB_DECOY={int(kind.decoy)}"]
+        command = ["/sbin/init"]
     podman(
         "run",
         "--detach",
-        f"--name={_container(lab, name)}",
+        f"--name={container}",
         f"--hostname={name}",
         "--privileged",
-        "--systemd=always",
         "--pids-limit=0",  # unlimited; -1 needs a controller that a hybrid cgroup tree lacks
         "--restart=always",
         "--no-hosts",
-        "--shm-size=1g",
-        "--tmpfs=/tmp",
         f"--ulimit=nofile={_limit(resource.RLIMIT_NOFILE, 1048576)}",
         f"--ulimit=nproc={_limit(resource.RLIMIT_NPROC, 32768)}",
         *(
-            f"--network={network}:interface_name=eth{number},ip={address},mac={_mac(address)}"
+            f"--network={network}:interface_name=eth{number},ip={address},mac={machine.mac(address)}"
             for number, (network, address) in enumerate(addresses.items())
         ),
-        f"--env=LAB_DECOY={int(decoy)}",
         *(f"--label=farandole.{key}={value}" for key, value in labels.items()),
-        disk,
-        "/sbin/init",
+        *own,
+        image,
+        *command,
     )
-
-
-def _mac(address: ipaddress.IPv4Address) -> str:
-    """A new MAC address after a restart would make the neighbours' ARP entries stale."""
-    return "02:00:" + ":".join(f"{byte:02x}" for byte in address.packed)
 
 
 def _limit(kind: int, wanted: int) -> int:
@@ -254,13 +292,15 @@ def _container(lab: str, name: str) -> str:
 
 def wait_for_ssh(waiting: list[LabNode]) -> None:
     """Wait until nodes answer by ssh."""
-    deadline = time.monotonic() + SSH_SECONDS
+    most = max(SSH_SECONDS[node.kernel] for node in waiting)
+    deadline = time.monotonic() + most
     with ThreadPoolExecutor(max_workers=32) as pool:
         answered = pool.map(lambda node: answers(node.address, deadline), waiting)
         silent = [node.name for node, heard in zip(waiting, answered, strict=True) if not heard]
     if silent:
         raise FarandoleError(
-            f"no ssh on {', '.join(silent)} after {SSH_SECONDS} s; `farandole lab status` shows their state, "
+            f"no ssh on {', '.join(silent)} after {most} s; `farandole lab status` shows their state, "
+            f"{machine.MACHINES} has what those with kernels of their own have printed, "
             "`farandole lab down` removes the lab"
         )
 

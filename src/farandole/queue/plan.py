@@ -23,10 +23,12 @@ HARDWARE = fields(
         "threads": COUNT,
         "memory": whole(1 << 30, 1),
         "gpus": whole(64),
-        "cgroups": words("v2|v1|none"),
+        "cgroups": words("v2|v2-memory|v1|none"),
         "version": words(r"\d{2}\.\d{2}"),
     }
 )
+# What limits less than the others comes first.
+WEAKER = ("none", "v1", "v2-memory")
 HOST = words("[a-z0-9][a-z0-9-]{0,62}")
 HARDWARES = named(HOST, HARDWARE)
 PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
@@ -76,7 +78,7 @@ def settings(
         "partitions": wanted,
         "ending": _ending(hostvars[groups["head"][0]], [row["name"] for row in wanted], [*known]) if known else [],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
-        "cgroups": next((kind for kind in ("none", "v1") if any(node["cgroups"] == kind for node in nodes)), "v2"),
+        "cgroups": next((kind for kind in WEAKER if any(node["cgroups"] == kind for node in nodes)), "v2"),
         "memory_per_cpu": min((node["memory"] // node["cpus"] for node in nodes), default=1),
         "version": min((node["version"] for node in nodes), default="22.05"),
         "gpus": any(node["gpus"] for node in nodes),

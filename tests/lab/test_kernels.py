@@ -1,0 +1,139 @@
+"""What nodes that share a kernel cannot show: their clocks, disks, networks and limits, and NFS."""
+
+import json
+import re
+import time
+
+import pytest
+from clusters import QUICK, Cluster
+
+NODES, KIND = 3, ("--kernel", "own")
+PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
+SETTINGS = ("--extra-vars", json.dumps({"storage_home": "nfs", "cluster_users": PEOPLE, "slurm_enabled": True}))
+SITE = (*QUICK, *SETTINGS)
+WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
+# More than a switched-off server needs to boot, and less than a client of NFS that has given up.
+BACK_S = 150
+
+
+def alice(cluster: Cluster, node: str, script: str) -> str:
+    done = cluster.ssh(node, "runuser", "-u", "alice", "--", "sh", "-c", script)
+    return done.stdout + done.stderr
+
+
+def connect_ms(cluster: Cluster) -> float:
+    """How long a connection from one node to the other takes."""
+    script = """
+import socket, sys, time
+begun = time.monotonic()
+socket.create_connection((sys.argv[1], 22)).close()
+print((time.monotonic() - begun) * 1000)
+"""
+    address = cluster.ssh("node-2", "hostname", "-I").stdout.split()[0]
+    return min(float(cluster.ssh("node-1", "python3", "-c", script, address).stdout) for _ in range(5))
+
+
+def test_each_node_has_a_kernel_of_its_own(cluster: Cluster) -> None:
+    ids = {cluster.ssh(node, "cat", "/proc/sys/kernel/random/boot_id").stdout for node in ("node-1", "node-2")}
+    assert len(ids) == 2
+    assert cluster.ssh("node-1", "systemctl", "is-system-running", "--wait").stdout == "running\n"
+
+
+def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
+    cluster.lab("fault", "netem", "node-2", "--delay", "40", "--loss", "0.1")
+    assert 40 <= connect_ms(cluster) < 80
+    cluster.lab("fault", "heal", "node-2")
+    assert connect_ms(cluster) < 40
+    cluster.lab("fault", "skew", "node-2", "--seconds", "3600")
+    ahead = int(cluster.ssh("node-2", "date", "+%s").stdout) - time.time()
+    assert 3500 < ahead < 3700
+    assert abs(int(cluster.ssh("node-1", "date", "+%s").stdout) - time.time()) < 60
+    cluster.lab("fault", "heal", "node-2")
+    assert abs(int(cluster.ssh("node-2", "date", "+%s").stdout) - time.time()) < 60
+    cluster.lab("fault", "fill", "node-2", "/srv")
+    assert "No space left" in cluster.shell("node-2", "echo x >/srv/x").stderr
+    cluster.lab("fault", "heal", "node-2")
+
+
+def test_a_power_cut_keeps_what_was_synced(cluster: Cluster) -> None:
+    cluster.shell("node-2", "echo kept >/root/kept && sync")
+    cluster.lab("fault", "kill", "node-2")
+    cluster.lab("fault", "start", "node-2")
+    assert cluster.ssh("node-2", "cat", "/root/kept").stdout == "kept\n"
+
+
+def test_what_such_a_node_cannot_do_is_said(cluster: Cluster) -> None:
+    for fault, words in (("memory", "lab up --memory"), ("block", "has no firewall")):
+        with pytest.raises(AssertionError, match=words):
+            cluster.lab("fault", fault, "node-2")
+
+
+@pytest.mark.usefixtures("site")
+def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
+    assert not cluster.play_ok(*SITE).changes
+
+
+@pytest.mark.usefixtures("site")
+def test_homes_over_nfs_belong_to_their_owners(cluster: Cluster) -> None:
+    assert "vers=4.2" in alice(cluster, "node-2", "echo hello >~/hello; mount | grep /home/alice")
+    assert alice(cluster, "node-3", "cat ~/hello") == "hello\n"
+    options = alice(cluster, "node-2", "mount | grep /home/alice")
+    assert "nosuid" in options
+    assert "nodev" in options
+    assert "Permission denied" in cluster.shell("node-2", "touch /home/alice/of-root").stderr
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("faults", [("kill", "start"), ("reboot",)])
+def test_a_job_waits_for_a_server_of_nfs_that_comes_back(cluster: Cluster, faults: tuple[str, ...]) -> None:
+    cluster.ssh("node-2", "install", "-o", "alice", "/dev/null", "/run/alice.log")
+    cluster.ssh("node-2", "systemd-run", "--quiet", "--unit=writer", "--uid=alice", "sh", "-c", WRITER)
+    try:
+        time.sleep(2)
+        for fault in faults:
+            cluster.lab("fault", fault, "node-1")
+        again = "tail -n 0 -f /run/alice.log | grep -qm 1 ."
+        assert cluster.ssh("node-2", "timeout", str(BACK_S), "sh", "-c", again).returncode == 0
+        assert "failed" not in cluster.ssh("node-2", "cat", "/run/alice.log").stdout
+    finally:
+        cluster.ssh("node-2", "systemctl", "stop", "writer")
+    written, kept = (
+        cluster.ssh("node-2", "wc", "-l", "/run/alice.log"),
+        cluster.ssh("node-1", "wc", "-l", "/home/alice/log"),
+    )
+    assert int(kept.stdout.split()[0]) >= int(written.stdout.split()[0])
+    cluster.ssh("node-1", "rm", "/home/alice/log")
+
+
+@pytest.mark.usefixtures("site")
+def test_a_dead_server_of_nfs_blocks_no_boot(cluster: Cluster) -> None:
+    cluster.lab("fault", "kill", "node-1")
+    try:
+        cluster.lab("fault", "reboot", "node-2")
+        assert cluster.ssh("node-2", "systemctl", "is-system-running", "--wait").stdout == "running\n"
+        begun = time.monotonic()
+        assert "No such device" in alice(cluster, "node-2", "ls /home/alice")
+        assert time.monotonic() - begun < 60
+    finally:
+        cluster.lab("fault", "start", "node-1")
+    assert "hello" in alice(cluster, "node-2", "ls /home/alice")
+
+
+@pytest.mark.usefixtures("site")
+def test_the_kernel_ends_a_job_that_takes_more_memory_than_it_asked_for(cluster: Cluster) -> None:
+    """These kernels have no cpuset, so cores are not limited, but memory is."""
+    settings = cluster.ssh("node-1", "cat", "/etc/slurm/cgroup.conf").stdout
+    assert re.search(r"v2\nConstrainCores=no\nConstrainRAMSpace=yes", settings)
+    takes = "srun -N 1 --mem={} python3 -c 'x = bytearray(400 << 20); print(len(x) >> 20)'"
+    assert "Out Of Memory" in alice(cluster, "node-1", f"cd; {takes.format('200M')}")
+    assert "400" in alice(cluster, "node-1", f"cd; {takes.format('600M')}")
+    states = cluster.ssh("node-1", "sacct", "-anX", "--format=state%20").stdout.split()
+    assert states[-2:] == ["OUT_OF_MEMORY", "COMPLETED"]
+
+
+@pytest.mark.usefixtures("site")
+def test_a_cluster_is_taken_away_again(cluster: Cluster) -> None:
+    done = cluster.farandole("remove", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cluster.applied = None
+    assert cluster.shell("node-2", "ls /opt/farandole /etc/slurm/slurm.conf; mount | grep nfs4").stdout == ""
