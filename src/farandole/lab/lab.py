@@ -101,14 +101,14 @@ class Kind:
 
 def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
-    host.prepare()
-    reap_strays()
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
     machine.check(kind.kernel, count - len(present), kind.mib)
+    host.prepare()
+    reap_strays()
     user_mode = kind.kernel is Kernel.own or any(node.kernel is Kernel.own for node in nodes())
     host.make_room(len(nodes()) - len(present) + count, user_mode=user_mode)
     networks = _ensure_networks(lab, second=second)

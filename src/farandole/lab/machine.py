@@ -7,7 +7,6 @@ frozen and slowed like other nodes.
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import shlex
 import shutil
@@ -73,10 +72,9 @@ def check(kernel: Kernel, more: int, mib: int) -> None:
         )
     free = host.available_mib()
     if more * mib > free:
-        raise FarandoleError(
-            f"{more} nodes of {mib} MiB each are more than the {free} MiB that are free here: "
-            f"--memory {max(LEAST_MIB, free // more // 64 * 64)}, or fewer nodes"
-        )
+        each = free // more // 64 * 64
+        cure = f"--memory {each}" if each >= LEAST_MIB else f"at most {free // LEAST_MIB} nodes"
+        raise FarandoleError(f"{more} nodes of {mib} MiB each are more than the {free} MiB that are free here: {cure}")
 
 
 def seed(container: str) -> Path:
@@ -86,6 +84,8 @@ def seed(container: str) -> Path:
 
 def prepare(container: str, hostname: str, links: list[Link], *, decoy: bool) -> None:
     """Create the folder of a new machine, with its second disk."""
+    MACHINES.mkdir(parents=True, exist_ok=True)
+    MACHINES.chmod(0o700)
     remove([container])
     own = seed(container)
     for path, text in _seed(hostname, links, decoy=decoy).items():
@@ -147,6 +147,8 @@ def _user_mode(base: str, macs: list[str], mib: int) -> str:
     words = [
         "linux.uml", f"mem={mib}M", f"root={ROOTS[Kernel.own]}", "rw", f"ubd0={_HERE}/disk,{base}",
         f"ubd1r={_HERE}/seed.tar", "con=null", "con0=null,fd:1", "ssl=null", "umid=machine", f"uml_dir={_HERE}/",
+        # It does not see the files of its case.
+        f"hostfs={_HERE}/none",
     ]  # fmt: skip
     for number, address in enumerate(macs):
         words.append(f"vec{number}:transport=tap,ifname=tap{number},depth=128,gro=1,mac={address}")
@@ -217,8 +219,8 @@ def _link_local(address: ipaddress.IPv4Address) -> ipaddress.IPv6Address:
 
 def _key() -> Path:
     """The key with which the lab itself logs in."""
-    if not _KEY.exists():
-        MACHINES.mkdir(parents=True, exist_ok=True)
-        os.chmod(MACHINES, 0o700)  # noqa: PTH101
+    # The public part is written last.
+    if not _KEY.with_suffix(".pub").exists():
+        _KEY.unlink(missing_ok=True)
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "farandole lab", "-f", str(_KEY))
     return _KEY
