@@ -43,7 +43,8 @@ class Accounting:
             self.added.append(name)
             return
         if code:
-            self.fail(f"MariaDB does not answer: {self.last_error() or err.strip()}; see  journalctl --unit mariadb")
+            why = self.last_error() if "Can't connect" in err else ""
+            self.fail(f"MariaDB does not answer: {why or err.strip()}; see  journalctl --unit mariadb")
         if name not in out.split():
             self.added.append(f"database {name}")
             make = (
@@ -55,9 +56,9 @@ class Accounting:
                 self.module.run_command(["mariadb", "--execute", make], check_rc=True)
 
     def last_error(self) -> str:
-        """With what the errors of MariaDB's last start began; empty if it told none."""
+        """The first error of MariaDB's last start; empty if there is none."""
         _, told, _ = self.module.run_command(["journalctl", "--unit=mariadb", "--lines=30", "--output=cat"])
-        errors = re.findall(r"\[ERROR\] (.*)", told.rpartition("Starting mariadb.service")[2])
+        errors = re.findall(r"\[ERROR\] (.*)", re.split("Starting (?:mariadb.service|MariaDB)", told)[-1])
         return errors[0] if errors else ""
 
     def accounts(self, cluster: str, wanted: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ NAMES = {"sockets": "SocketsPerBoard", "cores": "CoresPerSocket", "threads": "Th
 
 
 def cgroups(root: Path) -> str:
-    """The version of cgroups that can limit a job, and what alone they limit if that is not both memory and cores."""
+    """The version of cgroups that can limit a job's memory and cores, or its memory only."""
     if (root / "cgroup.controllers").exists():
         controllers = {*(root / "cgroup.controllers").read_text().split()}
         return "none" if "memory" not in controllers else "v2" if "cpuset" in controllers else "v2-memory"

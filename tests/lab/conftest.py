@@ -25,6 +25,11 @@ def take_down(up: list[Cluster]) -> None:
             cluster.lab("down")
 
 
+def kind(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The options with which the module wants its nodes, in KIND."""
+    return getattr(request.module, "KIND", ())
+
+
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, up: list[Cluster]) -> Cluster:
     """The module's lab. If it was not up, it has as many nodes as the module sets in NODES, and they are bare."""
@@ -33,7 +38,7 @@ def cluster(request: pytest.FixtureRequest, up: list[Cluster]) -> Cluster:
     if lab.name not in [other.name for other in up]:
         take_down(up)
         if not (KEEP and lab.running() >= request.module.NODES):
-            lab.reset(request.module.NODES, *getattr(request.module, "KIND", ()))
+            lab.reset(request.module.NODES, *kind(request))
         up.append(lab)
     return up[0]
 
@@ -42,7 +47,7 @@ def cluster(request: pytest.FixtureRequest, up: list[Cluster]) -> Cluster:
 def bare(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
     """The same with bare nodes."""
     if not cluster.bare:
-        cluster.reset(request.module.NODES)
+        cluster.reset(request.module.NODES, *kind(request))
     return cluster
 
 
@@ -50,7 +55,7 @@ def bare(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
 def site(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
     """The same after site.yml with the arguments that the module sets in SITE, on NODES nodes at least."""
     if cluster.running() < request.module.NODES:
-        cluster.lab("up", "--nodes", str(request.module.NODES))
+        cluster.lab("up", "--nodes", str(request.module.NODES), *kind(request))
         cluster.applied = None
     cluster.ensure(*request.module.SITE)
     return cluster

@@ -9,7 +9,7 @@ from clusters import Cluster
 from programs import lines, meet, program
 
 NODES = 2
-PACKAGES = "stack_packages: [accelerate, jax, lightning, mpi4py]\n"
+PACKAGES = "stack_packages: [accelerate, jax, lightning, mpi4py, ray]\n"
 QUEUE = "slurm_enabled: true\n"
 # Of each page, in the queue.
 FIRST = dict(reversed(lines("accelerate", "lightning", "jax", "mpi")))
@@ -45,7 +45,7 @@ def settings(cluster: Cluster, text: str) -> None:
     cluster.play_ok()
 
 
-@pytest.mark.parametrize(("page", "line"), lines("accelerate", "lightning", "jax", "mpi"))
+@pytest.mark.parametrize(("page", "line"), lines("accelerate", "lightning", "jax", "mpi", "ray"))
 def test_ranks_meet(cluster: Cluster, tmp_path: Path, page: str, line: str) -> None:
     meet(cluster, tmp_path, page, line, NODES)
 

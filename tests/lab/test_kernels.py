@@ -1,6 +1,8 @@
 """What nodes that share a kernel cannot show: their clocks, disks, networks and limits, and NFS."""
 
 import json
+import os
+import random
 import re
 import time
 
@@ -14,6 +16,8 @@ SITE = (*QUICK, *SETTINGS)
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
 BACK_S = 150
+# What site.yml takes at least.
+SITE_S = 100
 
 
 def alice(cluster: Cluster, node: str, script: str) -> str:
@@ -68,6 +72,30 @@ def test_what_such_a_node_cannot_do_is_said(cluster: Cluster) -> None:
             cluster.lab("fault", fault, "node-2")
 
 
+@pytest.mark.parametrize("turn", range(int(os.environ.get("FARANDOLE_POWER_CUTS", "1"))))
+def test_site_yml_mends_what_power_cuts_leave(bare: Cluster, turn: int) -> None:
+    """Each node loses its power, at some moment of a run."""
+    chance = random.Random(turn)  # noqa: S311
+    nodes = [f"node-{number}" for number in range(1, NODES + 1)]
+    moments = [chance.uniform(2, SITE_S) for _ in nodes]
+    begun = time.monotonic()
+    play = bare.start(*SITE)
+    for after_s, node in sorted(zip(moments, nodes, strict=True)):
+        time.sleep(max(0, after_s - (time.monotonic() - begun)))
+        print(f"{node} after {time.monotonic() - begun:.0f} s; the run goes on: {play.process.poll() is None}")
+        bare.lab("fault", "kill", node)
+    interrupted = play.end()
+    assert interrupted.rc, interrupted.output
+    for node in nodes:
+        bare.lab("fault", "start", node)
+    bare.play_ok(*SITE)
+    assert not bare.play_ok(*SITE).changes
+    for node in nodes:
+        assert bare.ssh(node, "systemctl", "is-system-running", "--wait").stdout == "running\n"
+        assert bare.shell(node, "dpkg --audit").stdout == ""
+    assert alice(bare, "node-1", f"cd; srun -N {NODES} hostname | sort") == "".join(f"{node}\n" for node in nodes)
+
+
 @pytest.mark.usefixtures("site")
 def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
     assert not cluster.play_ok(*SITE).changes
@@ -116,7 +144,7 @@ def test_a_dead_server_of_nfs_blocks_no_boot(cluster: Cluster) -> None:
         assert time.monotonic() - begun < 60
     finally:
         cluster.lab("fault", "start", "node-1")
-    assert "hello" in alice(cluster, "node-2", "ls /home/alice")
+    assert ".bashrc" in alice(cluster, "node-2", "ls -a /home/alice")
 
 
 @pytest.mark.usefixtures("site")
@@ -127,8 +155,12 @@ def test_the_kernel_ends_a_job_that_takes_more_memory_than_it_asked_for(cluster:
     takes = "srun -N 1 --mem={} python3 -c 'x = bytearray(400 << 20); print(len(x) >> 20)'"
     assert "Out Of Memory" in alice(cluster, "node-1", f"cd; {takes.format('200M')}")
     assert "400" in alice(cluster, "node-1", f"cd; {takes.format('600M')}")
-    states = cluster.ssh("node-1", "sacct", "-anX", "--format=state%20").stdout.split()
-    assert states[-2:] == ["OUT_OF_MEMORY", "COMPLETED"]
+    for _ in range(30):
+        states = cluster.ssh("node-1", "sacct", "-anX", "--format=state%20").stdout.split()
+        if states[-2:] == ["OUT_OF_MEMORY", "COMPLETED"]:
+            return
+        time.sleep(1)
+    pytest.fail(f"the accounting has {states}")
 
 
 @pytest.mark.usefixtures("site")
@@ -136,4 +168,5 @@ def test_a_cluster_is_taken_away_again(cluster: Cluster) -> None:
     done = cluster.farandole("remove", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.applied = None
-    assert cluster.shell("node-2", "ls /opt/farandole /etc/slurm/slurm.conf; mount | grep nfs4").stdout == ""
+    looked = cluster.shell("node-2", "ls /opt/farandole /etc/slurm/slurm.conf; mount | grep nfs4; echo looked")
+    assert looked.stdout == "looked\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import tarfile
 from pathlib import Path
 
@@ -16,6 +17,14 @@ ADDRESS = ipaddress.IPv4Interface("10.94.4.11/22")
 LINKS = [(ADDRESS, ipaddress.IPv4Address("10.94.4.1")), (ipaddress.IPv4Interface("10.94.8.11/22"), None)]
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which such nodes could run."""
+    for name, text in (("TUN", ""), ("IPV6", "0\n")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(machine, name, tmp_path / name)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "MACHINES", tmp_path / "machines")
@@ -25,18 +34,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("free", "nodes", "mib", "cure"),
-    [(4096, 4, 2048, "--memory 1024"), (1000, 8, 2048, "at most 3 nodes")],
+    [(4096, 4, 2048, "--memory 1024"), (1000, 8, 2048, "at most 3 more nodes")],
 )
 def test_too_little_memory_is_found_before_anything_starts(
     free: int, nodes: int, mib: int, cure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "check_packages", lambda _: None)
     monkeypatch.setattr(host, "available_mib", lambda: free)
     with pytest.raises(FarandoleError, match=cure):
-        machine.check(Kernel.own, nodes, mib)
+        machine.check_memory(Kernel.own, nodes, mib)
     # Containers share the memory, and nodes that are there have theirs.
-    machine.check(Kernel.shared, nodes, mib)
-    machine.check(Kernel.own, 0, mib)
+    machine.check_memory(Kernel.shared, nodes, mib)
+    machine.check_memory(Kernel.own, 0, mib)
+
+
+@pytest.mark.parametrize(("name", "text", "cure"), [("TUN", None, "modprobe tun"), ("IPV6", "1\n", "sysctl net.ipv6")])
+def test_what_this_machine_lacks_is_found_before_anything_starts(
+    name: str, text: str | None, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "check_packages", lambda _: None)
+    machine.check(Kernel.own)
+    place: Path = getattr(machine, name)
+    place.unlink()
+    with pytest.raises(FarandoleError, match=cure):
+        machine.check(Kernel.own)
+    if text:
+        place.write_text(text)
+        with pytest.raises(FarandoleError, match=cure):
+            machine.check(Kernel.own)
+    machine.check(Kernel.shared)
 
 
 @pytest.mark.parametrize(("kernel", "package"), [(Kernel.own, "user-mode-linux"), (Kernel.stock, "qemu-system-x86")])
@@ -44,14 +69,21 @@ def test_missing_programs_are_named(kernel: Kernel, package: str, monkeypatch: p
     monkeypatch.setattr("shutil.which", lambda program: None if program.startswith(("linux", "qemu-s")) else program)
     assert host.missing_packages(kernel) == [*host.missing_packages(), package]
     with pytest.raises(FarandoleError, match=f"apt-get install .*{package}"):
-        machine.check(kernel, 1, 300)
+        machine.check(kernel)
 
 
 def test_what_a_machine_has_of_its_own(folder: Path) -> None:
-    machine.prepare("farandole-lab-node-1", "node-1", LINKS, decoy=True)
+    mask = os.umask(0o077)
+    for lab in ("lab", "lab-node-1", "lab"):
+        machine.prepare(f"farandole-{lab}-node-1", "node-1", LINKS, decoy=True)
+    os.umask(mask)
     assert folder.stat().st_mode & 0o777 == 0o700
-    with tarfile.open(folder / "farandole-lab-node-1/seed.tar") as seed:
+    packed = folder / "farandole-lab-node-1/case/seed.tar"
+    assert packed.stat().st_mode & 0o777 == 0o644
+    with tarfile.open(packed) as seed:
         files = {entry.name: entry for entry in seed}
+        assert files["./etc"].mode == 0o755
+        assert files["./etc/hosts"].mode == 0o644
         assert files["./root/.ssh"].mode == 0o700
         assert files["./etc/ssh/ssh_host_ed25519_key"].mode == 0o600
         interfaces = seed.extractfile("./etc/network/interfaces")
@@ -60,8 +92,8 @@ def test_what_a_machine_has_of_its_own(folder: Path) -> None:
     assert "eth0 inet static\n    address 10.94.4.11/22\n    gateway 10.94.4.1\n" in lines
     assert lines.endswith("eth1 inet static\n    address 10.94.8.11/22\n")
     assert "./etc/network/interfaces.d/docker0" in files
-    machine.remove(["farandole-lab-node-1", "farandole-lab-node-2"])
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+    machine.remove("lab")
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["farandole-lab-node-1-node-1"]
 
 
 def test_the_lab_reaches_a_machine_by_the_address_that_it_gives_itself() -> None:

@@ -61,8 +61,9 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
     settings = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
     assert [partition["nodes"] for partition in settings["partitions"]] == [["a", "b"], ["b"]]
     assert (settings["cgroups"], settings["version"], settings["gpus"]) == ("none", "22.05", True)
-    some = plan.settings({"a": {**ONE, "cgroups": "v2-memory"}, "b": GPUS}, HOSTS, partitions, groups)
-    assert some["cgroups"] == "v2-memory"
+    for kind, all_can in (("v2", "v2"), ("v2-memory", "v2-memory"), ("v1", "none")):
+        some = plan.settings({"a": {**ONE, "cgroups": kind}, "b": GPUS}, HOSTS, partitions, groups)
+        assert some["cgroups"] == all_can
     # A twentieth of the memory, and at least half a GiB, is the system's.
     assert [(node["address"], node["cpus"], node["memory"]) for node in settings["nodes"]] == [
         ("192.0.2.1", 8, 15200),

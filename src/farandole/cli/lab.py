@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farandole.core.errors import FarandoleError
-from farandole.lab import faults, host, image, inventory, lab, machine
+from farandole.lab import cgroups, faults, host, image, inventory, lab, machine
 from farandole.lab.shell import run
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
@@ -104,7 +104,7 @@ def down(name: Name = "lab") -> None:
     with _work(f"{name} down") as progress:
         kept = inventory.remove(name)
         restored = lab.down(name, progress)
-        faults.forget(name)
+        cgroups.forget(name)
     for line in kept:
         console.print(f"kept: {line}")
     for line in restored:

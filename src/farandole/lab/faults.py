@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
-import re
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -17,18 +14,15 @@ from typing import Annotated
 import typer
 
 from farandole.core.errors import FarandoleError
+from farandole.lab import cgroups
+from farandole.lab.cgroups import PERIOD_US
 from farandole.lab.host import Kernel
 from farandole.lab.lab import SSH_SECONDS, LabNode, node, subnet, wait_for_ssh
 from farandole.lab.podman import podman
 from farandole.lab.shell import run
-from farandole.node.mounts import TABLE, mounts_in
 
-_MTU = 1500
+_MTU, _IPV6_MTU = 1500, 1280
 _TABLE = "inet farandole_fault"
-_CGROUPS = Path("/sys/fs/cgroup")
-_PERIOD_US = 100_000
-# What cgroups limit here, and how the second version of them says that it is unlimited.
-_CONTROLLERS = {"cpu": f"max {_PERIOD_US}", "memory": "max"}
 _FILL_LIMIT_MIB = 512
 
 # Mounts a small file system with the folder's present content over it, and uses up its bytes or its inodes. Its source
@@ -81,12 +75,23 @@ rm -f /etc/faketimerc /dev/shm/*faketime*
 """
 
 
+# Only IPv4: the lab comes by IPv6.
+_NETEM = """
+link=$1; shift
+tc qdisc replace dev "$link" root handle 1: prio priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
+tc qdisc replace dev "$link" parent 1:1 netem limit 100000 "$@" || { tc qdisc delete dev "$link" root; exit 1; }
+tc filter replace dev "$link" parent 1: protocol ip prio 1 u32 match u32 0 0 flowid 1:1
+"""
 _UNDISTURB = """
 for link in eth0 eth1; do
     [ ! -e /sys/class/net/$link ] || ip link set $link mtu 1500
     tc qdisc delete dev $link root 2>/dev/null || :
 done
 """
+
+
+# How the lab itself comes to a node with a kernel of its own.
+_OF_LAB = ("ip6 saddr fe80::/10 tcp dport 22", "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }")
 
 
 class Link(StrEnum):
@@ -146,8 +151,7 @@ def block(
         f"add chain {chain} {{ type filter hook input priority 0; }}",
         f"add rule {chain} iif lo accept",
         f"add rule {chain} ct state established,related accept",
-        # The lab itself comes this way to a node with a kernel of its own.
-        f"add rule {chain} ip6 saddr fe80::/10 tcp dport 22 accept",
+        *(f"add rule {chain} {match} accept" for match in (_OF_LAB if target.kernel is not Kernel.shared else ())),
         *(f"add rule {chain} {source}{match} {verdict}" for match in matches),
     ]
     _on_node(target, "nft", "; ".join(script))
@@ -158,6 +162,8 @@ def mtu(
     size: Annotated[int, typer.Option("--bytes", min=576, max=9000, help="Bytes of the largest packet.")] = 1400,
 ) -> None:
     """Give the node's link another MTU than the other nodes have."""
+    if target.kernel is not Kernel.shared and size < _IPV6_MTU:
+        raise FarandoleError(f"the lab reaches a node with a kernel of its own by IPv6: at least {_IPV6_MTU} bytes")
     _on_node(target, "ip", "link", "set", Link.eth0, "mtu", str(size))
 
 
@@ -165,11 +171,9 @@ def slow(
     target: LabNode, percent: Annotated[int, typer.Option(min=1, max=100, help="Per cent of one processor.")] = 20
 ) -> None:
     """Limit what the node computes."""
-    quota = percent * _PERIOD_US // 100
-    if tree := _tree("cpu"):
-        _confine(target, tree, {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota})
-    else:
-        (_unified_group(target) / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+    quota = percent * PERIOD_US // 100
+    limits = {"cpu.cfs_period_us": PERIOD_US, "cpu.cfs_quota_us": quota}
+    cgroups.limit(target, "cpu", limits, f"{quota} {PERIOD_US}")
 
 
 def netem(
@@ -193,9 +197,8 @@ def netem(
     words = [word for name, values in settings.items() if values for word in (name, *values)]
     if not words:
         raise FarandoleError("say what happens to packets: --delay, --loss, --duplicate or --reorder")
-    command = ("tc", "qdisc", "replace", "dev", link, "root", "netem", "limit", "100000", *words)
     try:
-        _on_node(target, *command)
+        _on_node(target, "sh", "-ec", _NETEM, "sh", link, *words)
     except FarandoleError as error:
         if "qdisc kind is unknown" not in str(error):
             raise
@@ -213,10 +216,7 @@ def memory(
     """Give the node little memory, so that the kernel kills what wants more."""
     if target.kernel is not Kernel.shared:
         raise FarandoleError("a node with a kernel of its own keeps its memory: start one with lab up --memory MIB")
-    if tree := _tree("memory"):
-        _confine(target, tree, {"memory.limit_in_bytes": mib << 20})
-    else:
-        (_unified_group(target) / "memory.max").write_text(str(mib << 20))
+    cgroups.limit(target, "memory", {"memory.limit_in_bytes": mib << 20}, str(mib << 20))
 
 
 def fill(
@@ -231,7 +231,8 @@ def fill(
     try:
         target.execute("sh", "-c", _FILL, "sh", path, str(int(inodes)), str(_FILL_LIMIT_MIB))
     except FarandoleError as error:  # it contains the whole script
-        raise FarandoleError(f"{target.name}: {re.split('failed on [^:]+: ', str(error))[-1]}") from error
+        reason = str(error).rpartition("failed on this machine: ")[2].removeprefix(f"{target.name}: ")
+        raise FarandoleError(f"{target.name}: {reason}") from error
 
 
 def skew(
@@ -246,6 +247,7 @@ def skew(
 def heal(target: LabNode) -> None:
     """Undo cut, throttle, block, mtu, netem, slow, memory, fill and skew."""
     gateway = next(ipaddress.IPv4Network(subnet(target.lab)).hosts())
+    cgroups.lift(target)
     for link in [name for name in Link if Path(f"/proc/{target.pid}/root/sys/class/net/{name}").exists()]:
         _in_network(target, "ip", "link", "set", link, "mtu", str(_MTU), "up")
         _in_network(target, "tc", "qdisc", "replace", "dev", link, "root", "noqueue")
@@ -260,20 +262,7 @@ def heal(target: LabNode) -> None:
     if target.kernel is not Kernel.own:
         _on_node(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
     target.execute("sh", "-c", _UNFILL)
-    for controller, unlimited in _CONTROLLERS.items():
-        if (tree := _tree(controller)) is None:
-            (_unified_group(target) / f"{controller}.max").write_text(unlimited)
-        elif (group := tree / target.container).exists():
-            _move(_processes(target), tree)
-            _remove(group)
     wait_for_ssh([target])
-
-
-def forget(lab: str) -> None:
-    """Remove what faults have left on this machine, once a lab's nodes are gone."""
-    for tree in filter(None, map(_tree, _CONTROLLERS)):
-        for group in tree.glob(f"farandole-{lab}-node-*"):
-            _remove(group)
 
 
 def pause(target: LabNode) -> None:
@@ -350,57 +339,3 @@ def _host_side(target: LabNode, link: str) -> str:
     """The other end of the node's link, on this machine."""
     index: int = json.loads(_in_network(target, "ip", "-json", "link", "show", link))[0]["link_index"]
     return socket.if_indextoname(index)
-
-
-def _tree(controller: str) -> Path | None:
-    """Where the first version of cgroups has its groups for this; None where the second one is in use."""
-    mounted = (mount for mount in mounts_in(TABLE.read_text()) if mount.kind == "cgroup")
-    return next((Path(mount.point) for mount in mounted if controller in mount.options), None)
-
-
-def _confine(target: LabNode, tree: Path, limits: dict[str, int]) -> None:
-    """Put all that runs on a node into a group of its own."""
-    group = tree / target.container
-    group.mkdir(exist_ok=True)
-    for name, limit in limits.items():
-        (group / name).write_text(str(limit))
-    # What starts while the first ones are moved inherits the old group.
-    for _ in range(3):
-        _move(_processes(target), group)
-
-
-def _unified_group(target: LabNode) -> Path:
-    """The group of a node's container, above those of its systemd."""
-    inside = Path(f"/proc/{target.pid}/cgroup").read_text().rpartition("::")[2].strip().strip("/")
-    parts = inside.split("/")
-    depth = next(index for index, part in enumerate(parts) if part.startswith("libpod-"))
-    return _CGROUPS.joinpath(*parts[: depth + 1])
-
-
-def _processes(target: LabNode) -> Iterator[str]:
-    """All processes of a node, by their ids on this machine."""
-    namespace = os.stat(f"/proc/{target.pid}/ns/pid").st_ino  # noqa: PTH116
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if (folder / "ns/pid").stat().st_ino == namespace:
-                yield folder.name
-
-
-def _move(processes: Iterator[str], group: Path) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            (group / "cgroup.procs").write_text(process)
-
-
-def _remove(group: Path) -> None:
-    """Remove a group once the last process that it had has ended or moved."""
-    for _ in range(50):
-        try:
-            group.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise FarandoleError(f"{group} still has processes: cat {group}/cgroup.procs")

@@ -78,7 +78,9 @@ def disk(suite: Suite, kernel: Kernel) -> Path:
             shutil.copy(file, f"{start}.initrd")
         run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(part), f"{DISK_GB}G")
         run("rm", "--recursive", "--one-file-system", str(root))
+        part.chmod(0o644)
         part.rename(start)
+        _remove_unused_disks(suite, kernel, start)
     return start
 
 
@@ -123,6 +125,14 @@ def _build(suite: Suite, kernel: Kernel, target: Path) -> None:
     if done.returncode:
         tail = "\n".join(log.read_text().splitlines()[-5:])
         raise FarandoleError(f"building the {suite} node image failed; {log} ends with:\n{tail}")
+
+
+def _remove_unused_disks(suite: Suite, kernel: Kernel, start: Path) -> None:
+    """Remove older disks of the kind, and what was left beside them, if no node started from them."""
+    used = {start.name, *podman("ps", "--all", "--format", '{{index .Labels "farandole.disk"}}').split()}
+    for file in DISKS.glob(f"{suite}-{kernel}-*"):
+        if file.name.partition(".")[0] not in used:
+            file.unlink()
 
 
 def _remove_unused(suite: Suite, name: str) -> None:

@@ -101,14 +101,15 @@ class Kind:
 
 def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
+    machine.check(kind.kernel)
+    host.prepare()
+    reap_strays()
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
             f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
         )
-    machine.check(kind.kernel, count - len(present), kind.mib)
-    host.prepare()
-    reap_strays()
+    machine.check_memory(kind.kernel, count - len(present), kind.mib)
     user_mode = kind.kernel is Kernel.own or any(node.kernel is Kernel.own for node in nodes())
     host.make_room(len(nodes()) - len(present) + count, user_mode=user_mode)
     networks = _ensure_networks(lab, second=second)
@@ -145,7 +146,7 @@ def down(lab: str, progress: Progress) -> list[str]:
     if present:
         progress(f"removing {len(present)} nodes")
         remove([node.container for node in present], progress)
-    machine.remove(path.name for path in machine.MACHINES.glob(f"{_container(lab, 'node')}-*"))
+    machine.remove(lab)
     for network in [name for name in _network_names(lab) if name in _networks()]:
         bridge = _inspect_network(network)["network_interface"]
         if Path(f"/sys/class/net/{bridge}").exists():  # a killed start leaves it in use
@@ -205,6 +206,7 @@ def _create(lab: str, index: int, kind: Kind, image: str, disk: Path | None, net
     first = next(iter(addresses.values()))
     labels = {"lab": lab, "node": name, "suite": kind.suite, "kernel": kind.kernel, "address": str(first)}
     if disk:
+        labels["disk"] = disk.name
         links = [
             (ipaddress.IPv4Interface(f"{addresses[network]}/{subnet.prefixlen}"), None if number else subnet[1])
             for number, (network, subnet) in enumerate(networks.items())

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,16 +28,22 @@ if TYPE_CHECKING:
 Link = tuple[ipaddress.IPv4Interface, ipaddress.IPv4Address | None]
 
 MACHINES, DISKS = host.STORE / "machines", host.STORE / "disks"
+TUN, IPV6 = Path("/dev/net/tun"), Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+# Whom systemd-resolved asks, where the other file names only itself.
+RESOLVERS = (Path("/run/systemd/resolve/resolv.conf"), Path("/etc/resolv.conf"))
 DISK_GB = 40
 ROOTS = {Kernel.own: "/dev/ubda", Kernel.stock: "/dev/vda"}
 # In MiB: what a kernel and its idle system need, and what it gets if nothing else is said.
 LEAST_MIB, MEMORY_MIB = 256, 2048
 _KEY = MACHINES / "key"
-# Where a case sees its machine's folder and the disk that all of them start from.
-_HERE, _BASES = "/machine", "/disks"
-# It must not have the address that its machine has.
+# Where a case sees its machine's folder and the disk that all of them start from; nobody's user id, which runs it.
+_HERE, _BASES, _USER = "/machine", "/disks", 940_000
+# It must not have the address that its machine has. Root of the machine can change its kernel, which is a process here.
 _CASE = """
 set -eu
+find /dev -xdev -type b -delete
+chown "$1" /machine
+chmod 700 /machine
 exec </dev/null >>/machine/console 2>&1
 ip link set lo up
 # A kernel in user mode runs what is in its memory, which is there.
@@ -51,30 +56,47 @@ for place in /sys/class/net/eth*; do
     ip link set dev "$name" down
     ip link set dev "$name" address "06${address#02}"
     ip link add "br$number" type bridge
-    ip tuntap add "tap$number" mode tap
+    ip tuntap add "tap$number" mode tap user "$1"
     for link in "$name" "tap$number"; do ip link set dev "$link" master "br$number" up; done
     ip link set dev "br$number" up
 done
 """
+# Whole even if the power is cut in between.
+_AUTHORIZE = """
+set -eu
+cd /root/.ssh
+umask 077
+{ cat authorized_keys; echo "$1"; } | awk 'NF && !seen[$0]++' >new
+sync new
+mv new authorized_keys
+sync
+"""
 
 
-def check(kernel: Kernel, more: int, mib: int) -> None:
-    """Refuse before anything is changed, if so many more machines cannot run here."""
-    if kernel is Kernel.shared or not more:
+def check(kernel: Kernel) -> None:
+    """Refuse before anything is changed, if nodes with such a kernel cannot run here."""
+    if kernel is Kernel.shared:
         return
     host.check_packages(kernel)
-    if not Path("/dev/net/tun").exists():
+    if not TUN.exists():
         raise FarandoleError("nodes with kernels of their own need /dev/net/tun, which is not there: modprobe tun")
-    if Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").read_text().strip() != "0":
+    if not IPV6.exists() or IPV6.read_text().strip() != "0":
         raise FarandoleError(
             "IPv6 is off here, and the lab reaches nodes with kernels of their own by it: "
             "sysctl net.ipv6.conf.default.disable_ipv6=0"
         )
+
+
+def check_memory(kernel: Kernel, more: int, mib: int) -> None:
+    """Refuse more nodes than this machine has memory for."""
     free = host.available_mib()
-    if more * mib > free:
+    if kernel is not Kernel.shared and more * mib > free:
         each = free // more // 64 * 64
-        cure = f"--memory {each}" if each >= LEAST_MIB else f"at most {free // LEAST_MIB} nodes"
-        raise FarandoleError(f"{more} nodes of {mib} MiB each are more than the {free} MiB that are free here: {cure}")
+        fewer = f"at most {free // LEAST_MIB} more nodes, with --memory {LEAST_MIB}"
+        cure = f"--memory {each}" if each >= LEAST_MIB else fewer
+        raise FarandoleError(
+            f"{more} new nodes of {mib} MiB each need more than the {free} MiB that are free here: {cure}"
+        )
 
 
 def seed(container: str) -> Path:
@@ -86,8 +108,9 @@ def prepare(container: str, hostname: str, links: list[Link], *, decoy: bool) ->
     """Create the folder of a new machine, with its second disk."""
     MACHINES.mkdir(parents=True, exist_ok=True)
     MACHINES.chmod(0o700)
-    remove([container])
     own = seed(container)
+    if own.parent.exists():  # left by an interrupted start
+        shutil.rmtree(own.parent)
     for path, text in _seed(hostname, links, decoy=decoy).items():
         (own / path).parent.mkdir(parents=True, exist_ok=True)
         (own / path).write_text(text)
@@ -96,8 +119,19 @@ def prepare(container: str, hostname: str, links: list[Link], *, decoy: bool) ->
     (own / "etc/ssh").mkdir()
     key = own / "etc/ssh/ssh_host_ed25519_key"
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"root@{hostname}", "-f", str(key))
-    with tarfile.open(own.with_suffix(".tar"), "w") as archive:
-        archive.add(own, ".")
+    case = own.parent / "case"
+    case.mkdir()
+    with tarfile.open(case / "seed.tar", "w") as archive:
+        archive.add(own, ".", filter=_as_on_a_machine)
+    (case / "seed.tar").chmod(0o644)
+    (own.parent / "known_hosts").write_text(f"console {key.with_suffix('.pub').read_text()}")
+
+
+def _as_on_a_machine(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Readable by all, whatever this shell's umask is, except what only root reads."""
+    if not entry.name.startswith("./root") and not entry.name.endswith("_key"):
+        entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry
 
 
 def _seed(hostname: str, links: list[Link], *, decoy: bool) -> dict[str, str]:
@@ -119,7 +153,7 @@ def _seed(hostname: str, links: list[Link], *, decoy: bool) -> dict[str, str]:
         "etc/hostname": f"{hostname}\n",
         "etc/hosts": f"127.0.0.1\tlocalhost\n127.0.1.1\t{hostname}\n\n::1\tlocalhost ip6-localhost ip6-loopback\n",
         "etc/network/interfaces": "\n".join(["source /etc/network/interfaces.d/*", *interfaces, ""]),
-        "etc/resolv.conf": re.sub(r"(?m)^nameserver (127\.|::1).*\n", "", Path("/etc/resolv.conf").read_text()),
+        "etc/resolv.conf": next((path.read_text() for path in RESOLVERS if path.exists()), ""),
         "root/.ssh/authorized_keys": _key().with_suffix(".pub").read_text(),
         **names,
     }
@@ -129,7 +163,7 @@ def options(container: str, mib: int) -> list[str]:
     """What podman gives the case: this machine's programs, the machine's disks, and memory to share among processes."""
     return [
         "--volume=/usr:/usr:ro",
-        f"--volume={MACHINES / container}:{_HERE}",
+        f"--volume={MACHINES / container / 'case'}:{_HERE}",
         f"--volume={DISKS}:{_BASES}:ro",
         f"--shm-size={mib + 64}m",
     ]
@@ -138,9 +172,10 @@ def options(container: str, mib: int) -> list[str]:
 def command(kernel: Kernel, disk: Path, links: list[Link], mib: int) -> list[str]:
     """The command of the case, which starts its machine."""
     how = _user_mode if kernel is Kernel.own else _emulated
-    # The shell takes care of the processes that the machine leaves behind.
+    powerless = "setpriv --reuid=$1 --regid=$1 --clear-groups --no-new-privs --bounding-set=-all"
     start = how(f"{_BASES}/{disk.name}", [mac(address.ip) for address, _ in links], mib)
-    return ["sh", "-c", f"{_CASE}{start} || sleep 5"]
+    # The shell takes care of the processes that the machine leaves behind.
+    return ["sh", "-c", f"{_CASE}{powerless} sh -ec {shlex.quote(start)} || sleep 5", "sh", str(_USER)]
 
 
 def _user_mode(base: str, macs: list[str], mib: int) -> str:
@@ -166,28 +201,27 @@ def _emulated(base: str, macs: list[str], mib: int) -> str:
     for number, address in enumerate(macs):
         words += ["-netdev", f"tap,id=net{number},ifname=tap{number},script=no,downscript=no"]
         words += ["-device", f"virtio-net-pci,netdev=net{number},mac={address}"]
-    create = f"[ -e {_HERE}/disk ] || qemu-img create -q -f qcow2 -F raw -b {base} {_HERE}/disk"
-    return f"{create}\n{shlex.join(words)}"
+    new = f"qemu-img create -q -f qcow2 -F raw -b {base} {_HERE}/new && mv {_HERE}/new {_HERE}/disk"
+    return f"[ -e {_HERE}/disk ] || {{ {new}; }}\n{shlex.join(words)}"
 
 
 def execute(node: LabNode, *arguments: str) -> str:
-    """Run a command on a machine as root, whatever has become of its network."""
+    """Run a command on a machine as root, by its link-local address, which faults leave alone."""
     done = subprocess.run(
         [*_console(node), shlex.join(arguments)], text=True, capture_output=True, stdin=subprocess.DEVNULL, check=False
     )
     if done.returncode:
-        raise FarandoleError(f"`{arguments[0]}` failed on {node.name}: {done.stderr.strip()}")
+        raise FarandoleError(f"{node.name}: {done.stderr.strip() or f'{arguments[0]} failed'}")
     return done.stdout
 
 
 def _console(node: LabNode) -> list[str]:
-    """How to log in by the machine's link-local address, from inside its case."""
-    keys = node.root.parent / "known_hosts"
+    """How to log in to a machine from inside its case."""
     address = f"{_link_local(ipaddress.IPv4Address(node.address))}%br0"
-    keys.write_text(f"console {(node.root / 'etc/ssh/ssh_host_ed25519_key.pub').read_text()}")
     options = {
-        "HostKeyAlias": "console", "UserKnownHostsFile": keys, "StrictHostKeyChecking": "yes", "IdentityFile": _KEY,
-        "IdentitiesOnly": "yes", "LogLevel": "ERROR", "ConnectTimeout": 5, "ServerAliveInterval": 5,
+        "HostKeyAlias": "console", "UserKnownHostsFile": node.root.parent / "known_hosts", "IdentityFile": _KEY,
+        "StrictHostKeyChecking": "yes", "IdentitiesOnly": "yes", "BatchMode": "yes", "LogLevel": "ERROR",
+        "ConnectTimeout": 15, "ServerAliveInterval": 5,
     }  # fmt: skip
     given = [f"-o{name}={value}" for name, value in options.items()]
     return ["nsenter", f"--target={node.pid}", "--net", "--", "ssh", "-F", "none", *given, f"root@{address}"]
@@ -196,14 +230,14 @@ def _console(node: LabNode) -> list[str]:
 def authorize(node: LabNode) -> None:
     """Let in who is let in by the folder of the machine, which is read only once by the machine itself."""
     keys = (node.root / "root/.ssh/authorized_keys").read_text()
-    execute(node, "sh", "-c", 'printf %s "$1" >/root/.ssh/authorized_keys && sync', "sh", keys)
+    execute(node, "sh", "-c", _AUTHORIZE, "sh", keys)
 
 
-def remove(names: Iterable[str]) -> None:
-    """Remove the disks of machines."""
-    for name in names:
-        if (MACHINES / name).exists():
-            shutil.rmtree(MACHINES / name)
+def remove(lab: str) -> None:
+    """Remove the disks of a lab's machines."""
+    for folder in MACHINES.glob("*"):
+        if re.fullmatch(rf"farandole-{re.escape(lab)}-node-\d+", folder.name):
+            shutil.rmtree(folder)
 
 
 def mac(address: ipaddress.IPv4Address) -> str:

@@ -27,8 +27,6 @@ HARDWARE = fields(
         "version": words(r"\d{2}\.\d{2}"),
     }
 )
-# What limits less than the others comes first.
-WEAKER = ("none", "v1", "v2-memory")
 HOST = words("[a-z0-9][a-z0-9-]{0,62}")
 HARDWARES = named(HOST, HARDWARE)
 PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
@@ -78,11 +76,18 @@ def settings(
         "partitions": wanted,
         "ending": _ending(hostvars[groups["head"][0]], [row["name"] for row in wanted], [*known]) if known else [],
         # Settings are the same for all nodes, so what one of them cannot is used on none.
-        "cgroups": next((kind for kind in WEAKER if any(node["cgroups"] == kind for node in nodes)), "v2"),
+        "cgroups": _cgroups({node["cgroups"] for node in nodes}),
         "memory_per_cpu": min((node["memory"] // node["cpus"] for node in nodes), default=1),
         "version": min((node["version"] for node in nodes), default="22.05"),
         "gpus": any(node["gpus"] for node in nodes),
     }
+
+
+def _cgroups(kinds: set[str]) -> str:
+    """What limits jobs on nodes of all these kinds."""
+    if len(kinds) < 2:
+        return min(kinds, default="v2")
+    return "v2-memory" if kinds == {"v2", "v2-memory"} else "none"
 
 
 def usable_mib(memory: int) -> int:

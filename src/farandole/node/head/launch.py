@@ -202,7 +202,7 @@ class Reports:
             why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
             return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
         if in_accelerate == 1 and groups.get("torch.distributed", 0) > 1:
-            why = "Accelerate found no GPU and was not told to use processors, so nothing was averaged"
+            why = "Accelerate found no GPU and was not told in time to use processors, so nothing was averaged"
             return why, cure("Accelerate")
         if not groups and local:
             return f"they met through {local[0]} at localhost, which is a different machine on each node", cure(HERE)
@@ -221,7 +221,8 @@ def cure(framework: str) -> str:
     calls = {
         "torch.distributed": "start it with  farandole run -- torchrun PROGRAM",
         "MPI": "start it with  farandole run --mpi",
-        "Accelerate": "start it with  farandole run -- accelerate launch --cpu PROGRAM",
+        "Accelerate": "start it with  farandole run -- accelerate launch --cpu PROGRAM, and let a program that calls "
+        "PartialState() first give it cpu=True",
         HERE: "let the program take MASTER_ADDR and MASTER_PORT from the environment",
         "": "let the program call hvd.init() of Horovod, torch.distributed.init_process_group() or Accelerator(), "
         "or give Lightning's Trainer or Fabric num_nodes=N",

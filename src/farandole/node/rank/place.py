@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEVICES = Path("/dev")
-# There, what computes in place of processors: of NVIDIA, AMD, Intel, and others.
-ACCELERATORS = ("nvidia[0-9]*", "kfd", "dri/renderD*", "accel*")
+# There, what computes in place of processors: of NVIDIA (also in WSL), AMD, Intel, Habana and Google, and Huawei.
+ACCELERATORS = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "accel*", "vfio/[0-9]*", "davinci[0-9]*")
 # Seconds that a rank waits to meet the others before the head learns of it.
 PATIENCE = 8
 # Programs that start the ranks of a node themselves, and which of their options the run gives them. Both take a dash or

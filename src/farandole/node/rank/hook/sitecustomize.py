@@ -102,7 +102,8 @@ def of_torch_rpc(module: ModuleType) -> None:
 
 
 def of_accelerate(module: ModuleType) -> None:
-    after(module.PartialState, "__init__", lambda state, *_: met("Accelerate", lambda: state.num_processes))
+    # Not PartialState, which helpers make, too.
+    after(module.AcceleratorState, "__init__", lambda state, *_: met("Accelerate", lambda: state.num_processes))
 
 
 def of_horovod(module: ModuleType) -> None:
