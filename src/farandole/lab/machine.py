@@ -42,7 +42,8 @@ _HERE, _BASES, _USER = "/machine", "/disks", 940_000
 _CASE = """
 set -eu
 find /dev -xdev -type b -delete
-chown "$1" /machine
+# The case has a /dev of its own.
+chown "$1" /machine /dev/net/tun
 chmod 700 /machine
 exec </dev/null >>/machine/console 2>&1
 ip link set lo up
