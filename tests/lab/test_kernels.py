@@ -56,7 +56,7 @@ def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
     cluster.lab("fault", "heal", "node-2")
     assert abs(int(cluster.ssh("node-2", "date", "+%s").stdout) - time.time()) < 60
     cluster.lab("fault", "fill", "node-2", "/srv")
-    assert "No space left" in cluster.shell("node-2", "echo x >/srv/x").stderr
+    assert "No space left" in cluster.shell("node-2", "cp /etc/hostname /srv/x").stderr
     cluster.lab("fault", "heal", "node-2")
 
 

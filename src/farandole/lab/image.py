@@ -37,7 +37,7 @@ _MORE = {
     Kernel.own: ("ifupdown", "kmod", "nftables", "systemd-timesyncd", "udev"),
     Kernel.stock: ("ifupdown", "initramfs-tools", "kmod", "linux-image-amd64", "nftables", "systemd-timesyncd", "udev"),
 }
-MODULES = Path("/usr/lib/uml/modules")
+_MODULES = Path("/usr/lib/uml/modules")
 # Units that only take time here; and those that cannot or must not run in a container: sysctl.service would change the
 # real machine's settings.
 _NEEDLESS = (
@@ -85,7 +85,7 @@ def disk(suite: Suite, kernel: Kernel) -> Path:
 
 
 def _digest(suite: Suite, kernel: Kernel) -> str:
-    modules = [path.name for path in MODULES.glob("*")] if kernel is Kernel.own else []
+    modules = [path.name for path in _MODULES.glob("*")] if kernel is Kernel.own else []
     what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *modules]
     return hashlib.sha256(_overlay(kernel) + "\n".join(what).encode()).hexdigest()[:12]
 
@@ -105,7 +105,7 @@ def _build(suite: Suite, kernel: Kernel, target: Path) -> None:
         ': >"$1"/etc/machine-id',
     ]
     if kernel is Kernel.own:
-        hooks.append(f'mkdir --parents "$1"/usr/lib/modules && cp --archive {MODULES}/* "$1"/usr/lib/modules')
+        hooks.append(f'mkdir --parents "$1"/usr/lib/modules && cp --archive {_MODULES}/* "$1"/usr/lib/modules')
     if kernel is not Kernel.shared:
         hooks.append(f"echo '{ROOTS[kernel]} / ext4 errors=remount-ro 0 1' >\"$1\"/etc/fstab")
     command = [
