@@ -393,9 +393,15 @@ def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     assert nodes(cluster)["node-3"].startswith("down")
     cluster.lab("fault", "start", "node-3")
     until(lambda: nodes(cluster)["node-3"] == "idle", 90)
-    # Only the job that asked for it starts again; Slurm would wait for two minutes.
-    on_head(cluster, f"scontrol update jobid={again} starttime=now")
-    until(lambda: told(cluster, again) == "COMPLETED")
+
+    # Only the job that asked for it starts again. Slurm would wait for two minutes, and refuses another time for a job
+    # that it is still putting back.
+    def is_done() -> bool:
+        on_head(cluster, f"scontrol update jobid={again} starttime=now")
+        print(cluster.ssh("node-1", "scontrol", "show", "job", again).stdout)
+        return told(cluster, again) == "COMPLETED"
+
+    until(is_done, 300)
     assert told(cluster, job) == "NODE_FAIL"
 
 
