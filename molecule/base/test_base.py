@@ -34,10 +34,6 @@ def test_unattended_upgrades_leave_pinned_packages_alone(host):
     assert '"libnccl"' in host.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
 
 
-def test_time_is_synchronised(host):
-    assert host.check_output("systemctl is-enabled systemd-timesyncd") == "enabled"
-
-
 def test_ipc_objects_survive_the_last_logout(host):
     manager = "org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
     assert host.check_output(f"busctl get-property {manager} RemoveIPC") == "b false"

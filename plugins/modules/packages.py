@@ -18,6 +18,7 @@ options:
     type: list
     elements: str
     required: true
+  on_machines: {description: Further ones; not in containers., type: list, elements: str, default: []}
 """
 
 import os
@@ -33,6 +34,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
 # Where dpkg journals what it is doing; empty unless it was killed.
 JOURNAL = Path("/var/lib/dpkg/updates")
 LISTS = (Path("/var/lib/apt/periodic/update-success-stamp"), Path("/var/lib/apt/lists"))
+# systemd writes it in a container.
+CONTAINER = Path("/run/systemd/container")
 LISTS_S, PATIENCE_S, PAUSE_S = 86400, 600, 5
 APT = [
     "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
@@ -123,7 +126,11 @@ def lacking(names: list[str], installed: set[str]) -> list[str]:
 def main() -> None:
     """Install what is missing."""
     module = AnsibleModule(
-        argument_spec={"names": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "on_machines": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
     )
     os.umask(0o022)
     packages = Packages(module)
@@ -131,7 +138,8 @@ def main() -> None:
     if interrupted and not module.check_mode:
         packages.finish()
         installed, _ = packages.installed()
-    missing = lacking(module.params["names"], installed)
+    wanted = module.params["names"] + module.params["on_machines"] * (not CONTAINER.exists())
+    missing = lacking(wanted, installed)
     changed = bool(missing) and packages.install(missing)
     module.exit_json(changed=changed or interrupted, missing=missing)
 

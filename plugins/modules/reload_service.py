@@ -21,19 +21,11 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.services import being_read, unread
 
 TIMEOUT_S = 15
 # Until a daemon has handled the signal, it still answers with its old configuration.
 SETTLE_S = 0.3
-
-
-def last_read(module: AnsibleModule, name: str) -> float:
-    """When the service last changed its state, as seconds since the epoch."""
-    _, out, _ = module.run_command(
-        ["systemctl", "show", "--property=StateChangeTimestampMonotonic", "--value", name], check_rc=True
-    )
-    ago = time.clock_gettime(time.CLOCK_MONOTONIC) - int(out) / 1e6
-    return time.time() - ago
 
 
 def answers(port: int) -> bool:
@@ -81,10 +73,10 @@ def main() -> None:
     )
     name, port = module.params["name"], module.params["port"]
     files = [Path(file) for file in module.params["files"]]
-    read_at = last_read(module, name)
-    newer = [file for file in files if not file.exists() or file.stat().st_mtime > read_at]
+    newer = unread(module, name, files)
     due = bool(newer) or (module.params["start"] and is_stopped(module, name))
     if due and not module.check_mode:
+        being_read(newer)
         code, err = reload(module, name, newer)
         if code:
             module.fail_json(msg=f"{name} could not be reloaded: {err.strip()}; see `journalctl --unit {name}`")

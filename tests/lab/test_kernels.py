@@ -5,14 +5,16 @@ import os
 import random
 import re
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from clusters import QUICK, Cluster
 
 NODES, KIND = 3, ("--kernel", "own")
 PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
-SETTINGS = ("--extra-vars", json.dumps({"storage_home": "nfs", "cluster_users": PEOPLE, "slurm_enabled": True}))
-SITE = (*QUICK, *SETTINGS)
+MOUNTS = [{"what": "node-1:/srv/data", "where": "/data", "type": "nfs4", "options": "soft,timeo=50"}]
+SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": True}
+SITE = (*QUICK, "--extra-vars", json.dumps(SETTINGS))
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
 BACK_S = 150
@@ -23,6 +25,18 @@ SITE_S = 100
 def alice(cluster: Cluster, node: str, script: str) -> str:
     done = cluster.ssh(node, "runuser", "-u", "alice", "--", "sh", "-c", script)
     return done.stdout + done.stderr
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.5)
+
+
+def ahead_s(cluster: Cluster, node: str) -> float:
+    """By how much a node's clock is ahead of this machine's."""
+    return int(cluster.ssh(node, "date", "+%s").stdout) - time.time()
 
 
 def connect_ms(cluster: Cluster) -> float:
@@ -50,11 +64,10 @@ def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
     cluster.lab("fault", "heal", "node-2")
     assert connect_ms(cluster) < 40
     cluster.lab("fault", "skew", "node-2", "--seconds", "3600")
-    ahead = int(cluster.ssh("node-2", "date", "+%s").stdout) - time.time()
-    assert 3500 < ahead < 3700
-    assert abs(int(cluster.ssh("node-1", "date", "+%s").stdout) - time.time()) < 60
+    assert 3500 < ahead_s(cluster, "node-2") < 3700
+    assert abs(ahead_s(cluster, "node-1")) < 60
     cluster.lab("fault", "heal", "node-2")
-    assert abs(int(cluster.ssh("node-2", "date", "+%s").stdout) - time.time()) < 60
+    assert abs(ahead_s(cluster, "node-2")) < 60
     cluster.lab("fault", "fill", "node-2", "/srv")
     assert "No space left" in cluster.shell("node-2", "cp /etc/hostname /srv/x").stderr
     cluster.lab("fault", "heal", "node-2")
@@ -110,6 +123,58 @@ def test_homes_over_nfs_belong_to_their_owners(cluster: Cluster) -> None:
     assert "nosuid" in options
     assert "nodev" in options
     assert "Permission denied" in cluster.shell("node-2", "touch /home/alice/of-root").stderr
+
+
+@pytest.fixture
+def share(site: Cluster) -> Iterator[Cluster]:
+    """Another file system of the head's, of 16 MiB, that all nodes mount."""
+    script = """
+mkdir -p /srv/data && mount -t tmpfs -o size=16m,mode=1777 share /srv/data &&
+echo '/srv/data *(rw,fsid=77,no_subtree_check)' >/etc/exports.d/share.exports && exportfs -ra
+"""
+    assert site.shell("node-1", script).returncode == 0
+    yield site
+    site.shell("node-1", "rm /etc/exports.d/share.exports; exportfs -ra; umount --lazy /srv/data")
+
+
+def test_a_mount_that_is_full_or_withdrawn_ends_with_an_error(share: Cluster) -> None:
+    assert alice(share, "node-2", "echo hello >/data/hello; cat /data/hello") == "hello\n"
+    share.shell("node-1", "dd if=/dev/zero of=/srv/data/filler bs=64k")
+    assert "No space left" in alice(share, "node-2", "cp /bin/bash /data/bash")
+    share.shell("node-1", "rm /srv/data/filler")
+    assert alice(share, "node-2", "cp /bin/sh /data/sh") == ""
+    share.shell("node-1", "exportfs -u '*:/srv/data'")
+    for node in ("node-2", "node-3"):
+        begun = time.monotonic()
+        assert re.search("cannot (access|open)", alice(share, node, "ls /data")), node
+        assert time.monotonic() - begun < 60
+    assert not share.play_ok(*SITE).changes
+    share.shell("node-1", "exportfs -ra")
+    until(lambda: all("hello" in alice(share, node, "ls /data") for node in ("node-2", "node-3")))
+
+
+@pytest.mark.usefixtures("site")
+def test_a_clock_that_is_set_wrongly_is_right_again_and_jobs_go_on(cluster: Cluster) -> None:
+    begun = alice(cluster, "node-1", f"cd; sbatch --parsable -N {NODES} --wrap 'srun sleep 20'").strip()
+    for seconds in ("3600", "-3600"):
+        cluster.lab("fault", "skew", "node-2", "--seconds", seconds)
+        until(lambda: abs(ahead_s(cluster, "node-2")) < 5)
+    told = f"sacct -nXj {begun} --format=state"
+    until(lambda: cluster.shell("node-1", told).stdout.strip() == "COMPLETED", 120)
+    assert alice(cluster, "node-1", "cd; srun -w node-2 hostname") == "node-2\n"
+    assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
+
+
+@pytest.mark.usefixtures("site")
+def test_the_nodes_follow_a_head_whose_clock_is_set(cluster: Cluster) -> None:
+    """A cluster without a time server, whose head's clock a person has corrected."""
+    cluster.lab("fault", "skew", "node-1", "--seconds", "600")
+    until(lambda: all(ahead_s(cluster, f"node-{number}") > 590 for number in range(1, NODES + 1)), 330)
+    assert "clock-wrong-here" in cluster.farandole("preflight").stdout
+    cluster.lab("fault", "heal", "node-1")
+    for node in ("node-2", "node-3"):
+        cluster.ssh(node, "systemctl", "restart", "systemd-timesyncd")
+    until(lambda: all(abs(ahead_s(cluster, node)) < 5 for node in ("node-2", "node-3")))
 
 
 @pytest.mark.usefixtures("site")

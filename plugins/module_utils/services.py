@@ -1,0 +1,25 @@
+"""When services have read their files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def unread(module: AnsibleModule, name: str, files: Iterable[Path]) -> list[Path]:
+    """Those of the files that do not exist, or have changed since the service last changed its state."""
+    shown = ["systemctl", "show", "--property=StateChangeTimestampMonotonic", "--value", name]
+    since = int(module.run_command(shown, check_rc=True)[1]) / 1e6
+    read_at = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + since
+    return [file for file in files if not file.exists() or file.stat().st_mtime > read_at]
+
+
+def being_read(files: Iterable[Path]) -> None:
+    """Correct the times of files that were written while the clock was ahead: they would be read again in each run."""
+    for file in files:
+        if file.exists() and file.stat().st_mtime > time.time():
+            os.utime(file)
