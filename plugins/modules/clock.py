@@ -5,8 +5,9 @@ DOCUMENTATION = """
 module: clock
 short_description: Let a machine ask for the time, and serve it
 description:
-  - Gives the machine's time daemon, chrony or systemd-timesyncd, a file of settings, and has it read. Any other daemon
-    is left alone; so is a chrony to which somebody else has given servers, unless it has to serve.
+  - Gives the machine's time daemon, chrony or systemd-timesyncd, a file of settings, and has it read. Any other daemon,
+    and one that is disabled, is left alone; so is a chrony to which somebody else has given servers, unless it serves.
+  - Waits until the clock is right, so that no file gets a time that has yet to come, and warns if nobody answers.
   - Without any option it removes the file, and returns it as RV(removed).
   - Does nothing in a container, which has the clock of its host.
 options:
@@ -18,15 +19,17 @@ options:
     default: []
 """
 
+import os
 import re
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
-from ansible_collections.farandole.cluster.plugins.module_utils.services import being_read, unread
+from ansible_collections.farandole.cluster.plugins.module_utils.services import in_container, unread
 
-# systemd writes it in a container.
-CONTAINER = Path("/run/systemd/container")
 CHRONY, TIMESYNCD = "chrony", "systemd-timesyncd"
 PROGRAMS = {CHRONY: Path("/usr/sbin/chronyd"), TIMESYNCD: Path("/usr/lib/systemd/systemd-timesyncd")}
 FILES = {
@@ -37,10 +40,13 @@ HEADER = "# Managed by Farandole, role base.\n"
 # Where chrony reads servers, other than those of Debian and Ubuntu.
 PLACES = ("chrony.conf", "conf.d/*.conf", "sources.d/*.sources")
 GIVEN = re.compile(
-    r"^\s*(?:server|pool|peer|refclock)\s(?!\s*(?:\S+\.)?(?:(?:debian|ubuntu)\.pool\.ntp\.org|ntp\.ubuntu\.com)\s)",
-    re.M | re.I,
+    r"^\s*(?:server|pool|peer|refclock)\s"
+    r"(?!\s*(?:\S+\.)?(?:(?:debian|ubuntu)\.pool\.ntp\.org|ntp(?:-bootstrap)?\.ubuntu\.com)(?:\s|$))",
+    re.MULTILINE | re.IGNORECASE,
 )
 SERVER = re.compile(r"[\w.:-]+")
+# The head may still be getting its settings.
+ANSWER_S, SYNC_S = 30, 10
 
 
 def text(path: Path) -> str:
@@ -50,9 +56,16 @@ def text(path: Path) -> str:
 
 def has_servers() -> bool:
     """Whether somebody else has given chrony servers."""
-    folder = Path("/etc/chrony")
-    files = [file for place in PLACES for file in folder.glob(place) if file != FILES[CHRONY]]
+    files = [file for place in PLACES for file in Path("/etc/chrony").glob(place) if file != FILES[CHRONY]]
     return any(GIVEN.search(text(file)) for file in files)
+
+
+def of_timesyncd() -> list[str]:
+    """The servers that somebody has given timesyncd, which chrony has replaced."""
+    folder = Path("/etc/systemd")
+    files = [folder / "timesyncd.conf", *sorted(folder.glob("timesyncd.conf.d/*.conf"))]
+    found = [re.findall(r"^NTP=(.*)$", text(file), re.MULTILINE) for file in files if file != FILES[TIMESYNCD]]
+    return [name for lines in found for line in lines for name in line.split() if SERVER.fullmatch(name)]
 
 
 def settings(daemon: str, ask: list[str], serve: list[str]) -> str:
@@ -61,25 +74,69 @@ def settings(daemon: str, ask: list[str], serve: list[str]) -> str:
         # It asks at once if somebody sets the clock, and another server, if it knows one, if this one is silent.
         lines = ["[Time]", f"NTP={' '.join(ask)}", "PollIntervalMaxSec=256"] if ask else []
     else:
-        lines = [f"server {name} iburst" for name in ask] if serve or not has_servers() else []
+        given = has_servers()
+        ask = ask or ([] if given else of_timesyncd()) if serve else ask * (not given)
+        lines = [f"server {name} iburst prefer trust" for name in ask]
         lines += ["local stratum 10", *(f"allow {address}" for address in serve)] if serve else []
     return HEADER + "".join(f"{line}\n" for line in lines) if lines else ""
 
 
+def answers(server: str) -> bool:
+    """Whether a server tells the time."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(server, 123, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as asking:
+            asking.settimeout(1)
+            asking.connect(address)
+            # A client's question in version 4.
+            asking.send(b"\x23" + bytes(47))
+            return len(asking.recv(48)) == 48
+    except OSError:
+        return False
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.5)
+    return met
+
+
+def follow(module: AnsibleModule) -> None:
+    """Wait until the clock is right."""
+    shown = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
+    within(SYNC_S, lambda: module.run_command(shown)[1].strip() == "yes")
+
+
 def apply(module: AnsibleModule, daemon: str) -> tuple[bool, list[str]]:
     """Bring the files into the state that is asked for; returns whether that changed anything, and what was removed."""
-    file, wanted = FILES[daemon], settings(daemon, module.params["ask"], module.params["serve"])
+    ask, serve = module.params["ask"], module.params["serve"]
+    file, wanted = FILES[daemon], settings(daemon, ask, serve)
     gone = [other for other in FILES.values() if other.exists() and not (other == file and wanted)]
     written = bool(wanted) and wanted != text(file)
-    due = written or file in gone or (bool(wanted) and bool(unread(module, daemon, [file])))
-    if not module.check_mode:
-        for other in gone:
-            other.unlink()
-        if written:
-            put(file, wanted)
-        if due:
-            being_read([file])
-            module.run_command(["systemctl", "restart", daemon], check_rc=True)
+    stopped = bool(wanted) and module.run_command(["systemctl", "--quiet", "is-active", daemon])[0] != 0
+    due = written or stopped or file in gone or (bool(wanted) and bool(unread(module, daemon, [file])))
+    if module.check_mode:
+        return due or bool(gone), [str(other) for other in gone]
+    for other in gone:  # removed last, so that a run that is killed is repaired
+        put(other, HEADER)
+    if written:
+        put(file, wanted)
+    if due:
+        silent = ask if wanted and not serve and not within(ANSWER_S, lambda: any(map(answers, ask))) else []
+        module.run_command(["systemctl", "restart", daemon], check_rc=True)
+        if silent:
+            module.warn(
+                f"nobody answers on UDP port 123 of {', '.join(silent)}, so nothing keeps this node's clock right"
+            )
+        elif wanted and not serve:
+            follow(module)
+    if wanted:
+        # Read, whatever the clock has said or will say.
+        os.utime(file, (0, 0))
+    for other in gone:
+        other.unlink()
     return due or bool(gone), [str(other) for other in gone]
 
 
@@ -87,10 +144,17 @@ def main() -> None:
     """Find the daemon, and configure it."""
     strings = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(argument_spec={"ask": strings, "serve": strings}, supports_check_mode=True)
+    os.umask(0o022)
     if odd := [name for name in module.params["ask"] + module.params["serve"] if not SERVER.fullmatch(name)]:
         module.fail_json(msg=f"{odd[0]!r} is no name or address of a machine")
     daemon = next((name for name, program in PROGRAMS.items() if program.exists()), "")
-    changed, removed = apply(module, daemon) if daemon and not CONTAINER.exists() else (False, [])
+    changed, removed = False, list[str]()
+    if daemon and not in_container(module):
+        state = module.run_command(["systemctl", "is-enabled", daemon])[1].strip()
+        if state in ("disabled", "masked") and module.params["ask"] + module.params["serve"]:
+            module.warn(f"{daemon} is {state} here, and stays so: nothing keeps this node's clock right")
+        else:
+            changed, removed = apply(module, daemon)
     module.exit_json(changed=changed, removed=removed)
 
 

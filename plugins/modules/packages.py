@@ -28,14 +28,13 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.apt import reasons
+from ansible_collections.farandole.cluster.plugins.module_utils.services import in_container
 
 FORM = "--showformat=${binary:Package}\t${Package}\t${db:Status-Abbrev}\t${Provides}\n"
 NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
 # Where dpkg journals what it is doing; empty unless it was killed.
 JOURNAL = Path("/var/lib/dpkg/updates")
 LISTS = (Path("/var/lib/apt/periodic/update-success-stamp"), Path("/var/lib/apt/lists"))
-# systemd writes it in a container.
-CONTAINER = Path("/run/systemd/container")
 LISTS_S, PATIENCE_S, PAUSE_S = 86400, 600, 5
 APT = [
     "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
@@ -138,7 +137,7 @@ def main() -> None:
     if interrupted and not module.check_mode:
         packages.finish()
         installed, _ = packages.installed()
-    wanted = module.params["names"] + module.params["on_machines"] * (not CONTAINER.exists())
+    wanted = module.params["names"] + module.params["on_machines"] * (not in_container(module))
     missing = lacking(wanted, installed)
     changed = bool(missing) and packages.install(missing)
     module.exit_json(changed=changed or interrupted, missing=missing)

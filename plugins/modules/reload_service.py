@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.services import being_read, unread
+from ansible_collections.farandole.cluster.plugins.module_utils.services import unread
 
 TIMEOUT_S = 15
 # Until a daemon has handled the signal, it still answers with its old configuration.
@@ -76,7 +76,6 @@ def main() -> None:
     newer = unread(module, name, files)
     due = bool(newer) or (module.params["start"] and is_stopped(module, name))
     if due and not module.check_mode:
-        being_read(newer)
         code, err = reload(module, name, newer)
         if code:
             module.fail_json(msg=f"{name} could not be reloaded: {err.strip()}; see `journalctl --unit {name}`")

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from clusters import QUICK, Cluster
 
-NODES, KIND = 3, ("--kernel", "own")
+EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
+LONG = pytest.mark.skipif(not EVERY, reason="`make test-kernels` runs it")
+NODES, KIND = 3 if EVERY else 2, ("--kernel", "own")
+ALL = [f"node-{number}" for number in range(1, NODES + 1)]
 PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
 MOUNTS = [{"what": "node-1:/srv/data", "where": "/data", "type": "nfs4", "options": "soft,timeo=50"}]
 SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": True}
@@ -18,8 +21,8 @@ SITE = (*QUICK, "--extra-vars", json.dumps(SETTINGS))
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
 BACK_S = 150
-# What site.yml takes at least.
-SITE_S = 100
+# How often a run is cut short, and within how many seconds, at most.
+CUTS, SITE_S = int(os.environ.get("FARANDOLE_POWER_CUTS", "1")), 100
 
 
 def alice(cluster: Cluster, node: str, script: str) -> str:
@@ -58,6 +61,7 @@ def test_each_node_has_a_kernel_of_its_own(cluster: Cluster) -> None:
     assert cluster.ssh("node-1", "systemctl", "is-system-running", "--wait").stdout == "running\n"
 
 
+@LONG
 def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
     cluster.lab("fault", "netem", "node-2", "--delay", "40", "--loss", "0.1")
     assert 40 <= connect_ms(cluster) < 80
@@ -73,6 +77,7 @@ def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
     cluster.lab("fault", "heal", "node-2")
 
 
+@LONG
 def test_a_power_cut_keeps_what_was_synced(cluster: Cluster) -> None:
     cluster.shell("node-2", "echo kept >/root/kept && sync")
     cluster.lab("fault", "kill", "node-2")
@@ -80,34 +85,41 @@ def test_a_power_cut_keeps_what_was_synced(cluster: Cluster) -> None:
     assert cluster.ssh("node-2", "cat", "/root/kept").stdout == "kept\n"
 
 
+@LONG
 def test_what_such_a_node_cannot_do_is_said(cluster: Cluster) -> None:
     for fault, words in (("memory", "lab up --memory"), ("block", "has no firewall")):
         with pytest.raises(AssertionError, match=words):
             cluster.lab("fault", fault, "node-2")
 
 
-@pytest.mark.parametrize("turn", range(int(os.environ.get("FARANDOLE_POWER_CUTS", "1"))))
-def test_site_yml_mends_what_power_cuts_leave(bare: Cluster, turn: int) -> None:
-    """Each node loses its power, at some moment of a run."""
-    chance = random.Random(turn)  # noqa: S311
-    nodes = [f"node-{number}" for number in range(1, NODES + 1)]
-    moments = [chance.uniform(2, SITE_S) for _ in nodes]
-    begun = time.monotonic()
-    play = bare.start(*SITE)
-    for after_s, node in sorted(zip(moments, nodes, strict=True)):
-        time.sleep(max(0, after_s - (time.monotonic() - begun)))
-        print(f"{node} after {time.monotonic() - begun:.0f} s; the run goes on: {play.process.poll() is None}")
-        bare.lab("fault", "kill", node)
-    interrupted = play.end()
-    assert interrupted.rc, interrupted.output
-    for node in nodes:
-        bare.lab("fault", "start", node)
+def state_of(cluster: Cluster, node: str) -> tuple[str, str]:
+    """What systemd and dpkg say of a node that has booted."""
+    booted = cluster.ssh(node, "systemctl", "is-system-running", "--wait").stdout.strip()
+    return booted, " ".join(cluster.shell(node, "dpkg --audit").stdout.split())
+
+
+@LONG
+def test_site_yml_mends_what_power_cuts_leave(bare: Cluster) -> None:
+    """Each node loses its power at some moment of a run, again and again."""
+    for turn in range(CUTS):
+        chance = random.Random(turn)  # noqa: S311
+        moments = sorted((chance.uniform(2, SITE_S), node) for node in ALL)
+        begun = time.monotonic()
+        play = bare.start(*SITE)
+        for after_s, node in moments:
+            time.sleep(max(0, after_s - (time.monotonic() - begun)))
+            print(f"{node} after {time.monotonic() - begun:.0f} s; the run goes on: {play.process.poll() is None}")
+            bare.lab("fault", "kill", node)
+        interrupted = play.end()
+        assert interrupted.rc, interrupted.output
+        print(f"the last task: {interrupted.tasks[-1]}")
+        for node in ALL:
+            bare.lab("fault", "start", node)
+            print(node, *state_of(bare, node))
     bare.play_ok(*SITE)
     assert not bare.play_ok(*SITE).changes
-    for node in nodes:
-        assert bare.ssh(node, "systemctl", "is-system-running", "--wait").stdout == "running\n"
-        assert bare.shell(node, "dpkg --audit").stdout == ""
-    assert alice(bare, "node-1", f"cd; srun -N {NODES} hostname | sort") == "".join(f"{node}\n" for node in nodes)
+    assert [state_of(bare, node) for node in ALL] == [("running", "")] * NODES
+    assert alice(bare, "node-1", f"cd; srun -N {NODES} hostname | sort") == "".join(f"{node}\n" for node in ALL)
 
 
 @pytest.mark.usefixtures("site")
@@ -118,7 +130,7 @@ def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
 @pytest.mark.usefixtures("site")
 def test_homes_over_nfs_belong_to_their_owners(cluster: Cluster) -> None:
     assert "vers=4.2" in alice(cluster, "node-2", "echo hello >~/hello; mount | grep /home/alice")
-    assert alice(cluster, "node-3", "cat ~/hello") == "hello\n"
+    assert alice(cluster, ALL[-1] if EVERY else "node-1", "cat ~/hello") == "hello\n"
     options = alice(cluster, "node-2", "mount | grep /home/alice")
     assert "nosuid" in options
     assert "nodev" in options
@@ -137,6 +149,7 @@ echo '/srv/data *(rw,fsid=77,no_subtree_check)' >/etc/exports.d/share.exports &&
     site.shell("node-1", "rm /etc/exports.d/share.exports; exportfs -ra; umount --lazy /srv/data")
 
 
+@LONG
 def test_a_mount_that_is_full_or_withdrawn_ends_with_an_error(share: Cluster) -> None:
     assert alice(share, "node-2", "echo hello >/data/hello; cat /data/hello") == "hello\n"
     share.shell("node-1", "dd if=/dev/zero of=/srv/data/filler bs=64k")
@@ -153,6 +166,7 @@ def test_a_mount_that_is_full_or_withdrawn_ends_with_an_error(share: Cluster) ->
     until(lambda: all("hello" in alice(share, node, "ls /data") for node in ("node-2", "node-3")))
 
 
+@LONG
 @pytest.mark.usefixtures("site")
 def test_a_clock_that_is_set_wrongly_is_right_again_and_jobs_go_on(cluster: Cluster) -> None:
     begun = alice(cluster, "node-1", f"cd; sbatch --parsable -N {NODES} --wrap 'srun sleep 20'").strip()
@@ -165,11 +179,12 @@ def test_a_clock_that_is_set_wrongly_is_right_again_and_jobs_go_on(cluster: Clus
     assert cluster.job_ssh("node-1", "node-2", "hostname").stdout == "node-2\n"
 
 
+@LONG
 @pytest.mark.usefixtures("site")
 def test_the_nodes_follow_a_head_whose_clock_is_set(cluster: Cluster) -> None:
     """A cluster without a time server, whose head's clock a person has corrected."""
     cluster.lab("fault", "skew", "node-1", "--seconds", "600")
-    until(lambda: all(ahead_s(cluster, f"node-{number}") > 590 for number in range(1, NODES + 1)), 330)
+    until(lambda: all(ahead_s(cluster, node) > 590 for node in ALL), 330)
     assert "clock-wrong-here" in cluster.farandole("preflight").stdout
     cluster.lab("fault", "heal", "node-1")
     for node in ("node-2", "node-3"):
@@ -177,6 +192,7 @@ def test_the_nodes_follow_a_head_whose_clock_is_set(cluster: Cluster) -> None:
     until(lambda: all(abs(ahead_s(cluster, node)) < 5 for node in ("node-2", "node-3")))
 
 
+@LONG
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("faults", [("kill", "start"), ("reboot",)])
 def test_a_job_waits_for_a_server_of_nfs_that_comes_back(cluster: Cluster, faults: tuple[str, ...]) -> None:
@@ -199,6 +215,7 @@ def test_a_job_waits_for_a_server_of_nfs_that_comes_back(cluster: Cluster, fault
     cluster.ssh("node-1", "rm", "/home/alice/log")
 
 
+@LONG
 @pytest.mark.usefixtures("site")
 def test_a_dead_server_of_nfs_blocks_no_boot(cluster: Cluster) -> None:
     cluster.lab("fault", "kill", "node-1")
@@ -230,9 +247,23 @@ def test_the_kernel_ends_a_job_that_takes_more_memory_than_it_asked_for(cluster:
 
 
 @pytest.mark.usefixtures("site")
+def test_all_of_it_is_back_after_a_reboot(cluster: Cluster) -> None:
+    for node in ALL:
+        cluster.lab("fault", "reboot", node)
+    assert [state_of(cluster, node) for node in ALL] == [("running", "")] * NODES
+    until(lambda: alice(cluster, "node-1", f"cd; srun -N {NODES} hostname").count("node-") == NODES, BACK_S)
+    assert "vers=4.2" in alice(cluster, "node-2", "ls >/dev/null; mount | grep /home/alice")
+    assert cluster.job_ssh("node-1", "node-2", "ulimit -l").stdout == "unlimited\n"
+    head = cluster.ssh("node-1", "hostname", "-I").stdout.split()[0]
+    until(lambda: f"ServerName={head}" in cluster.ssh("node-2", "timedatectl", "show-timesync").stdout)
+    until(lambda: "NTPSynchronized=yes" in cluster.ssh("node-2", "timedatectl", "show").stdout)
+
+
+@pytest.mark.usefixtures("site")
 def test_a_cluster_is_taken_away_again(cluster: Cluster) -> None:
     done = cluster.farandole("remove", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.applied = None
-    looked = cluster.shell("node-2", "ls /opt/farandole /etc/slurm/slurm.conf; mount | grep nfs4; echo looked")
-    assert looked.stdout == "looked\n"
+    ours = "/opt/farandole /etc/slurm/slurm.conf /etc/chrony/conf.d/farandole.conf /etc/systemd/timesyncd.conf.d"
+    for node in ("node-1", "node-2"):
+        assert cluster.shell(node, f"ls -d {ours}; mount | grep nfs4; echo looked").stdout == "looked\n"
