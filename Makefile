@@ -43,7 +43,7 @@ demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
 test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
-	farandole lab setup
+	farandole lab setup --kernel own
 	python tests/browser.py
 	python tests/run.py
 

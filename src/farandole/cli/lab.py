@@ -81,6 +81,9 @@ def up(
     memory: Annotated[
         int, typer.Option(min=machine.LEAST_MIB, help="MiB of a new node with a kernel of its own.")
     ] = machine.MEMORY_MIB,
+    packages: Annotated[
+        str, typer.Option(help="Debian packages, separated by commas, that new nodes with kernels of their own have.")
+    ] = "",
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
     second: Annotated[
         bool, typer.Option("--second-network", help="Connect each new node to a second network, by its eth1.")
@@ -91,8 +94,11 @@ def up(
     Nodes are, or run in, privileged containers: root on a node can become root on this machine (docs/lab.md).
     """
     inventory.check(name)
+    if packages and kernel is host.Kernel.shared:
+        raise FarandoleError("--packages needs --kernel own or stock; other nodes install what site.yml wants")
+    kind = lab.Kind(suite, kernel, memory, decoy, [*filter(None, packages.split(","))])
     with _work(f"{name} up") as progress:
-        lab.up(name, nodes, lab.Kind(suite, kernel, memory, decoy), second=second, progress=progress)
+        lab.up(name, nodes, kind, second=second, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -65,12 +65,12 @@ def ensure(suite: Suite) -> str:
     return name
 
 
-def disk(suite: Suite, kernel: Kernel) -> Path:
+def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = ()) -> Path:
     """Return the disk that nodes with this kind of kernel start from; build it if it does not exist."""
-    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel)}"
+    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, packages)}"
     if not start.exists():
         root, part = host.STORE / "build" / "root", start.with_suffix(".part")
-        _build(suite, kernel, root)
+        _build(suite, kernel, root, packages)
         DISKS.mkdir(exist_ok=True)
         for file in root.glob("boot/vmlinuz-*"):
             shutil.copy(file, f"{start}.vmlinuz")
@@ -84,13 +84,13 @@ def disk(suite: Suite, kernel: Kernel) -> Path:
     return start
 
 
-def _digest(suite: Suite, kernel: Kernel) -> str:
+def _digest(suite: Suite, kernel: Kernel, packages: Sequence[str] = ()) -> str:
     modules = [path.name for path in _MODULES.glob("*")] if kernel is Kernel.own else []
-    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *modules]
+    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *packages, *modules]
     return hashlib.sha256(_overlay(kernel) + "\n".join(what).encode()).hexdigest()[:12]
 
 
-def _build(suite: Suite, kernel: Kernel, target: Path) -> None:
+def _build(suite: Suite, kernel: Kernel, target: Path, packages: Sequence[str] = ()) -> None:
     """Build the system of a node, as an archive or as a folder, by the target's name."""
     work = target.parent
     run("rm", "--recursive", "--force", "--one-file-system", str(work))  # left by an interrupted build
@@ -108,11 +108,14 @@ def _build(suite: Suite, kernel: Kernel, target: Path) -> None:
         hooks.append(f'mkdir --parents "$1"/usr/lib/modules && cp --archive {_MODULES}/* "$1"/usr/lib/modules')
     if kernel is not Kernel.shared:
         hooks.append(f"echo '{ROOTS[kernel]} / ext4 errors=remount-ro 0 1' >\"$1\"/etc/fstab")
+    include = [*_PACKAGES, *_MORE[kernel], *packages]
+    if "chrony" in packages:  # there can be only one
+        include.remove("systemd-timesyncd")
     command = [
         "mmdebstrap",
         "--variant=minbase",
         "--skip=cleanup/apt/lists",  # an installed machine has package lists
-        f"--include={','.join([*_PACKAGES, *_MORE[kernel]])}",
+        f"--include={','.join(include)}",
         *(f"--customize-hook={hook}" for hook in hooks),
         suite,
         str(target),

@@ -5,7 +5,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,8 @@ class Kind:
     kernel: Kernel
     mib: int
     decoy: bool
+    # Debian packages that those with kernels of their own have from the start.
+    packages: Sequence[str] = ()
 
 
 def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
@@ -171,7 +173,7 @@ def _fill(lab: str, count: int, kind: Kind, networks: Networks, progress: Progre
     if missing:
         progress(f"node image for {kind.suite} (about a minute if it must be built)")
         container = image.ensure(kind.suite)
-        disk = image.disk(kind.suite, kind.kernel) if kind.kernel is not Kernel.shared else None
+        disk = image.disk(kind.suite, kind.kernel, kind.packages) if kind.kernel is not Kernel.shared else None
         for index in missing:
             progress(f"starting node-{index} of {count}")
             _create(lab, index, kind, container, disk, networks)
