@@ -153,7 +153,9 @@ def test_every_role_that_writes_files_or_installs_packages_can_be_removed() -> N
 
 
 def test_the_report_is_given_every_answer() -> None:
-    modules = {f"farandole.cluster.{name}" for name in ("remove", "former_hosts", "former_accounts", "mount_units")}
+    modules = {
+        f"farandole.cluster.{name}" for name in ("remove", "clock", "former_hosts", "former_accounts", "mount_units")
+    }
     tasks = [task for path in ROOT.glob("roles/*/tasks/remove.yml") for task in yaml.safe_load(path.read_text())]
     registered = {task["register"] for task in tasks if modules & {*task}}
     (report,) = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text())[-1]["tasks"]
@@ -181,6 +183,18 @@ def test_the_report_names_what_stays_and_what_is_not_done() -> None:
     cluster = describe({"cluster": ["node-1"]}, "/state")
     text, missed = report(["node-1"], {"node-1": ANSWER}, ["_base_removed"], cluster, inventory="i")
     assert ("Take " in text, missed) == (False, "")
+
+
+def test_what_only_a_later_role_could_remove_does_not_stay() -> None:
+    early = {
+        "removed": [],
+        "left": ["/opt/a, because others have put something there: b", "/opt/c, because it is a link"],
+    }
+    late = {"removed": ["/opt/a/b", "/opt/a"], "packages": ["chrony", "curl", "sudo"]}
+    cluster = describe({"cluster": ["node-1"]}, "/state")
+    text, _ = report(["node-1"], {"node-1": {"one": early, "two": late}}, ["one", "two"], cluster, inventory="i")
+    assert "what stays\n  /opt/c, because it is a link\n" in text
+    assert "apt-get purge curl\n" in text
 
 
 def test_what_is_running_is_named_for_each_node() -> None:

@@ -14,8 +14,8 @@ from farandole.inventory.facts import ClusterFacts
 
 HostVars = Mapping[str, Mapping[str, Any]]
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-# Without them nobody could log in, or check what is downloaded.
-NEEDED = ("ca-certificates", "openssh-server")
+# Without them nobody could log in or work as root, check what is downloaded, or know the time.
+NEEDED = ("ca-certificates", "chrony", "openssh-server", "sudo", "systemd-timesyncd")
 # More than a node has to say.
 LINES = 100
 
@@ -121,9 +121,12 @@ def _missed(name: str, variables: Mapping[str, Any], cluster: ClusterFacts) -> s
 
 def _removal(answers: Sequence[Mapping[str, Any]]) -> Removal:
     packages = {str(name) for answer in answers for name in answer.get("packages") or ()}
+    removed = _lines(answers, "removed")
+    # One role could not remove a folder, and a later one could.
+    left = [line for line in _lines(answers, "left") if line.partition(", because")[0] not in removed]
     return Removal(
-        tuple(_lines(answers, "removed")),
-        tuple(_lines(answers, "left")),
+        tuple(removed),
+        tuple(left),
         # They become part of a command.
         tuple(sorted(name for name in packages if PACKAGE.fullmatch(name))[:LINES]),
     )
