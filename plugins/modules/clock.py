@@ -7,7 +7,7 @@ short_description: Let a machine ask for the time, and serve it
 description:
   - Gives the machine's time daemon, chrony or systemd-timesyncd, a file of settings, and has it read. Any other daemon,
     and one that is disabled, is left alone; so is a chrony to which somebody else has given servers, unless it serves.
-  - Waits until the clock is right, so that no file gets a time that has yet to come, and warns if nobody answers.
+  - Waits a few seconds for the right time, so that no file gets a timestamp in the future, and warns if nobody answers.
   - Without any option it removes the file, and returns it as RV(removed).
   - Does nothing in a container, which has the clock of its host.
 options:
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
-from ansible_collections.farandole.cluster.plugins.module_utils.services import in_container, unread
+from ansible_collections.farandole.cluster.plugins.module_utils.services import in_container
 
 CHRONY, TIMESYNCD = "chrony", "systemd-timesyncd"
 PROGRAMS = {CHRONY: Path("/usr/sbin/chronyd"), TIMESYNCD: Path("/usr/lib/systemd/systemd-timesyncd")}
@@ -64,14 +64,14 @@ def of_timesyncd() -> list[str]:
     """The servers that somebody has given timesyncd, which chrony has replaced."""
     folder = Path("/etc/systemd")
     files = [folder / "timesyncd.conf", *sorted(folder.glob("timesyncd.conf.d/*.conf"))]
-    found = [re.findall(r"^NTP=(.*)$", text(file), re.MULTILINE) for file in files if file != FILES[TIMESYNCD]]
+    found = [re.findall(r"^\s*NTP\s*=(.*)$", text(file), re.MULTILINE) for file in files if file != FILES[TIMESYNCD]]
     return [name for lines in found for line in lines for name in line.split() if SERVER.fullmatch(name)]
 
 
 def settings(daemon: str, ask: list[str], serve: list[str]) -> str:
     """The text of our file; empty for none."""
     if daemon == TIMESYNCD:
-        # It asks at once if somebody sets the clock, and another server, if it knows one, if this one is silent.
+        # It resyncs at once when somebody sets the clock, and tries another server that it knows when this one is silent.
         lines = ["[Time]", f"NTP={' '.join(ask)}", "PollIntervalMaxSec=256"] if ask else []
     else:
         given = has_servers()
@@ -90,7 +90,9 @@ def answers(server: str) -> bool:
             asking.connect(address)
             # A client's question in version 4.
             asking.send(b"\x23" + bytes(47))
-            return len(asking.recv(48)) == 48
+            reply = asking.recv(48)
+            # One that does not know the time itself says stratum 0 or 16.
+            return len(reply) == 48 and reply[1] in range(1, 16)
     except OSError:
         return False
 
@@ -115,11 +117,12 @@ def apply(module: AnsibleModule, daemon: str) -> tuple[bool, list[str]]:
     file, wanted = FILES[daemon], settings(daemon, ask, serve)
     gone = [other for other in FILES.values() if other.exists() and not (other == file and wanted)]
     written = bool(wanted) and wanted != text(file)
-    stopped = bool(wanted) and module.run_command(["systemctl", "--quiet", "is-active", daemon])[0] != 0
-    due = written or stopped or file in gone or (bool(wanted) and bool(unread(module, daemon, [file])))
+    active = module.run_command(["systemctl", "--quiet", "is-active", daemon])[0] == 0
+    # A file that was read has no time, see below, whatever the clock has said or will say.
+    due = active if file in gone else bool(wanted) and (written or not active or file.stat().st_mtime != 0)
     if module.check_mode:
         return due or bool(gone), [str(other) for other in gone]
-    for other in gone:  # removed last, so that a run that is killed is repaired
+    for other in gone:  # removed last, so that the next run repairs what a killed one left
         put(other, HEADER)
     if written:
         put(file, wanted)
@@ -128,12 +131,12 @@ def apply(module: AnsibleModule, daemon: str) -> tuple[bool, list[str]]:
         module.run_command(["systemctl", "restart", daemon], check_rc=True)
         if silent:
             module.warn(
-                f"nobody answers on UDP port 123 of {', '.join(silent)}, so nothing keeps this node's clock right"
+                f"nobody tells the time on UDP port 123 of {', '.join(silent)}, so this node does not follow it yet: "
+                "open that port there, and run site.yml for the head as well"
             )
         elif wanted and not serve:
             follow(module)
     if wanted:
-        # Read, whatever the clock has said or will say.
         os.utime(file, (0, 0))
     for other in gone:
         other.unlink()
@@ -148,12 +151,13 @@ def main() -> None:
     if odd := [name for name in module.params["ask"] + module.params["serve"] if not SERVER.fullmatch(name)]:
         module.fail_json(msg=f"{odd[0]!r} is no name or address of a machine")
     daemon = next((name for name, program in PROGRAMS.items() if program.exists()), "")
-    changed, removed = False, list[str]()
+    # Before chrony is installed, check mode cannot look at it.
+    changed, removed = module.check_mode and daemon == TIMESYNCD and bool(module.params["serve"]), list[str]()
     if daemon and not in_container(module):
         state = module.run_command(["systemctl", "is-enabled", daemon])[1].strip()
         if state in ("disabled", "masked") and module.params["ask"] + module.params["serve"]:
             module.warn(f"{daemon} is {state} here, and stays so: nothing keeps this node's clock right")
-        else:
+        elif not changed:
             changed, removed = apply(module, daemon)
     module.exit_json(changed=changed, removed=removed)
 

@@ -18,7 +18,11 @@ options:
     type: list
     elements: str
     required: true
-  on_machines: {description: Further ones; not in containers., type: list, elements: str, default: []}
+  on_machines:
+    description: Further ones, which are not installed in containers.
+    type: list
+    elements: str
+    default: []
 """
 
 import os

@@ -82,7 +82,10 @@ def up(
         int, typer.Option(min=machine.LEAST_MIB, help="MiB of a new node with a kernel of its own.")
     ] = machine.MEMORY_MIB,
     packages: Annotated[
-        str, typer.Option(help="Debian packages, separated by commas, that new nodes with kernels of their own have.")
+        str,
+        typer.Option(
+            help="Debian packages, separated by commas, that new nodes with kernels of their own have from the start."
+        ),
     ] = "",
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
     second: Annotated[
@@ -95,8 +98,8 @@ def up(
     """
     inventory.check(name)
     if packages and kernel is host.Kernel.shared:
-        raise FarandoleError("--packages needs --kernel own or stock; other nodes install what site.yml wants")
-    kind = lab.Kind(suite, kernel, memory, decoy, [*filter(None, packages.split(","))])
+        raise FarandoleError("--packages needs --kernel own or stock; on other nodes site.yml installs what it needs")
+    kind = lab.Kind(suite, kernel, memory, decoy, sorted({*filter(None, packages.split(","))}))
     with _work(f"{name} up") as progress:
         lab.up(name, nodes, kind, second=second, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")

@@ -258,7 +258,7 @@ def heal(target: LabNode) -> None:
         target.execute("sh", "-c", _UNSKEW)
     else:
         target.execute("sh", "-c", _UNDISTURB)
-        # By the time of this file, timesyncd sets the clock when it starts.
+        # When timesyncd starts, it sets the clock to the time of this file, at least.
         script = 'date --set="@$1" && if [ -e "$2" ]; then touch "$2"; fi'
         target.execute("sh", "-c", script, "sh", str(time.time()), "/var/lib/systemd/timesync/clock")
     if target.kernel is not Kernel.own:

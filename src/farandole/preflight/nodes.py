@@ -85,7 +85,7 @@ def alike(**values: Hashable) -> list[tuple[Hashable, str]]:
 
 
 def judge_clocks(answers: Mapping[str, Answer]) -> Iterator[Finding]:
-    """If all nodes agree with each other, it is the clock here that is wrong, and no node should be set by it."""
+    """If all nodes agree with each other, it is the clock here that is wrong, or the head's, which they follow."""
     logins = {name: answer["login"]["command"] for name, answer in answers.items() if "probe" in answer}
     skews = {name: answers[name]["skew"] for name in logins}
     wrong = {name: skew for name, skew in skews.items() if abs(skew) > SKEW_LIMIT_S}
