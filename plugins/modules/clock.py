@@ -71,7 +71,7 @@ def of_timesyncd() -> list[str]:
 def settings(daemon: str, ask: list[str], serve: list[str]) -> str:
     """The text of our file; empty for none."""
     if daemon == TIMESYNCD:
-        # It resyncs at once when somebody sets the clock, and tries another server that it knows when this one is silent.
+        # It resyncs at once when somebody sets the clock, and tries another server, if it has one, when this is silent.
         lines = ["[Time]", f"NTP={' '.join(ask)}", "PollIntervalMaxSec=256"] if ask else []
     else:
         given = has_servers()
