@@ -30,7 +30,7 @@ WORDS = {
     "key-malformed": {"kind", "seen"},
     "key-shared": {"kind", "owner", "owner_kind"},
     "pair-slow-link": {"other", "to", "usual", "which"},
-    "pair-slow-node": {"usual"},
+    "pair-slow-node": {"far", "usual"},
     "worker-failed": {"host", "rank", "seen"},
 }
 

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from farandole.links.judge import Bars, judge, slow_ways
+from farandole.links.judge import Bars, far, judge, slow_ways
 from farandole.links.measure import Closed, Measured, Misnamed, Narrow, chosen_rounds, pairs_of
 from farandole.node.agent import stranger
 
@@ -166,6 +166,24 @@ def test_a_slow_node_is_named_and_not_its_partners(names: str) -> None:
     assert codes(rated(names, lambda *way: 80 if "b" in way else 112)) == [("b", "pair-slow-node", "warn")]
     # In one direction only.
     assert codes(rated(names, lambda *way: 11 if way[1] == "b" else 112)) == [("b", "pair-slow-node", "stop")]
+
+
+@pytest.mark.parametrize(
+    ("delays", "said"),
+    [
+        ({"a": 800.0, "b": 820.0, "c": 790.0}, ""),
+        ({"a": 3348.0, "b": 6060.0, "c": 4185.0}, "a packet needs 6.1 ms there and back, 3.8 ms are usual"),
+        ({"a": 100.0, "b": 600.0, "c": 110.0}, ""),
+        ({"a": 6674.0, "b": 5924.0, "c": 1622.0}, ""),
+        ({"b": 6060.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_slow_node_whose_packets_are_late_is_said_to_be(delays: dict[str, float], said: str) -> None:
+    measured = rated("abc", lambda *way: 11 if "b" in way else 112)
+    measured.delays_us.update(delays)
+    assert (said in far("b", measured), bool(far("b", measured))) == (True, bool(said))
+    assert codes(measured) == [("b", "pair-slow-node", "stop")]
 
 
 def test_the_share_and_the_floor_decide() -> None:

@@ -19,6 +19,8 @@ MEGA = 1_000_000
 TWO = 0.5
 # Shares of what is usual below which jobs are not worth starting. A single link is measured less often than a node.
 HOPELESS_NODE, HOPELESS_LINK = 0.5, 0.2
+# How much longer than usual packets need, in microseconds and as a factor, if that is to be said.
+LATE_US, LATE = 1000, 1.4
 # Bytes per second above which one connection measures the processor and its load, not the network.
 FILLED = 1e9
 
@@ -205,7 +207,7 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     bad = set(slow_nodes(pairs, measured_pairs, measured.names)) & {name for way in sure for name in way}
     for name in ordered(bad, measured.names):
         mine = [way for way in slow if name in way]
-        yield too_slow("pair-slow-node", name, mine, measured, bars, HOPELESS_NODE)
+        yield too_slow("pair-slow-node", name, mine, measured, bars, HOPELESS_NODE, far=far(name, measured))
     left = [way for way in sure if not bad & {*way}]
     parts = groups(measured.names, lambda first, second: tuple(sorted((first, second))) in measured_pairs - pairs)
     # If most were fast alone, the others were not slow because of where they lead.
@@ -217,6 +219,19 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
         which = " With two nodes, it cannot be told which of them is slow." if len(measured.names) == 2 else ""
         fields = {"other": way[0], "to": way[1], "which": which}
         yield too_slow("pair-slow-link", both_ends(*way), [way], measured, bars, HOPELESS_LINK, **fields)
+
+
+def far(name: str, measured: Measured) -> str:
+    """What is to be said of a node whose packets take longer than those of the others; empty for nothing."""
+    others = [delay for other, delay in measured.delays_us.items() if other != name]
+    mine = measured.delays_us.get(name, 0)
+    usually = statistics.median(others or [mine])
+    # The others' are longer as well: of three nodes, each of the others sends half of its packets to this one.
+    if mine < max([*others, usually + LATE_US, LATE * usually]):
+        return ""
+    return (
+        f"; a packet needs {mine / 1000:.1f} ms there and back, {usually / 1000:.1f} ms are usual, which slows TCP down"
+    )
 
 
 def slow_nodes(
