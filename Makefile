@@ -42,8 +42,8 @@ demo: setup ## set up and validate two hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts, of which two have kernels of their own (about an hour)
-	farandole lab setup --kernel own
+test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
+	farandole lab setup
 	python tests/browser.py
 	python tests/run.py
 
