@@ -5,6 +5,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +14,22 @@ from plays import ENVIRONMENT, ROOT, Play, Run
 
 from farandole.lab import lab
 
-__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person", "web"]
+__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person", "until", "web"]
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
 PARTLY = {"--check", "--tags"}
 # Those that only show more.
 SHOWN = {"-vvv", "--diff"}
+
+
+def until(condition: Callable[[], object], seconds: float = 150) -> float:
+    """Wait until something is true; returns the seconds that it took. Slurm looks at waiting jobs once in a minute."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds, "it never happened"
+        time.sleep(0.3)
+    return time.monotonic() - begun
 
 
 def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:

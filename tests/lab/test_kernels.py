@@ -5,10 +5,10 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from clusters import QUICK, Cluster
+from clusters import QUICK, Cluster, until
 
 # Without it, `python tests/run.py "lab kernels"` tests the least of it in ten minutes.
 EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
@@ -31,13 +31,6 @@ CUTS, SITE_S = int(os.environ.get("FARANDOLE_POWER_CUTS", "1")), 100
 def alice(cluster: Cluster, node: str, script: str) -> str:
     done = cluster.ssh(node, "runuser", "-u", "alice", "--", "sh", "-c", script)
     return done.stdout + done.stderr
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.5)
 
 
 def ahead_s(cluster: Cluster, node: str) -> float:

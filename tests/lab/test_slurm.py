@@ -6,13 +6,13 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from clusters import QUICK, Cluster, people, person
+from clusters import QUICK, Cluster, people, person, until
 
 from farandole.validation import nodes as validation
 from farandole.validation import plan
@@ -40,15 +40,6 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "node", os.environ.g
 INTERVAL = 5
 TRAINED = "2 workers on 2 machines: accuracy 0.9"
 IDLE = {"node-1": "idle", "node-2": "idle"}
-
-
-def until(condition: Callable[[], object], seconds: float = 150) -> float:
-    """Wait until something is true; returns the seconds that it took. Slurm looks at waiting jobs once in a minute."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, "it never happened"
-        time.sleep(0.3)
-    return time.monotonic() - begun
 
 
 def on_head(cluster: Cluster, script: str, user: str = "trainer") -> subprocess.CompletedProcess[str]:

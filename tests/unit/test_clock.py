@@ -6,7 +6,7 @@ import pytest
 
 from .loading import load
 
-clock, services = load("modules", "clock"), load("module_utils", "services")
+clock = load("modules", "clock")
 DEBIAN = "# Welcome\npool 2.debian.pool.ntp.org iburst\nsourcedir /run/chrony-dhcp\n"
 UBUNTU = "pool ntp.ubuntu.com        iburst maxsources 4\npool 0.ubuntu.pool.ntp.org iburst maxsources 1\n"
 HEAD, NODES = ["192.0.2.1"], ["192.0.2.2", "192.0.2.3"]
