@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import QUICK, Cluster, people, person
+from clusters import QUICK, Cluster, people, person, until
 
 NODES = 3
 SITE = ()
@@ -118,6 +118,22 @@ def test_a_node_that_is_lost_in_mid_run_ends_it_and_is_named(site: Cluster, proj
     site.lab("fault", "start", "node-3")
     assert process.returncode == 1
     assert "cause: node-3 stopped responding [node-silent]\ncure: start or reconnect node-3" in output
+    assert running(site) == []
+
+
+def test_a_head_that_is_lost_in_mid_run_is_named_and_keeps_what_was_saved(site: Cluster, project: Path) -> None:
+    process = begin(site, project, "--", "python", "train.py", "600")
+    site.lab("fault", "kill", "node-1")
+    _, output = process.communicate(timeout=120)
+    assert "unless that node went down, the run goes on there" in output
+    site.lab("fault", "start", "node-1")
+    until(lambda: site.farandole("runs").returncode == 0)
+    attached = site.farandole("attach")
+    assert attached.returncode == 1
+    assert "ended by a restart of the head on node-1:1, " in attached.stderr
+    assert "cause: node-1, the head, was shut down or lost power during the run [head-restarted]" in attached.stderr
+    number = re.findall(r"run (\d+): ended", attached.stderr)[0]
+    assert site.farandole("fetch", number, "train.py", folder=project).returncode == 0
     assert running(site) == []
 
 

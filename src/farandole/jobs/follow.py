@@ -42,12 +42,12 @@ def follow(head: Head, number: str) -> int:
     status, errors, lines = stream(head, "attach", number)
     if status == OF_SSH and not has_ended(head, number):
         raise FarandoleError(
-            f"the connection to {head.name} was lost; if that node is up, the run goes on there, and "
-            "`farandole attach` shows it again"
+            f"the connection to {head.name} was lost; unless that node went down, the run goes on there; "
+            "`farandole attach` shows it again, or how it ended"
         )
     sys.stderr.write(on_terminal(errors))
     if status and not errors.startswith("error: "):
-        explain(known(head, number), lines)
+        explain(head, known(head, number), lines)
     return status
 
 
@@ -71,8 +71,11 @@ def stream(head: Head, command: str, number: str) -> tuple[int, str, Sequence[st
         return status, errors.read(1 << 16), lines
 
 
-def explain(state: State, lines: Sequence[str]) -> None:
+def explain(head: Head, state: State, lines: Sequence[str]) -> None:
     """Say why a run failed, unless it was ended or refused, which the head says."""
+    if state.with_head:
+        tell("head-restarted", state, head.name, seen=head.name)
+        return
     if state.why and not state.late:
         return
     hit, raised = first_cause(lines)

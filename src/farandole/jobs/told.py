@@ -34,6 +34,8 @@ class State:
     fetched: bool
     complete: bool
     late: str
+    # Whether the head went down in the middle of it.
+    with_head: bool
     lost: tuple[str, ...]
     slots: tuple[tuple[str, int], ...]
 
@@ -46,7 +48,7 @@ def known(head: Head, number: str) -> State:
         return State(
             number=str(int(answer["number"])), ended=bool(ended), why=str(ended.get("why", "")),
             fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
-            late=str(ended.get("late", "")),
+            late=str(ended.get("late", "")), with_head=ended.get("with_head") is True,
             lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),
             slots=tuple((str(node), int(ranks)) for node, ranks in slots),
         )  # fmt: skip

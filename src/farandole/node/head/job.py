@@ -50,6 +50,8 @@ class RunKeeper:
         self.process: subprocess.Popen[bytes] | None = None
         # Why it was ended or refused; why it failed, if its output says that, too.
         self.why, self.reason = "", ""
+        # Whether it ended because the head did.
+        self.with_head = False
         # Nodes that do not answer when it has ended; whether a start was ended.
         self.lost: list[str] = []
         self.broken = False
@@ -62,7 +64,12 @@ class RunKeeper:
         self.mark = str(uuid.uuid4())
         self.reports = Reports(self.mark, {})
         self.restarts = Restarts(run, self.wish)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop(why_stopped()))
+        signal.signal(signal.SIGTERM, lambda *_: self.terminate())
+
+    def terminate(self) -> None:
+        """End it because somebody stops the run, or the machine."""
+        self.with_head = ran("systemctl", "is-system-running").stdout.strip() == "stopping"
+        self.stop("ended by the shutdown of the head" if self.with_head else "stopped")
 
     def stop(self, why: str) -> None:
         """End it; what still has to be done then goes on."""
@@ -117,7 +124,7 @@ class RunKeeper:
         code = code or int(bool(self.why))
         self.run.write(
             "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
-            complete=self.complete, late=self.late, dropped=runs.OUTPUT.dropped(),
+            complete=self.complete, late=self.late, with_head=self.with_head, dropped=runs.OUTPUT.dropped(),
             seconds=round(time.time() - self.begun, 1),
         )  # fmt: skip
 
@@ -283,12 +290,6 @@ class RunKeeper:
                 say(f"{node} does not answer; what still runs there of this run is not ended")
             elif names:
                 say(f"{node}: ended {', '.join(names)}, which the job had left")
-
-
-def why_stopped() -> str:
-    """Whether somebody stops the run, or the machine."""
-    state = ran("systemctl", "is-system-running").stdout.strip()
-    return "ended by the shutdown of the head" if state == "stopping" else "stopped"
 
 
 def has_shared_home() -> bool:

@@ -72,8 +72,9 @@ class Run:
         # In this order, as it can end between the two.
         if (result := self.read("ended")) or self.is_alive():
             return result
-        lost = {"status": 1, "why": "lost: it ended without a result, as when the head restarts"}
-        return self.read("ended") or lost
+        with_head = booted() > self.read("run").get("created", 0)
+        why = "ended by a restart of the head" if with_head else "lost: it ended without a result"
+        return self.read("ended") or {"status": 1, "why": why, "with_head": with_head}
 
 
 def all_runs() -> list[Run]:
@@ -126,7 +127,7 @@ def told(run: Run) -> str:
         return f"running on {where}" if where else "waiting"
     how = ended["why"] or ended.get("reason")
     how = how or ("finished" if ended["status"] == 0 else f"failed with exit status {ended['status']}")
-    after = f" after {ended['seconds']:.0f} s" if "seconds" in ended else ""
+    after = f" after {ended['seconds']:.0f} s" if "seconds" in ended and where else ""
     dropped = f"; {ended['dropped']}" if ended.get("dropped") else ""
     return f"{how}{after}{f' on {where}' if where else ''}{dropped}"
 
@@ -134,6 +135,12 @@ def told(run: Run) -> str:
 def clock(seconds: float) -> str:
     then, now = time.localtime(seconds), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%d %b %H:%M", then)
+
+
+def booted() -> float:
+    """When this system started; in a container its own start, which the kernel does not know."""
+    shown = ran("systemctl", "show", "--value", "--property=UserspaceTimestampMonotonic").stdout.strip()
+    return time.time() - time.monotonic() + int(shown) / 1e6 if shown.isdecimal() else 0
 
 
 def systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
