@@ -44,7 +44,7 @@ def run(*command: str) -> str:
 
 def lab(verb: str, *arguments: str) -> None:
     """Run a `farandole lab` command on the benchmark's lab."""
-    run(sys.executable, "-m", "farandole", "lab", verb, "--name", LAB, *arguments)
+    run(sys.executable, "-m", "farandole", "lab", verb, *arguments, "--name", LAB)
 
 
 def job(workers: int, way: str, megabytes: float, step_ms: float) -> dict[str, float]:

@@ -8,7 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import host, machine
 from farandole.lab.host import Kernel
@@ -70,6 +72,18 @@ def test_missing_programs_are_named(kernel: Kernel, package: str, monkeypatch: p
     assert host.missing_packages(kernel) == [*host.missing_packages(), package]
     with pytest.raises(FarandoleError, match=f"apt-get install .*{package}"):
         machine.check(kernel)
+
+
+@pytest.mark.parametrize("option", ["--packages", "--stack"])
+def test_what_only_a_disk_can_have_is_refused_for_containers(option: str) -> None:
+    done = CliRunner().invoke(app, ["lab", "up", option, "x"])
+    assert "--packages and --stack need --kernel own or stock" in str(done.exception)
+
+
+def test_a_stack_that_no_lab_has_built_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("farandole.cli.lab.lab_builds", lambda: tmp_path)
+    done = CliRunner().invoke(app, ["lab", "up", "--kernel", "own", "--stack", "072a94ace1c9"])
+    assert "no lab with bookworm has built stack 072a94ace1c9 (there are: none)" in str(done.exception)
 
 
 def test_what_a_machine_has_of_its_own(folder: Path) -> None:

@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from rich.table import Table
 from farandole.core.errors import FarandoleError
 from farandole.lab import cgroups, faults, host, image, inventory, lab, machine
 from farandole.lab.shell import run
+from farandole.stack.cache import Builds, lab_builds
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
 fault = typer.Typer(no_args_is_help=True, help="Inject a fault into a node, or repair it.")
@@ -87,6 +89,7 @@ def up(
             help="Debian packages, separated by commas, that new nodes with kernels of their own have from the start."
         ),
     ] = "",
+    stack: Annotated[str, typer.Option(help="A stack of an earlier lab that they have as well.")] = "",
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
     second: Annotated[
         bool, typer.Option("--second-network", help="Connect each new node to a second network, by its eth1.")
@@ -97,12 +100,24 @@ def up(
     Nodes are, or run in, privileged containers: root on a node can become root on this machine (docs/lab.md).
     """
     inventory.check(name)
-    if packages and kernel is host.Kernel.shared:
-        raise FarandoleError("--packages needs --kernel own or stock; on other nodes site.yml installs what it needs")
-    kind = lab.Kind(suite, kernel, memory, decoy, sorted({*filter(None, packages.split(","))}))
+    if (packages or stack) and kernel is host.Kernel.shared:
+        raise FarandoleError(
+            "--packages and --stack need --kernel own or stock; on other nodes site.yml installs what it needs"
+        )
+    has = sorted({*filter(None, packages.split(","))})
+    kind = lab.Kind(suite, kernel, memory, decoy, has, _packed(stack, suite) if stack else None)
     with _work(f"{name} up") as progress:
         lab.up(name, nodes, kind, second=second, progress=progress)
     console.print(f"inventory: {inventory.folder(name)}")
+
+
+def _packed(stack: str, suite: image.Suite) -> Path:
+    """The archive of a stack that labs have built for this release."""
+    locks = [(built.about["lock"], built.path) for built in Builds(lab_builds()).packed()]
+    known = {lock["id"]: path for lock, path in locks if lock["platform"]["os"] == image.SYSTEMS[suite]}
+    if stack not in known:
+        raise FarandoleError(f"no lab with {suite} has built stack {stack} (there are: {', '.join(known) or 'none'})")
+    return known[stack]
 
 
 @app.command()

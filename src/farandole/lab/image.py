@@ -26,6 +26,9 @@ class Suite(StrEnum):
     trixie = "trixie"
 
 
+# As locks call them.
+SYSTEMS = {Suite.bookworm: "debian-12", Suite.trixie: "debian-13"}
+
 _REPOSITORY = "localhost/farandole-node"
 _PACKAGES = (
     "apt-utils", "ca-certificates", "dbus", "iproute2", "iputils-ping", "libpam-systemd", "openssh-server", "procps",
@@ -65,12 +68,17 @@ def ensure(suite: Suite) -> str:
     return name
 
 
-def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = ()) -> Path:
+def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = (), stack: Path | None = None) -> Path:
     """Return the disk that nodes with this kind of kernel start from; build it if it does not exist."""
-    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, packages)}"
+    more = [*packages, *([stack.name] if stack else [])]
+    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, more)}"
     if not start.exists():
         root, part = host.STORE / "build" / "root", start.with_suffix(".part")
         _build(suite, kernel, root, packages)
+        if stack:
+            folder = root / "opt/farandole"
+            folder.mkdir()
+            run("tar", "--extract", "--zstd", "--no-same-owner", "--file", str(stack), "--directory", str(folder))
         DISKS.mkdir(exist_ok=True)
         for file in root.glob("boot/vmlinuz-*"):
             shutil.copy(file, f"{start}.vmlinuz")
@@ -84,9 +92,9 @@ def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = ()) -> Path:
     return start
 
 
-def _digest(suite: Suite, kernel: Kernel, packages: Sequence[str] = ()) -> str:
+def _digest(suite: Suite, kernel: Kernel, more: Sequence[str] = ()) -> str:
     modules = [path.name for path in _MODULES.glob("*")] if kernel is Kernel.own else []
-    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *packages, *modules]
+    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *more, *modules]
     return hashlib.sha256(_overlay(kernel) + "\n".join(what).encode()).hexdigest()[:12]
 
 

@@ -97,8 +97,9 @@ class Kind:
     kernel: Kernel
     mib: int
     decoy: bool
-    # Debian packages that those with kernels of their own have from the start.
+    # What those with kernels of their own have from the start: Debian packages, and a packed stack.
     packages: Sequence[str] = ()
+    stack: Path | None = None
 
 
 def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
@@ -172,8 +173,8 @@ def _fill(lab: str, count: int, kind: Kind, networks: Networks, progress: Progre
     missing = [index for index in range(1, count + 1) if f"node-{index}" not in existing]
     if missing:
         progress(f"node image for {kind.suite} (about a minute if it must be built)")
-        container = image.ensure(kind.suite)
-        disk = image.disk(kind.suite, kind.kernel, kind.packages) if kind.kernel is not Kernel.shared else None
+        container, shared = image.ensure(kind.suite), kind.kernel is Kernel.shared
+        disk = None if shared else image.disk(kind.suite, kind.kernel, kind.packages, kind.stack)
         for index in missing:
             progress(f"starting node-{index} of {count}")
             _create(lab, index, kind, container, disk, networks)

@@ -22,7 +22,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError
 from farandole.core.project import INSTALLED, ROOT, environment
 from farandole.core.text import one_line, visible
-from farandole.lab.image import Suite
+from farandole.lab.image import SYSTEMS, Suite
 from farandole.stack import lock as locks
 from farandole.stack.catalogue import EVIDENCE
 
@@ -30,7 +30,6 @@ console = Console(highlight=False, soft_wrap=True)
 LAB = "prove"
 INVENTORY = ROOT / "inventory" / LAB
 SETTINGS = INVENTORY / "group_vars" / "all.yml"
-SYSTEMS = {Suite.bookworm: "debian-12", Suite.trixie: "debian-13"}
 # What a row is about; everything else in the environment comes after it.
 HEADLINE = ("gxx", "openmpi", "horovod", "torch", "tensorflow", "tf-keras", "keras", "numpy", "protobuf", "setuptools")
 HEAD = """\
