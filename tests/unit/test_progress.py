@@ -197,6 +197,7 @@ def test_what_fails_before_the_first_task_is_shown_from_the_log(clone: Path) -> 
 
 
 FOLLOW = """
+import signal
 import sys
 from pathlib import Path
 from farandole.core.errors import Interrupted
@@ -356,6 +357,8 @@ script = "trap 'sleep 1; echo tidied up; exit' INT; touch ready; while true; do 
 try:
     playbook._follow(["sh", "-c", f"cd {{folder}}; {{script}}"], folder, viewer)
 except Interrupted:
+    # Another Ctrl-C, while it is shown what was done.
+    signal.raise_signal(signal.SIGINT)
     print((folder / "log").read_text(), end="")
 """
 

@@ -132,6 +132,8 @@ def _interrupted_once(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def first(*_: object) -> None:
         for number in before:
             signal.signal(number, lambda *_: process.kill())
+        # What was done is still to be shown.
+        before[signal.SIGINT] = signal.SIG_IGN
         raise Interrupted
 
     # nohup has SIGHUP ignored.
