@@ -1,7 +1,9 @@
 """Frameworks that are not in the stack, as packages of the user's own: their ranks meet, by ssh and in the queue."""
 
 import re
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +34,12 @@ for step in range(last.item() + 1, 600 if dist.get_world_size() > 1 else last.it
 
 
 @pytest.fixture(scope="module", autouse=True)
-def packages(cluster: Cluster) -> None:
+def packages(cluster: Cluster) -> Iterator[None]:
     """The packages on every node."""
     settings(cluster, PACKAGES)
+    yield
+    # What a user wrote is kept when a lab is removed.
+    shutil.rmtree(cluster.inventory / "group_vars")
 
 
 def settings(cluster: Cluster, text: str) -> None:
