@@ -20,7 +20,7 @@ from farandole.node.head import launch, reap, runs
 from farandole.node.head.launch import Reports, recognized
 from farandole.node.head.runs import RefusedError
 from farandole.node.rank import main
-from farandole.node.rank.place import Place, on_node, on_processors, place, variables
+from farandole.node.rank.place import Place, alone, on_node, on_processors, place, variables
 
 from .loading import install
 
@@ -260,6 +260,20 @@ def test_ranks_that_never_met_were_alone(told: list[str], part: str) -> None:
 )
 def test_other_ranks_were_not(told: list[str]) -> None:
     assert judged(told, told) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "visible"),
+    [(2, "", ["0", "1"]), (8, "4,7", ["4", "7"]), (1, "", [None, None]), (0, "", [None, None])],
+)
+def test_each_of_independent_programs_sees_a_gpu_of_its_own(
+    gpus: int, given: str, visible: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(gpus))):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("farandole.node.rank.place.DEVICES", tmp_path)
+    places = [Place(2, 4, 0, 2, 1), Place(3, 4, 1, 2, 1)]
+    assert [alone(at, given).get("CUDA_VISIBLE_DEVICES") for at in places] == visible
 
 
 def test_ranks_of_which_one_says_nothing_are_not_called_alone() -> None:
