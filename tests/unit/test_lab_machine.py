@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -122,3 +123,13 @@ def test_each_network_has_a_card(kernel: Kernel) -> None:
     for number, (address, _) in enumerate(LINKS):
         assert f"ifname=tap{number}" in script
         assert f"mac={machine.mac(address.ip)}" in script
+
+
+def test_machines_in_user_mode_share_this_machines_processors_evenly() -> None:
+    def processor(number: int) -> str:
+        links: list[machine.Link] = [(ipaddress.IPv4Interface(f"10.94.4.{number}/22"), None)]
+        script = machine.command(Kernel.own, Path("/x/bookworm"), links, 512)[2]
+        return str(re.findall(r"--cpu-list (\d+)", script)[0])
+
+    present = os.sched_getaffinity(0)
+    assert {processor(number) for number in range(len(present))} == {str(number) for number in present}

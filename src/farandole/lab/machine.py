@@ -7,6 +7,7 @@ frozen and slowed like other nodes.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import shlex
 import shutil
@@ -174,24 +175,30 @@ def command(kernel: Kernel, disk: Path, links: list[Link], mib: int) -> list[str
     """The command of the case, which starts its machine."""
     how = _user_mode if kernel is Kernel.own else _emulated
     powerless = "setpriv --reuid=$1 --regid=$1 --clear-groups --no-new-privs --bounding-set=-all"
-    start = how(f"{_BASES}/{disk.name}", [mac(address.ip) for address, _ in links], mib)
+    start = how(f"{_BASES}/{disk.name}", [address.ip for address, _ in links], mib)
     # The shell takes care of the processes that the machine leaves behind.
     return ["sh", "-c", f"{_CASE}{powerless} sh -ec {shlex.quote(start)} || sleep 5", "sh", str(_USER)]
 
 
-def _user_mode(base: str, macs: list[str], mib: int) -> str:
+def _user_mode(base: str, addresses: list[ipaddress.IPv4Address], mib: int) -> str:
+    # It hands over to another process in each of its system calls, which takes five times as long from one of this
+    # machine's processors to the other.
+    processors = sorted(os.sched_getaffinity(0))
     words = [
-        "linux.uml", f"mem={mib}M", f"root={ROOTS[Kernel.own]}", "rw", f"ubd0={_HERE}/disk,{base}",
-        f"ubd1r={_HERE}/seed.tar", "con=null", "con0=null,fd:1", "ssl=null", "umid=machine", f"uml_dir={_HERE}/",
+        "taskset", "--cpu-list", str(processors[int(addresses[0]) % len(processors)]),
+        # Of its 640 devices, which udev looks at in each boot, 512 are terminals of long ago.
+        "linux.uml", "pty.legacy_count=0", f"mem={mib}M", f"root={ROOTS[Kernel.own]}", "rw",
+        f"ubd0={_HERE}/disk,{base}", f"ubd1r={_HERE}/seed.tar", "con=null", "con0=null,fd:1", "ssl=null",
+        "umid=machine", f"uml_dir={_HERE}/",
         # It does not see the files of its case.
         f"hostfs={_HERE}/none",
     ]  # fmt: skip
-    for number, address in enumerate(macs):
-        words.append(f"vec{number}:transport=tap,ifname=tap{number},depth=128,gro=1,mac={address}")
+    for number, address in enumerate(addresses):
+        words.append(f"vec{number}:transport=tap,ifname=tap{number},depth=128,gro=1,mac={mac(address)}")
     return shlex.join(words)
 
 
-def _emulated(base: str, macs: list[str], mib: int) -> str:
+def _emulated(base: str, addresses: list[ipaddress.IPv4Address], mib: int) -> str:
     words = [
         "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(mib), "-nographic",
         "-kernel", f"{base}.vmlinuz", "-initrd", f"{base}.initrd",
@@ -199,9 +206,9 @@ def _emulated(base: str, macs: list[str], mib: int) -> str:
         "-drive", f"file={_HERE}/disk,if=virtio",
         "-drive", f"file={_HERE}/seed.tar,if=virtio,format=raw,readonly=on",
     ]  # fmt: skip
-    for number, address in enumerate(macs):
+    for number, address in enumerate(addresses):
         words += ["-netdev", f"tap,id=net{number},ifname=tap{number},script=no,downscript=no"]
-        words += ["-device", f"virtio-net-pci,netdev=net{number},mac={address}"]
+        words += ["-device", f"virtio-net-pci,netdev=net{number},mac={mac(address)}"]
     new = f"qemu-img create -q -f qcow2 -F raw -b {base} {_HERE}/new && mv {_HERE}/new {_HERE}/disk"
     return f"[ -e {_HERE}/disk ] || {{ {new}; }}\n{shlex.join(words)}"
 
