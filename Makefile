@@ -71,9 +71,11 @@ test-samples: setup ## run every sample on two nodes, and jobs that crash, hang,
 	farandole lab setup
 	python tests/run.py "lab samples"
 
-test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (half an hour)
+test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (an hour)
 	farandole lab setup --kernel own
+	farandole lab setup --kernel stock
 	FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab kernels"
+	python tests/run.py "lab rdma"
 
 bench-stack: setup ## measure the stack's time and disk space: cold, warm, with added nodes (an hour)
 	farandole lab setup

@@ -247,10 +247,15 @@ def xids(log: str) -> list[list[Any]]:
     return [[bus, int(code)] for bus, code in sorted(set(XID.findall(log)))][:64]
 
 
-def rdma_ports() -> dict[str, bool]:
-    """Whether each port is active."""
-    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-    return {f"{port.parts[-3]}/{port.name}": read(port / "state").endswith("ACTIVE") for port in ports}
+def rdma_ports(folder: Path = Path("/sys/class/infiniband")) -> dict[str, dict[str, Any]]:
+    """Whether each port is active, and the network interface that it belongs to on Ethernet."""
+    return {
+        f"{port.parts[-3]}/{port.name}": {
+            "active": read(port / "state").strip().endswith("ACTIVE"),
+            "card": read(port / "gid_attrs/ndevs/0").strip() if read(port / "link_layer").strip() == "Ethernet" else "",
+        }
+        for port in sorted(folder.glob("*/ports/*"))
+    }
 
 
 def shell_commands(account: pwd.struct_passwd, runuser: str) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:

@@ -248,15 +248,15 @@ def test_the_kernel_ends_a_job_that_takes_more_memory_than_it_asked_for(cluster:
 @pytest.mark.usefixtures("site")
 def test_all_of_it_is_back_after_a_reboot(cluster: Cluster) -> None:
     rebooted = ALL if EVERY else ["node-2"]
-    # Not Debian's.
-    assert (open_files := cluster.job_ssh("node-1", "node-2", "ulimit -n").stdout) not in ("", "1024\n")
+    limits = "ulimit -n; ulimit -l"
+    assert cluster.job_ssh("node-1", "node-2", limits).stdout == "1048576\nunlimited\n"
     for node in rebooted:
         cluster.lab("fault", "reboot", node)
     assert [state_of(cluster, node) for node in rebooted] == [("running", "")] * len(rebooted)
     if EVERY:
         until(lambda: alice(cluster, "node-1", f"cd; srun -N {NODES} hostname").count("node-") == NODES, BACK_S)
     assert "vers=4.2" in alice(cluster, "node-2", "ls ~ >/dev/null; mount | grep /home/alice")
-    assert cluster.job_ssh("node-1", "node-2", "ulimit -n").stdout == open_files
+    assert cluster.job_ssh("node-1", "node-2", limits).stdout == "1048576\nunlimited\n"
     head = cluster.ssh("node-1", "hostname", "-I").stdout.split()[0]
     asked = "timedatectl show-timesync; chronyc -n sources"
     until(lambda: re.search(rf"ServerName={head}|\^\* {head}", cluster.shell("node-2", asked).stdout), BACK_S)

@@ -107,6 +107,31 @@ def test_mpi_is_compared_with_tcp(bandwidth: float, latency: float, quiet: int, 
     assert [checks[name].status for name in ("mpi", "mpi.bandwidth", "mpi.latency")] == [GREEN, status, status]
 
 
+NOTHING: dict[str, Any] = {"without": [], "toolless": [], "rates": [], "failed": []}
+BROKEN_PAIR = {"ranks": [0, 1], "seen": "rxe0/1 with rxe0/1: nothing within 30 s"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "words"),
+    [
+        ({"without": [1]}, NOT_MEASURED, "no port is active on node-2"),
+        ({"toolless": [0, 1]}, NOT_MEASURED, "missing on node-1, node-2"),
+        ({"rates": [[0, 1, 21.4], [0, 1, 30]]}, GREEN, "between 1 of 1 pairs of nodes: 21 Mbit/s and more"),
+        ({"failed": [BROKEN_PAIR]}, RED, "failed with node-1, node-2"),
+        ({"failed": [BROKEN_PAIR | {"ranks": [5, 9]}], "without": []}, RED, "failed with "),
+        ({}, NOT_MEASURED, "only one node"),
+    ],
+)
+def test_rdma_is_judged_by_what_each_pair_sent(seen: dict[str, Any], status: str, words: str) -> None:
+    checks = judged(ran("mpi", ranks=[rank(0, rdma={**NOTHING, **seen}), rank(1)]))
+    assert checks["mpi"].status == GREEN
+    assert checks["rdma"].status == status
+    assert words in checks["rdma"].words
+    assert (checks["rdma"].code, "30 s" in checks["rdma"].cause) == (
+        ("rdma-fails", True) if status == RED else ("", False)
+    )
+
+
 @pytest.mark.parametrize(("other", "status"), [(0.1009, GREEN), (0.0989, RED), (0.102, RED)])
 def test_parity_allows_a_small_difference_either_way(other: float, status: str) -> None:
     checks = judged(ran("parity.pytorch_mnist.one"), ran("parity.pytorch_mnist.all", loss=other))

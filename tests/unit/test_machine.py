@@ -12,9 +12,10 @@ import yaml
 
 from farandole.preflight import hardware as form
 from farandole.preflight import machines as judge
+from farandole.preflight.nodes import about
 
 from .loading import ROOT, load
-from .machines import machine, place, shell
+from .machines import machine, place, probe, shell
 
 probing = load("module_utils", "machine")
 FREE = {"current": "", "installed": []}
@@ -40,6 +41,10 @@ def test_a_queue_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     assert probing.own_queue(tmp_path) == str(file)
     probes = {name: {"machine": machine(own_queue="/etc/slurm/slurm.conf")} for name in ("node-1", "node-2")}
     assert [(item.host, item.code) for item in judge.judge_queues(probes, ["node-2"])] == [("node-2", "queue-foreign")]
+
+
+def port(card: str = "eth0", *, active: bool = True) -> dict[str, Any]:
+    return {"active": active, "card": card}
 
 
 def at(name: str, **changes: Any) -> dict[str, Any]:
@@ -74,7 +79,8 @@ def test_a_sound_node_has_no_finding() -> None:
         (machine(gpus={"found": 2, "library": "", "ecc": {}, "xids": []}), "gpu-driverless"),
         (machine(gpus={"found": 0, "library": "", "ecc": {"0000:41:00.0": 3}, "xids": []}), "gpu-ecc"),
         (machine(gpus={"found": 0, "library": "", "ecc": {}, "xids": [("0000:41:00", 79)]}), "gpu-xid"),
-        (machine(rdma={"mlx5_0/1": False}), "rdma-down"),
+        (machine(rdma={"mlx5_0/1": port(active=False)}), "rdma-down"),
+        (machine(rdma={"mlx5_0/1": port("eth1")}), "rdma-aside"),
         (machine(shells={"ssh": None}), "shell-silent"),
         (machine(shells={"ssh": shell(commands={"mpirun": "/c/bin/mpirun"})}), "command-shadowed"),
         (machine(shells={"login": shell(libraries=["/c/lib/libmpi.so.40"])}), "library-shadowed"),
@@ -97,6 +103,38 @@ def test_what_is_not_needed_or_not_known_is_no_fault() -> None:
     )
     assert found(machine(gpus={"found": 0, "library": "", "ecc": {}, "xids": [("0000:41:00", 31)]})) == []
     assert found(machine(gpus={"found": 1, "library": "580.1", "ecc": {}, "xids": []}), nvidia_driver="580.1") == []
+
+
+def test_nodes_that_differ_in_rdma_are_found() -> None:
+    has, down = (
+        machine(rdma={"mlx5_0/1": port(), "mlx5_1/1": port("eth1")}),
+        machine(rdma={"mlx5_0/1": port(active=False)}),
+    )
+    infiniband = machine(rdma={"mlx5_0/1": port("")})
+    assert found(has, machine(), down) == [("node-2", "rdma-differs"), ("node-3", "rdma-down")]
+    assert found(has, has) == found(infiniband, infiniband) == found(machine(), machine()) == []
+
+
+def test_ports_are_read_with_their_state_and_interface(tmp_path: Path) -> None:
+    for device, state, layer, card in (
+        ("rxe0", "4: ACTIVE", "Ethernet", "eth0"),
+        ("ib0", "1: DOWN", "InfiniBand", "x"),
+    ):
+        folder = tmp_path / device / "ports/1"
+        (folder / "gid_attrs/ndevs").mkdir(parents=True)
+        for name, content in (("state", state), ("link_layer", layer), ("gid_attrs/ndevs/0", card)):
+            (folder / name).write_text(f"{content}\n")
+    assert probing.rdma_ports(tmp_path) == {"rxe0/1": port(), "ib0/1": port("", active=False)}
+
+
+def test_what_all_nodes_have_for_rdma_is_shown() -> None:
+    ways = [
+        {"mlx5_0/1": port(), "mlx5_1/1": port("eth1")},
+        {"mlx5_0/1": port(), "mlx5_1/1": port("eth1", active=False)},
+    ]
+    probes = {f"node-{at}": probe(machine=machine(rdma=ports)) for at, ports in enumerate(ways)}
+    assert about(probes) == "2 nodes, Debian 12, RDMA by mlx5_0/1 of eth0"
+    assert about({**probes, "node-3": probe()}) == "3 nodes, Debian 12"
 
 
 def test_a_library_of_another_driver_is_found() -> None:

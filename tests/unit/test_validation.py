@@ -278,9 +278,9 @@ def test_what_cannot_be_measured_is_reported() -> None:
         return list(nodes.unmeasured(hosts, {"wanted": wanted}, quick=quick))
 
     both = ["node-1", "node-2"]
-    assert missing(both, "pytorch") == missing(both, "tensorflow", quick=True) == ["nccl", "rdma"]
-    assert missing(both, "tensorflow") == missing(both[:1], "pytorch", quick=True) == ["speed", "nccl", "rdma"]
-    assert missing(both, "pytorch", accelerator="gpu") == ["rdma"]
+    assert missing(both, "pytorch") == missing(both, "tensorflow", quick=True) == ["nccl"]
+    assert missing(both, "tensorflow") == missing(both[:1], "pytorch", quick=True) == ["speed", "nccl"]
+    assert missing(both, "pytorch", accelerator="gpu") == []
 
 
 def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -> None:

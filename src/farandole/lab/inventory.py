@@ -72,8 +72,11 @@ def _marked(target: Path) -> bool:
     return hosts.exists() and hosts.read_text().startswith(_MARK)
 
 
-def write(lab: str, hosts: Hosts) -> Path:
-    """Write the inventory of a running lab, and authorise this checkout's key on its nodes."""
+def write(lab: str, hosts: Hosts, *, limited: bool = True) -> Path:
+    """Write the inventory of a running lab, and authorise this checkout's key on its nodes.
+
+    Nodes that share this machine's kernel are limited by what it allows the lab.
+    """
     target = folder(lab)
     target.mkdir(parents=True, exist_ok=True)
     if not _marked(target):  # first, so that after an interruption the folder is recognised as the lab's
@@ -88,7 +91,7 @@ def write(lab: str, hosts: Hosts) -> Path:
         _authorize(root, key.with_suffix(".pub").read_text())
     (ssh / "known_hosts").write_text("".join(_host_keys(name, *where) for name, where in hosts.items()))
     (ssh / "config").write_text(_ssh_config(lab, hosts))
-    text = yaml.safe_dump(_inventory(lab, hosts), sort_keys=False, explicit_start=True)
+    text = yaml.safe_dump(_inventory(lab, hosts, limited=limited), sort_keys=False, explicit_start=True)
     (target / "hosts.yml").write_text(_MARK + text)
     _give_to_caller(target)
     return target
@@ -138,7 +141,7 @@ def _known_hosts(lab: str) -> dict[str, Path]:
     }
 
 
-def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
+def _inventory(lab: str, hosts: Hosts, *, limited: bool) -> dict[str, object]:
     return {
         "cluster": {
             "hosts": {name: {"ansible_host": address} for name, (address, _) in hosts.items()},
@@ -147,7 +150,7 @@ def _inventory(lab: str, hosts: Hosts) -> dict[str, object]:
                 "ansible_ssh_private_key_file": str(_key(lab)),
                 "ansible_ssh_common_args": " ".join(f"-o {key}={path}" for key, path in _known_hosts(lab).items()),
                 "stack_builds": str(_builds()),
-                **_limits(),
+                **(_limits() if limited else {}),
             },
         },
         "head": {"hosts": {"node-1": None}},

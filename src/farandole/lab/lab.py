@@ -132,7 +132,8 @@ def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) ->
 def write_inventory(lab: str) -> Path:
     """Write the inventory of the nodes that run, and let this checkout's key in on them."""
     running = [node for node in nodes(lab) if node.state == "running"]
-    target = inventory.write(lab, {node.name: (node.address, node.root) for node in running})
+    places = {node.name: (node.address, node.root) for node in running}
+    target = inventory.write(lab, places, limited=any(node.kernel is Kernel.shared for node in running))
     for node in running:
         if node.kernel is not Kernel.shared:
             machine.authorize(node)

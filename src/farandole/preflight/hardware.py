@@ -59,7 +59,7 @@ MACHINE = fields(
                 "xids": many(xid),
             }
         ),
-        "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), yes_or_no),
+        "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "card": words(r"|[\w.-]{1,15}")})),
         "shells": named(words("login|ssh"), optional(SHELL)),
     }
 )

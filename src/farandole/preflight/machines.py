@@ -48,7 +48,7 @@ def judge_machines(
         findings += judge_gpus(name, probe)
         findings += judge_shells(name, machine["shells"], user)
         findings += judge_changes(name, probe, former)
-    return [*findings, *judge_links(probes, interfaces)]
+    return [*findings, *judge_links(probes, interfaces), *judge_rdma(probes, interfaces)]
 
 
 def judge_queues(probes: Mapping[str, Probe], queue: Container[str]) -> list[Finding]:
@@ -129,9 +129,21 @@ def judge_gpus(name: str, probe: Probe) -> Iterator[Finding]:
     for bus, code in gpus["xids"]:
         if code in BAD_XIDS:
             yield finding("gpu-xid", name, seen=f"Xid {code}", bus=bus)
-    ports = probe["machine"]["rdma"]
-    if ports and not any(ports.values()):
-        yield finding("rdma-down", name, seen=some(sorted(ports)))
+
+
+def judge_rdma(probes: Mapping[str, Probe], interfaces: Mapping[str, str]) -> Iterator[Finding]:
+    """Ports for RDMA that are down, that only some nodes have, or that are in another network than jobs."""
+    all_ports = {name: probe["machine"]["rdma"] for name, probe in probes.items()}
+    active = {name: [port for port in ports.values() if port["active"]] for name, ports in all_ports.items()}
+    having = [name for name, ports in active.items() if ports]
+    for name, ports in all_ports.items():
+        cards = {port["card"] for port in active[name]} - {""}
+        if ports and not active[name]:
+            yield finding("rdma-down", name, seen=some(sorted(ports)))
+        elif having and not ports:
+            yield finding("rdma-differs", name, seen=some(having))
+        elif cards and name in interfaces and interfaces[name] not in cards:
+            yield finding("rdma-aside", name, seen=some(sorted(cards)), label=interfaces[name])
 
 
 def judge_shells(name: str, shells: Mapping[str, Any], user: str) -> Iterator[Finding]:

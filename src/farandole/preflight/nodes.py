@@ -125,9 +125,15 @@ def judge_machine_ids(probes: Mapping[str, Probe]) -> Iterator[Finding]:
 
 
 def about(probes: Mapping[str, Probe]) -> str:
-    """How many nodes answered, and which systems they run."""
+    """How many nodes answered, which systems they run, and what all of them have for RDMA."""
     platforms = sorted({platform_of(probe) for probe in probes.values()})
-    return f"{count(len(probes), 'node')}, {' and '.join(platforms)}"
+    active = [
+        {f"{name} of {port['card']}" if port["card"] else name for name, port in ports.items() if port["active"]}
+        for ports in (probe["machine"]["rdma"] for probe in probes.values())
+    ]
+    shared = sorted(set.intersection(*active)) if active else []
+    rdma = f", RDMA by {some(shared)}" if shared else ""
+    return f"{count(len(probes), 'node')}, {' and '.join(platforms)}{rdma}"
 
 
 def record(

@@ -53,6 +53,13 @@ RANK = fields(
         **dict.fromkeys(("quiet", "rounds"), whole(1 << 20)),
         "sizes": many(few(2, 3)),
         "crowded": yes_or_no,
+        "rdma": fields(
+            {
+                **dict.fromkeys(("without", "toolless"), many(whole(1 << 20))),
+                "rates": many(few(3, 3)),
+                "failed": many(fields({"ranks": few(2, 2), "seen": LINE})),
+            }
+        ),
     },
 )
 ROUND = fields(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.core.causes import causes, excused
+from farandole.core.findings import some
 from farandole.explain.diagnosis import of_job
 
 GREEN, SLOW, RED, NOT_MEASURED = "green", "slow", "red", "not measured"
@@ -221,6 +223,8 @@ def _of_job(result: Result, bars: Bars) -> Iterator[Check]:
         yield Check(job["id"], GREEN, f"{job['title']}: a rank on each of {', '.join(job['nodes'])}", **common)
     if job["group"] == "mpi" and first.keys() >= MEASURED and all(first[key] for key in MEASURED):
         yield from _messages(first, bars, common)
+    if "rdma" in first:
+        yield _remote_memory(first["rdma"], job["nodes"], common)
     if job["group"] == "network" and all(result[key] for key in REQUIRED["network"]):
         alone, together = result["alone_ms"], result["together_ms"]
         summary = f"a step takes {alone:.0f} ms alone and {together:.0f} ms on all workers: ratio"
@@ -278,6 +282,31 @@ def _messages(first: Result, bars: Bars, common: Mapping[str, Any]) -> Iterator[
     mine, theirs = first["latency_us"], first["tcp_latency_us"]
     summary = f"TCP {theirs:.0f} µs, MPI {mine:.0f} µs: ratio"
     yield _speed_check("mpi.latency", [theirs / mine], bars.mpi_latency, summary, busy, common)
+
+
+def _remote_memory(seen: Result, nodes: Sequence[str], common: Mapping[str, Any]) -> Check:
+    """Whether RDMA between every two nodes works, and how fast it is."""
+
+    def named(ranks: Iterable[float]) -> str:
+        return some([nodes[int(rank)] for rank in ranks if rank < len(nodes)])
+
+    check = Check("rdma", NOT_MEASURED, "RDMA: there is only one node", **common)
+    if seen["without"]:
+        check.words = f"InfiniBand, RoCE: no port is active on {named(seen['without'])}"
+    elif seen["toolless"]:
+        missing = "base_extra_packages: [ibverbs-utils] installs ibv_rc_pingpong, which is missing on"
+        check.words = f"InfiniBand, RoCE: {missing} {named(seen['toolless'])}"
+    elif failed := seen["failed"]:
+        check.status, check.words = RED, f"RDMA failed with {named(failed[0]['ranks'])}"
+        # It takes part in most of what failed.
+        ends = [int(rank) for one in failed for rank in one["ranks"]]
+        host = nodes[statistics.mode(ends)] if max(ends) < len(nodes) else ""
+        check.explain(explanation("rdma-fails", nodes, host=host, seen=failed[0]["seen"]))
+    elif rates := [rate for _, _, rate in seen["rates"]]:
+        met = len({tuple(rate[:2]) for rate in seen["rates"]})
+        summary = f"RDMA between {met} of {math.comb(len(nodes), 2)} pairs of nodes: {min(rates):.0f} Mbit/s and more"
+        check.status, check.words = GREEN, summary
+    return check
 
 
 def _training_speed(rounds: Sequence[Result], bars: Bars, common: Mapping[str, Any]) -> Iterator[Check]:

@@ -73,7 +73,6 @@ def unmeasured(hosts: Sequence[str], manifest: Mapping[str, Any], *, quick: bool
         reasons["speed"] = "speed of training together: it is measured with PyTorch, which the stack does not have"
     if wanted["accelerator"] == "cpu":
         reasons["nccl"] = "NCCL across nodes: the cluster runs on CPUs"
-    reasons["rdma"] = "InfiniBand, RoCE: no job uses them"
     return reasons
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from farandole.node.probes import ranks
+from farandole.node.probes import ranks, rdma
 from farandole.node.probes.ranks import Error, waiting
 from farandole.node.probes.ways import LARGE, MPI, OverMPI, OverTCP, Way, meet
 
@@ -183,8 +183,10 @@ def prove(mpi: MPI, options: argparse.Namespace) -> int:
     own = {**ranks.describe(mpi.rank, mpi.size), "version": mpi.version()}
     every = mpi.gather(own)
     mine = [*ring(mpi), *sums(mpi)]
-    measured, wrong = measure(mpi, os.environ.get("HOROVOD_NETWORK"))
-    ranks.show({**own, **(measured if mpi.rank == 0 and measured else {})})
+    network = os.environ.get("HOROVOD_NETWORK")
+    measured, wrong = measure(mpi, network)
+    remote = rdma.measure(mpi, network)
+    ranks.show({**own, **({**(measured or {}), "rdma": remote} if mpi.rank == 0 else {})})
     status = ranks.report(mpi.rank, list(ranks.judge(every, options)), [*mine, *wrong])
     # No rank leaves while another still computes, or the launcher would end that one before it has printed anything.
     mpi.call("Barrier", mpi.world)

@@ -1,0 +1,47 @@
+"""RDMA by Soft-RoCE, on nodes with Debian's own kernel, which has it. They compute slowly: half an hour in all."""
+
+import pytest
+from clusters import Cluster
+
+from farandole.stack.cache import Builds, lab_builds
+
+NODES = 2
+PACKAGES = (
+    "build-essential", "chrony", "cmake", "curl", "git", "ibverbs-utils", "nginx-light", "rdma-core", "rsync", "vim",
+    "wget", "zstd",
+)  # fmt: skip
+# What site.yml installs unless told otherwise, if a lab has built it.
+WANTED = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
+LOCKS = [built.about["lock"] for built in Builds(lab_builds()).packed()]
+STACKS = [lock["id"] for lock in LOCKS if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == WANTED]
+STACK = ("--stack", STACKS[0]) if STACKS else ()
+KIND = ("--kernel", "stock", "--memory", "4096", "--packages", ",".join(PACKAGES), *STACK)
+SITE = ()
+SOFT = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
+
+
+@pytest.fixture
+def ports(cluster: Cluster) -> Cluster:
+    """Each node has a port for RDMA, on its first interface."""
+    for node in ("node-1", "node-2"):
+        assert cluster.shell(node, f"rdma link | grep -q rxe0 || {{ {SOFT}; }}").returncode == 0
+    return cluster
+
+
+def test_preflight_finds_ports_their_network_and_a_node_that_differs(ports: Cluster) -> None:
+    assert "Debian 12, RDMA by rxe0/1 of eth0" in ports.farandole("preflight").stdout
+    ports.ssh("node-2", "rdma", "link", "delete", "rxe0")
+    said = ports.farandole("preflight").stdout
+    assert "RDMA by" not in said
+    assert "node-2: note: it has no RDMA port, unlike node-1" in said
+
+
+@pytest.mark.usefixtures("site")
+def test_validate_sends_data_by_rdma_between_the_nodes(ports: Cluster) -> None:
+    said = ports.farandole("validate", "--quick").stdout
+    assert "RDMA between 1 of 1 pairs of nodes" in said
+    # The packets of RoCE.
+    ports.lab("fault", "block", "node-2", "--port", "4791")
+    said = ports.farandole("validate", "--quick").stdout
+    assert "[rdma-fails]" in said
+    assert "UDP port 4791" in said

@@ -1,0 +1,47 @@
+"""How the RDMA probe finds ports and partners; on hosts with Debian's own kernel it is run by `make test-kernels`."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from .loading import load_probe
+
+rdma = load_probe("rdma")
+NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+def port(folder: Path, name: str, state: str, layer: str, *addresses: str) -> None:
+    own = folder / name / "ports/1"
+    (own / "gids").mkdir(parents=True)
+    (own / "gid_attrs/types").mkdir(parents=True)
+    (own / "state").write_text(f"{state}\n")
+    (own / "link_layer").write_text(f"{layer}\n")
+    for place, address in enumerate(addresses):
+        (own / "gids" / str(place)).write_text(f"{address}\n")
+        (own / "gid_attrs/types" / str(place)).write_text("RoCE v2\n")
+
+
+def test_active_ports_are_found_with_their_address_in_the_clusters_network(tmp_path: Path) -> None:
+    local, first, second = "fe80::aff:fe5e:b", "0000:0000:0000:0000:0000:ffff:0a5e:000b", "::ffff:192.0.2.7"
+    port(tmp_path, "roce", "4: ACTIVE", "Ethernet", NONE, local, first, second)
+    port(tmp_path, "plain", "4: ACTIVE", "Ethernet", local)
+    port(tmp_path, "ib", "4: ACTIVE", "InfiniBand", local)
+    port(tmp_path, "down", "1: DOWN", "InfiniBand", local)
+    ways = {network: rdma.ports(network, tmp_path) for network in ("192.0.2.0/24", "10.94.0.0/22", None)}
+    assert {network: found["roce/1"][-1] for network, found in ways.items()} == {
+        "192.0.2.0/24": "--gid-idx=3", "10.94.0.0/22": "--gid-idx=2", None: "--gid-idx=2",
+    }  # fmt: skip
+    assert all(found.keys() == {"ib/1", "roce/1"} for found in ways.values())
+    assert ways[None]["ib/1"] == ["--ib-dev=ib", "--ib-port=1"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8])
+def test_every_two_ranks_meet_once_and_each_has_one_partner_at_a_time(size: int) -> None:
+    met = []
+    for partners in rdma.pairs(size):
+        assert all(partners[other] == rank != other for rank, other in partners.items())
+        met += [(rank, other) for rank, other in partners.items() if rank < other]
+    assert sorted(met) == sorted(combinations(range(size), 2))
