@@ -4,28 +4,30 @@ import json
 import os
 import random
 import re
+import shlex
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-from clusters import QUICK, Cluster, until
+from clusters import Cluster, until
 
 # Without it, `python tests/run.py "lab kernels"` tests the least of it in ten minutes.
 EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
 LONG = pytest.mark.skipif(not EVERY, reason="`make test-kernels` runs it")
 # What takes minutes to install there.
 PACKAGES = ("chrony", "curl", "git", "nfs-kernel-server", "rsync", "vim", "wget", "zstd")
-NODES, KIND = 3 if EVERY else 2, ("--kernel", "own", *(() if EVERY else ("--packages", ",".join(PACKAGES))))
+NODES, KIND = 3 if EVERY else 2, ("--kernel", "own", "--packages", ",".join(PACKAGES))
 ALL = [f"node-{number}" for number in range(1, NODES + 1)]
 PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
 MOUNTS = [{"what": "node-1:/srv/data", "where": "/data", "type": "nfs4", "options": "soft,timeo=50"}]
 SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": EVERY}
-SITE = (*(QUICK if EVERY else ("--skip-tags", "stack,build_tools")), "--extra-vars", json.dumps(SETTINGS))
+SITE = ("--skip-tags", "stack,build_tools", "--extra-vars", json.dumps(SETTINGS))
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
 BACK_S = 150
 # How often a run is cut short, and within how many seconds, at most.
-CUTS, SITE_S = int(os.environ.get("FARANDOLE_POWER_CUTS", "1")), 100
+CUTS, SITE_S = int(os.environ.get("FARANDOLE_POWER_CUTS", "1")), 90
 
 
 def alice(cluster: Cluster, node: str, script: str) -> str:
@@ -96,22 +98,23 @@ def state_of(cluster: Cluster, node: str) -> tuple[str, str]:
 
 @LONG
 def test_site_yml_mends_what_power_cuts_leave(bare: Cluster) -> None:
-    """Each node loses its power at some moment of a run, again and again."""
+    """Again and again, a node loses its power at some moment of a run."""
     for turn in range(CUTS):
         chance = random.Random(turn)  # noqa: S311
-        moments = sorted((chance.uniform(2, SITE_S), node) for node in ALL)
+        node, moment = chance.choice(ALL), chance.uniform(2, SITE_S)
         begun = time.monotonic()
         play = bare.start(*SITE)
-        for after_s, node in moments:
-            time.sleep(max(0, after_s - (time.monotonic() - begun)))
-            print(f"{node} after {time.monotonic() - begun:.0f} s; the run goes on: {play.process.poll() is None}")
-            bare.lab("fault", "kill", node)
-        interrupted = play.end()
-        assert interrupted.rc, interrupted.output
-        print(f"the last task: {interrupted.tasks[-1]}")
-        for node in ALL:
-            bare.lab("fault", "start", node)
-            print(node, *state_of(bare, node))
+        while play.process.poll() is None and time.monotonic() - begun < moment:
+            time.sleep(0.2)
+        cut = play.process.poll() is None
+        bare.lab("fault", "kill", node)
+        run = play.end()
+        assert cut or run.rc == 0, run.output
+        bare.lab("fault", "start", node)
+        where = run.tasks[-1:] if cut else "no run any more"
+        print(
+            f"{turn + 1}: {node} after {min(moment, time.monotonic() - begun):.0f} s, in {where}:", state_of(bare, node)
+        )
     bare.play_ok(*SITE)
     assert not bare.play_ok(*SITE).changes
     assert [state_of(bare, node) for node in ALL] == [("running", "")] * NODES
@@ -226,6 +229,42 @@ def test_a_dead_server_of_nfs_blocks_no_boot(cluster: Cluster) -> None:
     finally:
         cluster.lab("fault", "start", "node-1")
     assert ".bashrc" in alice(cluster, "node-2", "ls -a /home/alice")
+
+
+STEPS = 60 * CUTS
+COUNT = f"""
+n=$(cat state 2>/dev/null || echo 0)
+while [ "$n" -lt {STEPS} ]; do
+  n=$((n + 1))
+  echo "$n" >state.new && sync state.new && mv state.new state || exit
+  sleep 0.3
+done
+"""
+
+
+@LONG
+@pytest.mark.usefixtures("site")
+def test_a_job_in_the_queue_goes_on_after_power_cuts(cluster: Cluster) -> None:
+    """It starts again from what it has saved, whichever node loses its power, the head included."""
+    asked = f"cd; rm -f state; sbatch --parsable --requeue -N {NODES} --time 20 --wrap {shlex.quote(COUNT)}"
+    job = alice(cluster, "node-1", asked).strip()
+    assert job.isdecimal(), job
+    ended = f"sacct -nXj {job} --format=state%20"
+
+    def saved() -> int:
+        return int(alice(cluster, "node-1", "cat ~/state 2>/dev/null || echo 0"))
+
+    for turn in range(CUTS):
+        chance = random.Random(turn)  # noqa: S311
+        node = chance.choice(ALL)
+        # It has gone on since the last cut.
+        until(partial(lambda before: saved() > before, saved()), 400)
+        time.sleep(chance.uniform(0, 5))
+        cluster.lab("fault", "kill", node)
+        cluster.lab("fault", "start", node)
+        print(f"{node} was switched off, {saved()} is saved, {cluster.shell('node-1', ended).stdout.strip()}")
+    until(lambda: cluster.shell("node-1", ended).stdout.split()[-1:] == ["COMPLETED"], 600)
+    assert saved() == STEPS
 
 
 @LONG

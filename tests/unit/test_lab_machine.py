@@ -75,6 +75,14 @@ def test_missing_programs_are_named(kernel: Kernel, package: str, monkeypatch: p
         machine.check(kernel)
 
 
+def test_a_full_disk_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/proc/none")
+    with pytest.raises(FarandoleError, match=r"/proc/none has 0 MiB free, and the lab needs 50: .*; du -xh /proc "):
+        host.check_space()
+    monkeypatch.delenv("TMPDIR")
+    host.check_space()
+
+
 @pytest.mark.parametrize("option", ["--packages", "--stack"])
 def test_what_only_a_disk_can_have_is_refused_for_containers(option: str) -> None:
     done = CliRunner().invoke(app, ["lab", "up", option, "x"])

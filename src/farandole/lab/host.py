@@ -211,6 +211,19 @@ def _alive(status: Path) -> bool:
     return started == str(recorded["process-start-time"])
 
 
+def check_space() -> None:
+    """Refuse before anything is changed, if there is too little room for temporary files, images and disks."""
+    for place, least in ((Path(os.environ.get("TMPDIR", "/tmp")), 50), (STORE, 2000)):  # noqa: S108
+        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        free = shutil.disk_usage(there).free >> 20
+        if free < least:
+            named, cure = (
+                f"{place} has {free} MiB free, and the lab needs {least}: ",
+                f"du -xh {there} | sort -h | tail",
+            )
+            raise FarandoleError(f"{named}remove something there; {cure} shows what is large")
+
+
 def available_mib() -> int:
     """The memory that is free here."""
     found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)

@@ -105,6 +105,7 @@ class Kind:
 def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) -> None:
     """Bring a lab to `count` running nodes; existing ones are left alone."""
     machine.check(kind.kernel)
+    host.check_space()
     host.prepare()
     reap_strays()
     present = nodes(lab)
