@@ -11,7 +11,7 @@ from farandole.stack.cache import Builds, lab_builds
 from farandole.validation.nodes import program
 
 NODES = 2
-PACKAGES = "build-essential,chrony,cmake,curl,git,ibverbs-utils,rdma-core,rsync,vim,wget,zstd"
+PACKAGES = "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd"
 # What site.yml installs unless told otherwise, if a lab has built it.
 WANTED = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
 LOCKS = [built.about["lock"] for built in Builds(lab_builds()).packed()]

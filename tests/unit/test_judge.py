@@ -115,7 +115,7 @@ BROKEN_PAIR = {"ranks": [0, 1], "seen": "rxe0/1 with rxe0/1: nothing within 30 s
     ("seen", "status", "words"),
     [
         ({"without": [1]}, NOT_MEASURED, "no port is active on node-2"),
-        ({"toolless": [0, 1]}, NOT_MEASURED, "missing on node-1, node-2"),
+        ({"toolless": [0, 1]}, NOT_MEASURED, "missing on node-1, node-2: base_extra_packages"),
         ({"rates": [[0, 1, 21.4], [0, 1, 30]]}, GREEN, "between 1 of 1 pairs of nodes: 21 Mbit/s and more"),
         ({"failed": [BROKEN_PAIR]}, RED, "failed with node-1, node-2"),
         ({"failed": [BROKEN_PAIR | {"ranks": [5, 9]}], "without": []}, RED, "failed with "),

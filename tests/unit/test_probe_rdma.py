@@ -35,6 +35,7 @@ def test_active_ports_are_found_with_their_address_in_the_clusters_network(tmp_p
         "192.0.2.0/24": "--gid-idx=3", "10.94.0.0/22": "--gid-idx=2", None: "--gid-idx=2",
     }  # fmt: skip
     assert all(found.keys() == {"ib/1", "roce/1"} for found in ways.values())
+    assert rdma.ports("eth0", tmp_path).keys() == {"ib/1"}
     assert ways[None]["ib/1"] == ["--ib-dev=ib", "--ib-port=1"]
 
 

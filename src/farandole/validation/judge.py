@@ -294,8 +294,8 @@ def _remote_memory(seen: Result, nodes: Sequence[str], common: Mapping[str, Any]
     if seen["without"]:
         check.words = f"InfiniBand, RoCE: no port is active on {named(seen['without'])}"
     elif seen["toolless"]:
-        missing = "base_extra_packages: [ibverbs-utils] installs ibv_rc_pingpong, which is missing on"
-        check.words = f"InfiniBand, RoCE: {missing} {named(seen['toolless'])}"
+        needs = "base_extra_packages: [ibverbs-utils, ibverbs-providers]"
+        check.words = f"InfiniBand, RoCE: ibv_rc_pingpong is missing on {named(seen['toolless'])}: {needs}"
     elif failed := seen["failed"]:
         check.status, check.words = RED, f"RDMA failed with {named(failed[0]['ranks'])}"
         # It takes part in most of what failed.
