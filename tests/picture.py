@@ -1,8 +1,8 @@
 """Draw what a terminal shows of a recorded run, as an SVG that moves.
 
-    python tests/picture.py .farandole/.plays/NAME/TIME docs/validate.svg --still --command "farandole validate -i mine"
+    python tests/picture.py .farandole/.plays/NAME/TIME docs/validate.svg --still -1 --command "farandole validate"
 
-Every line is what the viewer makes of the run's own events. `--still` draws the end alone.
+Every line is what the viewer makes of the run's own events. `--still -1` draws the end alone.
 """
 
 from __future__ import annotations
