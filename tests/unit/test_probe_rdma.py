@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +51,41 @@ def test_every_two_ranks_meet_once_and_each_has_one_partner_at_a_time(size: int)
         assert all(partners[other] == rank != other for rank, other in partners.items())
         met += [(rank, other) for rank, other in partners.items() if rank < other]
     assert sorted(met) == sorted(combinations(range(size), 2))
+
+
+class Rank:
+    """One of several ranks, each a thread, that only gather."""
+
+    def __init__(self, rank: int, size: int, said: list[Any], meets: threading.Barrier) -> None:
+        self.rank, self.size, self.said, self.meets = rank, size, said, meets
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said[self.rank] = value
+        self.meets.wait(10)
+        every = list(self.said)
+        self.meets.wait(10)
+        return every
+
+
+def test_the_result_is_the_same_on_all_ranks_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of ranks, as a long line of one rank would be mixed up with others."""
+    size = 9
+    monkeypatch.setattr(rdma, "ports", lambda *_: {"rxe0/1": []})
+    monkeypatch.setattr(rdma, "meeting_point", lambda *_: "here")
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+
+    def measured(fails: bool) -> dict[str, Any]:
+        monkeypatch.setattr(rdma, "traffic", lambda words: (None, "lost") if fails else (5.0 + len(words), ""))
+        said, meets = [None] * size, threading.Barrier(size)
+        with ThreadPoolExecutor(size) as pool:
+            first, *others = pool.map(
+                lambda rank: rdma.measure(rank, None), [Rank(rank, size, said, meets) for rank in range(size)]
+            )
+        assert all(other == first for other in others)
+        assert len(json.dumps(first)) < 1000
+        return dict(first)
+
+    assert measured(fails=False) == {"without": [], "toolless": [], "pairs": 36, "slowest": 9.0, "failed": []}
+    failed = measured(fails=True)["failed"]
+    assert len(failed) == rdma.FEW
+    assert failed[0]["seen"] == "rxe0/1 with rxe0/1: lost"

@@ -217,11 +217,10 @@ def check_space() -> None:
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         free = shutil.disk_usage(there).free >> 20
         if free < least:
-            named, cure = (
-                f"{place} has {free} MiB free, and the lab needs {least}: ",
-                f"du -xh {there} | sort -h | tail",
+            raise FarandoleError(
+                f"{place} has {free} MiB free, and the lab needs {least}: remove something there; "
+                f"du -xh {there} | sort -h | tail shows what is large"
             )
-            raise FarandoleError(f"{named}remove something there; {cure} shows what is large")
 
 
 def available_mib() -> int:

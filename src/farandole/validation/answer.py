@@ -56,7 +56,8 @@ RANK = fields(
         "rdma": fields(
             {
                 **dict.fromkeys(("without", "toolless"), many(whole(1 << 20))),
-                "rates": many(few(3, 3)),
+                "pairs": whole(1 << 20),
+                "slowest": number,
                 "failed": many(fields({"ranks": few(2, 2), "seen": LINE})),
             }
         ),

@@ -21,6 +21,8 @@ RATE = re.compile(r"= ([\d.]+) Mbit/sec")
 TRAFFIC = ("--iters=500", "--chk")
 # Seconds that one pair may take, within which the other end begins to listen; after how many no further pairs begin.
 PAIR_SECONDS, LISTENS_SECONDS, ALL_SECONDS = 30, 5, 20
+# How many failures are reported.
+FEW = 8
 
 
 def ports(network: str | None, folder: Path = DEVICES) -> dict[str, list[str]]:
@@ -77,17 +79,18 @@ def pairs(size: int) -> Iterator[dict[int, int]]:
 
 
 def measure(mpi: MPI, network: str | None) -> dict[str, Any]:
-    """Send data between every two ranks, from each port to the other's in the same place; the rates, and what failed.
+    """Send data between every two ranks, from each port to the other's in the same place; what was seen.
 
-    Every rank gets the same result.
+    Every rank gets the same result, which is short: a longer line of one rank would be mixed up with others.
     """
     mine = ports(network)
     every = mpi.gather([list(mine), shutil.which(PINGPONG) is not None])
     without = [rank for rank, (names, _) in enumerate(every) if not names]
     toolless = [rank for rank, (names, has) in enumerate(every) if names and not has]
-    seen = {"without": without, "toolless": toolless, "rates": [], "failed": []}
+    seen = {"without": without, "toolless": toolless, "pairs": 0, "slowest": 0, "failed": []}
     if without or toolless or mpi.size == 1:
         return seen
+    all_rates, all_failed = list[list[float]](), list[dict[str, Any]]()
     until = time.monotonic() + ALL_SECONDS
     for partners in pairs(mpi.size):
         meeting = mpi.gather([meeting_point(network), free_port()])
@@ -103,12 +106,14 @@ def measure(mpi: MPI, network: str | None) -> dict[str, Any]:
                 elif not target:
                     rates.append([mpi.rank, other, rate])
         for more_rates, more_failed, goes_on in mpi.gather([rates, failed, time.monotonic() < until]):
-            seen["rates"] += more_rates
-            seen["failed"] += more_failed
+            all_rates += more_rates
+            all_failed += more_failed
             until = until if goes_on else 0
         if not until:
             break
-    return seen
+    met = {(first, second) for first, second, _ in all_rates}
+    slowest = min((rate for _, _, rate in all_rates), default=0)
+    return {**seen, "pairs": len(met), "slowest": slowest, "failed": all_failed[:FEW]}
 
 
 def meeting_point(network: str | None) -> str:
