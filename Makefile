@@ -42,8 +42,8 @@ demo: setup ## set up and validate two hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers (about an hour)
-	farandole lab setup
+test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers and with kernels of their own (an hour and more)
+	farandole lab setup --kernel own
 	python tests/browser.py
 	python tests/run.py
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Horovod's Keras support is for Keras 2.
+# This is written for Keras 2; keras_3.py is for Keras 3.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import horovod.tensorflow as hvd

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "files/samples"
 TRAINED = {
-    "tensorflow": ("tensorflow_session", "tensorflow_tape", "Keras_TF_MultiNode_GPU"),
+    "tensorflow": ("tensorflow_session", "tensorflow_tape", "Keras_TF_MultiNode_GPU", "keras_3"),
     "pytorch": ("pytorch_mnist",),
 }
 

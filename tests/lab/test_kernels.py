@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from clusters import Cluster, until
 
-# Without it, `python tests/run.py "lab kernels"` tests the least of it in ten minutes.
+# Without it, `make test` tests the least of it.
 EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
 LONG = pytest.mark.skipif(not EVERY, reason="`make test-kernels` runs it")
 # What takes minutes to install there.

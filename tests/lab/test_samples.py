@@ -83,7 +83,9 @@ def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
-@pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "tensorflow_session", "Keras_TF_MultiNode_GPU"])
+@pytest.mark.parametrize(
+    "sample", ["pytorch_mnist", "tensorflow_tape", "tensorflow_session", "Keras_TF_MultiNode_GPU", "keras_3"]
+)
 def test_each_sample_trains_on_two_nodes_to_equal_weights(cluster: Cluster, sample: str, controller: str) -> None:
     done = job(cluster, (*horovodrun(controller, BOTH), f"{SAMPLES}/{sample}.py", "--json", "--batch-size", "64"))
     assert failure(done) == "", done
@@ -99,7 +101,7 @@ def test_the_job_scripts_run(cluster: Cluster, script: str) -> None:
     assert ("1 worker on 1 machine" if script == "shell" else "2 workers on 2 machines") in output.stdout
 
 
-@pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "Keras_TF_MultiNode_GPU"])
+@pytest.mark.parametrize("sample", ["pytorch_mnist", "tensorflow_tape", "Keras_TF_MultiNode_GPU", "keras_3"])
 def test_a_job_resumes_from_its_checkpoint(cluster: Cluster, sample: str) -> None:
     options = (f"{SAMPLES}/{sample}.py", "--json", "--checkpoints", f"{HOME}/{sample}")
     first = job(cluster, (*horovodrun("gloo", BOTH), *options, "--epochs", "4"))

@@ -44,14 +44,6 @@ layer = torch.nn.Linear(4, 1)
 layer(torch.ones(2, 4)).sum().backward()
 print("trained")
 """
-KERAS = """
-import horovod.keras as hvd, keras, numpy
-hvd.init()
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
-model.fit(numpy.ones((8, 4)), numpy.ones((8, 1)), verbose=0)
-print("trained")
-"""
 FILES = """
 import os, pathlib, time, torch
 rank = int(os.environ["RANK"])
@@ -67,7 +59,7 @@ def run(site: Cluster, folder: Path, options: str, program: str, text: str) -> s
     return done
 
 
-@pytest.mark.parametrize(("page", "line"), lines("horovod", "torchrun", "tensorflow", "each"))
+@pytest.mark.parametrize(("page", "line"), lines("horovod", "keras", "torchrun", "tensorflow", "each"))
 def test_the_line_of_a_page_works(site: Cluster, tmp_path: Path, page: str, line: str) -> None:
     meet(site, tmp_path, page, line, NODES)
 
@@ -77,7 +69,6 @@ def test_the_line_of_a_page_works(site: Cluster, tmp_path: Path, page: str, line
     [
         ("", "python train.py", TORCH, "they use torch"),
         ("--gloo", "torchrun --standalone train.py", DDP, "torch.distributed knew of one rank"),
-        ("", "python train.py", KERAS, "Keras 3 does not call Horovod"),
         ("", "python train.py", LOCAL, "torch.distributed at localhost"),
     ],
 )

@@ -9,7 +9,7 @@ from farandole.validation.plan import jobs
 
 BARS = Bars(accuracy=0.95, parity=0.01, mpi_bandwidth=0.4, mpi_latency=0.4, efficiency=0.8, yardstick=0.9)
 NODES = ("node-1", "node-2")
-PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, BARS, quick=False)}
+PLANNED = {job["id"]: job for job in jobs(NODES, ["tensorflow", "pytorch"], 120, BARS, quick=False, keras_3=True)}
 
 
 def rank(number: int, **changes: Any) -> dict[str, Any]:

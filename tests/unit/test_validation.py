@@ -33,7 +33,7 @@ from farandole.validation.plan import jobs
 from .loading import ROOT
 from .results import BARS, NODES, PLANNED, judged, ran, rank, rounds, wrong
 
-CPU = {"wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"}}
+CPU = {"wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"}, "versions": {}}
 
 
 def planned(frameworks: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -50,6 +50,23 @@ def test_jobs_follow_what_is_installed_and_how_much_is_wanted() -> None:
     gpu = planned(["pytorch"], quick=True, gpu=True)
     assert [*gpu] == ["mpi", "horovod.torch.gloo", "horovod.torch.nccl"]
     assert [name for name, argv in gpu.items() if "--gpu" in argv] == ["horovod.torch.nccl"]
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "versions", "trains"),
+    [
+        (["tensorflow"], {"keras": "3.15.1"}, True),
+        (["tensorflow"], {"keras": "2.15.0"}, False),
+        (["tensorflow"], {}, False),
+        (["pytorch"], {"keras": "3.15.1"}, False),
+    ],
+)
+def test_the_sample_of_keras_3_needs_keras_3_and_tensorflow(
+    frameworks: list[str], versions: dict[str, str], trains: bool
+) -> None:
+    manifest = {"wanted": {"frameworks": frameworks, "accelerator": "cpu"}, "versions": versions}
+    jobs = {job["id"] for job in nodes.jobs([*NODES], manifest, 120, quick=False)}
+    assert ("training.keras_3" in jobs) == trains
 
 
 def test_probes_and_samples_exist() -> None:

@@ -46,8 +46,11 @@ def jobs(
         return []
     wanted = manifest["wanted"]
     gpu = wanted["accelerator"] != "cpu"
+    keras_3 = manifest["versions"].get("keras", "").startswith("3.")
     limits = Bars.changed(bars)
-    return plan.jobs(nodes, wanted["frameworks"], int(seconds), limits, quick=quick, gpu=gpu, queue=queue)
+    return plan.jobs(
+        nodes, wanted["frameworks"], int(seconds), limits, quick=quick, gpu=gpu, queue=queue, keras_3=keras_3
+    )
 
 
 def task(job: Mapping[str, Any]) -> dict[str, Any]:

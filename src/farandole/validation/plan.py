@@ -11,11 +11,14 @@ from farandole.validation.judge import Bars
 
 SAMPLES = "/opt/farandole/samples"
 MODULES = {"pytorch": "torch", "tensorflow": "tensorflow"}
+# Not where Keras is older than its name says.
+KERAS_3 = "keras_3.py"
 # By sample: its framework, Horovod's controller, the learning rate of one worker, and how long it trains.
 TRAINING: Mapping[str, tuple[str, str, float, str, int]] = {
     "tensorflow_session.py": ("tensorflow", "mpi", 0.001, "--steps", 600),
     "tensorflow_tape.py": ("tensorflow", "gloo", 0.001, "--epochs", 12),
     "Keras_TF_MultiNode_GPU.py": ("tensorflow", "mpi", 1.0, "--epochs", 12),
+    KERAS_3: ("tensorflow", "gloo", 0.001, "--epochs", 12),
     "pytorch_mnist.py": ("pytorch", "gloo", 0.05, "--epochs", 12),
 }
 # Trained by one worker and by all of them on the same images in the same order, to compare the loss.
@@ -69,7 +72,7 @@ def _workers(nodes: Sequence[str]) -> tuple[str, ...]:
 
 def jobs(
     nodes: Sequence[str], frameworks: Sequence[str], seconds: int, bars: Bars, *, quick: bool, gpu: bool = False,
-    queue: Sequence[str] = (),
+    queue: Sequence[str] = (), keras_3: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All jobs, or only those that take half a minute; one through the queue, on those nodes that have one."""
     exported = ("-x", "FARANDOLE_JOB", "-x", "OMP_NUM_THREADS")
@@ -82,7 +85,8 @@ def jobs(
     planned += _queued(members, frameworks, seconds)
     if not quick:
         planned += _limits(members, seconds)
-        planned += [*_training(nodes, frameworks, seconds), *_parity(nodes, frameworks, seconds)]
+        samples = [sample for sample in TRAINING if keras_3 or sample != KERAS_3]
+        planned += [*_training(nodes, frameworks, seconds, samples), *_parity(nodes, frameworks, seconds)]
         if "pytorch" in frameworks and len(nodes) > 1:
             planned += [_network(nodes, seconds), _speed(nodes, seconds, bars)]
     return [asdict(job) for job in planned]
@@ -128,10 +132,13 @@ def _limits(nodes: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
         )
 
 
-def _training(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> Iterator[PlannedJob]:
+def _training(
+    nodes: Sequence[str], frameworks: Sequence[str], seconds: int, samples: Sequence[str]
+) -> Iterator[PlannedJob]:
     """Train with the same number of images per step, and of steps, whatever the number of workers."""
     count = len(nodes)
-    for sample, (framework, controller, rate, option, amount) in TRAINING.items():
+    for sample in samples:
+        framework, controller, rate, option, amount = TRAINING[sample]
         if framework not in frameworks:
             continue
         size = ("--batch-size", str(max(1, GLOBAL_BATCH // count)), "--lr", str(rate / count))

@@ -199,8 +199,8 @@ class Reports:
         if size == 1 or len(self.said) < started:
             return "", ""
         if "wraps" in told and "reduces" not in told:
-            why = "Keras 3 does not call Horovod's optimizer, so nothing was averaged"
-            return why, "use Keras 2, which Horovod supports: import tf_keras as keras"
+            why = "Keras 3 does not call the optimizer of this Horovod, so nothing was averaged"
+            return why, "make a new lock, whose Horovod works with Keras 3, or import tf_keras as keras"
         if in_accelerate == 1 and groups.get("torch.distributed", 0) > 1:
             why = "Accelerate found no GPU and was not told in time to use processors, so nothing was averaged"
             return why, cure("Accelerate")
