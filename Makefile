@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,11 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 	farandole lab setup --kernel stock
 	FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab kernels"
 	python tests/run.py "lab rdma"
+
+test-horovod: setup ## run Horovod's own tests and ours of Keras 3 on two nodes: make test-horovod TESTS=horovod/test
+	@test -n "$(TESTS)" || { echo "TESTS has to be the folder test of Horovod's sources: https://github.com/horovod/horovod" >&2; exit 2; }
+	farandole lab setup
+	PYTHONPATH=tests:tests/lab python tests/upstream/run.py "$(TESTS)" $(ONLY)
 
 bench-stack: setup ## measure the stack's time and disk space: cold, warm, with added nodes (an hour)
 	farandole lab setup
