@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ bench-predict: setup ## compare farandole predict with jobs on two to four nodes
 
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py
+
+horovod-sdist: setup ## write Horovod's source with all patches into dist/, with a version of its own, for pip elsewhere
+	python tests/sdist.py dist
 
 docs: setup ## build the site of all pages in .farandole/site, with a search that needs no server
 	sphinx-build -q -W --keep-going -c docs . .farandole/site

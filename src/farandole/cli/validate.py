@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farandole.cli.node import cluster_of
 from farandole.cli.options import AsJson, Hosts, Inventory, with_login
+from farandole.core.errors import FarandoleError
+from farandole.core.project import version
 from farandole.plays.playbook import Login, play
+from farandole.report import evidence as files
+from farandole.report.read import read
+from farandole.stack import lock as locks
 
 
 @with_login()
@@ -21,10 +30,20 @@ def validate(
     on_bad_node: Annotated[
         str, typer.Option(metavar="stop|exclude", help="Check the nodes first, and go on without the bad ones.")
     ] = "",
+    evidence: Annotated[
+        Path | None,
+        typer.Option(help="Write versions, numbers and verdicts to this file, for the catalogue: no names."),
+    ] = None,
+    evidence_key: Annotated[
+        Path | None, typer.Option(help="Sign it with this key of ssh.", exists=True, dir_okay=False)
+    ] = None,
     login: Login,
     as_json: AsJson = False,
 ) -> None:
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
+    if evidence_key and not evidence:
+        raise FarandoleError("--evidence-key signs the file of --evidence, which is missing")
+    begun = time.time()
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
@@ -36,5 +55,20 @@ def validate(
         as_json=as_json,
         interrupted="the job on the nodes is being ended; there is no report of this run",
     )
+    if evidence:
+        gather(inventory, begun, evidence, evidence_key)
     if status:
         raise typer.Exit(1)
+
+
+def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> None:
+    """Write the evidence of a validation that began then."""
+    state = cluster_of(inventory, write=False).state
+    report = state / "reports" / "latest" / "result.json"
+    if not report.exists() or report.stat().st_mtime < begun:
+        raise FarandoleError("this validation wrote no report, so there is no evidence")
+    preflight = state / "preflight.json"
+    known = json.loads(preflight.read_text()) if preflight.exists() else {}
+    content = files.gather(read(report.parent), locks.read(locks.path_of(inventory)), known, version())
+    by = files.write(target, content, key)
+    typer.echo(f"evidence: {target}, {f'signed by {by}' if by else 'not signed (--evidence-key)'}")

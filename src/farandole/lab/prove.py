@@ -23,6 +23,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.project import INSTALLED, ROOT, environment
 from farandole.core.text import one_line, visible
 from farandole.lab.image import SYSTEMS, Suite
+from farandole.report import evidence as evidence_file
 from farandole.stack import lock as locks
 from farandole.stack.catalogue import EVIDENCE
 
@@ -53,15 +54,30 @@ def prove(
     suite: Annotated[Suite, typer.Option(help="Debian release of the hosts.")] = Suite.bookworm,
     frameworks: Annotated[str, typer.Option(help="tensorflow, pytorch, or tensorflow,pytorch.")] = "tensorflow,pytorch",
     evidence: Annotated[Path, typer.Option(help="The file to which the row is added.")] = EVIDENCE,
+    add_file: Annotated[
+        Path | None, typer.Option("--add", metavar="FILE", help="Add what `farandole validate --evidence FILE` wrote.")
+    ] = None,
+    signers: Annotated[
+        Path | None, typer.Option(help="Only if signed by a key in this file (allowed_signers of ssh-keygen).")
+    ] = None,
     *,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Add a file that nobody has signed.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the hosts up, to look at a failure.")] = False,
 ) -> None:
     """Try a set of versions on two throw-away hosts: site.yml, the whole validation, and a row of evidence.
 
     A failure becomes a row too, with its cause. Takes five minutes, or fifteen if OpenMPI has to be compiled.
+    With --add, it is somebody else's cluster that has tried it.
     """
     if INSTALLED:
         raise FarandoleError("the evidence is kept in the catalogue of a checkout: clone Farandole, and run it there")
+    if add_file:
+        content, fingerprint = evidence_file.read(add_file, signers, unsigned=unsigned)
+        row = evidence_file.row(content, fingerprint)
+        row |= parts({"versions": content["versions"], "own": ()})
+        add(evidence, row)
+        console.print(f"{row['verdict']}: {row['ran']}; {row['by']}; added to {evidence}", markup=False)
+        return
     if INVENTORY.exists():
         raise FarandoleError(f"{INVENTORY} exists: remove it with `farandole lab down --name {LAB}`")
     try:

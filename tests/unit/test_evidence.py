@@ -1,0 +1,140 @@
+"""Evidence of other clusters: what leaves them, who has signed it, and what the catalogue makes of it."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError
+from farandole.report import evidence
+
+LOCK = {
+    "id": "aaaa00000000",
+    "platform": {"os": "debian-12", "arch": "x86_64", "python": "3.11"},
+    "wanted": {"frameworks": ["tensorflow", "pytorch"], "accelerator": "cuda", "packages": ["secret-tool"]},
+    "versions": {"openmpi": "4.1.4", "torch": "2.13.0", "cuda": "13.0", "nccl": "none", "secret-tool": "1.0"},
+    "own": ["secret-tool"],
+}
+MACHINE = {
+    "kernel": "6.1.0-50-amd64",
+    "links": {"eno1": {"mtu": 1500, "speed": 10000, "duplex": "full"}},
+    "rdma": {},
+    "gpus": {"found": 2},
+}
+HOSTS = ("frodo", "sam", "sam2")
+PREFLIGHT = {
+    "hosts": {name: {"machine": MACHINE} for name in HOSTS},
+    "fabric": {"interfaces": dict.fromkeys(HOSTS, "eno1")},
+}
+
+
+def check(name: str, status: str = "green", code: str = "") -> dict[str, Any]:
+    words = "frodo:/home/alice"
+    return {"id": name, "status": status, "words": words, "value": 1.5, "code": code, "log": ["of alice"], "bar": None}
+
+
+RESULT = {
+    "time": "2026-11-26T20:00:00Z", "hosts": list(HOSTS), "stack": "aaaa00000000", "quick": False, "verdict": "red",
+    "cluster": "shire", "inventory": "/home/alice/shire",
+    "checks": [
+        check("mpi"), check("trust.sam2"), check("network.frodo", "red", "link-slow"), check("nccl", "not measured"),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def found() -> evidence.Evidence:
+    return evidence.gather(RESULT, LOCK, PREFLIGHT, "1.0.0")
+
+
+def key(folder: Path, name: str) -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "alice@frodo", "-f", folder / name], check=True
+    )
+    return folder / name
+
+
+@pytest.fixture
+def signed(tmp_path: Path, found: evidence.Evidence) -> Path:
+    evidence.write(tmp_path / "file.json", found, key(tmp_path, "alice"))
+    return tmp_path / "file.json"
+
+
+def test_no_name_of_a_host_or_a_person_or_their_packages_leaves(signed: Path) -> None:
+    text = signed.read_text()
+    for name in (*HOSTS, "alice", "shire", "secret"):
+        assert name not in text
+    ids = [one["id"] for one in json.loads(text)["evidence"]["checks"]]
+    assert ids == ["mpi", "trust.<node>", "network.<node>", "nccl"]
+
+
+def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
+    rows = tmp_path / "rows.yml"
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["prove", "--add", str(signed), "--evidence", str(rows)])
+        assert done.exit_code == 0, done.output
+    (row,) = yaml.safe_load(rows.read_text())
+    assert row["ran"] == (
+        "validation on 3 nodes of others: 2 green, 1 not measured, 1 red (link-slow); "
+        "kernel 6.1.0-50-amd64, 10000 Mbit/s, 2 GPUs a node"
+    )
+    assert (row["system"], row["verdict"], row["set"]) == ("debian-12", "fails", "openmpi==4.1.4 torch==2.13.0")
+    assert row["by"].startswith("SHA256:")
+
+
+def test_one_that_was_edited_is_refused(signed: Path) -> None:
+    signed.write_text(signed.read_text().replace('"verdict": "red"', '"verdict": "green"'))
+    with pytest.raises(FarandoleError, match="is not what was signed"):
+        evidence.read(signed)
+
+
+def test_one_that_somebody_else_has_made_is_refused(tmp_path: Path, signed: Path, found: evidence.Evidence) -> None:
+    signers = tmp_path / "signers"
+    signers.write_text(f"alice {(tmp_path / 'alice.pub').read_text()}")
+    assert evidence.read(signed, signers)[1] == evidence.read(signed)[1]
+    evidence.write(signed, found | {"verdict": "green"}, key(tmp_path, "mallory"))
+    assert evidence.read(signed)[1]
+    with pytest.raises(FarandoleError, match="a key that is not in"):
+        evidence.read(signed, signers)
+    # Her signature under his words.
+    other = json.loads(signed.read_text())
+    evidence.write(signed, found, tmp_path / "alice")
+    signed.write_text(json.dumps({**json.loads(signed.read_text()), "evidence": other["evidence"]}))
+    with pytest.raises(FarandoleError, match="is not what was signed"):
+        evidence.read(signed, signers)
+
+
+def test_one_that_nobody_has_signed_needs_an_option(tmp_path: Path, found: evidence.Evidence) -> None:
+    path = tmp_path / "file.json"
+    assert evidence.write(path, found, None) == ""
+    with pytest.raises(FarandoleError, match="--unsigned"):
+        evidence.read(path)
+    assert evidence.row(*evidence.read(path, unsigned=True))["by"] == "unsigned"
+    with pytest.raises(FarandoleError, match="is not signed"):
+        evidence.read(path, tmp_path / "signers", unsigned=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("lock", "x\nverdict: works"), ("nodes", 0), ("versions", {"a b": "1"}), ("kernels", ["6.1\n"]), ("more", 1)],
+)
+def test_what_it_may_not_say_is_refused(tmp_path: Path, found: evidence.Evidence, part: str, value: object) -> None:
+    evidence.write(tmp_path / "file.json", {**found, part: value}, key(tmp_path, "alice"))
+    with pytest.raises(FarandoleError, match="is no evidence"):
+        evidence.read(tmp_path / "file.json")
+
+
+def test_it_is_of_the_stack_in_the_lock() -> None:
+    with pytest.raises(FarandoleError, match="run site"):
+        evidence.gather({**RESULT, "stack": "bbbb00000000"}, LOCK, PREFLIGHT, "1.0.0")
+
+
+def test_a_key_that_cannot_sign_is_named(tmp_path: Path, found: evidence.Evidence) -> None:
+    (tmp_path / "key").write_text("no key")
+    with pytest.raises(FarandoleError, match="key cannot sign"):
+        evidence.write(tmp_path / "file.json", found, tmp_path / "key")
