@@ -1,4 +1,4 @@
-"""RDMA by Soft-RoCE, on nodes with Debian's own kernel, which has it. They compute slowly: half an hour in all."""
+"""What needs Debian's own kernel: RDMA by Soft-RoCE, and the queue's limit of cores. It computes slowly: half an hour."""
 
 import json
 import re
@@ -11,14 +11,17 @@ from farandole.stack.cache import Builds, lab_builds
 from farandole.validation.nodes import program
 
 NODES = 2
-PACKAGES = "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd"
+PACKAGES = (
+    "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd,"
+    "libpmix-dev,mariadb-server,slurm-wlm,slurm-wlm-mysql-plugin,slurm-wlm-torque,slurmdbd"
+)
 # What site.yml installs unless told otherwise, if a lab has built it.
 WANTED = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
 LOCKS = [built.about["lock"] for built in Builds(lab_builds()).packed()]
 STACKS = [lock["id"] for lock in LOCKS if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == WANTED]
 STACK = ("--stack", STACKS[0]) if STACKS else ()
 KIND = ("--kernel", "stock", "--memory", "4096", "--packages", PACKAGES, *STACK)
-SITE = ()
+SITE = ("--extra-vars", json.dumps({"slurm_enabled": True}))
 PAIR = ("-np", "2", "-H", "node-1:1,node-2:1", "--bind-to", "none")
 SOFT = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
 
@@ -49,3 +52,16 @@ def test_validate_sends_data_by_rdma_between_the_nodes(ports: Cluster) -> None:
     record = json.loads(re.findall(r"^\{.*rdma.*", ports.ssh("node-1", *launch).stdout, re.MULTILINE)[0])
     assert record["rdma"]["pairs"] == 0
     assert {tuple(one["ranks"]) for one in record["rdma"]["failed"]} <= {(0, 1), (1, 0)} != set()
+
+
+@pytest.mark.usefixtures("site")
+def test_a_job_has_the_cores_that_it_asked_for(cluster: Cluster) -> None:
+    """These kernels have all controllers; each node has two cores."""
+
+    def cores(count: int) -> str:
+        asked = f"cd; srun -N 1 -n 1 -c {count} sh -c 'nproc; cat /proc/self/cgroup'"
+        return cluster.ssh("node-1", "runuser", "-l", "trainer", "-c", asked).stdout
+
+    assert "ConstrainCores=yes" in cluster.ssh("node-1", "cat", "/etc/slurm/cgroup.conf").stdout
+    assert re.match(r"1\n.*job_\d+/step_0", cores(1))
+    assert cores(2).startswith("2\n")
