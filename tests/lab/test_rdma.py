@@ -1,4 +1,4 @@
-"""What needs Debian's own kernel: RDMA by Soft-RoCE, and the queue's limit of cores. It computes slowly: half an hour."""
+"""What needs Debian's own kernel: RDMA by Soft-RoCE, and the queue's limit of cores. It computes slowly."""
 
 import json
 import re
