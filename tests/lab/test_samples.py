@@ -281,14 +281,53 @@ def test_damaged_data_is_reported_and_repaired(cluster: Cluster, damage: str) ->
     assert failure(job(cluster, (*horovodrun("gloo", BOTH), TRAIN, "--json", "--epochs", "1"))) == ""
 
 
-def test_an_elastic_job_survives_the_loss_and_return_of_a_node(cluster: Cluster) -> None:
+# With Keras 3; a second for each epoch, as it would be over before a node has come back.
+ELASTIC = f"""
+import sys, time
+sys.path.insert(0, "{SAMPLES}")
+import horovod.keras as hvd, keras, mnist, numpy as np, proof
+from keras_3 import gather, lenet5
+hvd.init()
+(x, y), _ = mnist.load_data("MNIST-data")
+model = lenet5()
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.001)), loss, metrics=["accuracy"], jit_compile=False)
+meter = proof.Meter()
+sys.argv = ["elastic_keras_3.py", "--json"]
+options = proof.arguments("", lr=0.001)
+
+@hvd.elastic.run
+def train(state):
+    if hvd.rank() == 0:
+        print(proof.count(hvd.size(), "worker"), "from epoch", state.epoch + 1, flush=True)
+    mine = slice(hvd.rank(), len(x) // hvd.size() * hvd.size(), hvd.size())
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(1)),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state, 5),
+    ]
+    model.fit(x[mine, ..., None] / 255, y[mine], epochs=40 - state.epoch, callbacks=callbacks, verbose=0)
+
+train(hvd.elastic.KerasState(model, epoch=0))
+lost, accuracy = model.evaluate(x[..., None] / 255, y, verbose=0)
+sys.exit(proof.finish(options, gather, hvd.rank(), hvd.size(), model.get_weights(), meter, accuracy, lost))
+"""
+TORCH = (f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epochs", "8", "--log-interval", "1000000")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [TORCH, ("-c", f"import os; os.environ['KERAS_BACKEND'] = 'tensorflow'{ELASTIC}"),
+     ("-c", f"import os; os.environ['KERAS_BACKEND'] = 'torch'{ELASTIC}")],
+    ids=["pytorch", "keras on tensorflow", "keras on pytorch"],
+)  # fmt: skip
+def test_an_elastic_job_survives_the_loss_and_return_of_a_node(cluster: Cluster, program: tuple[str, ...]) -> None:
     argv = (
         "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "2", "60",
-        "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh",
-        "python", f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epochs", "8",
-        "--log-interval", "1000000",
+        "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh", "python", *program,
     )  # fmt: skip
     log = f"{HOME}/elastic.log"
+    cluster.ssh("node-1", "rm", "-f", log)
     command = ("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} 2>&1 | tee {log}")
     with injected(
         cluster,
