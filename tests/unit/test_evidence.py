@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
+from farandole.lab import prove
 from farandole.report import evidence
 
 LOCK = {
@@ -75,10 +76,14 @@ def test_no_name_of_a_host_or_a_person_or_their_packages_leaves(signed: Path) ->
 
 def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
     rows = tmp_path / "rows.yml"
+    # What we have seen ourselves stays.
+    ours = {"system": "debian-12", "verdict": "works", "ran": "here", "wanted": "tensorflow,pytorch"}
+    prove.add(rows, {**ours, "set": "openmpi==4.1.4 torch==2.13.0"})
     for _ in range(2):
         done = CliRunner().invoke(app, ["prove", "--add", str(signed), "--evidence", str(rows)])
         assert done.exit_code == 0, done.output
-    (row,) = yaml.safe_load(rows.read_text())
+    first, row = yaml.safe_load(rows.read_text())
+    assert first["ran"] == "here"
     assert row["ran"] == (
         "validation on 3 nodes of others: 2 green, 1 not measured, 1 red (link-slow); "
         "kernel 6.1.0-50-amd64, 10000 Mbit/s, 2 GPUs a node"

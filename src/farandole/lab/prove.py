@@ -167,9 +167,9 @@ def validated() -> str:
 
 
 def add(path: Path, row: Row) -> None:
-    """Add a row to a file of evidence, in place of one about the same set on the same system."""
+    """Add a row to a file of evidence, in place of one of the same people about the same set on the same system."""
     rows = yaml.safe_load(path.read_text()) if path.exists() else []
-    same = ("system", "wanted", "set")
+    same = ("system", "wanted", "set", "by")
     others = [other for other in rows or [] if any(other.get(key) != row.get(key) for key in same)]
     files.write(path, HEAD + "".join(map(text, [*others, row])))
 
