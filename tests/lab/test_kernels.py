@@ -16,18 +16,12 @@ from clusters import Cluster, until
 EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
 LONG = pytest.mark.skipif(not EVERY, reason="`make test-kernels` runs it")
 # What takes minutes to install there.
-PACKAGES = ["chrony", "curl", "git", "nfs-kernel-server", "rsync", "vim", "wget", "zstd"]
-# Power cuts also hit their installation.
-PACKAGES += (
-    []
-    if EVERY
-    else ["libpmix-dev", "mariadb-server", "slurm-wlm", "slurm-wlm-mysql-plugin", "slurm-wlm-torque", "slurmdbd"]
-)
+PACKAGES = ("chrony", "curl", "git", "nfs-kernel-server", "rsync", "vim", "wget", "zstd")
 NODES, KIND = 3 if EVERY else 2, ("--kernel", "own", "--packages", ",".join(PACKAGES))
 ALL = [f"node-{number}" for number in range(1, NODES + 1)]
 PEOPLE = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
 MOUNTS = [{"what": "node-1:/srv/data", "where": "/data", "type": "nfs4", "options": "soft,timeo=50"}]
-SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": True}
+SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": EVERY}
 SITE = ("--skip-tags", "stack,build_tools", "--extra-vars", json.dumps(SETTINGS))
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
@@ -273,6 +267,7 @@ def test_a_job_in_the_queue_goes_on_after_power_cuts(cluster: Cluster) -> None:
     assert saved() == STEPS
 
 
+@LONG
 @pytest.mark.usefixtures("site")
 def test_the_kernel_ends_a_job_that_takes_more_memory_than_it_asked_for(cluster: Cluster) -> None:
     """These kernels have no cpuset, so cores are not limited, but memory is."""
