@@ -29,8 +29,13 @@ MACHINE = {
 }
 HOSTS = ("frodo", "sam", "sam2")
 PREFLIGHT = {
-    "hosts": {name: {"machine": MACHINE} for name in HOSTS},
-    "fabric": {"interfaces": dict.fromkeys(HOSTS, "eno1")},
+    # Not each calls its interface the same.
+    "hosts": {
+        "frodo": {"machine": MACHINE},
+        "sam": {"machine": MACHINE},
+        "sam2": {"machine": {**MACHINE, "links": {"eth7": {"speed": 25000}, "eno1": {"speed": 1}}}},
+    },
+    "fabric": {"interfaces": {"frodo": "eno1", "sam": "eno1", "sam2": "eth7"}},
 }
 
 
@@ -72,6 +77,10 @@ def test_no_name_of_a_host_or_a_person_or_their_packages_leaves(signed: Path) ->
         assert name not in text
     ids = [one["id"] for one in json.loads(text)["evidence"]["checks"]]
     assert ids == ["mpi", "trust.<node>", "network.<node>", "nccl"]
+
+
+def test_the_speed_is_that_of_the_chosen_interfaces(found: evidence.Evidence) -> None:
+    assert found["mbit"] == [10000, 25000]
 
 
 def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:

@@ -55,11 +55,10 @@ def gather(result: Mapping[str, Any], lock: Mapping[str, Any], preflight: Mappin
             f"the nodes have the stack {result.get('stack')}, not {lock['id']} of the lock: run site.yml"
         )
     names = sorted(result["hosts"], key=len, reverse=True)
-    machines = [
-        probe["machine"] for name, probe in preflight.get("hosts", {}).items() if name in names and "machine" in probe
-    ]
+    probes = {name: probe for name, probe in preflight.get("hosts", {}).items() if name in names and "machine" in probe}
     chosen = preflight.get("fabric", {}).get("interfaces", {})
-    links = [machine["links"].get(chosen.get(name)) or {} for name, machine in zip(names, machines, strict=False)]
+    machines = [probe["machine"] for probe in probes.values()]
+    links = [probe["machine"]["links"].get(chosen.get(name)) or {} for name, probe in probes.items()]
     own = {*lock.get("own", ()), *lock["wanted"].get("packages", ())}
     return checked(
         {
