@@ -32,6 +32,8 @@ AFTERWARDS = (
 # On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
 AT_A_TIME, WHILE_BUILDING = 3, 2
 SLOWEST = 10
+# Letters of the reason of a failure.
+REASON = 300
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -74,6 +76,8 @@ class Result:
     failed: int
     skipped: int
     tests: list[tuple[float, str]] = field(default_factory=list)
+    # Which tests failed, in order, and why, in a line each; the first may have caused the others.
+    failures: list[str] = field(default_factory=list)
 
 
 def stages() -> Iterator[Stage]:
@@ -160,7 +164,12 @@ def count(stage: Stage, code: int) -> Result:
     total, failed, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "skipped"))
     failed += int(suite.get("errors", 0))
     tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
-    return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests)
+    why = [
+        f"{test.get('name')}: {broken.get('message', '').splitlines()[0][:REASON]}"
+        for test in suite.iter("testcase")
+        for broken in (*test.iter("failure"), *test.iter("error"))
+    ]
+    return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests, why)
 
 
 def show(stage: Stage, result: Result, progress: str) -> None:
@@ -170,7 +179,8 @@ def show(stage: Stage, result: Result, progress: str) -> None:
     )
     if result.failed:
         end = "\n".join(stage.log.read_text().splitlines()[-60:])
-        console.print(f"--- the end of {stage.log.relative_to(ROOT)}\n{end}\n---", markup=False)
+        failures = "\n".join(result.failures)
+        console.print(f"--- the end of {stage.log.relative_to(ROOT)}\n{end}\n---\n{failures}", markup=False)
 
 
 def main() -> int:

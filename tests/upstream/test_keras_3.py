@@ -114,6 +114,21 @@ def test_what_excludes_each_other_is_refused() -> None:
         hvd.broadcast_global_variables(0)
 
 
+@pytest.mark.skipif(ON_TORCH, reason="tf_keras has no other backend")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_optimizers_of_tf_keras_take_the_old_way(passes: int) -> None:
+    import tf_keras
+
+    tf_keras.utils.set_random_seed(1)
+    layers = [tf_keras.Input((4,)), tf_keras.layers.Dense(3), tf_keras.layers.Dense(1)]
+    distributed = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), backward_passes_per_step=passes)
+    are_equal(fitted(distributed, tf_keras.Sequential(layers)))
+    local = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])
+    distributed = hvd.PartialDistributedOptimizer(tf_keras.optimizers.SGD(0.1), local_layers=local.layers[0])
+    rows = everywhere(weights(fitted(distributed, local)))
+    assert not (rows == rows[0]).all()
+
+
 def test_a_process_set_trains_for_itself() -> None:
     sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
     try:

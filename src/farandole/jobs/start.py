@@ -114,6 +114,8 @@ def finish(head: Head, number: str, wish: Wish, folder: Path, again: str) -> int
             show(head.ask("farandole", "stop", number))
         except Interrupted:
             raise Interrupted(f"run {number} may still be ending; farandole runs {again} shows it") from None
+        except FarandoleError as error:
+            raise FarandoleError(f"{error}; unless it has ended: farandole stop {again} {number}") from None
         hint = f"; its results: farandole fetch {again} {number} {shlex.join(fetch)}" if fetch else ""
         raise Interrupted(f"run {number} is ended on every node{hint}") from None
     if fetch and (state := known(head, number)).fetched:

@@ -33,6 +33,8 @@ from farandole.node.head.status import others, owner
 
 # Seconds between two questions to systemd whether a run is alive.
 ASK_EVERY = 5
+# And those in which systemd has to take the order to end one.
+STOP_S = 60
 COMMAND = "/usr/local/bin/farandole"
 
 
@@ -135,8 +137,13 @@ def stop(run: Run) -> None:
     """End a run on all of its nodes."""
     if run.end():
         raise RefusedError(f"run {run.number} has already ended: {told(run)}")
-    systemctl("stop", "--no-block", run.unit)
+    asked, until = systemctl("stop", "--no-block", run.unit), time.monotonic() + STOP_S
     while not run.end():
+        # It may be too busy to answer.
+        if asked.returncode:
+            if time.monotonic() > until:
+                raise RefusedError(f"run {run.number} is not ended, systemd says: {asked.stderr.strip()}")
+            asked = systemctl("stop", "--no-block", run.unit)
         time.sleep(0.2)
     print(f"run {run.number}: {told(run)}")
 
