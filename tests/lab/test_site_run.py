@@ -48,7 +48,7 @@ def begin(cluster: Cluster, folder: Path, *arguments: str) -> subprocess.Popen[s
     """Start a run of train.py, and wait until the program runs."""
     process = cluster.begin("run", *arguments, folder=folder)
     assert process.stdout
-    assert any("rank" in line for line in process.stdout), process.communicate()[1]
+    assert any("] rank" in line for line in process.stdout), process.communicate()[1]
     return process
 
 

@@ -68,19 +68,29 @@ class RunKeeper:
 
     def terminate(self) -> None:
         """End it because somebody stops the run, or the machine."""
+        # At once, as systemd may answer late.
+        if self.process:
+            self.end_aside(self.process)
         self.with_head = ran("systemctl", "is-system-running").stdout.strip() == "stopping"
-        self.stop("ended by the shutdown of the head" if self.with_head else "stopped")
+        self.why = self.why or ("ended by the shutdown of the head" if self.with_head else "stopped")
+        if not self.process:
+            raise StoppedError
 
     def stop(self, why: str) -> None:
         """End it; what still has to be done then goes on."""
         self.why = self.why or why
         if self.process:
-            threading.Thread(target=end, args=(self.process,), daemon=True).start()
+            self.end_aside(self.process)
         elif threading.current_thread() is threading.main_thread():
             raise StoppedError
         else:
             # Where it is raised as well.
             os.kill(os.getpid(), signal.SIGTERM)
+
+    @staticmethod
+    def end_aside(process: subprocess.Popen[bytes]) -> None:
+        """End a job while this thread goes on."""
+        threading.Thread(target=end, args=(process,), daemon=True).start()
 
     def end(self) -> None:
         """End the processes of one start, which another may follow."""
