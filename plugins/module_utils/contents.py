@@ -57,12 +57,20 @@ def entry_of(entry: os.DirEntry[str]) -> Entry:
     return ("folder" if stat.S_ISDIR(mode) else "device"), bits, ""
 
 
-def scan(tree: Path) -> dict[str, Entry]:
-    """The entries of a tree by path, hashed in threads, because hashing releases the GIL."""
+def scan(tree: Path, known: Mapping[str, Entry] | None = None, since: int = 0) -> dict[str, Entry]:
+    """The entries of a tree by path, hashed in threads, because hashing releases the GIL.
+
+    Those that are known are not read if neither they nor their folders were touched since then."""
     paths = dict(walk(tree))
+    late = {path for path, entry in paths.items() if entry.stat(follow_symlinks=False).st_ctime_ns > since}
+    if tree.stat().st_ctime_ns > since:
+        late.add("")
+    kept = {path for path in known or () if path in paths and not late & {path, path.rpartition("/")[0]}}
+    read = [path for path in paths if path not in kept]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        entries = pool.map(entry_of, [paths[path] for path in read])
         # Both have the same length; zip can check that only from Python 3.10 on.
-        return dict(sorted(zip(paths, pool.map(entry_of, paths.values()))))  # noqa: B905
+        return dict(sorted([*zip(read, entries), *((path, (known or {})[path]) for path in kept)]))  # noqa: B905
 
 
 def text(entries: Mapping[str, Entry]) -> str:
@@ -110,13 +118,16 @@ def differences(wanted: Mapping[str, Entry], present: Mapping[str, Entry]) -> li
     return problems
 
 
-def verify(tree: Path, known: Collection[str] = ()) -> list[str] | None:
+def verify(tree: Path, known: Collection[str] = (), since: int = 0) -> list[str] | None:
     """Verify a tree by its list, whose valid digests are in `known` if they are known; return what is wrong with it.
 
+    What was not touched since then, if that is told, is taken to be what the list says, unless the list was touched.
     None means that it cannot be verified: it has no list, and no digest is known."""
     if not tree.is_dir():
         return [f"{tree.name} is missing"]
-    present, lines = scan(tree), listed(tree)
+    lines = listed(tree)
+    trusted = since and lines is not None and (tree / LIST).lstat().st_ctime_ns <= since
+    present = scan(tree, parse(lines or "") if trusted else None, since)
     if digest(text(present)) in known:
         return []
     if lines is None:
@@ -149,9 +160,9 @@ def drift(root: Path, stack: str) -> list[str]:
     return [
         f"in {tree.parent.name}/{tree.name}, {problem}"
         for tree in trees(folder)
-        # Files are read only if something was touched, so this takes a fraction of a second otherwise.
+        # If nothing was touched, this takes a fraction of a second.
         if not tree.is_dir() or touched(tree, since)
-        for problem in verify(tree) or ()
+        for problem in verify(tree, since=since) or ()
     ]
 
 

@@ -84,6 +84,33 @@ def test_a_changed_stack_is_found_and_installed_again(
     assert contents.drift(root, NEW) == []
 
 
+def test_only_what_was_touched_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("a/x", "b/y", "b/z"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(path)
+    contents.write(tmp_path)
+    since = (tmp_path / contents.LIST).stat().st_ctime_ns
+    read = set[str]()
+
+    def noted(path: str) -> str:
+        read.add(Path(path).name)
+        return Path(path).read_text()
+
+    monkeypatch.setattr(contents, "sha256", noted)
+    # The kernel's clock for files goes in steps.
+    time.sleep(0.05)
+    (tmp_path / "b/y").touch()
+    assert contents.verify(tmp_path, since=since) == ["b/y has different content"]
+    assert read == {"y"}
+    # What is in a touched folder may have been put there.
+    (tmp_path / "b").touch()
+    contents.verify(tmp_path, since=since)
+    assert read == {"y", "z"}
+    (tmp_path / contents.LIST).touch()
+    contents.verify(tmp_path, since=since)
+    assert read == {"x", "y", "z"}
+
+
 def test_what_is_not_the_archive_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
     packed, wanted = archive(tmp_path), "0" * 64
     asked = request(packed, depot, root)
