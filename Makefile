@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,10 +93,6 @@ bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one
 bench-predict: setup ## compare farandole predict with jobs on two to four nodes (half an hour)
 	farandole lab setup
 	python tests/bench/predict.py
-
-bench-train: setup ## compare sums and training on two nodes with the network and with torch.distributed (half an hour)
-	farandole lab setup
-	python tests/bench/train.py
 
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py

@@ -165,7 +165,7 @@ def count(stage: Stage, code: int) -> Result:
     failed += int(suite.get("errors", 0))
     tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
     why = [
-        f"{test.get('name')}: {broken.get('message', '').splitlines()[0][:REASON]}"
+        f"{test.get('name')}: {broken.get('message', '').partition(chr(10))[0][:REASON]}"
         for test in suite.iter("testcase")
         for broken in (*test.iter("failure"), *test.iter("error"))
     ]

@@ -1,7 +1,7 @@
 """Sums over two nodes compared with the network itself and with torch.distributed, and steps of training with each.
 
-train.py starts it on both nodes; it prints a line of JSON. All ways take turns within one job, so that their ratios
-hold on a machine that is busy with other things as well.
+In this folder: farandole run --hosts node-1,node-2 -- python wire.py. It prints a line of JSON. All ways take turns
+within one job, so that their ratios hold on a machine that is busy with other things as well.
 """
 
 import argparse

@@ -52,7 +52,7 @@ def test_a_cluster_of_the_version_before_is_taken_over_under_a_running_job(
     cluster: Cluster, old: Path, tmp_path: Path
 ) -> None:
     lock, settings = cluster.inventory / "stack.lock.yml", cluster.inventory / "group_vars/all.yml"
-    settings.parent.mkdir()
+    settings.parent.mkdir(exist_ok=True)
     # The Horovod of that version has to be compiled, which takes half as long for one framework.
     settings.write_text("stack_frameworks: [pytorch]\n")
     farandole(old, cluster, "apply", cwd=old)
