@@ -72,7 +72,8 @@ def settings(daemon: str, ask: list[str], serve: list[str]) -> str:
     """The text of our file; empty for none."""
     if daemon == TIMESYNCD:
         # It resyncs at once when somebody sets the clock, and tries another server, if it has one, when this is silent.
-        lines = ["[Time]", f"NTP={' '.join(ask)}", "PollIntervalMaxSec=256"] if ask else []
+        # A jump of the server's it believes the second time it sees it.
+        lines = ["[Time]", f"NTP={' '.join(ask)}", "PollIntervalMaxSec=64"] if ask else []
     else:
         given = has_servers()
         ask = ask or ([] if given else of_timesyncd()) if serve else ask * (not given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from farandole.core.causes import Severity
 from farandole.core.findings import Finding, finding, refused, report
 from farandole.explain.diagnosis import OWN
@@ -38,17 +40,25 @@ def test_what_one_cure_mends_is_one_item_with_a_line_for_each_value() -> None:
     assert text.count("cure: ") == 2
 
 
-def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own() -> None:
-    reason = "ssh: connect to host 192.0.2.1 port 22: No route to host"
+@pytest.mark.parametrize(
+    ("code", "reason", "words"),
+    [
+        ("login-no-route", "ssh: connect to host 192.0.2.1 port 22: No route to host", ""),
+        ("login-failed", "no complete answer in 60 s", " shows where it stops"),
+    ],
+)
+def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own(
+    code: str, reason: str, words: str
+) -> None:
     findings = [
         judge_unreachable(f"node-{last}", {"unreachable_reason": reason, "login": login(host=f"192.0.2.{last}")})
         for last in range(1, 9)
     ]
-    assert {item.code for item in findings} == {"login-no-route"}
+    assert {item.code for item in findings} == {code}
     text = report(findings)
     assert text.count("cure: ") == 1
     assert "1. node-1 to node-8: " in text
-    assert "ssh root@192.0.2.1 (so for node-1; likewise for node-2 to node-8)" in text
+    assert f"root@192.0.2.1{words} (so for node-1; likewise for node-2 to node-8)" in text
 
 
 def test_a_warning_refuses_nothing() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import host, machine
 from farandole.lab.host import Kernel
+from farandole.lab.lab import answers
 
 ADDRESS = ipaddress.IPv4Interface("10.94.4.11/22")
 LINKS = [(ADDRESS, ipaddress.IPv4Address("10.94.4.1")), (ipaddress.IPv4Interface("10.94.8.11/22"), None)]
@@ -141,3 +145,17 @@ def test_machines_in_user_mode_share_this_machines_processors_evenly() -> None:
 
     present = os.sched_getaffinity(0)
     assert {processor(number) for number in range(len(present))} == {str(number) for number in present}
+
+
+def test_a_slow_ssh_server_is_not_asked_again_while_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(socket, "create_connection", lambda _, timeout: connect(server.getsockname(), timeout))
+        answered = pool.submit(answers, "127.0.0.1", time.monotonic() + 15)
+        with server.accept()[0] as connection:
+            time.sleep(3)
+            connection.sendall(b"SSH-2.0-slow\r\n")
+            assert answered.result()
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()

@@ -66,6 +66,15 @@ def test_hosts_fit_in_any_terminal_with_what_they_say_of_a_long_step() -> None:
             assert all(line.cell_len <= width for line in lines)
 
 
+def test_a_host_whose_turn_has_not_come_is_not_done() -> None:
+    watched = begin(8)
+    watched.see(event("task", task=2, name="next"))
+    for number in (1, 2):
+        watched.see(event("begin", task=2, host=f"node-{number}"))
+    watched.see(event("ok", task=2, host="node-1"))
+    assert "1 of 8 hosts done" in watched.beat(10).plain
+
+
 def test_what_changed_and_failed_stays_in_a_line_for_all_hosts_together() -> None:
     watched = begin(18)
     for number in range(1, 17):

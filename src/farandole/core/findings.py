@@ -104,7 +104,8 @@ def grouped(findings: Iterable[Finding]) -> list[Group]:
 
     def key(finding: Finding) -> Hashable:
         # How to log in is the only difference between the cures of these.
-        login = finding.code in causes() and causes()[finding.code].seen == "login"
+        cause = causes().get(finding.code)
+        login = cause and (cause.seen == "login" or cause.code == "login-failed")
         return finding.severity, finding.code, "" if login else finding.cure
 
     worst = sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))

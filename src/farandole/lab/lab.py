@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import os
 import resource
 import socket
 import time
@@ -27,6 +28,8 @@ _NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
 _FIRST_NODE = 10
 # Until a node answers: those with kernels of their own boot them, beside others.
 SSH_SECONDS = {Kernel.shared: 90, Kernel.own: 300, Kernel.stock: 900}
+# How many kernels boot at once: with more, each takes longer, and all of them no less.
+_BOOTING = 2 * len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,8 @@ def write_inventory(lab: str) -> Path:
     running = [node for node in nodes(lab) if node.state == "running"]
     places = {node.name: (node.address, node.root) for node in running}
     target = inventory.write(lab, places, limited=any(node.kernel is Kernel.shared for node in running))
-    for node in running:
-        if node.kernel is not Kernel.shared:
-            machine.authorize(node)
+    with ThreadPoolExecutor(max_workers=_BOOTING) as pool:
+        list(pool.map(machine.authorize, [node for node in running if node.kernel is not Kernel.shared]))
     return target
 
 
@@ -177,7 +179,9 @@ def _fill(lab: str, count: int, kind: Kind, networks: Networks, progress: Progre
         progress(f"node image for {kind.suite} (about a minute if it must be built)")
         container, shared = image.ensure(kind.suite), kind.kernel is Kernel.shared
         disk = None if shared else image.disk(kind.suite, kind.kernel, kind.packages, kind.stack)
-        for index in missing:
+        for number, index in enumerate(missing):
+            if disk and number >= _BOOTING:
+                wait_for_ssh([node(lab, f"node-{missing[number - _BOOTING]}")])
             progress(f"starting node-{index} of {count}")
             _create(lab, index, kind, container, disk, networks)
 
@@ -317,6 +321,8 @@ def answers(address: str, deadline: float) -> bool:
     while True:
         try:
             with socket.create_connection((address, 22), timeout=2) as connection:
+                # A slow server that is asked again has one more to answer.
+                connection.settimeout(max(2, min(30, deadline - time.monotonic())))
                 if connection.recv(4) == b"SSH-":
                     return True
         except OSError:

@@ -230,7 +230,9 @@ class Watched:
         """What runs, for where there is no terminal."""
         running = [host for host in self.hosts.values() if host.state == "running"]
         note = next((f": {host.text}" for host in running if host.text), "")
-        done = f", {len(self.hosts) - len(running)} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
+        # Those whose turn has not come have no state.
+        ended = sum(host.state not in ("", "running") for host in self.hosts.values())
+        done = f", {ended} of {count(len(self.hosts), 'host')} done" if self.hosts else ""
         return Text(f"… {self.task} {clock(now - self.task_began)}{self.before()}{done}{note}", "bright_black")
 
 
