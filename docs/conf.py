@@ -4,6 +4,7 @@ project = "Farandole"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/programs/*.md", "docs/*.svg", "roles/*/README.md", "molecule/README.md"]
+include_patterns += ["files/patches/*/README.md"]
 # Links to the clone itself lead round in circles.
 exclude_patterns = [".*", "CHANGELOG.md", "collections", "playbooks"]
 html_theme = "alabaster"

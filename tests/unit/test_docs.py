@@ -19,7 +19,8 @@ from farandole.plays.action import argument_spec
 from .loading import ROOT, load
 
 FARANDOLE = typer.main.get_command(app)
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md")]
+PATCHES = ROOT / "files/patches/horovod-0.28.1"
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md"), PATCHES / "README.md"]
 
 
 def anchors(page: Path) -> set[str]:
@@ -36,6 +37,11 @@ def test_blocks_of_code_end_and_links_lead_somewhere(page: Path) -> None:
         path = page.parent / target if target else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def test_the_page_of_horovods_patches_has_each_of_them_once() -> None:
+    rows = re.findall(r"^\| \[\d+\]\((.*?)\) \|", (PATCHES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(path.name for path in PATCHES.glob("*.patch"))
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -41,6 +41,8 @@ GROUPS = (
     Group(("parallel/test_*keras*.py",), environment=("TF_USE_LEGACY_KERAS=1",), name="Keras 2"),
     Group(("ours/test_keras_3.py",), environment=("KERAS_BACKEND=tensorflow",), name="TensorFlow"),
     Group(("ours/test_keras_3.py",), environment=("KERAS_BACKEND=torch",), name="PyTorch"),
+    Group(("ours/test_patches.py",)),
+    Group(("ours/test_launcher.py",), ways=("alone",)),
     Group(("parallel/test_tensorflow_process_sets*.py",)),
     # Not test_compute_worker.py, whose ranks on two nodes wait for each other without end: TensorFlow's data service.
     Group(("parallel/test_process_sets*.py", "parallel/test_timeline.py")),
@@ -66,7 +68,7 @@ GROUPS = (
     Group(
         (
             "integration/test_static_run.py",
-            "integration/test_stall.py",
+            # Not test_stall.py, which needs two ranks and notices nothing: ours/test_patches.py does.
             "integration/test_interactiverun.py",
             "integration/test_elastic_t*.py",
         ),

@@ -2,7 +2,9 @@
 
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from types import FrameType
 from typing import Annotated
 
@@ -10,27 +12,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from farandole.cli import (
-    apply,
-    bundle,
-    explain,
-    init,
-    lab,
-    lock,
-    node,
-    predict,
-    preflight,
-    remove,
-    report,
-    run,
-    stack,
-    status,
-    validate,
-)
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.project import version
 from farandole.core.text import on_terminal
-from farandole.lab import prove
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,18 +23,46 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn bare Debian machines into a cluster that trains with Horovod, and prove that it works.",
 )
-for name, group in {"lab": lab.app, "node": node.app, "stack": stack.app}.items():
-    app.add_typer(group, name=name)
-for command in (
-    *(init.init, lock.lock, bundle.bundle, prove.prove, preflight.preflight, apply.apply, validate.validate),
-    *(status.status, report.report, apply.watch, remove.remove),
-):
-    app.command()(command)
-app.command("predict")(predict.predict_command)
-app.command("explain")(explain.command)
-app.command(context_settings={"allow_interspersed_args": False})(run.run)
-for command in (run.runs, run.logs, run.attach, run.fetch, run.stop):
-    app.command()(command)
+# Where each command is, as help lists them.
+GROUPS = {"lab": "cli.lab", "node": "cli.node", "stack": "cli.stack"}
+COMMANDS = {
+    "init": "cli.init:init",
+    "lock": "cli.lock:lock",
+    "bundle": "cli.bundle:bundle",
+    "prove": "lab.prove:prove",
+    "preflight": "cli.preflight:preflight",
+    "apply": "cli.apply:apply",
+    "validate": "cli.validate:validate",
+    "status": "cli.status:status",
+    "report": "cli.report:report",
+    "watch": "cli.apply:watch",
+    "remove": "cli.remove:remove",
+    "predict": "cli.predict:predict_command",
+    "explain": "cli.explain:command",
+    "run": "cli.run:run",
+    "runs": "cli.run:runs",
+    "logs": "cli.run:logs",
+    "attach": "cli.run:attach",
+    "fetch": "cli.run:fetch",
+    "stop": "cli.run:stop",
+}
+SETTINGS = {"run": {"allow_interspersed_args": False}}
+
+
+def _load(names: Iterable[str]) -> None:
+    for name in names:
+        if name in GROUPS:
+            app.add_typer(import_module(f"farandole.{GROUPS[name]}").app, name=name)
+        else:
+            module, function = COMMANDS[name].split(":")
+            app.command(name, context_settings=SETTINGS.get(name))(
+                getattr(import_module(f"farandole.{module}"), function)
+            )
+
+
+# Importing all takes longer than what most of them do.
+_wanted = {*sys.argv[1:2]} & {*GROUPS, *COMMANDS}
+_load(_wanted or [*GROUPS, *COMMANDS])
 
 
 def _version(wanted: bool) -> None:
