@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-horovod bench-stack bench-site bench-predict lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 	FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab kernels"
 	python tests/run.py "lab rdma"
 
+test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
+	farandole lab setup
+	python tests/run.py "lab cuda"
+
 test-horovod: setup ## run Horovod's own tests and ours of Keras 3 on two nodes: make test-horovod TESTS=horovod/test
 	@test -n "$(TESTS)" || { echo "TESTS has to be the folder test of Horovod's sources: https://github.com/horovod/horovod" >&2; exit 2; }
 	farandole lab setup
@@ -93,6 +97,10 @@ bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one
 bench-predict: setup ## compare farandole predict with jobs on two to four nodes (half an hour)
 	farandole lab setup
 	python tests/bench/predict.py
+
+bench-train: setup ## compare sums and training on two nodes with the network, torch.distributed and one node (half an hour)
+	farandole lab setup
+	python tests/bench/train.py
 
 explain-score: setup ## count how many stored logs farandole explain explains rightly
 	python tests/explain.py

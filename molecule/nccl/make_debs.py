@@ -15,11 +15,15 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "farandole" / "wheels"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# Version: the CUDA version that the library was built with, and the wheel's sha256.
+# Wheel: the CUDA version that the library was built with, and the wheel's sha256.
 WHEELS = {
-    "2.21.5": ("12.4", "8579076d30a8c24988834445f8d633c697d42397e92ffc3f63fa26766d25e0a0"),
-    "2.22.3": ("12.5", "f9f5e03c00269dee2cd1aa57019f9a024478a74ae6e9b32d5341c849fe6f6302"),
-}
+    "nvidia_nccl_cu12-2.21.5-py3-none-manylinux2014_x86_64.whl": (
+        "12.4", "8579076d30a8c24988834445f8d633c697d42397e92ffc3f63fa26766d25e0a0",
+    ),
+    "nvidia_nccl_cu12-2.22.3-py3-none-manylinux2014_x86_64.whl": (
+        "12.5", "f9f5e03c00269dee2cd1aa57019f9a024478a74ae6e9b32d5341c849fe6f6302",
+    ),
+}  # fmt: skip
 
 
 def checksum(path: Path) -> str:
@@ -27,15 +31,16 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wheel(version: str, sha256: str) -> Path:
+def wheel(file: str, sha256: str) -> Path:
     """Get a wheel from the cache or the package index."""
-    path = CACHE / f"nvidia_nccl_cu12-{version}-py3-none-manylinux2014_x86_64.whl"
+    path = CACHE / file
+    name, version = file.split("-")[:2]
     if not path.exists() or checksum(path) != sha256:
         path.unlink(missing_ok=True)
-        requirements = CACHE / ".nccl-requirements.txt"
+        requirements = CACHE / f".{name}-requirements.txt"
         CACHE.mkdir(parents=True, exist_ok=True)
-        requirements.write_text(f"nvidia-nccl-cu12=={version} --hash=sha256:{sha256}\n")
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", CACHE]
+        requirements.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", str(CACHE)]
         subprocess.run([sys.executable, "-m", "pip", "download", *options, "--requirement", requirements], check=True)
         requirements.unlink()
     return path
@@ -63,10 +68,11 @@ def build(root: Path, target: Path, name: str, version: str, depends: str) -> No
     shutil.rmtree(root)
 
 
-def debs(version: str, cuda: str, sha256: str, target: Path) -> None:
+def debs(file: str, cuda: str, sha256: str, target: Path) -> None:
     """Write the files of the runtime and the development package."""
-    deb, files = f"{version}-1+cuda{cuda}", target / "wheel"
-    with zipfile.ZipFile(wheel(version, sha256)) as archive:
+    version, files = file.split("-")[1], target / "wheel"
+    deb = f"{version}-1+cuda{cuda}"
+    with zipfile.ZipFile(wheel(file, sha256)) as archive:
         archive.extractall(files)
     runtime, development = target / "runtime", target / "development"
     for folder in (runtime / LIBRARIES, development / LIBRARIES, development / "usr/include"):
@@ -84,8 +90,8 @@ def main() -> None:
     target = Path(sys.argv[1])
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for version, (cuda, sha256) in WHEELS.items():
-        debs(version, cuda, sha256, target)
+    for file, (cuda, sha256) in WHEELS.items():
+        debs(file, cuda, sha256, target)
     print(json.dumps([{"path": str(deb), "sha256": checksum(deb)} for deb in sorted(target.glob("*.deb"))]))
 
 

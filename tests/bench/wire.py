@@ -23,8 +23,8 @@ SIZES = [8, 1 << 10, 1 << 16, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 # Seconds that a way has for a size, in so many turns.
 SECONDS, TURNS = 0.4, 3
 IDLE_S = 4
-# Layers, and floats in each.
-MODELS = {"200 small tensors": (100, 64), "4 large tensors": (4, 1400)}
+# Layers, the width of each, and examples in a batch. The last one computes most of the time, as real training does.
+MODELS = {"200 small tensors": (100, 64, 128), "4 large tensors": (4, 1400, 128), "large batches": (4, 512, 4096)}
 
 
 class Wire:
@@ -78,7 +78,7 @@ def sums(meet: Callable[[], None], wire: Wire) -> dict[int, dict[str, float]]:
         ways: dict[str, Callable[[], object]] = {
             "wire": partial(wire.exchange, bytearray(size), bytearray(size)),
             "torch": partial(dist.all_reduce, tensor),
-            "horovod": partial(hvd.allreduce_, tensor, op=hvd.Average, name=f"of {size}"),
+            "horovod": partial(hvd.allreduce_, tensor, op=hvd.Sum, name=f"of {size}"),
         }
         took: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(TURNS):
@@ -88,7 +88,7 @@ def sums(meet: Callable[[], None], wire: Wire) -> dict[int, dict[str, float]]:
     return result
 
 
-def trainer(layers: int, width: int, way: str) -> Callable[[], None]:
+def trainer(layers: int, width: int, batch: int, way: str) -> Callable[[], None]:
     """A step of training."""
     torch.manual_seed(1)
     model: torch.nn.Module = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
@@ -97,7 +97,7 @@ def trainer(layers: int, width: int, way: str) -> Callable[[], None]:
         model = torch.nn.parallel.DistributedDataParallel(model)
     if way == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    x = torch.rand(128, width)
+    x = torch.rand(batch, width)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -110,8 +110,8 @@ def trainer(layers: int, width: int, way: str) -> Callable[[], None]:
 def training(meet: Callable[[], None]) -> dict[str, dict[str, list[float]]]:
     """The median seconds of a step alone and together, and the processor seconds of one."""
     result = {}
-    for name, (layers, width) in MODELS.items():
-        steps = {way: trainer(layers, width, way) for way in ("alone", "torch", "horovod")}
+    for name, sizes in MODELS.items():
+        steps = {way: trainer(*sizes, way) for way in ("alone", "torch", "horovod")}
         took: dict[str, list[float]] = {way: [] for way in steps}
         used = dict.fromkeys(steps, 0.0)
         for _ in range(2 * TURNS):

@@ -1,4 +1,4 @@
-"""What needs Debian's own kernel: RDMA by Soft-RoCE, and the queue's limit of cores. It computes slowly."""
+"""What needs Debian's own kernel: RDMA by Soft-RoCE, the queue's limits of cores and devices. It computes slowly."""
 
 import json
 import re
@@ -15,11 +15,12 @@ PACKAGES = (
     "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd,"
     "libpmix-dev,mariadb-server,slurm-wlm,slurm-wlm-mysql-plugin,slurm-wlm-torque,slurmdbd"
 )
-# What site.yml installs unless told otherwise, if a lab has built it.
+# What site.yml installs unless told otherwise, if a lab has built it; the last one.
 WANTED = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
-LOCKS = [built.about["lock"] for built in Builds(lab_builds()).packed()]
+BUILT = sorted(Builds(lab_builds()).packed(), key=lambda built: built.path.stat().st_mtime)
+LOCKS = [built.about["lock"] for built in BUILT]
 STACKS = [lock["id"] for lock in LOCKS if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == WANTED]
-STACK = ("--stack", STACKS[0]) if STACKS else ()
+STACK = ("--stack", STACKS[-1]) if STACKS else ()
 KIND = ("--kernel", "stock", "--memory", "4096", "--packages", PACKAGES, *STACK)
 SITE = ("--extra-vars", json.dumps({"slurm_enabled": True}))
 PAIR = ("-np", "2", "-H", "node-1:1,node-2:1", "--bind-to", "none")
@@ -65,3 +66,23 @@ def test_a_job_has_the_cores_that_it_asked_for(cluster: Cluster) -> None:
     assert "ConstrainCores=yes" in cluster.ssh("node-1", "cat", "/etc/slurm/cgroup.conf").stdout
     assert re.match(r"1\n.*job_\d+/step_0", cores(1))
     assert cores(2).startswith("2\n")
+
+
+@pytest.mark.usefixtures("site")
+def test_a_job_can_open_only_the_gpus_that_it_was_given(cluster: Cluster) -> None:
+    """There is no GPU here. Disks in memory have the names of two, and the kernel lets jobs open them or not."""
+    disk = "mknod -m 666 /dev/nvidia{0} b 1 {0} && echo disk {0} >/dev/nvidia{0}"
+    script = " && ".join(("modprobe brd rd_nr=2 rd_size=1024", *(disk.format(number) for number in (0, 1))))
+    assert cluster.shell("node-2", script).returncode == 0
+    cluster.play_ok(*SITE)
+    assert "ConstrainDevices=yes" in cluster.ssh("node-1", "cat", "/etc/slurm/cgroup.conf").stdout
+
+    def opened(*asked: str) -> list[str]:
+        read = "for one in 0 1; do head -qn 1 /dev/nvidia$one; done 2>&1"
+        launch = shlex.join(("srun", "-N", "1", "-w", "node-2", "--mem", "100M", *asked, "sh", "-c", read))
+        return cluster.ssh("node-1", "runuser", "-l", "trainer", "-c", f"cd; {launch}").stdout.splitlines()
+
+    refused = "head: cannot open '/dev/nvidia{}' for reading: Operation not permitted"
+    assert opened() == [refused.format(0), refused.format(1)]
+    assert opened("--gres=gpu:1") == ["disk 0", refused.format(1)]
+    assert opened("--gres=gpu:2") == ["disk 0", "disk 1"]

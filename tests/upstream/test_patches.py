@@ -53,6 +53,21 @@ def test_what_a_program_waits_for_waits_for_no_cycle() -> None:
     assert statistics.median(took) < CYCLE_S / 2
 
 
+def test_a_large_tensor_is_summed_without_new_memory() -> None:
+    # Not a multiple of a piece, and each element has a value of its own.
+    own = torch.arange((64 << 20) // 4 + 3) % 1021 + 1.0
+    tensor = own.clone()
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for times in range(1, 4):
+        hvd.allreduce_(tensor, op=hvd.Sum, name="large")
+        assert torch.equal(tensor, own * hvd.size() ** times)
+        hvd.allreduce_(tensor, op=hvd.Average, name="average")
+    # What it is compared with is new each time.
+    compared = 3 * tensor.nbytes // resource.getpagesize()
+    if hvd.mpi_enabled():
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun < compared + 10_000
+
+
 @pytest.mark.parametrize("name", ["SGD", "RMSprop"])
 def test_the_warm_up_takes_optimizers_whose_momentum_is_a_number(name: str) -> None:
     import horovod.tensorflow.keras as hvd_keras
