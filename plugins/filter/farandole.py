@@ -17,7 +17,7 @@ from farandole.links import fabric
 from farandole.plays import folders, removal
 from farandole.preflight import networks
 from farandole.queue import plan as slurm
-from farandole.stack import cache, caffe, lock, nccl, parts, plan, sources
+from farandole.stack import cache, caffe, lock, nccl, parts, peers, plan, sources
 from farandole.trust import rules as trust
 from farandole.validation import files, nodes
 
@@ -60,6 +60,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_own": lock.own_wheels,
     "stack_packed": parts.stack_packed,
     "stack_patches": parts.stack_patches,
+    "stack_peers": peers.peers,
     "stack_requirements": parts.stack_requirements,
     "stack_unavailable": plan.unavailable,
     "state_folder": lambda *folders: str(state.state_folder(*folders)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,20 @@ FILE = {
 }
 
 
-def from_depot(url: str, target: Path, size: int) -> str:
-    """Download without a proxy, which may not reach the depot, and return the sha256."""
+class DamagedError(OSError):
+    """What was sent is not the expected file."""
+
+
+def ask(url: str, offset: int = 0) -> Any:
+    """Open a URL without a proxy, which may not reach the depot; a server may send all of it in spite of the offset."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    digest: str = download(lambda: opener.open(url, timeout=IDLE_S), target, size)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-"} if offset else {})  # noqa: S310
+    return opener.open(request, timeout=IDLE_S)
+
+
+def from_depot(url: str, target: Path, size: int) -> str:
+    """Download a file and return its sha256."""
+    digest: str = download(lambda: ask(url), target, size)
     return digest
 
 
@@ -35,11 +45,23 @@ def words(error: Exception) -> str:
     return (getattr(reason, "strerror", None) or "").lower() or str(reason)
 
 
-def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full: str = "free some space there") -> None:
+def fetch(
+    module: AnsibleModule,
+    file: Mapping[str, Any],
+    target: Path,
+    *,
+    full: str = "free some space there",
+    get: Callable[[str, Path, int], str] = from_depot,
+) -> None:
     """Fetch a file and check its sha256; never write more than the expected size."""
     url, wanted, size = (file[name] for name in FILE)
     try:
-        got = from_depot(url, target, size)
+        if (got := get(url, target, size)) != wanted:
+            raise DamagedError(f"its sha256 is {got}, expected {wanted}")
+    except DamagedError as error:
+        module.fail_json(
+            msg=f"{url} is damaged: {error}. It was discarded; run again to have the depot's copy checked and replaced"
+        )
     except TooMuchError:
         module.fail_json(
             msg=f"{url} is damaged: it is longer than {size} bytes. It was discarded; run again to have the depot's "
@@ -51,9 +73,4 @@ def fetch(module: AnsibleModule, file: Mapping[str, Any], target: Path, *, full:
         module.fail_json(
             msg=f"{url} cannot be fetched: {words(error)}. Check that the depot is running (systemctl status "
             "farandole-depot on the head) and that this node can reach it"
-        )
-    if got != wanted:
-        module.fail_json(
-            msg=f"{url} is damaged: its sha256 is {got}, expected {wanted}. It was discarded; run again to have the "
-            "depot's copy checked and replaced"
         )

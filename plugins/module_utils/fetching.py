@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 BLOCK = 1 << 20
+# A file that nodes pass on is checked piece by piece; a node passes on what it has checked.
+PIECE = 16 << 20
 # A file may take this long, plus its size at this rate in bytes per second, slower than any network fit for training.
 BASE_S = 120
 SLOWEST_RATE = 1 << 16

@@ -12,6 +12,8 @@ description:
     O(base), which must be installed, it contains O(id) only, which adds packages to that stack.
   - A stack, or an OpenMPI, whose contents have changed is replaced.
   - Leftovers of a killed run are removed first.
+  - With O(peers), the archive is fetched from other nodes, piece by piece, and from O(url) only if none of them is of
+    use. An unprivileged process passes it on to others; it ends by itself once they have it, or if none asks.
 options:
   id: {description: Id of the stack., type: str, required: true}
   mpi: {description: Key of its OpenMPI., type: str, required: true}
@@ -22,6 +24,25 @@ options:
   size: {description: Size of the archive in bytes., type: int, required: true}
   unpacked: {description: Size in bytes once unpacked., type: int, required: true}
   modules: {description: Python modules that must load., type: list, elements: str, default: []}
+  pieces: {description: The sha256 of each piece of the archive., type: list, elements: str, default: []}
+  peers:
+    description: How this node takes part in passing the archive on.
+    type: dict
+    suboptions:
+      address: {description: The address by which the others know this node., type: str, required: true}
+      port: {description: The port of all of them., type: int, required: true}
+      patience: {description: Seconds in which a source must have sent enough., type: int, required: true}
+      sources:
+        description: "Nodes to fetch it from, in this order, each with C(name) and C(address)."
+        type: list
+        elements: dict
+        required: true
+      children: {description: Addresses to which to send it., type: list, elements: str, required: true}
+      grandchildren:
+        description: Addresses to which to send it if what is between is of no use to them.
+        type: list
+        elements: str
+        required: true
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 """
 
@@ -46,6 +67,7 @@ from ansible_collections.farandole.cluster.plugins.module_utils.contents import 
 )
 from ansible_collections.farandole.cluster.plugins.module_utils.depot import FILE, fetch
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, remove, sweep
+from ansible_collections.farandole.cluster.plugins.module_utils.peers import PEERS, Shared
 
 # Disk space left for the rest of the machine.
 RESERVE = 256 << 20
@@ -174,8 +196,18 @@ def test(module: AnsibleModule, target: Path, incoming: Path) -> None:
             )
 
 
-def install(module: AnsibleModule, root: Path) -> dict[str, float]:
-    """Install the stack and return how long each part took."""
+def fetch_archive(module: AnsibleModule, archive: Path) -> dict[str, Any]:
+    """Fetch the archive, from other nodes if they are to pass it on, and return from where it came."""
+    if not (order := module.params["peers"]):
+        fetch(module, module.params, archive, full=FREE_SPACE)
+        return {}
+    shared = Shared(module.params["pieces"], order, module.warn)
+    fetch(module, module.params, archive, full=FREE_SPACE, get=shared.get)
+    return {"source": shared.source, "retries": shared.retries}
+
+
+def install(module: AnsibleModule, root: Path) -> dict[str, Any]:
+    """Install the stack and return how long each part took, and from where it came."""
     stack, incoming = module.params["id"], root / "incoming"
     for folder in (root / "stacks", root / "mpi"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +218,7 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
     marks = [time.monotonic()]
     archive, folder, target = incoming / "archive", incoming / "tree", root / "stacks" / stack
     try:
-        fetch(module, module.params, archive, full=FREE_SPACE)
+        came = fetch_archive(module, archive)
         marks.append(time.monotonic())
         unpack(module, archive, folder)
         archive.unlink()
@@ -202,7 +234,8 @@ def install(module: AnsibleModule, root: Path) -> dict[str, float]:
     finally:
         remove(incoming)
     names = ("fetch", "unpack", "prove")
-    return {name: round(end - begin, 1) for name, begin, end in zip(names, marks, marks[1:], strict=False)}
+    parts = zip(names, marks, marks[1:], strict=False)
+    return {**came, "seconds": {name: round(end - begin, 1) for name, begin, end in parts}}
 
 
 def main() -> None:
@@ -215,6 +248,8 @@ def main() -> None:
         **FILE,
         "unpacked": {"type": "int", "required": True},
         "modules": {"type": "list", "elements": "str", "default": []},
+        "pieces": {"type": "list", "elements": "str", "default": []},
+        "peers": {"type": "dict", "options": PEERS},
         "root": {"type": "path", "default": "/opt/farandole"},
     }
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
@@ -233,12 +268,12 @@ def main() -> None:
                 manifest.unlink(missing_ok=True)
             if manifest.exists():
                 module.exit_json(changed=False)
-            seconds = install(module, root)
+            done = install(module, root)
     except KeyError:
         module.fail_json(msg=f"there is no account {module.params['user']} here to test the stack with: run site.yml")
     except OSError as error:
         module.fail_json(msg=f"the stack cannot be written to {root}: {error}")
-    module.exit_json(changed=True, seconds=seconds)
+    module.exit_json(changed=True, **done)
 
 
 if __name__ == "__main__":
