@@ -27,7 +27,7 @@ HAS_BUILT = re.compile(r"converge\W+Executed")
 # These use it, or compile as much themselves. What takes longest comes first, and the others fill the gaps.
 AFTERWARDS = (
     "lab stack", "molecule trixie", "lab site", "lab slurm", "lab storage", "lab trust_life", "lab upgrade", "lab kill",
-    "lab caffe", "lab installed", "lab job_faults",
+    "lab peers", "lab caffe", "lab installed", "lab job_faults",
 )  # fmt: skip
 # On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
 AT_A_TIME, WHILE_BUILDING = 3, 2
