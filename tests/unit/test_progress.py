@@ -375,6 +375,43 @@ def test_a_run_that_is_told_to_end_lets_ansible_end_by_itself(tmp_path: Path, nu
         assert process.communicate(timeout=9)[0] == "tidied up\n"
 
 
+# The interrupt comes when Popen.wait has just taken its lock.
+LOCKED = f"""{FOLLOW}
+import subprocess, threading
+class Lock:
+    def __init__(self):
+        self.lock, self.taken = threading.Lock(), 0
+    def acquire(self, *arguments):
+        got = self.lock.acquire(*arguments)
+        self.taken += 1
+        if self.taken == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return got
+    def release(self):
+        self.lock.release()
+    def __enter__(self):
+        return self.acquire()
+    def __exit__(self, *_):
+        self.release()
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._waitpid_lock = Lock()
+playbook.subprocess.Popen, playbook.GRACE_S = Popen, 1
+try:
+    playbook._follow(["sh", "-c", "sleep 60"], folder, viewer)
+except Interrupted:
+    print("ended")
+"""
+
+
+def test_an_interrupt_can_come_at_any_moment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKED, str(tmp_path)], text=True, capture_output=True, timeout=9, check=False
+    )
+    assert done.stdout == "ended\n", done.stderr
+
+
 STUBBORN = f"""{FOLLOW}
 try:
     playbook._follow(["sh", "-c", "trap '' INT; setsid sleep 60 & sleep 60; true"], folder, viewer)

@@ -103,14 +103,16 @@ def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
     with (
         os.fdopen(handle, "ab") as log,
         subprocess.Popen(command, env=environment() | own, stdout=log, stderr=subprocess.STDOUT) as process,
-        _interrupted_once(process),
+        _interrupts(process) as interrupts,
     ):
         try:
-            while True:
+            while not interrupts:
                 with suppress(subprocess.TimeoutExpired):
-                    status = process.wait(LOOK)
+                    process.wait(LOOK)
                     break
                 viewer.look()
+            if interrupts:
+                raise Interrupted
         except BaseException:
             # Ctrl-C in a terminal has reached it already; a second one does no harm.
             process.send_signal(signal.SIGINT)
@@ -118,30 +120,34 @@ def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
                 process.wait(GRACE_S)
             end_children()
             raise
-    if status < 0:
+    if process.returncode < 0:
         # Somebody killed it, and its workers work on.
         end_children()
     # As a shell says it.
-    return status if status >= 0 else 128 - status
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 @contextmanager
-def _interrupted_once(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Raise the first interrupt. Later ones only make the process end faster, so that none of its children is left."""
+def _interrupts(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
+    """Note the first interrupt. Later ones only make the process end faster, so that none of its children is left.
 
-    def first(*_: object) -> None:
-        for number in before:
-            signal.signal(number, lambda *_: process.kill())
+    An exception instead could leave the lock in Popen.wait locked for good.
+    """
+    noted: list[int] = []
+
+    def first(number: int, _: object) -> None:
+        noted.append(number)
+        for later in before:
+            signal.signal(later, lambda *_: process.kill())
         # What was done is still to be shown.
         before[signal.SIGINT] = signal.SIG_IGN
-        raise Interrupted
 
     # nohup has SIGHUP ignored.
     before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) != signal.SIG_IGN}
     for number in before:
         signal.signal(number, first)
     try:
-        yield
+        yield noted
     finally:
         for number, old in before.items():
             signal.signal(number, old)
