@@ -196,7 +196,7 @@ def test_a_certificate_is_for_the_names_of_its_node_or_for_a_terminal_from_there
         f"Public key: ED25519-CERT {fingerprint(key)}",
         f"Signing CA: ED25519 {fingerprint(certificates.public_text(CA.public_key()))} (using ssh-ed25519)",
         f'Key ID: "node-1 {kind}"',
-        f"Valid: from 2027-01-15T07:55:00 to {until}T08:00:00",
+        f"Valid: from 2027-01-14T08:00:00 to {until}T08:00:00",
         "Principals:",
         *rest,
     ]

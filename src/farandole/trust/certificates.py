@@ -14,8 +14,8 @@ from farandole.core.errors import FarandoleError
 from farandole.trust.rules import Signed
 
 DAY = 86400
-# A node whose clock is slightly slow must accept a fresh certificate.
-CLOCK_SLACK = 300
+# A node whose clock is slow must accept a fresh certificate, also while it is set.
+CLOCK_SLACK = DAY
 
 
 @dataclass(frozen=True)
