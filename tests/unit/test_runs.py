@@ -209,3 +209,8 @@ def test_the_keepers_connection_never_prompts() -> None:
     command = ["sshpass", "-d9", "ssh", "-vvv", "-o", "A=b", "node-1", runs.HOLDER]
     expected = ["ssh", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "A=b", "node-1", runs.HOLDER]
     assert runs.own_connection(command, "ssh") == expected
+
+
+def test_a_person_who_uses_sudo_is_known_by_their_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "alice")
+    assert runs.this_run(1).who.startswith("alice@")

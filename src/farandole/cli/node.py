@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts, of_inventory
+from farandole.inventory.run_lock import person
 from farandole.inventory.state import claim
 from farandole.inventory.variables import folder_of
 
@@ -71,7 +71,7 @@ def exclude(
         if entry := entries.get(name):
             more = "" if entry.person else f"; to keep it out until you include it: farandole node confirm {name}"
             raise FarandoleError(f"{name} is already {on_terminal(entry.words)}{more}")
-        entries[name] = excluded.by_person(getpass.getuser(), why)
+        entries[name] = excluded.by_person(person(), why)
     typer.echo(f"{name} is left out")
     next_step(inventory)
 
@@ -100,5 +100,5 @@ def confirm(name: Name, inventory: Inventory) -> None:
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
         if entry.person:
             raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(entry.words)}")
-        entries[name] = replace(entry, person=getpass.getuser())
+        entries[name] = replace(entry, person=person())
     typer.echo(f"{name} stays out until a person includes it")

@@ -74,16 +74,20 @@ def started(pid: int) -> int | None:
     return None if state in "ZX" else int(rest[18])
 
 
+def person() -> str:
+    """Who calls this program, also by sudo."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 def this_run(pid: int) -> ClusterRun:
     """Return the run whose main process is `pid`."""
     if (begun := started(pid)) is None:
         raise FarandoleError(f"the run that this task belongs to has ended (process {pid})")
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return ClusterRun(f"{user}@{os.uname().nodename}", since, place(), pid, begun)
+    return ClusterRun(f"{person()}@{os.uname().nodename}", since, place(), pid, begun)
 
 
 def read(record: Any) -> ClusterRun | None:
