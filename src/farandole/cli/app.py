@@ -34,6 +34,7 @@ COMMANDS = {
     "apply": "cli.apply:apply",
     "validate": "cli.validate:validate",
     "status": "cli.status:status",
+    "drift": "cli.drift:drift",
     "report": "cli.report:report",
     "watch": "cli.apply:watch",
     "remove": "cli.remove:remove",
@@ -47,6 +48,8 @@ COMMANDS = {
     "stop": "cli.run:stop",
 }
 SETTINGS = {"run": {"allow_interspersed_args": False}}
+# How a command ends that could not answer, if 1 is one of its answers.
+ERRORS = {"drift": 2}
 
 
 def _load(names: Iterable[str]) -> None:
@@ -95,7 +98,7 @@ def main() -> None:
         app()
     except FarandoleError as error:
         console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
-        sys.exit(1)
+        sys.exit(ERRORS.get("".join(sys.argv[1:2]), 1))
     except Interrupted as interrupt:
         # There is nothing left that another one could end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

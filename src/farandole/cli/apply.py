@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.options import AsJson, Inventory, OneInventory, with_login
+from farandole.cli.options import (
+    AsJson,
+    ExtraVars,
+    Forks,
+    Inventory,
+    Limit,
+    OneInventory,
+    SkipTags,
+    Tags,
+    with_login,
+    words,
+)
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory.variables import refuse_unknown
 from farandole.plays.playbook import Login, play
@@ -19,25 +30,21 @@ from farandole.watch.viewer import LOOK, Viewer
 @with_login()
 def apply(
     inventory: Inventory,
-    limit: Annotated[str, typer.Option("--limit", "-l", help="Change these nodes only.")] = "",
-    tags: Annotated[str, typer.Option("--tags", "-t", help="Run only what has one of these tags.")] = "",
-    skip_tags: Annotated[str, typer.Option(help="Leave out what has one of these tags; stack, for example.")] = "",
-    extra_vars: Annotated[
-        list[str] | None, typer.Option("--extra-vars", "-e", metavar="NAME=VALUE", help="Set a variable.")
-    ] = None,
+    limit: Limit = "",
+    tags: Tags = "",
+    skip_tags: SkipTags = "",
+    extra_vars: ExtraVars = None,
     *,
     check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would change.")] = False,
     diff: Annotated[bool, typer.Option("--diff", "-D", help="Show what changes in files.")] = False,
-    forks: Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")] = None,
+    forks: Forks = None,
     login: Login,
     as_json: AsJson = False,
 ) -> None:
     """Set a cluster up, change it or repair it: site.yml, with its progress on the terminal and its output in a log."""
     refuse_unknown(inventory.absolute(), "--limit", limit)
     options = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
-    arguments = [word for name, value in options.items() if value for word in (name, str(value))]
-    arguments += [word for assignment in extra_vars or () for word in ("--extra-vars", assignment)]
-    arguments += ["--check"] * check + ["--diff"] * diff
+    arguments = [*words(options, extra_vars), *["--check"] * check, *["--diff"] * diff]
     status = play(
         "site.yml",
         inventory,

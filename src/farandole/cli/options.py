@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -35,6 +35,14 @@ PrivateKey = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 Hosts = Annotated[str, typer.Option(help="Only these nodes, separated by commas.")]
+Forks = Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")]
+# What of site.yml is meant.
+Limit = Annotated[str, typer.Option("--limit", "-l", help="Only these nodes.")]
+Tags = Annotated[str, typer.Option("--tags", "-t", help="Run only what has one of these tags.")]
+SkipTags = Annotated[str, typer.Option(help="Leave out what has one of these tags; stack, for example.")]
+ExtraVars = Annotated[
+    list[str] | None, typer.Option("--extra-vars", "-e", metavar="NAME=VALUE", help="Set a variable.")
+]
 
 # The options of each field of a Login; they have the same names as in ansible-playbook.
 LOGIN: dict[str, Any] = {
@@ -48,6 +56,12 @@ LOGIN: dict[str, Any] = {
 # For commands that log in by themselves, and for those that read the inventory before Ansible can ask for its password.
 BY_KEY = ("user", "private_key")
 WITHOUT_VAULT = (*BY_KEY, "ask_pass", "ask_become_pass")
+
+
+def words(options: Mapping[str, object], extra_vars: Iterable[str] | None = ()) -> list[str]:
+    """The options that were given, as a command line has them."""
+    given = [word for name, value in options.items() if value for word in (name, str(value))]
+    return given + [word for assignment in extra_vars or () for word in ("--extra-vars", assignment)]
 
 
 def with_login(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

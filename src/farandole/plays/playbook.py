@@ -75,17 +75,21 @@ def play(
     as_json: bool = False,
     interrupted: str = "run the same command again to continue",
 ) -> int:
-    """Run a playbook, show what it does, and return its exit status; an interrupt ends all its processes.
+    """Run a playbook, show what it does, and return its exit status."""
+    viewer = Viewer(new_folder(inventory), as_json=as_json)
+    return viewed(viewer, playbook, inventory, login, *arguments, interrupted=interrupted)
+
+
+def viewed(viewer: Viewer, playbook: str, inventory: Path, login: Login, *arguments: str, interrupted: str) -> int:
+    """Run a playbook in the folder of a viewer, and return its exit status; an interrupt ends all its processes.
 
     What Ansible prints goes to a log. It asks for passwords on the terminal itself.
     """
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", str(inventory.absolute()), str(ROOT / playbook), *login.arguments(), *arguments]
-    folder = new_folder(inventory)
-    viewer = Viewer(folder, as_json=as_json)
     try:
         with viewer, _terminal_restored():
-            status = _follow(command, folder, viewer)
+            status = _follow(command, viewer.folder, viewer)
     except Interrupted:
         viewer.close(interrupted=True)
         raise Interrupted(interrupted) from None

@@ -176,6 +176,23 @@ class Viewer:
         self.lines([*lines[:1], *where, *lines[1:]] if self.watched.end is not None else [*lines, *where])
 
 
+class Glance(Viewer):
+    """Shows what runs now, on a terminal, and nothing that stays, unless the run breaks off."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, console=Output(highlight=False, markup=False, theme=THEME, emoji=False, stderr=True))
+
+    def _show(self, stay: list[Text]) -> None:  # noqa: ARG002
+        if self.live:
+            super()._show([])
+
+    def close(self, *, interrupted: bool = False) -> None:
+        """Say why it broke off."""
+        self.look()
+        if interrupted or self.watched.end is None:
+            super().close(interrupted=interrupted)
+
+
 def tail(log: Path) -> list[str]:
     """The end of a log; what is printed by ansible-playbook itself is in none."""
     if not log.exists():

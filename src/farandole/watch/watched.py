@@ -49,7 +49,10 @@ class Watched:
     hosts: dict[str, HostState] = field(default_factory=dict)
     # Hosts for which a task failed because of what was found elsewhere.
     blamed: set[str] = field(default_factory=set)
-    changes: dict[str, int] = field(default_factory=dict)
+    # Hosts, by the task that changed something there, and by what differs in files.
+    changes: dict[str, list[str]] = field(default_factory=dict)
+    contents: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     about: Event = field(default_factory=dict)
     play: str = ""
     opened: bool = False
@@ -98,6 +101,7 @@ class Watched:
     def _task(self, event: Event) -> list[Text]:
         lines = self.flush()
         self.task, self.number = words(event, "name"), whole(event, "task")
+        self.names[self.number] = self.task
         self.task_began = seconds(event)
         for host in self.hosts.values():
             host.state, host.text = "", ""
@@ -124,11 +128,13 @@ class Watched:
             self.news.setdefault(state, []).extend([] if event.get("findings") else [name])
         self.blamed |= {name} if event.get("findings") else set()
         if state == "changed":
-            self.changes[name] = self.changes.get(name, 0) + 1
+            self.changes.setdefault(self.names.get(whole(event, "task"), self.task), []).append(name)
         return []
 
     def _diff(self, event: Event) -> list[Text]:
-        self.diffs.setdefault(on_terminal(str(event.get("text", ""))[-TEXT:]), []).append(words(event, "host"))
+        text, name = on_terminal(str(event.get("text", ""))[-TEXT:]), words(event, "host")
+        self.diffs.setdefault(text, []).append(name)
+        self.contents.setdefault((self.names.get(whole(event, "task"), self.task), text), []).append(name)
         return []
 
     def _message(self, event: Event) -> list[Text]:
@@ -187,7 +193,8 @@ class Watched:
         if not self.changes:
             return "nothing had changed"
         made = " would be made" if self.check else ""
-        return f"{count(sum(self.changes.values()), 'change')}{made} on {several([*self.changes])}"
+        hosts = [name for names in self.changes.values() for name in names]
+        return f"{count(len(hosts), 'change')}{made} on {several(hosts)}"
 
     # What is shown while it runs
 
