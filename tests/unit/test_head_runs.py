@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from farandole.cli.history import program
 from farandole.jobs.follow import first_cause
 from farandole.node import mounts
 from farandole.node.arguments import duration
-from farandole.node.head import folders, runs, status
+from farandole.node.head import folders, main, runs, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import RunKeeper, StoppedError
 from farandole.node.head.launch import OF_RANK
@@ -284,3 +285,15 @@ def test_what_the_head_gets_is_all_that_the_command_needs(tmp_path: Path) -> Non
     install(tmp_path / "node", "farandole.node.head", command="main")
     done = subprocess.run([tmp_path / "node/command", "logs", "0"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr[:22]) == (1, "error: there is no run")
+
+
+def test_history_reads_what_the_head_says_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for run in (asked(created="\x1b"), asked(created=7.0), asked()):
+        run.write("started", stack="0123456789ab", slots={"node-1": 2})
+        run.write("ended", status=1, why="", seconds=3)
+    runs.new_run().write("run", created=1.0, program=7)
+    main.listed(argparse.Namespace())
+    read = [program(line) for line in capsys.readouterr().out.splitlines()]
+    [known] = [entry for entry in read if entry]
+    assert (known.time, known.what, known.nodes) == (7, "run 2: hostname", ("node-1",))
+    assert known.how == "failed with exit status 1 after 3 s on node-1:2"

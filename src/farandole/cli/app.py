@@ -35,6 +35,7 @@ COMMANDS = {
     "validate": "cli.validate:validate",
     "status": "cli.status:status",
     "drift": "cli.drift:drift",
+    "history": "cli.history:history",
     "report": "cli.report:report",
     "watch": "cli.apply:watch",
     "remove": "cli.remove:remove",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
 from farandole.core.text import on_terminal, one_line
 from farandole.inventory import state
 from farandole.inventory.run_lock import ClusterRun, read
@@ -26,8 +27,12 @@ FORMAT = 2
 # Where a run finds its folder, and where its workers do.
 VARIABLE = "FARANDOLE_PLAY"
 EVENTS, LOG, DURATIONS = "events.jsonl", "log", "durations.json"
-# What is kept: runs of an inventory, inventories.
-RUNS, INVENTORIES = 10, 20
+# What is left of an older run: what it changed, what failed, and how it ended.
+BRIEF = "brief.jsonl"
+TOLD = {"changed", "failed", "unreachable"}
+KEPT = {"start", *TOLD, "why", "end"}
+# What is kept: runs of an inventory, of older ones what is in BRIEF, inventories.
+RUNS, BRIEFS, INVENTORIES = 10, 500, 20
 # The letters that are kept of a name, of the words of a step, and of a text of several lines.
 NAME, WORDS, TEXT = 200, 300, 1 << 16
 
@@ -65,12 +70,39 @@ def new_folder(inventory: str | Path) -> Path:
 
 
 def prune(place: Path) -> None:
-    """Make room for a run: remove the oldest ones of its inventory, and the inventories not used for longest."""
-    old = runs_in(place)[RUNS - 1 :]
+    """Make room for a run: shorten older ones of its inventory, remove the oldest and long unused inventories."""
+    known = runs_in(place)
+    for folder in known[RUNS - 1 :]:
+        if (folder / EVENTS).exists() and not is_alive(folder):
+            shorten(folder)
+    brief = [folder for folder in known[RUNS - 1 :] if (folder / BRIEF).exists()][:BRIEFS]
+    old = [folder for folder in known[RUNS - 1 :] if folder not in brief]
     others = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in [*old, *(other for other in others[INVENTORIES:] if other != place)]:
         if not any(is_alive(folder) for folder in (path, *runs_in(path))):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def shorten(folder: Path) -> None:
+    """Keep of a run that is over what its history tells."""
+    with suppress(OSError):
+        known = [(str(event.get("event")), event) for event in map(parse, Reader(folder / EVENTS).lines())]
+        told = {str(event.get("task")) for kind, event in known if kind in TOLD}
+        # Where it broke off, if it did.
+        told |= {*[str(event.get("task")) for kind, event in known if kind == "task"][-1:]}
+        kept = [event for kind, event in known if kind in KEPT or (kind == "task" and str(event.get("task")) in told)]
+        write_private(folder / BRIEF, "".join(f"{json.dumps(event)}\n" for event in kept))
+        (folder / LOG).unlink(missing_ok=True)
+        (folder / EVENTS).unlink()
+
+
+def history(inventory: Path) -> list[Path]:
+    """The records of all runs of an inventory that are kept, the newest first."""
+    place = place_of(inventory)
+    if os.access(place.parent, os.F_OK) and not os.access(place.parent, os.R_OK | os.X_OK):
+        raise FarandoleError(f"{place.parent} belongs to another account, which alone can see its runs")
+    files = ([folder / name for name in (EVENTS, BRIEF) if (folder / name).is_file()] for folder in runs_in(place))
+    return [either[0] for either in files if either]
 
 
 def runs_in(place: Path) -> list[Path]:
@@ -155,7 +187,7 @@ class Reader:
 
 def parse(raw: bytes) -> Event:
     """An event of a line; what is none, as after a power cut, has no kind."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         event = json.loads(raw)
         if isinstance(event, dict):
             return event

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from farandole.node import relay
@@ -176,6 +177,16 @@ def show(_: argparse.Namespace) -> None:
             print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
 
 
+def listed(_: argparse.Namespace) -> None:
+    """Print what is known of all runs."""
+    for run in all_runs():
+        # One whose record is damaged hides no other.
+        with suppress(KeyError, TypeError, AttributeError):
+            wish, slots = run.read("run"), run.read("started").get("slots")
+            known = {"number": run.number, "owner": owner(os.getuid()), "created": wish["created"], "slots": slots}
+            print(json.dumps({**known, "program": shlex.join(wish["program"]), "how": told(run)}))
+
+
 def connect(arguments: argparse.Namespace) -> None:
     """Become what connects standard input and output with a port of a run's first node."""
     node = next(iter(arguments.run.read("started").get("slots", {})), "")
@@ -204,6 +215,7 @@ def parsed() -> argparse.Namespace:
     purpose = "send this folder to the nodes and start a program there"
     add_run(commands.add_parser("run", help=purpose, allow_abbrev=False))
     commands.add_parser("runs", help="list your runs").set_defaults(call=show)
+    commands.add_parser("_runs").set_defaults(call=listed)
     for name, (act, purpose) in ON_RUN.items():
         command = commands.add_parser(name, help=purpose) if purpose else commands.add_parser(name)
         command.set_defaults(call=lambda arguments, act=act: act(arguments.run))
