@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+APT = [
+    "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
+    "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
+]  # fmt: skip
+BUSY = re.compile(r"Could not get lock|frontend lock was locked|is locked by another|Unable to acquire the dpkg")
+# Seconds to wait for another program, in all and between two tries.
+PATIENCE_S, PAUSE_S = 600, 5
 
 
 def update(source: Path | str) -> list[str]:
@@ -14,3 +26,41 @@ def update(source: Path | str) -> list[str]:
 def reasons(out: str, err: str) -> list[str]:
     """The lines that say why apt or dpkg has failed, without warnings."""
     return [line for line in (err or out).splitlines() if line and not line.startswith("W: ")]
+
+
+class Apt:
+    """Runs apt and dpkg, which other programs may be using."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        # Its words are looked for in what they print.
+        self.environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+
+    def run(self, *command: str) -> tuple[int, str, str]:
+        """Run a command, again while another program has locked the packages."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            code, out, err = self.module.run_command(list(command), environ_update=self.environment)
+            if not code or not BUSY.search(err) or time.monotonic() > until:
+                return code, out, err
+            time.sleep(PAUSE_S)
+
+    def must(self, *command: str) -> str:
+        """Run a command that has to succeed, and return its warnings."""
+        code, out, err = self.run(*command)
+        if code:
+            why = " ".join(reasons(out, err)[-10:])
+            self.module.fail_json(msg=f"{' '.join(command[:1] + command[-1:])} failed: {why or code}")
+        return "\n".join(line for line in err.splitlines() if line.startswith("W: "))[-1000:]
+
+    def finish(self) -> None:
+        """Complete what dpkg has begun."""
+        if not self.run("dpkg", "--configure", "--pending")[0]:
+            return
+        # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
+        form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
+        rows = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
+        if broken := [word[1] for word in rows if word[0] == "reinstreq"]:
+            self.must("apt-get", "--quiet", "update")
+            self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
+        self.must("dpkg", "--configure", "--pending")

@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.apt import reasons
+from ansible_collections.farandole.cluster.plugins.module_utils.apt import APT, Apt
 from ansible_collections.farandole.cluster.plugins.module_utils.services import in_container
 
 FORM = "--showformat=${binary:Package}\t${Package}\t${db:Status-Abbrev}\t${Provides}\n"
@@ -39,38 +39,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
 # Where dpkg journals what it is doing; empty unless it was killed.
 JOURNAL = Path("/var/lib/dpkg/updates")
 LISTS = (Path("/var/lib/apt/periodic/update-success-stamp"), Path("/var/lib/apt/lists"))
-LISTS_S, PATIENCE_S, PAUSE_S = 86400, 600, 5
-APT = [
-    "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
-    "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
-]  # fmt: skip
-BUSY = re.compile(r"Could not get lock|frontend lock was locked|is locked by another|Unable to acquire the dpkg")
+LISTS_S = 86400
 
 
-class Packages:
-    """What dpkg and apt know and do on this machine."""
-
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        # Its words are looked for in what they print.
-        self.environment = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-
-    def run(self, *command: str) -> tuple[int, str, str]:
-        """Run a command, again while another program has locked the packages."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            code, out, err = self.module.run_command(list(command), environ_update=self.environment)
-            if not code or not BUSY.search(err) or time.monotonic() > until:
-                return code, out, err
-            time.sleep(PAUSE_S)
-
-    def must(self, *command: str) -> str:
-        """Run a command that has to succeed, and return its warnings."""
-        code, out, err = self.run(*command)
-        if code:
-            why = " ".join(reasons(out, err)[-10:])
-            self.module.fail_json(msg=f"{' '.join(command[:1] + command[-1:])} failed: {why or code}")
-        return "\n".join(line for line in err.splitlines() if line.startswith("W: "))[-1000:]
+class Packages(Apt):
+    """What is installed on this machine, and what can be."""
 
     def installed(self) -> tuple[set[str], bool]:
         """The names of what is installed or provided, and whether dpkg was interrupted."""
@@ -83,18 +56,6 @@ class Packages:
             if state[1] == "i":
                 names |= {name, plain, *(provided.split()[0] for provided in provides.split(",") if provided.strip())}
         return names, interrupted
-
-    def finish(self) -> None:
-        """Complete what dpkg has begun."""
-        if not self.run("dpkg", "--configure", "--pending")[0]:
-            return
-        # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
-        form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
-        rows = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
-        if broken := [word[1] for word in rows if word[0] == "reinstreq"]:
-            self.must("apt-get", "--quiet", "update")
-            self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
-        self.must("dpkg", "--configure", "--pending")
 
     def install(self, names: list[str]) -> bool:
         """Install packages with a list of candidates that is at most a day old; returns whether anything changed."""
