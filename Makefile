@@ -117,3 +117,4 @@ tables: setup ## regenerate the tables of variables
 
 requirements: setup ## regenerate requirements.txt from pyproject.toml
 	uv pip compile --quiet --extra dev --generate-hashes --no-header --no-annotate --output-file requirements.txt pyproject.toml
+	python tests/requirements.py
