@@ -1,7 +1,5 @@
 """A headless browser for tests, driven by the WebDriver protocol. As a program, it installs Debian's chromium."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """`make check ROLE=name`: what a change in a role needs at first, in three minutes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

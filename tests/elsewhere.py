@@ -1,7 +1,5 @@
 """The collection, built from this clone and installed into a folder of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

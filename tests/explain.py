@@ -1,7 +1,5 @@
 """`make explain-score`: explain every stored log, and count the right answers."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@
 Every line is what the viewer makes of the run's own events. `--still -1` draws the end alone.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

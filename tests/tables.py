@@ -1,7 +1,5 @@
 """`make tables`: write the table of variables on each role's page from its argument specs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: dataset
 short_description: Provide the data for the sample scripts in the control machine's cache

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: keep_file
 short_description: Copy a file from a node to the control machine

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: munge_key
 short_description: Make the key of a queue on the control machine, or refuse a damaged one

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: node_probe
 short_description: Report what a node is

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: preflight
 short_description: Check the inventory and the nodes

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: removal_report
 short_description: Say what was removed from the nodes, what stays, and why

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: run_lock
 short_description: Let one run at a time change a cluster

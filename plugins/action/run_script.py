@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: run_script
 short_description: Run a Python script on a node as another account

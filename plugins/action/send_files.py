@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: send_files
 short_description: Send files from the control machine to a node

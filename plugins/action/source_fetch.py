@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: source_fetch
 short_description: Provide a source archive in the control machine's cache

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: ssh_ca
 short_description: Sign host and user keys with the cluster's own certificate authority

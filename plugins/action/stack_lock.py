@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: stack_lock
 short_description: Read or create the lock of the stack

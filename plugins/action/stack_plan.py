@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: stack_plan
 short_description: Plan what a run must build and install

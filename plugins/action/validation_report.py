@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: validation_report
 short_description: Judge the results of a validation and write the report

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: write_files
 short_description: Write a group of small files in one task

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 name: events
 type: aggregate

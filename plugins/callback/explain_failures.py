@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 name: explain_failures
 type: aggregate

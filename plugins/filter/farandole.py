@@ -1,7 +1,5 @@
 """Jinja filters, which are functions of the package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path

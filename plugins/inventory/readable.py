@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 name: readable
 short_description: Say where an inventory is not YAML

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 DOCUMENTATION = """
 name: ready
 short_description: Refuse an environment in which the playbooks would not do what they promise

@@ -1,7 +1,5 @@
 """Faults of one node, what they are called, and how the cures that are printed are applied."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Sequence

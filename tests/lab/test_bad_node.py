@@ -1,7 +1,5 @@
 """A node that is off: the others go on without it, and it takes part again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """One fault at a time: it is named by code and host, in time, and the cluster is green after the printed cure."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

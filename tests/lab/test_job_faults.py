@@ -1,7 +1,5 @@
 """One fault at a time that a job or its stack meets: it is named, and jobs run again after the printed cure."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

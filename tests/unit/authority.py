@@ -1,7 +1,5 @@
 """The cluster's CA on real files, what a run asks of it, and ssh-keygen, which checks what it produces; for tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Fixtures for several modules."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator

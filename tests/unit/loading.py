@@ -1,7 +1,5 @@
 """Load plugins by path, as Ansible does, because they are in no package."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """What a sound node says of itself, and what preflight makes of such answers, for tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small package index: wheels with the names, versions and requirements of real ones, and without content."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Mapping, Sequence

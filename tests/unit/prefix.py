@@ -1,7 +1,5 @@
 """What lies below /opt/farandole on a node, for tests of the modules that change it."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shlex

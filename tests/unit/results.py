@@ -1,7 +1,5 @@
 """What jobs of a validation report, and how that is judged, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from farandole.validation.judge import ENOUGH, Bars, Check, judge

@@ -1,7 +1,5 @@
 """A result of a validation with everything that its page shows, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 EVIL = '"><img src=http://127.0.0.1:9/x onerror=document.title=1><script>document.title=2</script>'

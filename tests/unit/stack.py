@@ -1,7 +1,5 @@
 """Helpers for the tests of the stack: a lock, HTTP servers, and modules run as on a node."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import importlib

@@ -1,7 +1,5 @@
 """The base class of the action plugins, and the documentation of each."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The calls that a run asks for ahead, and what becomes of their answers."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time

@@ -1,7 +1,5 @@
 """How apt_source reads keys and sources. The Molecule scenario nccl tests on real nodes what apt accepts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """How a step is named and recognised, and how its failure is reported. Tests on real nodes run it under systemd."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

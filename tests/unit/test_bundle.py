@@ -1,7 +1,5 @@
 """`farandole bundle`: the archive has what the lock names, and nothing that is private."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from pathlib import Path

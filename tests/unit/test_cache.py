@@ -1,7 +1,5 @@
 """The cache on real files: which keys are equal, and which files are valid."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

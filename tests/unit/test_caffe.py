@@ -1,7 +1,5 @@
 """The launcher of Intel Caffe: its options, hosts and solver, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The archive with Intel Caffe: what the control machine checks, and what a node unpacks or refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """What nodes say before the launcher of Intel Caffe starts a training, and how it is judged."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

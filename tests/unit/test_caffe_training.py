@@ -1,7 +1,5 @@
 """How the launcher of Intel Caffe judges a log, and how it ends a job."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

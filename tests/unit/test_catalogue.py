@@ -1,7 +1,5 @@
 """The catalogue is complete, and constraints, pins and frameworks are read correctly."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The known causes, compared with real logs, each produced by provoking its cause on nodes of a lab."""
 
-from __future__ import annotations
-
 import ast
 import re
 import string

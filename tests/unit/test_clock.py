@@ -1,7 +1,5 @@
 """Which time servers a node asks. tests/lab/test_kernels.py tests on nodes with clocks of their own what that does."""
 
-from __future__ import annotations
-
 import pytest
 
 from .loading import load

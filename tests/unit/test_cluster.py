@@ -1,7 +1,5 @@
 """The filters for names and addresses of nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

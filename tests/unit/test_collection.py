@@ -1,7 +1,5 @@
 """The repository as a collection: built, installed into an empty folder, and started from there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

@@ -1,7 +1,5 @@
 """The samples' data, from a real site and package index that are up, damaged or silent."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

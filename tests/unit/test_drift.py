@@ -1,7 +1,5 @@
 """What `farandole drift` says of nodes that are this machine, and how it goes on without one that fails."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Which nodes are left out: what a check may decide, what a person decides, and the record of both."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

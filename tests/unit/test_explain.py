@@ -1,7 +1,5 @@
 """What `farandole explain` says about logs, stored ones and such as nobody would write."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

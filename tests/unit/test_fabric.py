@@ -1,7 +1,5 @@
 """The choice of the network for jobs, and the findings when there is none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What a playbook says at its end about what failed in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

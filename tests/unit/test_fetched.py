@@ -1,7 +1,5 @@
 """What is fetched of a run: nothing that its jobs wrote is followed, obeyed or put elsewhere."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

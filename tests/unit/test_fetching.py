@@ -1,7 +1,5 @@
 """Downloads from a malicious server give a file of the requested size, or an error, in time."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

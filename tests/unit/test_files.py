@@ -1,7 +1,5 @@
 """Files of the control machine are replaced as a whole or not at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How findings are listed for a person."""
 
-from __future__ import annotations
-
 import pytest
 
 from farandole.core.causes import Severity

@@ -1,7 +1,5 @@
 """The firewall: its rules, the services that it closes, and the nodes that it does not know yet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rank failed first, and why, as the output of a job tells it."""
 
-from __future__ import annotations
-
 import pytest
 
 from farandole.jobs.follow import first_cause, first_end, in_words

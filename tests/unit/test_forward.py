@@ -1,7 +1,5 @@
 """A port of a run's first node on this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """How runs log in to the head: as ssh itself understands it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs on the head: how they are numbered and kept, how they end, and what is refused before they begin."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Which slots a run gets, whatever other accounts have written where all of them write."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

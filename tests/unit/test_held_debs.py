@@ -1,7 +1,5 @@
 """How held_debs reads apt's output. The Molecule scenario nccl tests on real nodes what it does to dpkg."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `farandole history` makes of records that are whole, cut short, edited, or of another version."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What package indexes are asked through uv: with pip's settings, and if they are down, strange or guarded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

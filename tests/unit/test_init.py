@@ -1,7 +1,5 @@
 """`farandole init` writes a whole inventory with keys that were confirmed, or nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

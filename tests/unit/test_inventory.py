@@ -1,7 +1,5 @@
 """Inventories that cannot be used: said in one message, which file and line, whatever the command."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad inventories, and the findings about each."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

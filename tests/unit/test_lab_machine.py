@@ -1,7 +1,5 @@
 """Nodes with kernels of their own; tests/lab/test_kernels.py runs them."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

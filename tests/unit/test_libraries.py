@@ -1,7 +1,5 @@
 """Which PyTorch the compiled parts of a wheel need."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

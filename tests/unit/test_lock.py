@@ -1,7 +1,5 @@
 """The lock file: equal on every machine, and refused if it was changed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of a lock, from real package indexes that are up, damaged, incomplete or down."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`farandole lock` and the action stack_lock on real inventories with preflight's results."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Hardware, disks, limits, links and shells of nodes, and the findings about each."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which NCCL versions fit a node's driver and CUDA toolkit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

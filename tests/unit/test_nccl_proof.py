@@ -1,7 +1,5 @@
 """How nccl_proof finds other copies of NCCL in the output of other programs."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import pwd

@@ -1,7 +1,5 @@
 """The choice among several networks that all nodes share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

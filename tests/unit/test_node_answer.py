@@ -1,7 +1,5 @@
 """Which answers of a node are accepted, and how long to wait for one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

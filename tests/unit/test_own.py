@@ -1,7 +1,5 @@
 """The user's own packages: every way to write them, and every way to get it wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

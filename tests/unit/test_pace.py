@@ -1,7 +1,5 @@
 """Nodes that compute more slowly than the others. playbooks/validate.yml measures it for real."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -101,7 +99,7 @@ class Matrix:
     def __init__(self, seconds: list[float]) -> None:
         self.seconds = seconds
 
-    def __matmul__(self, other: Matrix) -> list[list[float]]:
+    def __matmul__(self, other: "Matrix") -> list[list[float]]:
         time.sleep(self.seconds.pop(0))
         return [[1.0]]
 

@@ -1,7 +1,5 @@
 """What the module packages reads from dpkg. Molecule and tests/lab test on real nodes what it does."""
 
-from __future__ import annotations
-
 import pytest
 
 from .loading import load

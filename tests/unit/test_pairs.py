@@ -1,7 +1,5 @@
 """Connections between nodes, measured by real programs on loopback addresses."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

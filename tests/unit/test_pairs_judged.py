@@ -1,7 +1,5 @@
 """What is judged of connections between nodes that were measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """The parts of a lock give what pip and the roles expect."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Nodes that pass an archive on: who fetches from whom, from which sources, and who is served."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What comes from outside, beyond what pip and uv check themselves, is pinned by a sha256 or a signer's fingerprint."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a run must do, decided from a real cache and from nodes' probes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The playbooks, started from outside the repository."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a network makes of a job; docs/prediction.md compares it with jobs that ran."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

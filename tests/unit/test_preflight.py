@@ -1,7 +1,5 @@
 """Bad nodes, and the findings about each; test_inventory_judged has bad inventories."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Iterable

@@ -1,10 +1,8 @@
 """How the allreduce probe judges its ranks; playbooks/validate.yml runs the probe for real."""
 
-from __future__ import annotations
-
 import json
 import socket
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -29,10 +27,10 @@ class Scalar:
 class Numbers(list[int]):
     """The parts of a numpy array that the probe uses."""
 
-    def cpu(self) -> Numbers:
+    def cpu(self) -> Self:
         return self
 
-    def numpy(self) -> Numbers:
+    def numpy(self) -> Self:
         return self
 
     def min(self) -> Scalar:

@@ -1,7 +1,5 @@
 """What the probes of a job have in common, and how they are sent."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

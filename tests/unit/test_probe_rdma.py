@@ -1,7 +1,5 @@
 """How the RDMA probe finds ports and partners; on hosts with Debian's own kernel it is run by `make test-kernels`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

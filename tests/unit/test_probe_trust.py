@@ -1,7 +1,5 @@
 """The trust probe, with a stand-in for ssh that prints what a test needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

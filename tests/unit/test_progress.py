@@ -1,7 +1,5 @@
 """Whole runs: what a terminal shows, what is kept, and what a kill leaves; the playbook runs under our settings."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """Rows of evidence: written so that they are read again, and in place of older ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The queue's key on the control machine: made once, never replaced in silence, refused when damaged."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

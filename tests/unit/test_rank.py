@@ -1,7 +1,5 @@
 """How ranks are started, and how it is known whether they met; tests/lab/test_launchers.py does it with frameworks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What nodes remember of the CA when its folder was restored from an older copy, and what a lying node gets by it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

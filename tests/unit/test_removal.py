@@ -1,7 +1,5 @@
 """What leaves a node again: the module remove, run as on a node, the roles' lists, and the report."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The page of a validation, read back from any file and compared."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of a validation, looked at by a real browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

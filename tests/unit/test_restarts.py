@@ -1,7 +1,5 @@
 """When a run that failed starts again, and where."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

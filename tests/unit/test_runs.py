@@ -1,7 +1,5 @@
 """The lock that a run holds on a cluster; a dead run holds none."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The samples on a node: depot_fetch as it runs there, and the scripts as passed to write_files."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

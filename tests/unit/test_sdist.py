@@ -1,7 +1,5 @@
 """Packages of which there are only sources: which are chosen, and what is read of them without running any of it."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

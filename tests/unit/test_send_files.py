@@ -1,7 +1,5 @@
 """Both halves of send_files, packing and unpacking, and keep_file, which copies back."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

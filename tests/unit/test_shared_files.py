@@ -1,7 +1,5 @@
 """The proof that nodes share files: its probe on a real folder, and the judgement of its answers."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

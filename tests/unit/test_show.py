@@ -1,7 +1,5 @@
 """The `farandole stack` commands on a real cache."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The queue: what its settings say, which nodes are drained, and what a node says of itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The versions chosen for different nodes and requests, and the refusals when none fit."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace

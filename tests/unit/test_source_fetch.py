@@ -1,7 +1,5 @@
 """Fetching a source archive, with real files and a real site."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The CA's keys and certificates on disk; test_ssh_trust has whom it signs for."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

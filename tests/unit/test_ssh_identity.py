@@ -1,7 +1,5 @@
 """A node's host and job keys, made by the real ssh-keygen."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import subprocess

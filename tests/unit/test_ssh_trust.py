@@ -1,7 +1,5 @@
 """For whom the CA signs, and what it revokes; ssh-keygen checks what it produces."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

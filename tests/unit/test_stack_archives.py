@@ -1,7 +1,5 @@
 """Archives as a builder packs them: layers on another stack, and what a compromised builder may try."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

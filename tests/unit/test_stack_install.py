@@ -1,7 +1,5 @@
 """stack_install as a node runs it, with real archives from a real depot."""
 
-from __future__ import annotations
-
 import fcntl
 import getpass
 import os

@@ -1,7 +1,5 @@
 """stack_switch and stack_proof as a node runs them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

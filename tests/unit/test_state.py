@@ -1,7 +1,5 @@
 """A state folder belongs to one inventory, and a lab removes only its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

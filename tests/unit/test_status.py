@@ -1,7 +1,5 @@
 """What `farandole status` makes of what nodes say. The nodes themselves are asked on the labs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

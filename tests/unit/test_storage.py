@@ -1,7 +1,5 @@
 """File systems that all nodes see: what is refused, and the units that mount the others."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

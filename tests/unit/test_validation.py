@@ -1,7 +1,5 @@
 """Which jobs a validation runs, how answers are read, and what its report says; test_judge has how jobs are judged."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

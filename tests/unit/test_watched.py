@@ -1,7 +1,5 @@
 """What is made of the events of a run, and how they are kept."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The wheel holds everything that a run needs, as the checkout has it, and so does one made from the sdist."""
 
-from __future__ import annotations
-
 import configparser
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Text from a node, made safe to show."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from xml.etree import ElementTree as ET

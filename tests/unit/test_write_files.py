@@ -1,7 +1,5 @@
 """The module write_files, run as on a node, with real files."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

@@ -1,7 +1,5 @@
 """`farandole apply` and `farandole watch`."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`farandole bundle`: everything that a control machine without a package index needs, in one archive."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """`farandole drift`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`farandole explain`."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator

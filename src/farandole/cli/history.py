@@ -1,7 +1,5 @@
 """`farandole history`."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from argparse import ArgumentTypeError

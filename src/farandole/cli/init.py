@@ -1,7 +1,5 @@
 """`farandole init`: make the inventory of a cluster, with host keys that a person has compared."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

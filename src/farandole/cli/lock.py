@@ -1,7 +1,5 @@
 """`farandole lock`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`farandole node`: leave nodes out by hand, and take them back; no node is contacted."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

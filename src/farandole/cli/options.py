@@ -1,7 +1,5 @@
 """The options that several commands have."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """`farandole predict`."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """`farandole preflight`."""
 
-from __future__ import annotations
-
 import typer
 
 from farandole.cli.options import AsJson, Hosts, Inventory, with_login

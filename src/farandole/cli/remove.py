@@ -1,7 +1,5 @@
 """`farandole remove`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated

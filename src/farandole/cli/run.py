@@ -1,7 +1,5 @@
 """`farandole run`, `runs`, `logs`, `attach`, `fetch`, `stop`: send a folder to the head, and run programs there."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The `farandole stack` commands: show packed stacks, and what the nodes run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`farandole status`."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

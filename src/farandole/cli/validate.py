@@ -1,7 +1,5 @@
 """`farandole validate`."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits on time and memory for talking to a node that may send without end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

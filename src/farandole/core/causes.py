@@ -1,7 +1,5 @@
 """Known causes of failures, by their code: what happened, and how to fix it. They are data, in causes.yml."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

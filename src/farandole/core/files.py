@@ -1,7 +1,5 @@
 """Write files on the control machine, each as a whole, know them by their hash, and read YAML."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Problems that the user has to fix: data until they are shown, and how they are shown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """How our programs reach nodes, which have no package of ours: as modules with a launcher, or as a single text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from pathlib import Path

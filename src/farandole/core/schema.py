@@ -1,7 +1,5 @@
 """Validators for answers of nodes. A checked answer is rebuilt from its parts; one invalid part refuses all of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

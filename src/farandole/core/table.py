@@ -1,7 +1,5 @@
 """Tables for the terminal and for other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Make text from elsewhere safe to show: no control characters, no passwords."""
 
-from __future__ import annotations
-
 import re
 
 # The colour codes that Ansible itself uses.

@@ -1,7 +1,5 @@
 """Find the causes of a failure in its log: consequences first, the root cause last, or what is most telling."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,10 +1,8 @@
 """Explain the failures of a playbook at its end, where they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from farandole.core.findings import HEADING, Finding, joined, restored, several, together
 from farandole.core.findings import Line as Shown
@@ -95,7 +93,7 @@ class Why:
         return asdict(self)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Why:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """From an event."""
         findings = [(str(heading), [Finding(**item) for item in items]) for heading, items in data["findings"]]
         pairs = {name: [(str(place), str(text)) for place, text in data[name]] for name in ("messages", "unknown")}

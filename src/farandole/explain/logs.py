@@ -1,7 +1,5 @@
 """Read logs of any size and origin as numbered lines of plain text, a piece at a time."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How causes are told to a person: consequences first, the root cause last, or what is most telling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

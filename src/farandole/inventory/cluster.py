@@ -1,7 +1,5 @@
 """Names and addresses of the nodes, from the inventory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address

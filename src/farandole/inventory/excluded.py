@@ -1,7 +1,5 @@
 """The nodes that are left out: since when, by whom, why; and which ones to leave out after a check."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shlex

@@ -1,11 +1,9 @@
 """Who is in the cluster, and what its nodes have in common: the one description that playbooks and commands read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from farandole.inventory import excluded
 from farandole.inventory.cluster import JOB_USER, JOB_USER_ID, builders
@@ -47,7 +45,7 @@ class ClusterFacts:
     # Each node's addresses in the networks that all nodes share, as preflight has seen them.
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def without(self, reasons: Mapping[str, str]) -> ClusterFacts:
+    def without(self, reasons: Mapping[str, str]) -> Self:
         """The cluster with other nodes excluded."""
         return replace(
             self,

@@ -1,7 +1,5 @@
 """The keys by which hosts prove who they are: asked for, compared with what is known, shown as fingerprints."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

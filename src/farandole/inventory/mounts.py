@@ -1,7 +1,5 @@
 """File systems that all nodes see: what may be mounted where, and what that needs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath

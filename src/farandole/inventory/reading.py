@@ -1,7 +1,5 @@
 """Whether the files of an inventory can be read at all, and where they cannot."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

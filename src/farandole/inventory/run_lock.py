@@ -4,8 +4,6 @@
 process is alive. On the head, the process that the connection started represents the run.
 """
 
-from __future__ import annotations
-
 import fcntl
 import getpass
 import json
@@ -54,7 +52,7 @@ class ClusterRun:
         """Whether it is still running; only meaningful for a run on this machine."""
         return started(self.pid) == self.started
 
-    def same(self, other: ClusterRun) -> bool:
+    def same(self, other: "ClusterRun") -> bool:
         """Whether both are the same run."""
         return (self.place, self.pid, self.started) == (other.place, other.pid, other.started)
 

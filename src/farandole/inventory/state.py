@@ -1,7 +1,5 @@
 """The state folder of a cluster on the control machine, and the inventory that owns it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import tempfile

@@ -1,7 +1,5 @@
 """The hosts of an inventory and their variables, as Ansible reads them."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

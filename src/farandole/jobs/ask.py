@@ -1,7 +1,5 @@
 """Ask all nodes of a cluster at once how they are."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

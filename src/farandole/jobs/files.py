@@ -1,7 +1,5 @@
 """The folder that a run gets, and the results that come back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Show what a run prints until it ends, and if it failed, which rank was the first, and the cause in its output."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """A port of a run's first node on this machine, for nobody but the user."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """How to log in to the head of a cluster, or to another node, and become the job user there."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Start a run: what is wanted of it, and what is refused before anything is sent."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What the head reports about a run, and how it is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What cgroups of this machine give a node to compute with."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """What can go wrong with a node, and how it is undone."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import socket

@@ -1,7 +1,5 @@
 """`farandole prove`: try a set of versions on hosts of its own, and write down what was seen as a row of evidence."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

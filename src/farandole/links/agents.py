@@ -1,7 +1,5 @@
 """The program that measures on one node: it is sent there, answers requests, and ends with its connection."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Decide what to measure between the nodes, and judge it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import statistics

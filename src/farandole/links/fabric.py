@@ -1,7 +1,5 @@
 """Choose the network for jobs, and each node's interface in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address

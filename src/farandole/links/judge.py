@@ -1,7 +1,5 @@
 """Tell bad nodes, bad links and groups that do not reach each other apart, from what the nodes measured."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

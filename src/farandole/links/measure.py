@@ -1,7 +1,5 @@
 """Measure the connections between the nodes, each of which runs agent.py for as long as that takes."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import secrets

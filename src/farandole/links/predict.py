@@ -1,7 +1,5 @@
 """Predict how fast a training job is on several workers, from what the network between them carries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

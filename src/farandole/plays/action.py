@@ -1,7 +1,5 @@
 """The base class of all action plugins: documented and validated arguments, and failures without a traceback."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping

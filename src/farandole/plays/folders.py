@@ -1,7 +1,5 @@
 """List a folder of scripts in the form that write_files takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PROGRAMS = (".py", ".sh")

@@ -1,7 +1,5 @@
 """Run a playbook as a user would."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What `playbooks/remove.yml` says before and after it has removed everything."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

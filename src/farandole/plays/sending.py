@@ -1,7 +1,5 @@
 """Which files may be sent to a node, and where they land there."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

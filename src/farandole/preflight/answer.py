@@ -1,7 +1,5 @@
 """Validation of what a node reports about itself, and the reason why a node does not answer."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Validation of what a node reports about its hardware, its disks and the job user's shells."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from farandole.core.schema import UnfitError, fields, many, named, optional, shown, text, whole, words, yes_or_no

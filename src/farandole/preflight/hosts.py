@@ -1,7 +1,5 @@
 """Decide what follows from what nodes report about themselves, and from what was measured between them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

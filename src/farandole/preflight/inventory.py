@@ -1,7 +1,5 @@
 """Checks of the inventory, made before any node is contacted."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

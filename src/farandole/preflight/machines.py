@@ -1,7 +1,5 @@
 """Checks of the nodes' hardware, disks, limits and links, and of what is in the way in the job user's shells."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choose, among the networks that all nodes share, the one that carries most."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

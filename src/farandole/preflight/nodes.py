@@ -1,7 +1,5 @@
 """Checks of the nodes, by what they report about themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict

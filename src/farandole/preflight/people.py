@@ -1,7 +1,5 @@
 """Checks of cluster_users, made before any node is contacted."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence

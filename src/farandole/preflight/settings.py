@@ -1,7 +1,5 @@
 """The settings of Ansible that the playbooks rely on, where another ansible.cfg than ours is in use."""
 
-from __future__ import annotations
-
 from configparser import RawConfigParser
 from pathlib import Path
 

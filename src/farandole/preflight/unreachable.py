@@ -1,7 +1,5 @@
 """Why a node does not answer."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

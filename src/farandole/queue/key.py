@@ -1,7 +1,5 @@
 """The key with which the daemons of a queue authenticate each other, made on the control machine."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import string

@@ -1,7 +1,5 @@
 """The nodes, partitions and accounts in Slurm's settings, decided on the control machine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Line charts as SVG. All colours are CSS variables of the page, so that they follow dark mode and print."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

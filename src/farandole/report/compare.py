@@ -1,7 +1,5 @@
 """What has changed between two results, and whether it is more than their noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What was validated on somebody's cluster, for the catalogue of others: no name of a host or a person, and signed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

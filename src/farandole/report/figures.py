@@ -1,7 +1,5 @@
 """What a page shows as numbers and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

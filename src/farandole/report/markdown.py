@@ -1,7 +1,5 @@
 """A result as Markdown for an issue."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

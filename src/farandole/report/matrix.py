@@ -1,7 +1,5 @@
 """The connections between all nodes as a matrix whose colours are anchored to the bar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby

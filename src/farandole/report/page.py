@@ -1,7 +1,5 @@
 """The page of a result: one file that needs no network, no script and no other file."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Read a result.json, of which every part may be missing, wrong or hostile."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Files kept on the control machine: downloads pinned by locks, for all clusters, and builds, per cluster."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

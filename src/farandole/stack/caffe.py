@@ -1,7 +1,5 @@
 """The archive with Intel Caffe that the user brings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What no package index knows: the stack's components, what Horovod needs of packages, and what was seen to work."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,7 +97,7 @@ class Need:
         """Whether it may be absent."""
         return self.constraint.startswith(IF_ANY)
 
-    def allows(self, row: Row) -> bool:
+    def allows(self, row: "Row") -> bool:
         return row.component == self.component and allows(self.constraint, row.version)
 
     def __str__(self) -> str:

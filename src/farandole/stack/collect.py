@@ -1,7 +1,5 @@
 """Fetch the wheels of a lock into this machine's cache, each checked by its sha256."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Data for the sample scripts, cached on the control machine: MNIST, or scikit-learn's digits in the same format."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

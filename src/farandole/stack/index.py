@@ -1,7 +1,5 @@
 """Ask the package indexes of this machine's pip, through uv, which wheels fit together on the nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -52,8 +50,8 @@ class Wheel:
     size: int
     needed_by: tuple[str, ...]
     # How to make it, if `file` has only its sources, and the wheels of the tools.
-    build: Build | None = None
-    tools: tuple[Wheel, ...] = ()
+    build: "Build | None" = None
+    tools: tuple["Wheel", ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Which PyTorch the compiled parts of a wheel need, as only the wheel itself tells what it was built for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from zipfile import ZipFile

@@ -1,7 +1,5 @@
 """stack.lock.yml: every component of a cluster's stack, with version, source and sha256."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Make a lock: choose every version for the nodes and the request, and look into the user's own wheels."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """NCCL's debs: whether they fit a node's driver and CUDA toolkit, and how the depot serves them."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping

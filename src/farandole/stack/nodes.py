@@ -1,7 +1,5 @@
 """The platform of a cluster's nodes, from preflight's probes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

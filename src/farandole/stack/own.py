@@ -1,7 +1,5 @@
 """The user's own packages: read and check stack_packages, and the file that stack_requirements names."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Iterator

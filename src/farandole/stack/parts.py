@@ -1,7 +1,5 @@
 """Parts of a lock in the forms that the roles' tasks need."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64decode
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Decide which node fetches an archive from which, so that the head need not send it to each of them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decide what a run must build and install, from the lock, the existing builds and the nodes' stacks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

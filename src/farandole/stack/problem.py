@@ -1,12 +1,10 @@
 """What a solution must satisfy: the nodes, and the user's request."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from packaging.version import Version
 
@@ -35,7 +33,7 @@ class Request:
     # Where sources are kept, if packages without a wheel may be built.
     sources: Path | None = None
 
-    def only(self, wishes: Collection[Wish]) -> Request:
+    def only(self, wishes: Collection[Wish]) -> Self:
         """The same with only these pins and packages."""
         pins, packages = (tuple(wish for wish in all_ if wish in wishes) for all_ in (self.pins, self.packages))
         return replace(self, pins=pins, packages=packages)

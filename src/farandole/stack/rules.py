@@ -1,7 +1,5 @@
 """Choose the components by the catalogue's own rules, without any index; explain conflicts, and say what would work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

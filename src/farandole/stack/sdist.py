@@ -1,7 +1,5 @@
 """Packages of which there are only sources: found on an index, and read without running anything of them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import tempfile

@@ -1,7 +1,5 @@
 """What an inventory says about the stack."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choose the stack: the components by our own rules, and then, with these, the packages by the index."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

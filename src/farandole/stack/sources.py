@@ -1,7 +1,5 @@
 """Fetch a source archive into this machine's cache from the first place that has it, and check its sha256."""
 
-from __future__ import annotations
-
 import html
 import re
 import ssl

@@ -1,7 +1,5 @@
 """Download from the package indexes of this machine's pip; an index's password is sent nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import netrc

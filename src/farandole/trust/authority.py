@@ -1,7 +1,5 @@
 """A cluster's certificate authority, which exists only on the control machine."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The certificates of a cluster's CA: what is asked for, signed, and read again."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

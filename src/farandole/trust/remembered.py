@@ -1,7 +1,5 @@
 """What nodes remember of the cluster's CA, and an older copy of its folder does not."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

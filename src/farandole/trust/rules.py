@@ -1,7 +1,5 @@
 """Rules of the cluster's certificate authority: which keys it signs, and which are revoked."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

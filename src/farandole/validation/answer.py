@@ -1,7 +1,5 @@
 """Validate what nodes report about jobs, connections and stacks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

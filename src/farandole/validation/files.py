@@ -1,7 +1,5 @@
 """The proof that nodes share files: what each node is asked, and how its answers are judged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

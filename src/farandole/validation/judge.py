@@ -1,14 +1,12 @@
 """Judge the results of the jobs against the thresholds."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from farandole.core.causes import causes, excused
 from farandole.core.findings import some
@@ -45,7 +43,7 @@ class Bars:
     pace: float = 0.5
 
     @classmethod
-    def changed(cls, changes: Mapping[str, float | None] | None) -> Bars:
+    def changed(cls, changes: Mapping[str, float | None] | None) -> Self:
         """The thresholds of an inventory, which sets only those that differ."""
         return cls(**{name: float(value) for name, value in (changes or {}).items() if value is not None})
 
@@ -68,7 +66,7 @@ class Check:
     # Where the middle half of the rounds lies.
     spread: list[float] | None = None
 
-    def explain(self, why: Explanation) -> Check:
+    def explain(self, why: Explanation) -> Self:
         """Give it its cause and its cure."""
         self.code, self.cause, self.cure = why
         return self

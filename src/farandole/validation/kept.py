@@ -1,7 +1,5 @@
 """What result.json keeps besides the verdicts: every job with its series, the phases, and what preflight found."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime

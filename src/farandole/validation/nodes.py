@@ -1,7 +1,5 @@
 """The nodes' answers in a validation, and the checks that need no job."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The jobs that validate a cluster, in the order in which they run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Put a prediction beside each efficiency that a validation measured, so that the prediction is judged, too."""
 
-from __future__ import annotations
-
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report of a validation: result.json, the page that is made from it, junit.xml and a table."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How long each task took when it last ran to its end, in one small file for all runs of an inventory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Workers append to the file, too: a line is written at once, and so is never torn.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The progress of a long step on a node."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass

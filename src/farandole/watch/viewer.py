@@ -1,7 +1,5 @@
 """Show a run to a person on a terminal, as lines in a file or pipe, or as JSON to a program."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What is known of a run from its events, and how that is shown. Nothing here reads a file or a clock."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What action plugins need to take a module's answer from those that the node has already given."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """The calls of a run and the answers to them, in files, because each task has a process of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -10,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 from farandole.core.files import write, write_private
@@ -116,7 +115,7 @@ class RunCalls:
         (folder / "record").symlink_to(record)
 
     @classmethod
-    def current(cls, folder: Path) -> RunCalls | None:
+    def current(cls, folder: Path) -> Self | None:
         with suppress(OSError):
             return cls(folder, (folder / "record").readlink())
         return None

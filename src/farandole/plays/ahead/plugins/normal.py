@@ -1,7 +1,5 @@
 """Call a module that has no action plugin of its own; takes the place of Ansible's plugin of this name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ansible import constants
