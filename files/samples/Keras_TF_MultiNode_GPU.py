@@ -52,9 +52,7 @@ def resume(folder, model):
 def main():
     """Train, test and compare the ranks."""
     options = proof.arguments(
-        __doc__.splitlines()[0],
-        lr=1.0,
-        epochs=(int, 12, "passes over all images, divided among the workers"),
+        __doc__.splitlines()[0], lr=1.0, epochs=(int, 12, "passes over all images, divided among the workers")
     )
     hvd.init()
     one_device()

@@ -82,11 +82,7 @@ def resume(folder):
 
 def main():
     """Train, test and compare the ranks."""
-    options = proof.arguments(
-        __doc__.splitlines()[0],
-        lr=0.001,
-        epochs=(int, 12, "passes over all images"),
-    )
+    options = proof.arguments(__doc__.splitlines()[0], lr=0.001, epochs=(int, 12, "passes over all images"))
     hvd.init()
     one_device()
     keras.utils.set_random_seed(options.seed + hvd.rank())

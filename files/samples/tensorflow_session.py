@@ -78,9 +78,7 @@ class LastWeights(tf.train.SessionRunHook):
 def main():
     """Train, test and compare the ranks."""
     options = proof.arguments(
-        __doc__.splitlines()[0],
-        lr=0.001,
-        steps=(int, 2000, "steps in total, divided among the workers"),
+        __doc__.splitlines()[0], lr=0.001, steps=(int, 2000, "steps in total, divided among the workers")
     )
     hvd.init()
     tf.set_random_seed(options.seed)

@@ -43,11 +43,7 @@ def one_device():
 
 def main():
     """Train, test and compare the ranks."""
-    options = proof.arguments(
-        __doc__.splitlines()[0],
-        lr=0.001,
-        epochs=(int, 12, "passes over all images"),
-    )
+    options = proof.arguments(__doc__.splitlines()[0], lr=0.001, epochs=(int, 12, "passes over all images"))
     hvd.init()
     one_device()
     # Keras draws the initial weights from Python's random generator.

@@ -86,11 +86,7 @@ def test_ranks_that_never_meet_are_no_success(
 
 @pytest.mark.parametrize(
     ("options", "program", "text"),
-    [
-        ("", "hostname", ""),
-        ("--each", "python train.py", TORCH),
-        ("", "python train.py", FILES),
-    ],
+    [("", "hostname", ""), ("--each", "python train.py", TORCH), ("", "python train.py", FILES)],
 )
 def test_what_is_not_meant_to_meet_is_not_called_alone(
     site: Cluster, tmp_path: Path, options: str, program: str, text: str

@@ -11,23 +11,11 @@ from .loading import act
 
 
 def place(**changes: Any) -> dict[str, Any]:
-    return {
-        "mount": "/",
-        "noexec": False,
-        "read_only": False,
-        "free_mb": 90_000,
-        "free_inodes": 9_000_000,
-    } | changes
+    return {"mount": "/", "noexec": False, "read_only": False, "free_mb": 90_000, "free_inodes": 9_000_000} | changes
 
 
 def shell(**changes: Any) -> dict[str, Any]:
-    return {
-        "commands": {},
-        "libraries": [],
-        "packages": [],
-        "variables": [],
-        "nofile": 20_000,
-    } | changes
+    return {"commands": {}, "libraries": [], "packages": [], "variables": [], "nofile": 20_000} | changes
 
 
 def machine(**changes: Any) -> dict[str, Any]:

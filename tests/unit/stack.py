@@ -154,12 +154,7 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
 
 
 def run_action(
-    name: str,
-    arguments: dict[str, Any],
-    folder: Path,
-    *,
-    check_mode: bool = False,
-    collections: Path = COLLECTIONS,
+    name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False, collections: Path = COLLECTIONS
 ) -> dict[str, Any]:
     """Run a task with Ansible on this machine, and return its answer."""
     (folder / "ansible.cfg").touch()

@@ -50,10 +50,7 @@ def test_a_step_is_recognised_and_no_other_is_mistaken_for_it() -> None:
         (b"one\n\n  \n\xff two\n", ["one", "\ufffd two"]),
         ("".join(f"line {number}\n" for number in range(30)).encode(), [f"line {number}" for number in range(5, 30)]),
         # The first errors and the last; each line appears once, even if it is also at the end of the log.
-        (
-            "\n".join([*WHY, "checking", *REST, "error: last"]).encode(),
-            [*WHY[:3], *WHY[4:], *REST, "error: last"],
-        ),
+        ("\n".join([*WHY, "checking", *REST, "error: last"]).encode(), [*WHY[:3], *WHY[4:], *REST, "error: last"]),
     ],
 )
 def test_a_failure_shows_the_lines_with_the_cause_and_the_last(tmp_path: Path, log: bytes, shown: list[str]) -> None:

@@ -77,11 +77,7 @@ def test_an_index_that_knows_no_dates_or_does_not_have_a_package(pip: pytest.Mon
 
 @pytest.mark.parametrize(
     ("handler", "reason"),
-    [
-        (None, "refused"),
-        (Login, "/simple/six/ is another page: Please log in"),
-        (Forbids, "/simple/six/: Not with me"),
-    ],
+    [(None, "refused"), (Login, "/simple/six/ is another page: Please log in"), (Forbids, "/simple/six/: Not with me")],
 )
 def test_nothing_or_something_else_answers_instead_of_an_index(
     pip: pytest.MonkeyPatch, tmp_path: Path, handler: type[Quiet] | None, reason: str

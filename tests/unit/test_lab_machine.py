@@ -38,8 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("free", "nodes", "mib", "cure"),
-    [(4096, 4, 2048, "--memory 1024"), (1000, 8, 2048, "at most 3 more nodes")],
+    ("free", "nodes", "mib", "cure"), [(4096, 4, 2048, "--memory 1024"), (1000, 8, 2048, "at most 3 more nodes")]
 )
 def test_too_little_memory_is_found_before_anything_starts(
     free: int, nodes: int, mib: int, cure: str, monkeypatch: pytest.MonkeyPatch

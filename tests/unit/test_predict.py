@@ -156,8 +156,7 @@ def test_a_planned_network_needs_no_inventory(inventory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "[]", "null", '{"links": null}', '{"links": {"nodes": {"node-1": {"mb_per_s": "fast"}}}}', "\x00"],
+    "content", ["", "[]", "null", '{"links": null}', '{"links": {"nodes": {"node-1": {"mb_per_s": "fast"}}}}', "\x00"]
 )
 def test_what_was_not_measured_can_be(inventory: Path, content: str) -> None:
     assert f"run  farandole preflight -i {inventory} " in asked(inventory)

@@ -244,11 +244,7 @@ def test_every_version_has_a_reason() -> None:
     ("probes", "wanted", "reason"),
     [
         ((), "auto", "preflight has not probed any node yet"),
-        (
-            (BOOKWORM, TRIXIE, BOOKWORM),
-            "auto",
-            "the nodes have 2 platforms (node-1, node-3: Debian 12, x86_64, Python",
-        ),
+        ((BOOKWORM, TRIXIE, BOOKWORM), "auto", "the nodes have 2 platforms (node-1, node-3: Debian 12, x86_64, Python"),
         ((BOOKWORM, TRIXIE, BOOKWORM), "auto", "Move node-2 out of group cluster"),
         ((GPU, BOOKWORM), "auto", "node-1 with an NVIDIA driver, node-2 without one"),
         ((GPU, {**GPU, "cuda": "12.9"}), "auto", "node-1: CUDA 13; node-2: CUDA 12"),

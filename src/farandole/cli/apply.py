@@ -58,10 +58,7 @@ def apply(
         typer.echo(f"{purpose}: farandole {verb} -i {shlex.quote(str(inventory))}")
 
 
-def watch(
-    inventory: OneInventory = None,
-    as_json: AsJson = False,
-) -> None:
+def watch(inventory: OneInventory = None, as_json: AsJson = False) -> None:
     """Look at a run that somebody else started on this machine, or at the end of the last one."""
     folder = latest(inventory)
     if not folder:

@@ -42,8 +42,7 @@ def lock(
         bool, typer.Option("--explain", help="Show why each version was chosen, and write nothing.")
     ] = False,
     upgrade: Annotated[
-        bool,
-        typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all."),
+        bool, typer.Option("--upgrade", help="Take newer versions than the former lock, of these packages or of all.")
     ] = False,
     login: Login,
 ) -> None:

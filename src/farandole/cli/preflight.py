@@ -8,13 +8,7 @@ from farandole.plays.playbook import Login, play
 
 
 @with_login()
-def preflight(
-    inventory: Inventory,
-    hosts: Hosts = "",
-    *,
-    login: Login,
-    as_json: AsJson = False,
-) -> None:
+def preflight(inventory: Inventory, hosts: Hosts = "", *, login: Login, as_json: AsJson = False) -> None:
     """Check the nodes and the connections between them without changing anything; exit with 1 on any problem."""
     refuse_unknown(inventory.absolute(), "--hosts", hosts)
     arguments = ["--extra-vars", "preflight_network=all", *(["--limit", hosts] if hosts else [])]

@@ -20,8 +20,7 @@ from farandole.plays.playbook import Login
 
 Number = Annotated[str, typer.Argument(metavar="[RUN]", help="Its number; the latest, if not given.")]
 Forward = Annotated[
-    str,
-    typer.Option(metavar="[HERE:]PORT", help="Open a port of the first node here, for you alone, meanwhile."),
+    str, typer.Option(metavar="[HERE:]PORT", help="Open a port of the first node here, for you alone, meanwhile.")
 ]
 GivenNumber = Annotated[str, typer.Argument(metavar="RUN", help="Its number.")]
 

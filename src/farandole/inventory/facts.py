@@ -48,10 +48,7 @@ class ClusterFacts:
     def without(self, reasons: Mapping[str, str]) -> Self:
         """The cluster with other nodes excluded."""
         return replace(
-            self,
-            excluded=dict(reasons),
-            members=members(self.trusted, reasons),
-            left_out=[*self.revoked, *reasons],
+            self, excluded=dict(reasons), members=members(self.trusted, reasons), left_out=[*self.revoked, *reasons]
         )
 
 

@@ -35,12 +35,7 @@ def homes(kind: str, users: Sequence[str], head: str, options: Mapping[str, Any]
     if kind not in sources:
         return []
     return [
-        {
-            "what": sources[kind].format(head=head, user=user),
-            "where": f"/home/{user}",
-            "hides": True,
-            **options[kind],
-        }
+        {"what": sources[kind].format(head=head, user=user), "where": f"/home/{user}", "hides": True, **options[kind]}
         for user in users
     ]
 

@@ -234,8 +234,7 @@ def fill(
 
 
 def skew(
-    target: LabNode,
-    seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600,
+    target: LabNode, seconds: Annotated[int, typer.Option(help="How far it is ahead; behind, if negative.")] = 3600
 ) -> None:
     """Give the node a wrong clock: all that starts on it from now on, each ssh session too, sees another time."""
     script = _SKEW if target.kernel is Kernel.shared else _SKEW_CLOCK

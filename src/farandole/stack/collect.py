@@ -135,7 +135,7 @@ def _follow(process: subprocess.Popen[str], files: set[str], say: Say) -> str:
 
 UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|Connection refused|Temporary failure in name|"
-    r"timed out|ProxyError|SSLError|CERTIFICATE_VERIFY|Could not fetch URL|ConnectionReset|Network is unreachable",
+    r"timed out|ProxyError|SSLError|CERTIFICATE_VERIFY|Could not fetch URL|ConnectionReset|Network is unreachable"
 )
 
 

@@ -53,9 +53,7 @@ def _with_sources(question: Question, names: Iterable[str], known: Mapping[tuple
     unread = {(name, ""): tuple[str, ...]() for name in names}
     stay = (Need(name, f"{IF_ANY}=={version}", "") for name, version in known)
     return replace(
-        question,
-        sources=unread | {key: build.requires for key, build in known.items()},
-        needs=(*question.needs, *stay),
+        question, sources=unread | {key: build.requires for key, build in known.items()}, needs=(*question.needs, *stay)
     )
 
 

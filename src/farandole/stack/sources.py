@@ -30,14 +30,7 @@ ANSWER_S = 10
 # The size limit, ten times that of any source archive or index page, and the time limit for a page.
 LARGEST, PAGE_S = 256 << 20, 300
 # Not OSError as such, which a full disk raises too.
-UNREACHED = (
-    urllib.error.URLError,
-    HTTPException,
-    ConnectionError,
-    TimeoutError,
-    ssl.SSLError,
-    fetching.TooMuchError,
-)
+UNREACHED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError, fetching.TooMuchError)
 
 
 def horovod_source(lock: Mapping[str, Any]) -> Source:
@@ -46,13 +39,7 @@ def horovod_source(lock: Mapping[str, Any]) -> Source:
 
 
 def provide(
-    sources: Sequence[Source],
-    folder: Path,
-    say: Say,
-    *,
-    apt: Fetch | None = None,
-    variable: str = "",
-    limit: int = 0,
+    sources: Sequence[Source], folder: Path, say: Say, *, apt: Fetch | None = None, variable: str = "", limit: int = 0
 ) -> tuple[Path, bool]:
     """Return the file in the cache, and whether it had to be fetched.
 

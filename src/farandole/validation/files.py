@@ -12,9 +12,7 @@ from farandole.validation.nodes import Answer, HostVars, explained, unanswered
 Folder = Mapping[str, Any]
 # Seconds that a program may take besides mounting.
 REST = 10
-ANSWER = fields(
-    {"code": code("files", ""), "seen": text(400), "listing": words("[0-9a-f]{64}|"), "seconds": number},
-)
+ANSWER = fields({"code": code("files", ""), "seen": text(400), "listing": words("[0-9a-f]{64}|"), "seconds": number})
 ANSWERS = fields({"folders": named(text(200), ANSWER)})
 
 

@@ -61,9 +61,7 @@ def main() -> int:
     with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
         # Meanwhile the program prints, which is rarely a part of a line there.
         told = Told(
-            listener,
-            lambda **said: report(mark, sys.stderr, number=number, **said),
-            None if per_node else at.rank,
+            listener, lambda **said: report(mark, sys.stderr, number=number, **said), None if per_node else at.rank
         )
         status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
     report(mark, sys.stdout, number=number, told=sorted(told.words), status=status)
