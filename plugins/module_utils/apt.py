@@ -1,7 +1,5 @@
 """What several modules need of apt."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fetch a file from the cluster's depot, on a node."""
 
-from __future__ import annotations
-
 import errno
 import urllib.request
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Fetch a file with a limit on size and time; nodes use it too, so it needs only the standard library."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import queue

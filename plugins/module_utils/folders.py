@@ -1,7 +1,5 @@
 """Compare and replace files, and handle folders that a killed run may leave incomplete."""
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import os

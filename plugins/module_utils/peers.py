@@ -1,7 +1,5 @@
 """Fetch a file from other nodes, which may be hostile, while passing on what is there; the depot has the rest."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """Find and end the processes of an account."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What systemd says of services, and of the machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

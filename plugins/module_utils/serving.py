@@ -1,7 +1,5 @@
 """Pass a file on to other nodes while it is still being fetched, from a process of an unprivileged account."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

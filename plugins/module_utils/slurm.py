@@ -1,7 +1,5 @@
 """Slurm's commands, which fail while a daemon starts."""
 
-from __future__ import annotations
-
 import time
 
 from ansible.module_utils.basic import AnsibleModule

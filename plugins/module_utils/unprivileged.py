@@ -1,7 +1,5 @@
 """Run a program that came from another machine as an unprivileged account instead of root."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: accounts
 short_description: Create the accounts of those who start jobs, and lock those that are no longer listed

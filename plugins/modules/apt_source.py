@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: apt_source
 short_description: Add an apt source whose signing key is identified by its fingerprint

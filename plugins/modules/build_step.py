@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """The node's part of action build_step: run a script as a systemd unit, or report on the running one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

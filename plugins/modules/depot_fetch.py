@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: depot_fetch
 short_description: Fetch a folder of files of known size and sha256 from the depot

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: firewall
 short_description: Restrict the ports that jobs use to the cluster's nodes

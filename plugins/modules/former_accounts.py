@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: former_accounts
 short_description: Remove accounts with their processes and homes

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: former_hosts
 short_description: Remove the cluster's names from /etc/hosts

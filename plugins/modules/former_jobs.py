@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: former_jobs
 short_description: Cancel the jobs of people who may start none

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: held_debs
 short_description: Install Debian packages at exactly one version and hold them there

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: logind_ipc
 short_description: Make logind read that it has to keep IPC objects

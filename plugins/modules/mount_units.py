@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: mount_units
 short_description: Mount file systems on first use, by units of systemd

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: nccl_proof
 short_description: Call the installed NCCL, and find other copies that shadow it

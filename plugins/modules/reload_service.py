@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: reload_service
 short_description: Reload a service that has not read its files since they changed

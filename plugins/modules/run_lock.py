@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """The head's part of action run_lock: record which run is changing the cluster, unless another one is."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

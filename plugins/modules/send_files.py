@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """The node's part of action send_files: report which files are missing, and unpack those that arrived."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: slurm_accounting
 short_description: Make the database of slurmdbd, and the accounts and users in it

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: slurm_drains
 short_description: Drain the nodes that are left out

@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: slurm_probe
 short_description: Read the hardware of a node as Slurm sees it

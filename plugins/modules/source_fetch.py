@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """The node's part of action source_fetch: download the source of a Debian package."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

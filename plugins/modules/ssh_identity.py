@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: ssh_identity
 short_description: Ensure that a node has its ssh keys, and return the public ones

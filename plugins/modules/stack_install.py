@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: stack_install
 short_description: Install a packed stack next to the existing ones

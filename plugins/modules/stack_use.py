@@ -1,6 +1,4 @@
 #!/usr/bin/python
-from __future__ import annotations
-
 DOCUMENTATION = """
 module: stack_use
 short_description: Find the jobs and builds that use the stack, and end them on request

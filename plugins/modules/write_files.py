@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """The node's part of action write_files: write a group of files, each validated first and replaced atomically."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What Slurm says of a job's nodes; as a program, the options of horovodrun that describe them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

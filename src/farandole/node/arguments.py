@@ -1,7 +1,5 @@
 """Values of options of commands on nodes."""
 
-from __future__ import annotations
-
 import re
 from argparse import ArgumentTypeError
 

@@ -1,8 +1,6 @@
 #!/usr/bin/python3 -I
 """Check this node for Slurm, which runs this every few minutes. Drains a node, and takes back only what it drained."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Connect standard input and output with a port of this machine: python3 -I -c TEXT PORT"""
 
-from __future__ import annotations
-
 import os
 import selectors
 import socket

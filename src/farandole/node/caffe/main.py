@@ -4,8 +4,6 @@ Everything that a training needs is checked on every node before it starts. Whet
 and from the model's file, because its launchers end with 0 even if each rank has trained alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The nodes of a training: how many processes each gets, what each says, and what stands against starting there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What is trained, and how it is started: by which launcher, with which threads, variables and command."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a node says about a training that is to start there; the launcher sends this file to the node's Python."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

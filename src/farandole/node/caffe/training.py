@@ -1,7 +1,5 @@
 """Run a training, end it when its time is over or it hangs, and judge whether all ranks trained together."""
 
-from __future__ import annotations
-
 import os
 import queue
 import re

@@ -1,7 +1,5 @@
 """What a run gets of a folder, and what comes back, whose links, modes and owners are not trusted: jobs wrote it."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

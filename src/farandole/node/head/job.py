@@ -1,7 +1,5 @@
 """Everything of a run from the claim of slots until no process is left, in a unit of the user's systemd."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

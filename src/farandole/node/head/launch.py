@@ -1,7 +1,5 @@
 """How the ranks of a run are started, and whether they met."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The head's command: farandole run, runs, logs, attach, fetch, stop."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

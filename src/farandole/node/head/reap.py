@@ -3,8 +3,6 @@
 The node gets this file over ssh, kills what is there, and prints its names: python3 -I - MARK
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Whether a run that failed starts again, from the checkpoints that it has written."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import threading

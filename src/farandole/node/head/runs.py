@@ -1,7 +1,5 @@
 """The runs of an account: their folders, what is written there, and the units of systemd that keep them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

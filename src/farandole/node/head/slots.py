@@ -1,7 +1,5 @@
 """Which slots a run gets, and how it claims them where there is no queue."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

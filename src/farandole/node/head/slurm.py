@@ -1,7 +1,5 @@
 """An allocation of Slurm's, in which a run's job is started."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

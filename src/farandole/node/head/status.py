@@ -3,8 +3,6 @@
 The control machine sends this file to nodes that may have none of the others, so it imports none of them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

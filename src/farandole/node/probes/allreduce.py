@@ -4,8 +4,6 @@ Every rank prints its description as a line of JSON; a rank that finds an error 
 exits with a status other than 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -4,8 +4,6 @@ Its argument is {"argv": ["horovodrun", …], "nodes": ["node-1"], "seconds": 12
 "the program that ends what a job leaves behind"}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ The first runs on the last of these nodes, the second on all of them, both at th
 second leaves behind.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

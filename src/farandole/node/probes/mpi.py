@@ -6,8 +6,6 @@ Every rank prints its description and results as a line of JSON, rank 0 also how
 and rank 1. A rank that finds an error reports it as another line, and the job exits with a status other than 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 The validation sends it along with them, as no node has it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """RDMA between every two ranks, which meet over MPI, by ibv_rc_pingpong of Debian's ibverbs-utils."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import shutil

@@ -5,8 +5,6 @@ true, "writable": true, "seconds": 20, "peers": ["node-2"]}]}, and prints a line
 systems, and nobody waits for one whose server does not answer.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

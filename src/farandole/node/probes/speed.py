@@ -6,8 +6,6 @@ three. Rounds in which other programs kept a rank waiting are marked; rounds are
 quiet and agree or are clearly fast enough, or time is up.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

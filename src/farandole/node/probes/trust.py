@@ -4,8 +4,6 @@ Takes {"name": "address", …} as its argument, prints every connection that it 
 1 unless all succeed. A code says what this program saw; the control machine explains what ssh printed.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

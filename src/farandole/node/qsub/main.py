@@ -12,8 +12,6 @@ Options are also read from lines "#PBS OPTION ..." before the script's first com
 Any other option is refused with what to use instead. qstat, qdel, qhold and qrls take the number that qsub prints.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

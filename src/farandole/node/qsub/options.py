@@ -1,7 +1,5 @@
 """Read the options of a PBS job script and of qsub's command line."""
 
-from __future__ import annotations
-
 import getopt
 import re
 import shlex

@@ -4,8 +4,6 @@ qsub makes this the interpreter of the script that Slurm gets. It writes the nod
 becomes a login shell, which sets the rest and becomes the script's own interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Cancel jobs. NUMBER is what qsub prints; of an array 42[] is the whole, 42[3] an
 Debian's qdel takes 42[3] for 42, and so cancels the whole array.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Submit a translated job to Slurm, or show what would be submitted."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Translate a PBS job to the arguments of sbatch: every option is translated, or refused with what to use instead."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

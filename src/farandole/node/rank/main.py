@@ -1,7 +1,5 @@
 """Start a program on a slot of a run, wait for its end, and tell the head which ranks it has met."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """The place of a rank among all of them, in the variables from which each framework reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
