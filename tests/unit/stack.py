@@ -26,7 +26,7 @@ from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Built, Lock, record
 from farandole.stack.lock import identity
 
-from .loading import COLLECTIONS, PLUGINS
+from .loading import PLUGINS
 
 LOCK: Lock = {
     "format": 1,
@@ -153,10 +153,8 @@ def _become_module(path: Path, files: Sequence[IO[bytes]], environ: Mapping[str,
         os._exit(code)
 
 
-def run_action(
-    name: str, arguments: dict[str, Any], folder: Path, *, check_mode: bool = False, collections: Path = COLLECTIONS
-) -> dict[str, Any]:
-    """Run a task with Ansible on this machine, and return its answer."""
+def run_action(name: str, arguments: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a task with Ansible on this machine and the collections of a folder, and return its answer."""
     (folder / "ansible.cfg").touch()
     command = [
         str(Path(sys.executable).with_name("ansible")),
@@ -167,11 +165,11 @@ def run_action(
         f"farandole.cluster.{name}",
     ]
     done = subprocess.run(
-        [*command, "-a", json.dumps(arguments), *(["--check"] if check_mode else [])],
+        [*command, "-a", json.dumps(arguments)],
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-            "ANSIBLE_COLLECTIONS_PATH": str(collections),
+            "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
             "ANSIBLE_NOCOLOR": "1",
         },

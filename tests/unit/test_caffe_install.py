@@ -5,7 +5,6 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from farandole.core.errors import FarandoleError
 from farandole.stack import caffe as archives
 
-from .stack import dead_url, run_module, served, tree
+from .stack import dead_url, run_module, tree
 
 
 def packed(path: Path, *members: tuple[str, str], compress: str = "gz") -> Path:
@@ -33,13 +32,6 @@ def packed(path: Path, *members: tuple[str, str], compress: str = "gz") -> Path:
 
 
 WHOLE = (("bin/caffe", "program"), ("lib/libmlsl.so.1", "library"), ("lib/libmlsl.so", "->libmlsl.so.1"))
-
-
-@pytest.fixture
-def depot(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "depot").mkdir()
-    with served(tmp_path / "depot") as url:
-        yield url
 
 
 def request(tmp_path: Path, url: str, *members: tuple[str, str], compress: str = "gz") -> dict[str, Any]:

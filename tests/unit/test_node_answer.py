@@ -114,7 +114,7 @@ def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -
     plugins = tmp_path / "collections/ansible_collections/farandole/cluster/plugins"
     plugins.mkdir(parents=True)
     (plugins / "action").symlink_to(PLUGINS / "action")
-    answer = run_action("node_probe", arguments, tmp_path, collections=tmp_path / "collections")
+    answer = run_action("node_probe", arguments, tmp_path)
     assert "node_probe was not found" in answer.get("msg", "")
     assert "unreachable_reason" not in answer
 
