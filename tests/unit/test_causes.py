@@ -194,6 +194,11 @@ def test_every_other_code_is_used() -> None:
     assert [cause.code for cause in CAUSES if cause.seen == "check" and f'"{cause.code}"' not in source] == []
 
 
+def test_a_cause_is_in_a_log_or_from_a_check_unless_it_says_where() -> None:
+    assert parse("- {code: a, pattern: x, what: y, cure: z}")["a"].seen == "log"
+    assert parse("- {code: a, what: y, cure: z}")["a"].seen == "check"
+
+
 ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
 
 
@@ -210,6 +215,6 @@ ENTRY = "- {code: a, seen: job, pattern: x, what: y, cure: z}\n"
     ],
 )
 def test_a_broken_file_is_not_loaded(text: str, message: str) -> None:
-    assert list(parse(ENTRY)) == ["a"]
+    assert parse(ENTRY)["a"].seen == "job"
     with pytest.raises((ValueError, TypeError, re.error), match=message):
         parse(text)

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 from farandole.core.files import from_yaml
 
 # Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
-# in what ssh prints between two nodes (peer), in the output of a job (job). By its code: in the answer of the probe of
-# connections between nodes (trust) or of shared files (files), in that of a job's probe (probe), or in a check that
-# this package makes itself (check).
+# in what ssh prints between two nodes (peer), in the output of a job (job), or, unless it says otherwise, in any log
+# (log). By its code: in the answer of the probe of connections between nodes (trust) or of shared files (files), in
+# that of a job's probe (probe), or, unless it says otherwise, in a check that this package makes itself (check).
 Place = Literal["login", "peer", "job", "log", "trust", "files", "probe", "check"]
 READ: tuple[Place, ...] = ("login", "peer", "job", "log")
 # Whether a finding ends the run, may spoil a job, or is only good to know.
@@ -75,7 +75,7 @@ class Match:
 
 def parse(text: str) -> dict[str, Cause]:
     """Parse causes by their code, in the order of the file."""
-    entries = [Cause(**entry) for entry in from_yaml(text)]
+    entries = [Cause(**{"seen": "log" if "pattern" in entry else "check", **entry}) for entry in from_yaml(text)]
     by_code = {cause.code: cause for cause in entries}
     if len(by_code) != len(entries):
         raise ValueError("two causes have the same code")
