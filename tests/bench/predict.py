@@ -1,10 +1,9 @@
 """`make bench-predict`: compare `farandole predict` with jobs on two to four nodes whose links carry 200 Mbit/s.
 
     predict.py [WORKERS ...]
-    predict.py --delay-ms MS [MS ...]
 
-As the network is what limits, errors can be compared between machines, and so can most milliseconds. With delays there
-are two nodes, which have kernels of their own, as only these can delay packets.
+As the network is what limits, errors can be compared between machines, and so can most milliseconds. Networks that are
+far away are compared in tests/lab/test_delay.py.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from farandole.links.examine import links_in
@@ -26,8 +25,6 @@ SAMPLE = "/opt/farandole/samples/gradient_steps.py"
 # Megabytes of gradients and milliseconds of a step: limited by the network, balanced, hidden behind the backward pass,
 # and so small that only the delays count.
 CASES = ((100.0, 250.0), (10.0, 500.0), (10.0, 2000.0), (0.1, 20.0))
-# Few and many messages, for the processors of kernels in user mode, which are slower.
-DELAYED = ((10.0, 1000.0), (0.1, 50.0))
 HEADER = """\
 | workers | MB | step, ms | sent | alone, ms | predicted, ms | measured, ms | error | predicted | measured |
 |---|---|---|---|---|---|---|---|---|---|"""
@@ -60,12 +57,12 @@ def job(workers: int, way: str, megabytes: float, step_ms: float) -> dict[str, f
     return result
 
 
-def outcomes(workers: int, cases: Sequence[tuple[float, float]]) -> Iterator[str]:
+def outcomes(workers: int) -> Iterator[str]:
     """Run jobs on so many nodes, and compare each with its prediction."""
     links = links_in(ROOT / ".farandole" / LAB / "preflight.json")
     result = measured(links, [f"node-{number}" for number in range(1, workers + 1)])
     assert result
-    for megabytes, step_ms in cases:
+    for megabytes, step_ms in CASES:
         for way in WAYS:
             took = job(workers, way, megabytes, step_ms)
             alone, together = took["alone_ms"], took["together_ms"]
@@ -81,40 +78,21 @@ def outcomes(workers: int, cases: Sequence[tuple[float, float]]) -> Iterator[str
                 yield f"| {' | '.join(cells)} |"
 
 
-def set_up(nodes: int, *options: str) -> None:
-    """Start a cluster whose links carry 200 Mbit/s."""
-    lab("up", "--nodes", str(nodes), *options)
-    run("ansible-playbook", "-i", f"inventory/{LAB}", "site.yml")
-    for number in range(1, nodes + 1):
-        lab("fault", "throttle", f"node-{number}", "--mbit", MBIT)
-
-
-def preflight() -> None:
-    """Measure the network."""
-    run(sys.executable, "-m", "farandole", "preflight", "-i", f"inventory/{LAB}")
-
-
 def main() -> None:
     """Measure, and print a row as soon as it is complete."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workers", nargs="*", type=int, default=[2, 3, 4])
-    parser.add_argument("--delay-ms", nargs="+", type=float, default=[])
     wanted = parser.parse_args()
     try:
-        if wanted.delay_ms:
-            set_up(2, "--kernel", "own", "--memory", "5000")
-        else:
-            set_up(max(wanted.workers))
-            preflight()
-            print(HEADER)
-        for workers in () if wanted.delay_ms else wanted.workers:
-            for row in outcomes(workers, CASES):
-                print(row, flush=True)
-        for delay in wanted.delay_ms:
-            lab("fault", "netem", "node-2", "--delay", str(delay))
-            preflight()
-            print(f"{delay} ms\n{HEADER}")
-            for row in outcomes(2, DELAYED):
+        nodes = max(wanted.workers)
+        lab("up", "--nodes", str(nodes))
+        run("ansible-playbook", "-i", f"inventory/{LAB}", "site.yml")
+        for number in range(1, nodes + 1):
+            lab("fault", "throttle", f"node-{number}", "--mbit", MBIT)
+        run(sys.executable, "-m", "farandole", "preflight", "-i", f"inventory/{LAB}")
+        print(HEADER)
+        for workers in wanted.workers:
+            for row in outcomes(workers):
                 print(row, flush=True)
     finally:
         lab("down")

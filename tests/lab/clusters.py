@@ -13,8 +13,9 @@ from pathlib import Path
 from plays import ENVIRONMENT, ROOT, Play, Run
 
 from farandole.lab import lab
+from farandole.stack.cache import Builds, lab_builds
 
-__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "people", "person", "until", "web"]
+__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "built_stack", "people", "person", "until", "web"]
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
@@ -30,6 +31,15 @@ def until(condition: Callable[[], object], seconds: float = 150) -> float:
         assert time.monotonic() - begun < seconds, "it never happened"
         time.sleep(0.3)
     return time.monotonic() - begun
+
+
+def built_stack() -> tuple[str, ...]:
+    """The option of `farandole lab up` for what site.yml installs by default, if a lab has built it: the last one."""
+    wanted = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
+    built = sorted(Builds(lab_builds()).packed(), key=lambda one: one.path.stat().st_mtime)
+    locks = [one.about["lock"] for one in built]
+    ids = [lock["id"] for lock in locks if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == wanted]
+    return ("--stack", ids[-1]) if ids else ()
 
 
 def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:

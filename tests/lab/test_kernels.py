@@ -78,6 +78,65 @@ def test_faults_that_need_one_are_felt_and_healed(cluster: Cluster) -> None:
     cluster.lab("fault", "heal", "node-2")
 
 
+# What node-2 sends or gets, and what preflight finds. What hardly disturbs may be called slow or not.
+LATE_OR_LOST = (
+    *("--delay 0.1", "--delay 1", "--loss 0.1", "--loss 1", "--duplicate 5"),
+    *("--delay 5", "--delay 20", "--delay 50", "--loss 5", "--delay 5 --jitter 4", "--delay 5 --reorder 25"),
+)
+HARMLESS = LATE_OR_LOST[:5]
+# Large packets of other nodes vanish on their way to it without a word; or it sends at a hundredth of their rate.
+VANISH = (
+    """
+tc qdisc add dev eth0 ingress
+tc filter add dev eth0 parent ffff: protocol ip prio 1 \\
+    u32 match ip src $(ip route show default | cut -d ' ' -f 3) action pass
+for length in 0x0400 0x0800 0x1000 0x2000 0x4000 0x8000; do
+    tc filter add dev eth0 parent ffff: protocol ip prio 2 u32 match u16 $length $length at 2 action drop || exit
+done
+""",
+    "tc qdisc delete dev eth0 ingress",
+)
+ONE_WAY = ("tc qdisc replace dev eth0 root tbf rate 20mbit burst 100kb latency 50ms", "tc qdisc delete dev eth0 root")
+
+
+def pairs_found(cluster: Cluster) -> tuple[set[tuple[str, str]], float]:
+    """What preflight finds about connections, with the host that it names, and after how many seconds."""
+    begun = time.monotonic()
+    cluster.farandole("preflight")
+    took = time.monotonic() - begun
+    found = json.loads((cluster.state / "preflight.json").read_text())["findings"]
+    return {(one["code"], one["host"]) for one in found if one["code"].startswith("pair-")}, took
+
+
+@LONG
+@pytest.mark.parametrize("options", LATE_OR_LOST)
+def test_preflight_names_a_node_whose_packets_are_late_or_lost(cluster: Cluster, options: str) -> None:
+    cluster.lab("fault", "netem", "node-2", *options.split())
+    try:
+        found, took = pairs_found(cluster)
+    finally:
+        cluster.lab("fault", "heal", "node-2")
+    print(f"{options}: {found} after {took:.0f} s")
+    assert options in HARMLESS or ("pair-slow-node", "node-2") in found
+    # It is slow, and nothing else; with two cores for all, others may seem to be so as well.
+    assert {code for code, _ in found} <= {"pair-slow-node", "pair-slow-link", "pair-slow-groups", "pair-slow-all"}
+    assert took < 90
+
+
+@LONG
+@pytest.mark.parametrize(("spoil", "mend"), [VANISH, ONE_WAY])
+def test_preflight_names_a_node_with_a_bad_way_in_one_direction(cluster: Cluster, spoil: str, mend: str) -> None:
+    assert cluster.shell("node-2", spoil).returncode == 0
+    try:
+        found, took = pairs_found(cluster)
+    finally:
+        assert cluster.shell("node-2", mend).returncode == 0
+    print(f"{spoil}: {found} after {took:.0f} s")
+    named = "pair-path-narrow" if spoil == VANISH[0] else "pair-slow-node"
+    assert any(code == named and "node-2" in host for code, host in found)
+    assert took < 90
+
+
 @LONG
 def test_a_power_cut_keeps_what_was_synced(cluster: Cluster) -> None:
     cluster.shell("node-2", "echo kept >/root/kept && sync")

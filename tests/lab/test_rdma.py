@@ -5,9 +5,8 @@ import re
 import shlex
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, built_stack
 
-from farandole.stack.cache import Builds, lab_builds
 from farandole.validation.nodes import program
 
 NODES = 2
@@ -15,13 +14,7 @@ PACKAGES = (
     "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd,"
     "libpmix-dev,mariadb-server,slurm-wlm,slurm-wlm-mysql-plugin,slurm-wlm-torque,slurmdbd"
 )
-# What site.yml installs unless told otherwise, if a lab has built it; the last one.
-WANTED = {"frameworks": ["tensorflow", "pytorch"], "pins": [], "accelerator": "cpu", "packages": []}
-BUILT = sorted(Builds(lab_builds()).packed(), key=lambda built: built.path.stat().st_mtime)
-LOCKS = [built.about["lock"] for built in BUILT]
-STACKS = [lock["id"] for lock in LOCKS if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == WANTED]
-STACK = ("--stack", STACKS[-1]) if STACKS else ()
-KIND = ("--kernel", "stock", "--memory", "4096", "--packages", PACKAGES, *STACK)
+KIND = ("--kernel", "stock", "--memory", "4096", "--packages", PACKAGES, *built_stack())
 SITE = ("--extra-vars", json.dumps({"slurm_enabled": True}))
 PAIR = ("-np", "2", "-H", "node-1:1,node-2:1", "--bind-to", "none")
 SOFT = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"

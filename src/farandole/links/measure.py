@@ -199,7 +199,11 @@ class Measurement:
 
     async def send(self, ways: Sequence[Way], seconds: float, into: dict[Way, list[float]]) -> None:
         """Measure the rates from sources to targets, all at the same time."""
-        shut = {(link.source, link.target) for link in self.result.closed}
+        # Where large packets get lost, a connection hangs instead of being slow.
+        bad: list[Closed | Narrow] = [*self.result.closed, *self.result.narrow]
+        shut = {(link.source, link.target) for link in bad} | {
+            (link.target, link.source) for link in self.result.narrow
+        }
         ways = [way for way in ways if {*way} <= self.agents.keys() and way not in shut]
         asks = {
             source: {
