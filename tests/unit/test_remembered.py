@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from farandole.trust import authority as ca_of
 from farandole.trust import certificates, remembered
 
 from .authority import (
@@ -22,6 +23,7 @@ from .authority import (
     given,
     node,
     on_disk,
+    refused,
     revoked_keys,
     serve,
 )
@@ -98,6 +100,61 @@ def test_a_new_ca_keeps_what_the_nodes_know_to_be_revoked(tmp_path: Path, revoke
     again = authority(tmp_path)
     assert given(tmp_path, *told(made, "node-1", "node-2"), cluster=THREE[:2], ca=again) == made
     assert not again.changed
+
+
+@pytest.fixture
+def backup(tmp_path: Path, revoked: dict[str, Any]) -> dict[str, Any]:
+    """The same, and the folder comes from a backup."""
+    (tmp_path / "mine/ca/restored").write_text("2026-11-27T16:00:00Z\n")
+    return revoked
+
+
+def test_a_backup_that_is_older_than_a_revocation_takes_no_node_back(tmp_path: Path, backup: dict[str, Any]) -> None:
+    nodes = told(backup, "node-1", "node-2")
+    assert findings(tmp_path, *nodes, NODES["node-3"], **CLUSTER) == [("node-3", "host-key-revoked")]
+    # Not before all nodes have been asked.
+    assert "was restored from a backup of 2026-11-27T16:00:00Z" in refused(tmp_path, *nodes, **CLUSTER)
+    made, notice = serve(tmp_path, *nodes, cluster=THREE[:2])
+    assert "a new CA replaces it" in notice
+    assert made["user_ca"] != backup["user_ca"]
+    assert revoked_keys(tmp_path) == {A}
+    assert not (tmp_path / "mine/ca/restored").exists()
+    # What was signed since is worthless, and the next run has nothing to say.
+    (tmp_path / "mine/ca/unfinished").unlink()
+    given(tmp_path, *told(made, "node-1", "node-2"), cluster=THREE[:2])
+
+
+def test_after_a_restoration_what_a_single_node_knows_is_not_passed_over(
+    tmp_path: Path, backup: dict[str, Any]
+) -> None:
+    """As after a run with --limit; which node that was, the operator knows."""
+    nodes = [*told(backup, "node-1", revoked=[]), *told(backup, "node-2")]
+    assert findings(tmp_path, *nodes, cluster=THREE[:2]) == [("node-2", "revoked-unknown")]
+    assert (tmp_path / "mine/ca/restored").exists()
+    serve(tmp_path, *nodes, **CLUSTER, **REVOKED)
+    assert revoked_keys(tmp_path) == {A}
+
+
+def test_a_new_ca_after_a_restoration_is_completed_after_a_kill(
+    tmp_path: Path, backup: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, keys = told(backup, "node-1", "node-2"), ca_of.Authority.keys
+
+    def killed(_: Any) -> None:
+        monkeypatch.setattr(ca_of.Authority, "keys", keys)
+        raise KeyboardInterrupt
+
+    def renewed(self: ca_of.Authority) -> None:
+        monkeypatch.setattr(ca_of.Authority, "keys", killed)
+        renew(self)
+
+    renew = ca_of.Authority.renew
+    monkeypatch.setattr(ca_of.Authority, "renew", renewed)
+    with pytest.raises(KeyboardInterrupt):
+        serve(tmp_path, *nodes, cluster=THREE[:2])
+    monkeypatch.setattr(ca_of.Authority, "renew", renew)
+    serve(tmp_path, *nodes, cluster=THREE[:2])
+    assert revoked_keys(tmp_path) == {A}
 
 
 def test_what_the_inventory_and_the_nodes_keys_explain_is_no_finding(tmp_path: Path, ca: dict[str, Any]) -> None:

@@ -26,6 +26,9 @@ LEDGER = "signed_keys"
 AUTHORITIES = "authorities"
 # Exists from the creation of a CA until a run has brought it to every node.
 UNFINISHED = "unfinished"
+# Exists, with the date of a backup that was restored, until a new CA replaces the one from there: nobody knows what it
+# has signed since.
+RESTORED = "restored"
 
 
 def load_ca(path: Path, passphrase: str) -> Ed25519PrivateKey:
@@ -139,13 +142,19 @@ class Authority:
         return (self.folder / UNFINISHED).exists()
 
     @property
+    def restored(self) -> str:
+        """The date of the backup that this CA comes from; empty if it comes from none."""
+        return self._read(RESTORED).strip()
+
+    @property
     def missing(self) -> list[str]:
         """The CA's keys that are not in its folder."""
         return [f"{kind}_ca" for kind in KINDS if not (self.folder / f"{kind}_ca").exists()]
 
     def why_renew(self) -> str:
         """Why a new CA is needed; empty if the present one is fine."""
-        why = trust.why_renew(str(self.folder), self.missing, ledger=(self.folder / LEDGER).exists())
+        ledger = (self.folder / LEDGER).exists()
+        why = trust.why_renew(str(self.folder), self.missing, ledger=ledger, restored=self.restored)
         if why and not self.missing:
             # With a wrong passphrase, the new keys would be encrypted with that one.
             self.keys()
@@ -163,6 +172,7 @@ class Authority:
         # The keys go first: if this run is killed after that, the next one starts the renewal again.
         for kind in KINDS:
             (self.folder / f"{kind}_ca").unlink(missing_ok=True)
+        (self.folder / RESTORED).unlink(missing_ok=True)
         self._write(LEDGER, trust.ledger_text(self.ledger))
         shutil.rmtree(self.folder / "issued", ignore_errors=True)
 
@@ -272,14 +282,20 @@ def follow_inventory(authority: Authority, members: Members, *, rotate: bool) ->
 
 
 def sign_all(
-    authority: Authority, wanted: list[Request], members: Members, told: remembered.Memories, *, renew: bool
+    authority: Authority,
+    wanted: list[Request],
+    members: Members,
+    told: remembered.Memories,
+    *,
+    renew: bool,
+    restored: bool,
 ) -> dict[str, Any]:
     """Refuse what must not be signed, record the rest and sign it."""
     asked = [request.signed for request in wanted]
     trust.refuse_shared(authority.ledger, asked, members.cluster)
     gone = trust.replaced(authority.ledger, asked)
     keys = {} if renew else authority.keys()
-    gone += _remembered(authority, gone, members, told, public(keys))
+    gone += _remembered(authority, gone, members, told, public(keys), restored=restored)
     trust.refuse_revoked(asked, trust.revoke(authority.revoked, gone))
     authority.revoke(gone)
     if renew:
@@ -320,6 +336,8 @@ def _remembered(
     members: Members,
     told: remembered.Memories,
     present: Mapping[str, str],
+    *,
+    restored: bool,
 ) -> list[Signed]:
     known = remembered.Known(
         folder=str(authority.folder),
@@ -329,6 +347,7 @@ def _remembered(
         ledger=authority.ledger,
         revoked=trust.revoke(authority.revoked, gone),
         unfinished=authority.unfinished,
+        restored=restored,
     )
     alone = len(set(members.cluster) - set(members.revoked)) == 1
     return remembered.believed(told, known, members.revoked, alone=alone)
@@ -349,4 +368,5 @@ def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str
     told = remembered.memories(nodes)
     days = {"host": arguments["host_days"], "user": arguments["user_days"]}
     wanted = requests(nodes, users, launchers, mounters, arguments["homes"], days)
-    return sign_all(authority, wanted, members, told, renew=bool(why)), notice
+    restored = bool(authority.restored) and not arguments["rotate"]
+    return sign_all(authority, wanted, members, told, renew=bool(why), restored=restored), notice

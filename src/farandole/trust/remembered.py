@@ -34,6 +34,8 @@ class Known:
     revoked: Sequence[str]
     # Whether the run that made this CA has not completed.
     unfinished: bool
+    # Whether it came from a backup. Then what a single node knows is left to the operator, although it is replaced.
+    restored: bool = False
 
 
 def memories(nodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -64,7 +66,9 @@ def believed(told: Memories, known: Known, revoked: Collection[str], *, alone: b
     rest = {line: nodes for line, nodes in claims.items() if line not in named}
     faults = [*_foreign(told, known), *_outdated(told, known), *_unknown(rest, known, len(told))]
     counted = {name for name, memory in told.items() if _counts(memory, known)}
-    _refuse([fault for fault in faults if fault.host in counted])
+    _refuse(
+        [*_unknown(rest, known, len(told))] if known.restored else [fault for fault in faults if fault.host in counted]
+    )
     return [Signed(key_of(line), _owner(line), "user") for line in claims if line in named]
 
 

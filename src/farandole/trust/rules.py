@@ -219,7 +219,7 @@ def refuse_no_launcher(launchers: Collection[str]) -> None:
         )
 
 
-def why_renew(folder: str, missing: Sequence[str], *, ledger: bool) -> str:
+def why_renew(folder: str, missing: Sequence[str], *, ledger: bool, restored: str = "") -> str:
     """Why a new CA is needed although nobody asked for one; empty if the present one is fine."""
     if len(missing) == 1:
         return f"{missing[0]} is missing from {folder}"
@@ -227,6 +227,8 @@ def why_renew(folder: str, missing: Sequence[str], *, ledger: bool) -> str:
         return f"the CA of this cluster is missing: there is none in {folder}"
     if not ledger:
         return f"the CA in {folder} is from a version that did not record the keys it signed, so none can be revoked"
+    if restored:
+        return f"the CA in {folder} was restored from a backup of {restored}, which lacks what was signed since"
     return ""
 
 
