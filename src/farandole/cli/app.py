@@ -39,6 +39,8 @@ COMMANDS = {
     "report": "cli.report:report",
     "watch": "cli.apply:watch",
     "remove": "cli.remove:remove",
+    "backup": "cli.backup:backup",
+    "restore": "cli.backup:restore",
     "predict": "cli.predict:predict_command",
     "explain": "cli.explain:command",
     "run": "cli.run:run",

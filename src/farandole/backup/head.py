@@ -1,0 +1,182 @@
+"""What only the head has: scripts of root there that print it, and that take it back."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# A job is known by its number and by when it was submitted: with an empty spool, Slurm begins to count anew. The
+# accounting lacks those that their people hold.
+_SLURM = r"""
+# A script that another command has started may still be at work.
+exec 9</etc/slurm
+flock 9
+db=$(sed -n 's/^StorageLoc=//p' /etc/slurm/slurmdbd.conf)
+cluster=$(sed -n 's/^ClusterName=//p' /etc/slurm/slurm.conf)
+spool=$(sed -n 's/^StateSaveLocation=//p' /etc/slurm/slurm.conf)
+version=$(slurmctld -V | sed -E 's/.* ([0-9]+\.[0-9]+).*/\1/')
+queued() { squeue --noheader --format=%F@%V | sort -u; }
+ask() { mariadb --batch --skip-column-names --execute "$1"; }
+"""
+_SAVE_ACCOUNTING = r"""
+{
+    echo "-- $version $(queued | xargs)"
+    mariadb-dump --single-transaction --quick "$db"
+} | gzip
+"""
+# Not root, but slurm reads what another head has written. The tables change places in one statement.
+_LOAD_ACCOUNTING = r"""
+new=${db}_restored old=${db}_replaced
+# On a full disk MariaDB does not fail, but waits.
+folder=$(ask "SELECT @@datadir") needed=$((64 + 16 * $2 / 1048576))
+free=$(df --output=avail --block-size=1M "$folder" | tail -n 1)
+if [ "$free" -lt "$needed" ]; then
+    echo "$folder has" $free "MiB free, but restoring the accounting needs $needed MiB: free some space" >&2
+    exit 1
+fi
+trap 'ask "DROP DATABASE IF EXISTS $new; DROP DATABASE IF EXISTS $old"; systemctl start slurmdbd slurmctld' EXIT
+ask "DROP DATABASE IF EXISTS $new; DROP DATABASE IF EXISTS $old; CREATE DATABASE $new; CREATE DATABASE $old;
+    GRANT ALL ON $new.* TO slurm@localhost"
+known=$(gzip --decompress --stdout | {
+    read -r _ saved jobs
+    if [ "$saved" != "$version" ]; then
+        echo "its Slurm is $version, and the backup is of $saved: a head with that one can take it" >&2
+        exit 1
+    fi
+    runuser -u slurm -- mariadb "$new" >&2
+    echo "$jobs" | tr ' ' '\n'
+})
+# After an interruption it is stopped, and may have no spool.
+jobs=""
+if [ -e "$spool" ]; then
+    systemctl start slurmctld
+    for i in $(seq 20); do scontrol ping | grep -q DOWN || break; sleep 0.5; done
+    jobs=$(queued)
+fi
+systemctl stop slurmctld slurmdbd
+lost=$(comm -23 <(echo "$jobs") <(echo "$known" | sort -u) | cut -d @ -f 1)
+lost="$lost $(ask "SELECT id_job FROM $db.${cluster}_job_table was
+    LEFT JOIN $new.${cluster}_job_table now USING (id_job, time_submit) WHERE now.id_job IS NULL")"
+if [ -n "$(echo $lost)" ] && [ "$1" != True ]; then
+    echo "its queue has jobs that the backup lacks ($(echo $lost | tr ' ' '\n' | sort -nu | head -n 20 | xargs));" \
+        "nothing was changed. To forget them: --replace" >&2
+    exit 1
+fi
+moves=$(ask "SELECT CONCAT(table_schema, '.', table_name, ' TO ', IF(table_schema = '$db', '$old', '$db'), '.',
+    table_name) FROM information_schema.tables WHERE table_schema IN ('$db', '$new') ORDER BY table_schema = '$new'")
+ask "RENAME TABLE $(echo "$moves" | paste -sd ,); DROP DATABASE $new; DROP DATABASE $old;
+    REVOKE ALL ON $new.* FROM slurm@localhost"
+systemctl start slurmdbd
+trap - EXIT
+echo "jobs: $(ask "SELECT COUNT(*) FROM $db.${cluster}_job_table")"
+"""
+# slurmctld replaces its files while they are read.
+_SAVE_QUEUE = """
+runuser -u slurm -- tar --create --gzip --directory "$spool" . || [ $? = 1 ]
+"""
+# Nobody knows which of the jobs have run since, so none starts again by itself: the partitions are down meanwhile.
+_LOAD_QUEUE = r"""
+systemctl stop slurmctld
+runuser -u slurm -- bash -euc '
+    rm -rf "$1.restored" && mkdir -m 0700 "$1.restored" && tar --extract --gzip --directory "$1.restored"
+    rm -rf "$1.replaced" && { [ ! -e "$1" ] || mv "$1" "$1.replaced"; } && mv "$1.restored" "$1"
+' bash "$spool"
+sed -i '/^PartitionName=/s/State=UP/State=DOWN/' /etc/slurm/slurm.conf
+trap "sed -i '/^PartitionName=/s/State=DOWN/State=UP/' /etc/slurm/slurm.conf" EXIT
+systemctl start slurmctld
+for i in $(seq 60); do
+    ! scontrol ping | grep -q DOWN && ! sinfo --noheader --Node --format=%T | grep -qE 'unk|\*' && break
+    sleep 0.5
+done
+for job in $(squeue --noheader --states=RUNNING,SUSPENDED --format=%F | sort -u); do
+    scontrol update "jobid=$job" requeue=0 || : # it may have ended
+done
+held=0
+for job in $(squeue --noheader --states=PENDING --format='%F %r' | grep -v JobHeld | cut -d ' ' -f 1 | sort -u); do
+    scontrol uhold "$job"
+    held=$((held + 1))
+done
+sed -i '/^PartitionName=/s/State=DOWN/State=UP/' /etc/slurm/slurm.conf
+systemctl restart slurmctld
+runuser -u slurm -- rm -rf "$spool.replaced"
+echo "waiting jobs that are held, as they may have run since: $held; each person starts theirs: scontrol release JOB"
+"""
+_ACCOUNT = """
+home=$(getent passwd "$1" | cut -d : -f 6)
+[ -n "$home" ] || { echo "it has no account $1" >&2; exit 1; }
+exec 9<"$home"
+flock 9
+"""
+# Only as the account itself, as root would follow what it has made there.
+_SAVE_HOME = """
+runuser -u "$1" -- tar --create --gzip --sparse --one-file-system --ignore-failed-read --directory "$home" . ||
+    [ $? = 1 ]
+"""
+_LOAD_HOME = """
+runuser -u "$1" -- tar --extract --gzip --skip-old-files --directory "$home"
+"""
+_SAVE_RUNS = r"""
+runuser -u "$1" -- sh -euc '
+    mkdir -m 0700 -p "$1/runs" && cd "$1/runs"
+    find . -maxdepth 2 -type f \( -path "./[1-9]*/*.json" -o -path "./[1-9]*/output" -o -name .last \) -print0 |
+        tar --create --gzip --null --files-from=- || [ $? = 1 ]
+' sh "$home"
+"""
+# A run of that number may have been started here since; it stays.
+_LOAD_RUNS = r"""
+runuser -u "$1" -- sh -euc '
+    mkdir -m 0700 -p "$1/runs" && cd "$1/runs"
+    rm -rf .restored-* && new=$(mktemp -d .restored-XXXXXX) && tar --extract --gzip --directory "$new"
+    for run in "$new"/[1-9]* "$new/.last"; do
+        [ ! -e "$run" ] || [ -e "${run##*/}" ] || mv "$run" .
+    done
+    rm -rf "$new"
+' sh "$home"
+"""
+_SAVE = {"accounting": _SLURM + _SAVE_ACCOUNTING, "queue": _SLURM + _SAVE_QUEUE, "homes": _ACCOUNT + _SAVE_HOME}
+_SAVE["runs"] = _ACCOUNT + _SAVE_RUNS
+_LOAD = {"accounting": _SLURM + _LOAD_ACCOUNTING, "queue": _SLURM + _LOAD_QUEUE, "homes": _ACCOUNT + _LOAD_HOME}
+_LOAD["runs"] = _ACCOUNT + _LOAD_RUNS
+ENDING = ".gz"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that the head has, in a file of a backup."""
+
+    file: str
+    kind: str
+    # Whose it is; empty if it is the cluster's.
+    account: str = ""
+
+    @property
+    def save(self) -> str:
+        """The script that prints it."""
+        return _SAVE[self.kind]
+
+    @property
+    def load(self) -> str:
+        """The script that reads it, and says what it did."""
+        return _LOAD[self.kind]
+
+    @property
+    def words(self) -> str:
+        return f"the {self.kind}{f' of {self.account}' if self.account else ''}"
+
+
+def wanted(accounts: Sequence[str], *, queue: bool, homes: bool) -> list[Part]:
+    """What to save; runs are in the homes."""
+    kinds = ["accounting", "queue"] if queue else []
+    own = "homes" if homes else "runs"
+    return [
+        *(Part(f"{kind}{ENDING}", kind) for kind in kinds),
+        *(Part(f"{own}/{account}{ENDING}", own, account) for account in accounts),
+    ]
+
+
+def saved(folder: Path) -> Iterator[Part]:
+    """What was saved: first the accounting, on which the queue depends."""
+    for path in sorted(folder.rglob(f"*{ENDING}")):
+        name = path.relative_to(folder)
+        kind, account = (name.parts[0], path.stem) if len(name.parts) > 1 else (path.stem, "")
+        if kind in _LOAD:
+            yield Part(str(name), kind, account)

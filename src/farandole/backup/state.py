@@ -1,0 +1,94 @@
+"""What a backup has of the state folder, and how it is put back: what was revoked stays revoked."""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from farandole.backup.file import About, lines
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
+from farandole.core.text import visible
+from farandole.inventory.excluded import FILE
+from farandole.inventory.state import OWNER, WRITER
+from farandole.trust.authority import AUTHORITIES, LEDGER, RESTORED, REVOKED
+
+# What is this machine's own, and what can be compiled again.
+LEFT_OUT = (OWNER, WRITER, "run", "builds")
+# A new key is made instead, as nodes that were revoked since may know this one.
+QUEUE_KEYS = "slurm/munge*.key"
+# Lists of which no line is ever lost.
+GROWING = tuple(f"ca/{name}" for name in (REVOKED, LEDGER, AUTHORITIES))
+
+
+def refuse_empty(state: Path) -> None:
+    """Refuse to back up a cluster that does not exist."""
+    if not (state / "ca").is_dir():
+        raise FarandoleError(f"there is nothing to back up in {state}, as no run has set this cluster up yet")
+
+
+def save(state: Path, folder: Path) -> None:
+    """Copy what a backup has of a state folder."""
+    for path in sorted(state.rglob("*")):
+        name = path.relative_to(state)
+        beside = path.is_symlink() and "/" not in str(path.readlink())
+        if _wanted(name) and (beside or (path.is_file() and not path.is_symlink())):
+            target = folder / "state" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target, follow_symlinks=False)
+
+
+def _wanted(name: Path) -> bool:
+    """Whether a file is neither left out nor a draft or a lock."""
+    hidden = any(part.startswith(".") for part in name.parts)
+    return not (hidden or name.parts[0] in LEFT_OUT or name.match(QUEUE_KEYS))
+
+
+def describe(cluster: str, folder: Path) -> About:
+    """Of which cluster something is that was saved now."""
+    return About(cluster, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", [*lines(folder / "state/ca" / AUTHORITIES)])
+
+
+def refuse_other(file: Path, about: About, state: Path, *, replace: bool) -> None:
+    """Refuse the backup of another cluster; where no CA can tell, its name does."""
+    present = lines(state / "ca" / AUTHORITIES)
+    if present and about.authorities and not present.keys() & {*about.authorities}:
+        raise FarandoleError(
+            f"{file} is the backup of another cluster, {visible(about.cluster)}: none of its CAs is in {state}; "
+            f"nothing was restored. If that folder is not needed any more, move it away: mv {state} {state}.before"
+        )
+    if not present and about.cluster != state.name and not replace:
+        raise FarandoleError(
+            f"{file} is the backup of a cluster called {visible(about.cluster)}, and this one is {state.name}; nothing "
+            "was restored. If it is the same under another name: --replace"
+        )
+
+
+def refuse_newer(file: Path, about: About, folder: Path, state: Path, *, replace: bool) -> None:
+    """Refuse to replace a state that knows more than the backup."""
+    more = {name: lines(state / name).keys() - lines(folder / "state" / name).keys() for name in GROWING}
+    if any(more.values()) and not replace:
+        named = ", ".join(f"{name} ({len(extra)} more)" for name, extra in more.items() if extra)
+        raise FarandoleError(
+            f"{state} is newer than {file}, of {about.made}: {named}; nothing was restored. To go back nevertheless: "
+            "--replace; what is revoked stays revoked"
+        )
+
+
+def place(folder: Path, state: Path, about: About) -> None:
+    """Put a saved state in place of the present one, whose excluded nodes stay. If interrupted, it can be done again.
+
+    The first file makes the next run ask all nodes what they know to be revoked, and replace the CA.
+    """
+    write_private(state / "ca" / RESTORED, f"{about.made}\n", durable=True)
+    for name in GROWING:
+        if any(path.exists() for path in (folder / "state" / name, state / name)):
+            merged = {**lines(folder / "state" / name), **lines(state / name)}
+            write_private(state / name, "".join(f"{line}\n" for line in merged), durable=True)
+    for path in sorted((folder / "state").rglob("*")):
+        name = str(path.relative_to(folder / "state"))
+        target = state / name
+        if path.is_symlink():
+            target.unlink(missing_ok=True)
+            target.symlink_to(path.readlink())
+        elif path.is_file() and name not in (*GROWING, f"ca/{RESTORED}") and not (name == FILE and target.exists()):
+            write_private(target, path.read_bytes(), durable=True)

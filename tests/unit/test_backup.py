@@ -1,0 +1,313 @@
+"""A backup's file on real disks: what is refused, what is put back, and what is never forgotten."""
+
+import errno
+import json
+import os
+import shlex
+import subprocess
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from farandole.backup import file as files
+from farandole.backup import head, state
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
+from farandole.inventory import run_lock
+from farandole.plays.streaming import SKIP, transfer
+
+from .authority import A, B
+
+ABOUT = files.About("mine", "2026-11-27T16:00:00Z", ["ssh-ed25519 one"])
+PASSWORD = "correct horse"  # noqa: S105
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A state folder, and beside it what a head had."""
+    for name, text in {
+        "ca/user_ca": "secret", "ca/signed_keys": f"{A} node-1 host\n", "ca/revoked_keys": "", "ca/.draft": "",
+        "ca/authorities": "ssh-ed25519 one\n", "reports/2026-01/result.json": "{}", "excluded.yml": "", "run": "{}",
+        "inventory": "/elsewhere\n", "builds/stack.tar.zst": "large", "slurm/munge.key": "known", "slurm/h.json": "{}",
+    }.items():  # fmt: skip
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "mine/reports/latest").symlink_to("2026-01")
+    (tmp_path / "mine/reports/out").symlink_to("../../secrets")
+    staged = tmp_path / "staged"
+    state.save(tmp_path / "mine", staged)
+    (staged / "head").mkdir()
+    (staged / "head/accounting.gz").write_bytes(os.urandom(3 << 20))
+    return staged
+
+
+@pytest.fixture(params=["", PASSWORD], ids=["plain", "encrypted"])
+def backup(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> tuple[Path, str]:
+    """A backup, and its password."""
+    files.pack(tmp_path / "file", folder, ABOUT, request.param)
+    return tmp_path / "file", request.param
+
+
+def found(place: Path) -> dict[str, str]:
+    paths = (path for path in place.rglob("*") if path.is_symlink() or path.is_file())
+    return {str(path.relative_to(place)): files.content(path) for path in paths}
+
+
+def unpacked(tmp_path: Path, file: Path, password: str = "") -> Path:
+    target = tmp_path / "unpacked"
+    target.mkdir()
+    files.unpack(file, target, password)
+    return target
+
+
+def refused(tmp_path: Path, file: Path, password: str = "") -> str:
+    with pytest.raises(FarandoleError) as refusal:
+        unpacked(tmp_path, file, password)
+    (tmp_path / "unpacked").rename(tmp_path / f"refused-{len([*tmp_path.iterdir()])}")
+    return str(refusal.value)
+
+
+def test_what_was_saved_comes_back(tmp_path: Path, folder: Path, backup: tuple[Path, str]) -> None:
+    file, password = backup
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert files.is_encrypted(file) is bool(password)
+    assert (b"secret" in file.read_bytes()) is not bool(password)
+    there = found(unpacked(tmp_path, file, password))
+    assert there == found(folder)
+    # Neither what is this machine's own, nor drafts, what can be compiled again, or a key that a revoked node may know.
+    assert {name for name in there if name.startswith("state")} == {
+        "state/ca/user_ca", "state/ca/signed_keys", "state/ca/revoked_keys", "state/ca/authorities",
+        "state/reports/2026-01/result.json", "state/reports/latest", "state/excluded.yml", "state/slurm/h.json",
+    }  # fmt: skip
+    if not password:
+        assert tarfile.open(file).getnames()[0] == "manifest.json"  # noqa: SIM115
+
+
+@pytest.mark.parametrize("left", [0, 1, 700, 2048, 20_000, 1 << 20, 3 << 20])
+def test_a_backup_that_is_cut_short_is_refused(tmp_path: Path, backup: tuple[Path, str], left: int) -> None:
+    file, password = backup
+    os.truncate(file, left)
+    assert "nothing was restored" in refused(tmp_path, file, password)
+
+
+@pytest.mark.parametrize("at", [700, 1 << 20])
+def test_a_changed_byte_is_refused(tmp_path: Path, backup: tuple[Path, str], at: int) -> None:
+    file, password = backup
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+    assert "is cut short or damaged" in refused(tmp_path, file, password)
+
+
+def test_a_wrong_password_is_told_from_a_damaged_file(tmp_path: Path, folder: Path) -> None:
+    files.pack(tmp_path / "file", folder, ABOUT, PASSWORD)
+    assert "cannot be decrypted with this password" in refused(tmp_path, tmp_path / "file", "wrong")
+
+
+def forged(path: Path, *members: tuple[str, bytes], **changes: Any) -> Path:
+    """A backup with a manifest that somebody has written."""
+    manifest = {"format": 1, "version": "1.0.0", "state_format": 1, **vars(ABOUT), "files": {}, **changes}
+    with tarfile.open(path, "w") as tar:
+        for name, content in [("manifest.json", json.dumps(manifest).encode()), *members]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, BytesIO(content))
+    return path
+
+
+EMPTY = sha256(Path(os.devnull))
+
+
+@pytest.mark.parametrize(
+    ("members", "changes", "why"),
+    [
+        ([], {"format": 2, "version": "2.0.0"}, "was written by farandole 2.0.0, a newer version"),
+        ([], {"state_format": 2, "more": 1}, "was written by farandole 1.0.0, a newer version"),
+        ([], {"files": {"state/a": EMPTY}}, "state/a is missing"),
+        ([("state/a", b"")], {}, "state/a is not as it was saved"),
+        ([("state/a", b"x")], {"files": {"state/a": EMPTY}}, "state/a is not as it was saved"),
+        ([("../a", b"")], {"files": {"../a": EMPTY}}, "manifest.json .files is '../a'"),
+        ([("state/../../a", b"")], {"files": {"state/../../a": EMPTY}}, "manifest.json .files is"),
+        ([("state/a", b"")], {"files": {"state/a": "-> ../../a"}}, "manifest.json .files is"),
+        ([("state/a", b"")], {"files": {"state/a": "-> b"}}, "state/a is not as it was saved"),
+        ([], {"made": "\x1b[2J"}, "manifest.json .made is"),
+        ([], {"format": "1"}, "manifest.json is '1'"),
+    ],
+)
+def test_a_backup_of_a_newer_version_or_with_a_wrong_manifest_is_refused(
+    tmp_path: Path, members: list[tuple[str, bytes]], changes: dict[str, Any], why: str
+) -> None:
+    assert why in refused(tmp_path, forged(tmp_path / "file", *members, **changes))
+    assert not (tmp_path / "a").exists()
+
+
+def test_nothing_else_is_taken_for_a_backup(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("hosts:\n")
+    assert "is cut short or damaged" in refused(tmp_path, tmp_path / "file")
+    with tarfile.open(tmp_path / "file", "w") as tar:
+        tar.add(tmp_path / "file", "state/a")
+    assert "does not begin with manifest.json" in refused(tmp_path, tmp_path / "file")
+
+
+# The state folder
+
+
+def test_a_state_that_was_lost_is_put_back(tmp_path: Path, folder: Path) -> None:
+    for _ in range(2):
+        state.place(folder, tmp_path / "new", ABOUT)
+        expected = {name.removeprefix("state/"): of for name, of in found(folder).items() if name.startswith("state/")}
+        assert {name: of for name, of in found(tmp_path / "new").items() if name != "ca/restored"} == expected
+        assert (tmp_path / "new/ca/restored").read_text() == f"{ABOUT.made}\n"
+        assert (tmp_path / "new/ca/user_ca").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_newer_state_is_replaced_only_if_asked_and_what_is_revoked_stays(tmp_path: Path, folder: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "ca/revoked_keys").write_text(f"{B} node-2\n")
+    (mine / "ca/user_ca").write_text("later")
+    (mine / "excluded.yml").write_text("node-3: {}\n")
+    with pytest.raises(FarandoleError, match=r"is newer than .*: ca/revoked_keys \(1 more\); nothing was restored"):
+        state.refuse_newer(tmp_path / "file", ABOUT, folder, mine, replace=False)
+    state.refuse_newer(tmp_path / "file", ABOUT, folder, mine, replace=True)
+    state.place(folder, mine, ABOUT)
+    state.refuse_newer(tmp_path / "file", ABOUT, folder, tmp_path / "none", replace=False)
+    texts = [(mine / name).read_text() for name in ("ca/revoked_keys", "ca/user_ca", "excluded.yml")]
+    assert texts == [f"{B} node-2\n", "secret", "node-3: {}\n"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_backup_of_another_cluster_is_refused(tmp_path: Path, replace: bool) -> None:
+    other = files.About("mine", ABOUT.made, ["ssh-ed25519 two"])
+    with pytest.raises(FarandoleError, match="is the backup of another cluster"):
+        state.refuse_other(tmp_path / "file", other, tmp_path / "mine", replace=replace)
+    state.refuse_other(tmp_path / "file", ABOUT, tmp_path / "mine", replace=replace)
+    # Without a CA here, only the name can tell.
+    state.refuse_other(tmp_path / "file", ABOUT, tmp_path / "none/mine", replace=replace)
+    if replace:
+        state.refuse_other(tmp_path / "file", ABOUT, tmp_path / "none/yours", replace=True)
+    else:
+        with pytest.raises(FarandoleError, match="a cluster called mine, and this one is yours"):
+            state.refuse_other(tmp_path / "file", ABOUT, tmp_path / "none/yours", replace=False)
+
+
+# The commands
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The inventory of that state folder."""
+    assert folder
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
+    (tmp_path / "inventory/mine").mkdir(parents=True)
+    hosts = tmp_path / "inventory/mine/hosts.yml"
+    hosts.write_text("cluster: {hosts: {node-1: {ansible_host: 192.0.2.1}}}\nhead: {hosts: {node-1: }}\n")
+    (tmp_path / "mine/inventory").write_text(f"{hosts.parent}\n")
+    return hosts.parent
+
+
+def farandole(*words: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    return done.exit_code, done.output + str(done.exception or "")
+
+
+def test_a_state_is_saved_and_taken_over(tmp_path: Path, inventory: Path) -> None:
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    # What a killed command has left.
+    (tmp_path / ".farandole-backup-old/state").mkdir(parents=True)
+    command = (
+        "backup",
+        tmp_path / "out.far",
+        "-i",
+        inventory,
+        "--state-only",
+        "--password-file",
+        tmp_path / "password",
+    )
+    assert farandole(*command)[0] == 0
+    assert "exists already" in farandole(*command)[1]
+    (tmp_path / "mine").rename(tmp_path / "lost")
+    again = ("restore", tmp_path / "out.far", "-i", inventory)
+    assert "there is no terminal to ask for the password" in farandole(*again)[1]
+    code, told = farandole(*again, "--password-file", tmp_path / "password")
+    assert (code, "Next, which asks all nodes what was revoked since" in told) == (0, True)
+    assert (tmp_path / "mine/ca/user_ca").read_text() == "secret"
+    assert (tmp_path / "mine/inventory").read_text() == f"{inventory}\n"
+    assert [*tmp_path.glob(".farandole-backup-*")] == []
+
+
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_while_another_operator_changes_the_cluster_nothing_is_done(
+    tmp_path: Path, inventory: Path, command: str
+) -> None:
+    files.pack(tmp_path / "file", tmp_path / "staged", ABOUT, "")
+    (tmp_path / "mine/ca/user_ca").write_text("later")
+    options = ("--state-only",) if command == "backup" else ()
+    with subprocess.Popen(["sleep", "100"]) as other:
+        run_lock.take(tmp_path / "mine", run_lock.this_run(other.pid))
+        code, told = farandole(command, tmp_path / ("new" if options else "file"), "-i", inventory, *options)
+        other.kill()
+    assert (code, "this cluster is being changed by" in told) == (1, True)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "mine/ca/user_ca").read_text() == "later"
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(
+    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "to").mkdir()
+    code, told = farandole("backup", tmp_path / "to/file", "-i", inventory, "--state-only")
+    assert f"{tmp_path}/to/file cannot be written on this machine: No space left on device; free some space" in told
+    assert code == 1
+    assert [*(tmp_path / "to").iterdir()] == []
+
+
+def test_there_is_nothing_to_back_up_before_the_first_run(tmp_path: Path, inventory: Path) -> None:
+    (tmp_path / "mine/ca").rename(tmp_path / "ca")
+    assert "there is nothing to back up in" in farandole("backup", tmp_path / "new", "-i", inventory)[1]
+
+
+# What the head has
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["sudo asks", "sudo does not ask"])
+def test_a_password_reaches_no_script(tmp_path: Path, asks: bool) -> None:
+    """A sudo that does not ask leaves it in the script's input."""
+    (tmp_path / "source").write_bytes(os.urandom(1 << 20))
+    sudo = "read -r password; " * asks + f"exec bash -c {shlex.quote(SKIP + 'sha256sum')}"
+    begin = b"secret\nfarandole-begin\n"
+    expected = f"{sha256(tmp_path / 'source')}  -\n"
+    assert transfer(["bash", "-c", sudo], begin, tmp_path / "source", None) == (0, expected, "")
+    assert transfer(["bash", "-c", sudo], begin, None, tmp_path / "target") == (0, "", "")
+    assert (tmp_path / "target").read_text() == f"{EMPTY}  -\n"
+
+
+def test_a_script_that_fails_early_says_why(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(os.urandom(1 << 20))
+    command = ["bash", "-c", "echo no >&2; exit 3"]
+    assert transfer(command, b"begin\n", tmp_path / "source", None) == (3, "", "no\n")
+
+
+def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:
+    for homes in (False, True):
+        parts = head.wanted(["trainer", "a.b"], queue=True, homes=homes)
+        for part in parts:
+            (tmp_path / str(homes) / part.file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / str(homes) / part.file).touch()
+            for script in (part.save, part.load):
+                subprocess.run(["bash", "-n", "-c", script], check=True)
+        assert {*head.saved(tmp_path / str(homes))} == {*parts}
+    # The accounting comes first, as the queue depends on it.
+    kinds = [part.kind for part in head.saved(tmp_path / "True")]
+    assert kinds == ["accounting", "homes", "homes", "queue"]
+    assert [part.kind for part in head.wanted(["trainer"], queue=False, homes=False)] == ["runs"]
