@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-backup test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
 	farandole lab setup
 	python tests/run.py "lab cuda"
+
+test-backup: setup ## back up, lose the head and this machine's state, and take over from the file (five minutes)
+	farandole lab setup
+	python tests/run.py "lab backup"
 
 test-horovod: setup ## run Horovod's own tests and ours of Keras 3 on two nodes: make test-horovod TESTS=horovod/test
 	@test -n "$(TESTS)" || { echo "TESTS has to be the folder test of Horovod's sources: https://github.com/horovod/horovod" >&2; exit 2; }

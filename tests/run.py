@@ -17,8 +17,8 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
-# These take ten minutes and more, and run only if they are named.
-LONG = tuple(f"lab {name}" for name in ["administrator", "cuda", "delay", "many_kernels", "rdma", "samples"])
+# These take long, and run only if they are named.
+LONG = tuple(f"lab {name}" for name in ["administrator", "backup", "cuda", "delay", "many_kernels", "rdma", "samples"])
 # Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
 # Compiles the stack that the others use, until its log says this.
