@@ -75,7 +75,7 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 	farandole lab setup --kernel own
 	farandole lab setup --kernel stock
 	FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab kernels"
-	for lab in administrator delay many_kernels rdma; do python tests/run.py "lab $$lab" || exit; done
+	for lab in administrator delay many_kernels rdma waves; do python tests/run.py "lab $$lab" || exit; done
 
 test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
 	farandole lab setup

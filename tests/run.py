@@ -17,8 +17,9 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
-# These take long, and run only if they are named.
-LONG = tuple(f"lab {name}" for name in ["administrator", "backup", "cuda", "delay", "many_kernels", "rdma", "samples"])
+LONG = tuple(
+    f"lab {name}" for name in ["administrator", "backup", "cuda", "delay", "many_kernels", "rdma", "samples", "waves"]
+)
 # Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
 # Compiles the stack that the others use, until its log says this.

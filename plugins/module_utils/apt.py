@@ -6,10 +6,13 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+# A setting that somebody has changed is kept, and nobody is asked.
+KEEP = ("--force-confdef", "--force-confold")
+DPKG = ("dpkg", *KEEP)
 APT = [
-    "apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0",
-    "--option=Dpkg::Options::=--force-confdef", "--option=Dpkg::Options::=--force-confold",
-]  # fmt: skip
+    *("apt-get", "--yes", "--quiet", "--no-install-recommends", "--option=Dpkg::Use-Pty=0"),
+    *(f"--option=Dpkg::Options::={option}" for option in KEEP),
+]
 BUSY = re.compile(r"Could not get lock|frontend lock was locked|is locked by another|Unable to acquire the dpkg")
 # Seconds to wait for another program, in all and between two tries.
 PATIENCE_S, PAUSE_S = 600, 5
@@ -53,7 +56,7 @@ class Apt:
 
     def finish(self) -> None:
         """Complete what dpkg has begun."""
-        if not self.run("dpkg", "--configure", "--pending")[0]:
+        if not self.run(*DPKG, "--configure", "--pending")[0]:
             return
         # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
         form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
@@ -61,4 +64,4 @@ class Apt:
         if broken := [word[1] for word in rows if word[0] == "reinstreq"]:
             self.must("apt-get", "--quiet", "update")
             self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
-        self.must("dpkg", "--configure", "--pending")
+        self.must(*DPKG, "--configure", "--pending")

@@ -3,9 +3,11 @@ DOCUMENTATION = """
 module: stack_use
 short_description: Find the jobs and builds that use the stack, and end them on request
 description:
-  - Finds processes that were started from the stack or by a run, and builds that are still running.
+  - Finds processes that were started from the stack, by a run or by the queue, and builds that are still running.
+  - Jobs of the queue are not ended.
 options:
   end: {description: End them., type: bool, default: false}
+  wait: {description: "Seconds to wait until they have ended, and fail if they have not.", type: int, default: 0}
 """
 
 import os
@@ -13,6 +15,7 @@ import pwd
 import re
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +26,8 @@ ROOT, COMMAND = b"/opt/farandole/", b"/usr/local/bin/farandole"
 # In the environment of every process of a run.
 MARK = b"FARANDOLE_JOB="
 UNITS = "farandole-build*.service"
+# As Slurm's process beside each step of a job calls itself: slurmstepd: [7.0]
+STEP = re.compile(rb"slurmstepd: \[(\d+)")
 # Seconds that a run has to end on all of its nodes; it takes up to 10 there, and some more here.
 GRACE_S = 20
 
@@ -66,6 +71,14 @@ def builds(module: AnsibleModule) -> list[str]:
     return [line.split()[0] for line in module.run_command(command)[1].splitlines()]
 
 
+def queued() -> Iterator[str]:
+    """The jobs of the queue that have a step here; Slurm itself ends them."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if step := STEP.match((entry / "cmdline").read_bytes()):
+                yield f"job {step[1].decode()} of the queue"
+
+
 def end(module: AnsibleModule) -> None:
     """End all of it, in order if possible."""
     for unit in builds(module):
@@ -84,10 +97,25 @@ def end(module: AnsibleModule) -> None:
         time.sleep(0.2)
 
 
+def found(module: AnsibleModule) -> list[str]:
+    """What uses the stack."""
+    jobs = {process.job for process in processes()} | {*queued()}
+    return sorted(jobs | {f"build {unit}" for unit in builds(module)})
+
+
 def main() -> None:
     """Look, and end what is found if that is wanted."""
-    module = AnsibleModule(argument_spec={"end": {"type": "bool", "default": False}}, supports_check_mode=True)
-    running = sorted({process.job for process in processes()} | {f"build {unit}" for unit in builds(module)})
+    module = AnsibleModule(
+        argument_spec={"end": {"type": "bool", "default": False}, "wait": {"type": "int", "default": 0}},
+        supports_check_mode=True,
+    )
+    until = time.monotonic() + module.params["wait"]
+    while running := found(module):
+        if module.check_mode or time.monotonic() > until:
+            break
+        time.sleep(2)
+    if running and module.params["wait"] and not module.check_mode:
+        module.fail_json(msg=f"this still runs after {module.params['wait']} s: {', '.join(running)}", running=running)
     changed = bool(running) and module.params["end"]
     if changed and not module.check_mode:
         end(module)

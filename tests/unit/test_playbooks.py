@@ -13,7 +13,7 @@ from farandole.stack.lock import identity
 from .loading import ROOT
 from .stack import LOCK, changed
 
-VERBS = ("backup", "preflight", "remove", "restore", "rollback", "validate")
+VERBS = ("backup", "preflight", "remove", "restore", "rollback", "upgrade", "validate")
 
 
 def ansible_playbook(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -38,6 +38,8 @@ COMMANDS = {
     "history": "cli.history:history",
     "report": "cli.report:report",
     "watch": "cli.apply:watch",
+    "upgrade": "cli.upgrade:upgrade",
+    "replace": "cli.replace:replace",
     "remove": "cli.remove:remove",
     "backup": "cli.backup:backup",
     "restore": "cli.backup:restore",

@@ -1,0 +1,76 @@
+#!/usr/bin/python
+DOCUMENTATION = """
+module: system_upgrade
+short_description: Upgrade the packages of the operating system
+description:
+  - Removes no package, asks no question, and keeps settings that somebody has changed. What that forbids is kept back.
+  - First completes what a killed dpkg has left behind.
+  - Returns what is upgraded, which kernel runs and which one the next boot would start. In check mode it only reads
+    apt's package lists again.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.apt import APT, Apt
+
+# Packages that are new, such as kernels, are installed; none is removed.
+UPGRADE = (*APT, "--with-new-pkgs", "upgrade")
+# As a simulation tells it; a package that is new has no former version.
+INSTALLS = re.compile(r"^Inst (\S+) (?:\[(\S+)\] )?\((\S+)", re.MULTILINE)
+KEPT = re.compile(r"^The following packages have been kept back:\n((?:  .*\n)+)", re.MULTILINE)
+# A release, and the flavour in which Debian and Ubuntu offer it.
+RELEASE = re.compile(r"(\d[\d.]*-\d+)-(.+)")
+BUILD = re.compile(r"Debian (\S+)")
+BOOT, REQUIRED = Path("/boot"), Path("/run/reboot-required")
+# Ends too early to be of use where a machine is not told to ask less.
+QUIET = {"NEEDRESTART_MODE": "l", "UCF_FORCE_CONFFOLD": "1", "APT_LISTCHANGES_FRONTEND": "none"}
+
+
+def planned(simulation: str) -> tuple[list[list[str]], list[str]]:
+    """The packages that would be upgraded, each with both versions, and those that are kept back."""
+    kept = KEPT.search(simulation)
+    return [[*found] for found in INSTALLS.findall(simulation)], kept[1].split() if kept else []
+
+
+def newest(running: str, installed: list[str]) -> str:
+    """The kernel that the next boot starts: the last one of the flavour that runs; that which runs if there is none."""
+    form = RELEASE.fullmatch(running)
+    same = [name for name in installed if form and (other := RELEASE.fullmatch(name)) and other[2] == form[2]]
+    return max(same, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default=running)
+
+
+def booted(apt: Apt, running: str, version: str) -> bool:
+    """Whether the kernel that runs is the one that is installed by this name."""
+    built = BUILD.search(version)
+    code, out, _ = apt.run("dpkg-query", "--show", "--showformat=${Version}", f"linux-image-{running}")
+    return bool(code) or not built or out.strip() == built[1]
+
+
+def main() -> None:
+    """Upgrade what can be upgraded."""
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    os.umask(0o022)
+    apt = Apt(module)
+    apt.environment |= QUIET
+    if not module.check_mode:
+        apt.finish()
+    apt.must("apt-get", "--quiet", "--option=APT::Update::Error-Mode=any", "update")
+    code, simulation, err = apt.run(*UPGRADE, "--simulate")
+    if code:
+        module.fail_json(msg=f"the packages cannot be upgraded: {' '.join((err or simulation).split())[-1000:]}")
+    packages, kept = planned(simulation)
+    if packages and not module.check_mode:
+        apt.must(*UPGRADE)
+    running = os.uname()
+    after = newest(running.release, [file.name.partition("-")[2] for file in BOOT.glob("vmlinuz-*")])
+    reboot = REQUIRED.exists() or after != running.release or not booted(apt, running.release, running.version)
+    module.exit_json(
+        changed=bool(packages), packages=packages, kept=kept, kernel=running.release, next_kernel=after, reboot=reboot
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`farandole replace`: a new machine takes the name and the place of one that is gone."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.init import KNOWN_HOSTS, SHOW, ask
+from farandole.cli.node import Name, cluster_of, refuse_stranger
+from farandole.cli.options import Inventory, with_login
+from farandole.cli.upgrade import CODE, Change, alone
+from farandole.core.errors import FarandoleError
+from farandole.core.files import write
+from farandole.inventory import excluded
+from farandole.inventory.facts import ClusterFacts
+from farandole.inventory.host_keys import KNOWN, HostKey, known, place
+from farandole.inventory.variables import folder_of, host_variables
+from farandole.plays.playbook import Login
+
+
+@with_login("user", "private_key", "vault_password_file")
+def replace(
+    name: Name,
+    inventory: Inventory,
+    host_key: Annotated[
+        str, typer.Option(metavar="SHA256:...", help="The new machine's fingerprint, so that nobody is asked.")
+    ] = "",
+    *,
+    login: Login,
+) -> None:
+    """Put a new machine in the place of a node: same name, new keys; the former machine's are revoked everywhere.
+
+    Its address comes from the inventory; change it there first if it is another one.
+    """
+    cluster, variables = cluster_of(inventory, write=True), host_variables(inventory.absolute())
+    refuse_stranger(name, cluster)
+    if name == cluster.head:
+        raise FarandoleError(f"{name} is the head, which has what no other node has: make another node the head first")
+    if name in cluster.revoked:
+        raise FarandoleError(f"take {name} out of ssh_trust_revoked first; its former keys stay revoked")
+    address, port = str(variables[name].get("ansible_host") or name), int(variables[name].get("ansible_port") or 22)
+    file, host = folder_of(inventory) / KNOWN_HOSTS, place(address, port)
+    file = file if file.exists() else Path(KNOWN[0]).expanduser()
+    key = ask({name: address}, port)[name]
+    again = f"farandole replace {name} -i {shlex.quote(str(inventory))}"
+    change = Change(inventory, login, cluster, again)
+    with alone(cluster.state):
+        entry = excluded.read(cluster.state).get(name)
+        begun = entry and entry.code == CODE and key in known((host,), (str(file),))
+        if not begun:
+            refuse_former(name, key, cluster)
+            confirm(name, address, key, host_key)
+            remember(file, host, key)
+        change.take_back([name])
+        why = "it was interrupted"
+        try:
+            why = failure(change, name)
+        finally:
+            if why:
+                change.leave_out([name], f"{why} when it was replaced")
+        if why:
+            raise FarandoleError(f"{name}: {why}. It is left out of jobs; when it is mended, run again: {again}")
+    typer.echo(f"{name} is replaced and takes part in jobs; the former machine's keys are refused by all nodes")
+
+
+def failure(change: Change, name: str) -> str:
+    """Set the new machine up and prove it; returns what failed, if anything did."""
+    # On all nodes, as all have to refuse the former machine's keys.
+    if not change.run("site.yml"):
+        return "site.yml failed"
+    # What was measured is of the former machine.
+    if not change.run("playbooks/preflight.yml", "--extra-vars", "preflight_network=all"):
+        return "preflight failed"
+    return "" if change.is_proven([name]) else "its validation is red"
+
+
+def refuse_former(name: str, key: HostKey, cluster: ClusterFacts) -> None:
+    """Refuse a machine whose key was this cluster's before, such as the former one."""
+    for kind in ("revoked_keys", "signed_keys"):
+        path = cluster.state / "ca" / kind
+        if path.exists() and key.blob in path.read_text():
+            raise FarandoleError(
+                f"{name} has a key that this cluster knows from before ({key.fingerprint}), so it is no new machine. "
+                "Nothing was changed; if it was copied from one, make its own: rm /etc/ssh/ssh_host_*; ssh-keygen -A"
+            )
+
+
+def confirm(name: str, address: str, key: HostKey, fingerprint: str) -> None:
+    """Make sure that a person knows the key of the new machine."""
+    typer.echo(f"{name} ({address}) has a new host key: {key.fingerprint}")
+    if fingerprint and fingerprint != key.fingerprint:
+        raise FarandoleError(f"--host-key is another one: {fingerprint}; nothing was changed")
+    if fingerprint:
+        return
+    if not sys.stdin.isatty():
+        raise FarandoleError("nothing was changed, because this cannot be confirmed without a terminal: --host-key")
+    typer.echo(f"Compare it with what the machine itself says, on its console:  {SHOW}")
+    typer.confirm("Is it the same?", abort=True)
+
+
+def remember(file: Path, host: str, key: HostKey) -> None:
+    """Put the new key in the place of the former one."""
+    former = subprocess.run(["ssh-keygen", "-F", host, "-f", file], text=True, capture_output=True, check=False).stdout
+    gone = {line for line in former.splitlines() if not line.startswith("#")}
+    lines = file.read_text().splitlines() if file.exists() else []
+    kept = [line for line in lines if line not in gone]
+    write(file, "\n".join([*kept, f"{host} {key.kind} {key.blob}", ""]), durable=True)

@@ -1,0 +1,173 @@
+"""`farandole upgrade`: the operating systems of the nodes, a few at a time, while jobs go on elsewhere."""
+
+import fcntl
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farandole.cli.node import cluster_of, refuse_stranger
+from farandole.cli.options import Hosts, Inventory, with_login
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import several
+from farandole.core.text import on_terminal
+from farandole.inventory import excluded
+from farandole.inventory.facts import ClusterFacts
+from farandole.inventory.run_lock import person
+from farandole.plays.playbook import Login, play
+from farandole.plays.upgrade import noted, plain, shown, waves
+
+# Marks a node that is left out because it is being upgraded, or because that failed.
+CODE = "upgrade"
+PLAYBOOK = "playbooks/upgrade.yml"
+
+
+class Reboot(StrEnum):
+    """When to reboot."""
+
+    needed = "needed"
+    always = "always"
+    never = "never"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of nodes that are left out of jobs meanwhile."""
+
+    inventory: Path
+    login: Login
+    cluster: ClusterFacts
+    # The command that continues it.
+    again: str
+
+    def run(self, playbook: str, *arguments: str) -> bool:
+        """Run a playbook; returns whether it succeeded."""
+        interrupted = f"nodes that are being changed stay left out; to continue: {self.again}"
+        return play(playbook, self.inventory, self.login, *arguments, interrupted=interrupted) == 0
+
+    def leave_out(self, names: Sequence[str], why: str) -> None:
+        """Leave nodes out of jobs; the head cannot be."""
+        with excluded.changing(self.cluster.state) as entries:
+            for name in names:
+                if name != self.cluster.head and (name not in entries or entries[name].code == CODE):
+                    entries[name] = replace(excluded.by_person(person(), why), code=CODE)
+
+    def take_back(self, names: Sequence[str]) -> None:
+        """Let nodes take part again."""
+        with excluded.changing(self.cluster.state) as entries:
+            for name in names:
+                entries.pop(name, None)
+
+    def partner(self, names: Sequence[str]) -> str:
+        """A node that takes part in jobs, with which these are proven: the head if possible."""
+        out = excluded.read(self.cluster.state)
+        others = [name for name in self.cluster.trusted if name not in names and name not in out]
+        if not others:
+            raise FarandoleError("a changed node is proven with one that takes part in jobs, and there is none")
+        return self.cluster.head if self.cluster.head in others else others[0]
+
+    def is_proven(self, names: Sequence[str]) -> bool:
+        """Run jobs on these nodes and another one."""
+        pair = json.dumps({"validation_hosts": ",".join([self.partner(names), *names])})
+        return self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair)
+
+    def upgrade(self, names: Sequence[str], settings: str) -> str:
+        """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
+        head, limit = self.cluster.head, ",".join(names)
+        self.leave_out(names, "it is being upgraded")
+        # The queue and those who start jobs on the head learn it, and what runs goes on.
+        if names != [head] and not self.run("site.yml", "--limit", head, "--tags", "fabric,slurm"):
+            return "the head could not be told to leave it out"
+        if not self.run(PLAYBOOK, "--limit", limit, "--extra-vars", settings):
+            return "its upgrade failed"
+        if not self.is_proven(names):
+            return "its validation is red after its upgrade"
+        self.take_back(names)
+        if not self.run("site.yml", "--limit", f"{limit},{head}"):
+            return "site.yml failed after its upgrade"
+        return ""
+
+
+@with_login("user", "private_key", "vault_password_file")
+def upgrade(
+    inventory: Inventory,
+    hosts: Hosts = "",
+    *,
+    wave: Annotated[int, typer.Option(min=1, help="So many nodes at a time, after the first one.")] = 1,
+    canary: Annotated[str, typer.Option(metavar="NODE", help="The node to begin with.")] = "",
+    reboot: Annotated[Reboot, typer.Option(help="needed: where another kernel would start.")] = Reboot.needed,
+    wait: Annotated[int, typer.Option(min=1, help="Minutes that a node's jobs have to end.")] = 1440,
+    check: Annotated[bool, typer.Option("--check", "-C", help="Change nothing, say what would be upgraded.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --check: print one object of JSON.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    login: Login,
+) -> None:
+    """Upgrade the nodes' operating systems, a few at a time: no new job, packages, reboot, proof, jobs again.
+
+    It begins with one node, ends with the head, and stops at the first that fails, which then stays left out. Run it
+    again to continue.
+    """
+    cluster = cluster_of(inventory, write=True)
+    settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
+    change = Change(inventory, login, cluster, f"farandole upgrade -i {shlex.quote(str(inventory))}")
+    names = [name.strip() for name in hosts.split(",")] if hosts else [*cluster.trusted]
+    for name in [*names, *([canary] if canary else [])]:
+        refuse_stranger(name, cluster)
+    if canary == cluster.head:
+        raise FarandoleError(f"--canary: all nodes depend on the head, {canary}, so it comes last")
+    with alone(cluster.state):
+        begun = [name for name, entry in excluded.read(cluster.state).items() if entry.code == CODE]
+        out = [name for name in names if name in cluster.excluded and name not in begun]
+        names = [name for name in names if name not in out]
+        # What waits for jobs would not be seen in a moment.
+        if not change.run(PLAYBOOK, "--check", "--limit", ",".join(names)):
+            raise typer.Exit(1)
+        due = {name: one for name, one in noted(cluster.state).items() if name in names}
+        if as_json:
+            typer.echo(json.dumps({"format": 1, "left_out": out, "nodes": plain(due)}))
+            raise typer.Exit
+        typer.echo(on_terminal("\n".join(shown(due))))
+        if out:
+            typer.echo(f"left out, and so not upgraded: {several(out)}")
+        todo = [name for name, one in due.items() if one.any or name in begun or reboot is Reboot.always]
+        if check or not todo:
+            raise typer.Exit
+        parts = waves(todo, cluster.head, canary, wave)
+        typer.echo(f"in this order: {'; '.join(several(part) for part in parts)}")
+        confirm(yes)
+        for number, part in enumerate(parts, 1):
+            typer.echo(f"wave {number} of {len(parts)}: {several(part)}, proven with {change.partner(part)}")
+            if why := change.upgrade(part, settings):
+                change.leave_out(part, why)
+                raise FarandoleError(
+                    f"{several(part)}: {why}. It is left out of jobs, and nothing else was begun; when it is mended, "
+                    f"to continue: {change.again}"
+                )
+        typer.echo(f"upgraded: {several(todo)}")
+
+
+@contextmanager
+def alone(state: Path) -> Iterator[None]:
+    """Refuse a second upgrade of the same cluster on this machine."""
+    with (state / ".upgrade.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FarandoleError("another upgrade of this cluster is running on this machine") from None
+        yield
+
+
+def confirm(yes: bool) -> None:
+    """Ask before anything is changed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise FarandoleError("nothing was upgraded; to do it: --yes")
+    typer.confirm("Upgrade them?", abort=True)

@@ -1,0 +1,106 @@
+"""Nodes whose operating system is upgraded one after the other, while a run goes on."""
+
+import re
+from pathlib import Path
+
+import pytest
+from clusters import Cluster, built_stack
+
+NODES = 4
+ALL = [f"node-{number}" for number in range(1, NODES + 1)]
+PACKAGES = "build-essential,chrony,cmake,curl,git,rsync,vim,wget,zstd"
+KIND = ("--kernel", "own", "--memory", "3500", "--packages", PACKAGES, *built_stack())
+SITE = ("--extra-vars", '{"stack_frameworks": ["tensorflow", "pytorch"]}')
+# A package with two versions, whose second one cannot be installed as long as a file says so.
+REPOSITORY = """
+set -eu
+mkdir -p /srv/debs && cd /srv/debs
+for version in 1 2; do
+    mkdir -p $version/DEBIAN $version/etc
+    cat >$version/DEBIAN/control <<END
+Package: thing
+Version: $version
+Architecture: all
+Maintainer: root
+Description: thing
+END
+    echo /etc/thing >$version/DEBIAN/conffiles
+    echo "version $version" >$version/etc/thing
+    printf '#!/bin/sh\\n[ ! -e /etc/bad ] || { echo it is bad >&2; exit 1; }\\n' >$version/DEBIAN/postinst
+    chmod 755 $version/DEBIAN/postinst
+    dpkg-deb --build $version thing_$version.deb >/dev/null
+done
+dpkg-scanpackages --multiversion . >Packages
+echo 'deb [trusted=yes] file:/srv/debs ./' >/etc/apt/sources.list.d/thing.list
+dpkg --force-confold --install thing_1.deb >/dev/null
+echo mine >>/etc/thing
+"""
+WAITS = "import time\nfor _ in range(90):\n    time.sleep(1)\nprint('whole')\n"
+
+
+def versions(cluster: Cluster) -> list[str]:
+    return [cluster.ssh(node, "dpkg-query", "-W", "-f", "${Version}", "thing").stdout for node in ALL]
+
+
+def boots(cluster: Cluster) -> list[str]:
+    return [cluster.ssh(node, "cat", "/proc/sys/kernel/random/boot_id").stdout for node in ALL]
+
+
+@pytest.fixture
+def due(site: Cluster) -> Cluster:
+    """The nodes have one package to upgrade, and it fails on the second one."""
+    for node in ALL:
+        done = site.shell(node, REPOSITORY)
+        assert done.returncode == 0, done.stderr
+    site.shell("node-2", "touch /etc/bad")
+    return site
+
+
+def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, tmp_path: Path) -> None:
+    said = due.farandole("upgrade", "--check").stdout
+    assert re.search(r"node-1 to node-4 +1 package", said), said
+    assert "thing 1 to 2" in said
+    done = due.farandole("upgrade", "--yes")
+    assert done.returncode == 1
+    assert "node-2: its upgrade failed" in done.stderr
+    assert "it is bad" in done.stdout
+    assert "its upgrade failed" in due.farandole("node list").stdout
+    assert versions(due)[2:] == ["1", "1"]
+    due.shell("node-2", "rm /etc/bad")
+    (tmp_path / "wait.py").write_text(WAITS)
+    started = due.farandole("run", "--detach", "--hosts", "node-3,node-4", "--", "python", "wait.py", folder=tmp_path)
+    assert started.returncode == 0, started.stderr
+    before = boots(due)
+    done = due.farandole("upgrade", "--yes", "--reboot", "always")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert versions(due) == ["2"] * NODES
+    assert not {*before} & {*boots(due)}
+    assert [due.ssh(node, "tail", "-n", "1", "/etc/thing").stdout for node in ALL] == ["mine\n"] * NODES
+    assert "whole" in due.farandole("logs", folder=tmp_path).stdout
+    assert due.farandole("node list").stdout == "no node is left out\n"
+    assert due.farandole("status").returncode == 0
+    said = due.farandole("upgrade", "--yes").stdout
+    assert re.search(r"node-1 to node-4 +nothing", said), said
+
+
+def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> None:
+    former = site.ssh("node-4", "cat", "/etc/ssh/ssh_host_ed25519_key").stdout
+    print_of = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d ' ' -f 2"
+    refused = site.farandole("replace", "node-4", "--host-key", "SHA256:x")
+    assert refused.returncode == 1
+    assert "knows from before" in refused.stderr
+    # A bare machine with keys of its own.
+    assert site.farandole("remove", "--hosts", "node-4", "--accounts", "--yes").returncode == 0
+    assert site.console("node-4", "rm /etc/ssh/ssh_host_*; ssh-keygen -A; systemctl restart ssh").returncode == 0
+    site.farandole("node exclude", "node-4", "--why", "its board is broken")
+    key = site.console("node-4", print_of).stdout.strip()
+    assert "--host-key" in site.farandole("replace", "node-4").stderr
+    done = site.farandole("replace", "node-4", "--host-key", key)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.farandole("status").returncode == 0
+    # The former machine comes back.
+    back = f"cat >/etc/ssh/ssh_host_ed25519_key <<'END'\n{former}END\nrm /etc/ssh/*-cert.pub; systemctl restart ssh"
+    assert site.console("node-4", back).returncode == 0
+    assert "REVOKED" in site.job_ssh("node-1", "node-4", "true").stderr
+    assert site.farandole("status").returncode == 1

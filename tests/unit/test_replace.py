@@ -1,0 +1,50 @@
+"""A new machine in the place of a node: whose key is believed. tests/lab/test_waves.py replaces one."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from farandole.cli.replace import confirm, refuse_former, remember
+from farandole.core.errors import FarandoleError
+from farandole.inventory.facts import describe
+from farandole.inventory.host_keys import HostKey, known
+from farandole.trust.certificates import public_text
+
+
+def made() -> HostKey:
+    kind, blob = public_text(Ed25519PrivateKey.generate().public_key()).split()
+    return HostKey(kind, blob)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.3", "[192.0.2.3]:2222"])
+def test_the_new_key_takes_the_place_of_the_former_one(host: str, tmp_path: Path) -> None:
+    file, former, new, other = tmp_path / "known_hosts", made(), made(), made()
+    remember(file, host, former)
+    remember(file, "192.0.2.30", other)
+    remember(file, host, new)
+    assert known((host,), (str(file),)) == [new]
+    assert known(("192.0.2.30",), (str(file),)) == [other]
+
+
+def test_a_key_of_this_cluster_is_no_new_machines(tmp_path: Path) -> None:
+    key, ca = made(), tmp_path / "ca"
+    ca.mkdir()
+    cluster = describe({"cluster": ["node-1", "node-2"], "head": ["node-1"]}, tmp_path)
+    refuse_former("node-2", key, cluster)
+    for file in ("signed_keys", "revoked_keys"):
+        (ca / file).write_text(f"{key.kind} {key.blob} node-2 host\n")
+        with pytest.raises(FarandoleError, match="no new machine"):
+            refuse_former("node-2", key, cluster)
+        refuse_former("node-2", made(), cluster)
+        (ca / file).unlink()
+
+
+def test_a_key_that_nobody_has_confirmed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    key = made()
+    confirm("node-2", "192.0.2.3", key, key.fingerprint)
+    assert key.fingerprint in capsys.readouterr().out
+    with pytest.raises(FarandoleError, match="another one"):
+        confirm("node-2", "192.0.2.3", key, "SHA256:x")
+    with pytest.raises(FarandoleError, match="--host-key"):
+        confirm("node-2", "192.0.2.3", key, "")

@@ -1,0 +1,93 @@
+"""What is due on nodes, and in which order. tests/lab/test_waves.py does it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farandole.core.errors import FarandoleError
+from farandole.plays.upgrade import Due, note, noted, shown, waves
+
+from .loading import load
+
+module = load("modules", "system_upgrade")
+SIMULATION = """\
+The following packages have been kept back:
+  openmpi-bin libopenmpi3
+  ucx
+The following NEW packages will be installed:
+  linux-image-6.1.0-41-amd64
+Inst base-files [12.4+deb12u5] (12.4+deb12u12 Debian:12.11/oldstable [amd64]) []
+Inst linux-image-6.1.0-41-amd64 (6.1.158-1 Debian-Security:12/oldstable-security [amd64])
+Conf base-files (12.4+deb12u12 Debian:12.11/oldstable [amd64])
+"""
+NOTHING = Due((), (), "6.1.0-37-amd64", "6.1.0-37-amd64", reboot=False)
+
+
+def test_a_simulation_of_apt_says_what_would_be_upgraded() -> None:
+    packages, kept = module.planned(SIMULATION)
+    assert packages == [
+        ["base-files", "12.4+deb12u5", "12.4+deb12u12"],
+        ["linux-image-6.1.0-41-amd64", "", "6.1.158-1"],
+    ]
+    assert kept == ["openmpi-bin", "libopenmpi3", "ucx"]
+    assert module.planned("") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("running", "installed", "next_kernel"),
+    [
+        ("6.1.0-9-amd64", ["6.1.0-9-amd64", "6.1.0-10-amd64"], "6.1.0-10-amd64"),
+        # Another flavour is not what this machine boots.
+        ("6.1.0-9-amd64", ["6.1.0-9-amd64", "6.1.0-10-cloud-amd64"], "6.1.0-9-amd64"),
+        ("5.15.0-91-generic", ["5.15.0-91-generic", "6.5.0-14-generic"], "6.5.0-14-generic"),
+        # Somebody's own kernel, or none of its own at all.
+        ("6.18.5", ["6.1.0-9-amd64"], "6.18.5"),
+        ("6.1.0-9-amd64", [], "6.1.0-9-amd64"),
+    ],
+)
+def test_the_next_kernel_is_the_last_one_of_its_flavour(running: str, installed: list[str], next_kernel: str) -> None:
+    assert module.newest(running, installed) == next_kernel
+
+
+@pytest.mark.parametrize(
+    ("due", "canary", "size", "parts"),
+    [
+        (["a", "b", "c", "d"], "", 2, [["b"], ["c", "d"], ["a"]]),
+        (["b", "c", "d"], "", 1, [["b"], ["c"], ["d"]]),
+        (["a", "b", "c", "d"], "d", 8, [["d"], ["b", "c"], ["a"]]),
+        (["a"], "", 1, [["a"]]),
+        # There is nothing to do on the one that was to begin.
+        (["b", "c"], "d", 1, [["b"], ["c"]]),
+    ],
+)
+def test_one_node_begins_and_the_head_comes_last(
+    due: list[str], canary: str, size: int, parts: list[list[str]]
+) -> None:
+    assert waves(due, "a", canary, size) == parts
+
+
+def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
+    old = Due([["curl", "7", "8"], ["new", "", "1"]], ["ucx"], "6.1.0-37-amd64", "6.1.0-41-amd64", reboot=True)
+    assert [*shown({"node-1": old, "node-2": old, "node-3": NOTHING})] == [
+        "nodes           to upgrade",
+        "node-1, node-2  2 packages, kernel 6.1.0-37-amd64 to 6.1.0-41-amd64, 1 package kept back (ucx)",
+        "node-3          nothing",
+        "  curl 7 to 8",
+        "  new 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"packages": [["\x1b[2J", "", "1"]]}, {"packages": [["curl", "1"]]}, {"kernel": "$(x)"}, {"reboot": "yes"}],
+)
+def test_a_nodes_answer_has_a_strict_form(answer: dict[str, object], tmp_path: Path) -> None:
+    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "reboot": False}
+    note(tmp_path, {"node-1": good})
+    assert noted(tmp_path) == {"node-1": Due([], [], "6.1", "6.1", reboot=False)}
+    with pytest.raises(FarandoleError):
+        note(tmp_path, {"node-1": good | answer if answer else {}})
+    (tmp_path / "upgrade.json").write_text(json.dumps({"node-1": good})[:-3])
+    with pytest.raises(FarandoleError, match=r"upgrade\.json"):
+        noted(tmp_path)
