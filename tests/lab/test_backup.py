@@ -60,6 +60,11 @@ def waiting(cluster: Cluster, node: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in shown.splitlines())
 
 
+def requeued(cluster: Cluster, node: str, job: str) -> bool:
+    """Whether a job that runs would start again when its node is lost."""
+    return "Requeue=1" in cluster.shell(node, f"scontrol show job {job}").stdout.split()
+
+
 def well(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -121,6 +126,7 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
     own = submit(queue, "node-1", "--hold")
     on(queue, "node-1", RUNS)
     until(lambda: [jobs(queue, "node-1").get(job) for job in (*ended, runs)] == ["COMPLETED"] * 2 + ["RUNNING"])
+    assert requeued(queue, "node-1", runs)
     well(timed("backup", "backup", file, *secret))
 
     # Everything is lost: the head, and the folder of the state, which knew that the head was revoked.
@@ -156,6 +162,7 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
     assert on(queue, "node-2", "cat runs/7/output; ls -A runs runs/7").split() == [
         "hello", "runs:", ".last", "7", "runs/7:", "output", "run.json",
     ]  # fmt: skip
+    assert not requeued(queue, "node-2", runs)
     # The queue takes jobs at once, counts on, and starts none again that has run.
     new = submit(queue, "node-2", "--nodes=2", program="srun hostname")
     assert int(new) > int(own)
