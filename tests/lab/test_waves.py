@@ -102,5 +102,5 @@ def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> Non
     # The former machine comes back.
     back = f"cat >/etc/ssh/ssh_host_ed25519_key <<'END'\n{former}END\nrm /etc/ssh/*-cert.pub; systemctl restart ssh"
     assert site.console("node-4", back).returncode == 0
-    assert "REVOKED" in site.job_ssh("node-1", "node-4", "true").stderr
+    assert "revoked by file" in site.job_ssh("node-1", "node-4", "true").stderr
     assert site.farandole("status").returncode == 1
