@@ -31,6 +31,7 @@ END
     dpkg-deb --build $version thing_$version.deb >/dev/null
 done
 dpkg-scanpackages --multiversion . >Packages
+# Its own packages, so nobody else has signed them.
 echo 'deb [trusted=yes] file:/srv/debs ./' >/etc/apt/sources.list.d/thing.list
 dpkg --force-confold --install thing_1.deb >/dev/null
 echo mine >>/etc/thing

@@ -112,7 +112,9 @@ def _follow(command: Sequence[str], folder: Path, viewer: Viewer) -> int:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK)
                     break
-                viewer.look()
+                # The terminal may be closed by now.
+                if not interrupts:
+                    viewer.look()
             if interrupts:
                 raise Interrupted
         except BaseException:
