@@ -8,7 +8,7 @@ from clusters import Cluster, built_stack
 
 NODES = 4
 ALL = [f"node-{number}" for number in range(1, NODES + 1)]
-PACKAGES = "build-essential,chrony,cmake,curl,git,rsync,vim,wget,zstd"
+PACKAGES = "build-essential,chrony,cmake,curl,git,gpg,gpg-agent,rsync,vim,wget,zstd"
 KIND = ("--kernel", "own", "--memory", "3500", "--packages", PACKAGES, *built_stack())
 SITE = ("--extra-vars", '{"stack_frameworks": ["tensorflow", "pytorch"]}')
 # A package with two versions, whose second one cannot be installed as long as a file says so.
@@ -32,7 +32,12 @@ END
 done
 dpkg-scanpackages --multiversion . >Packages
 # Its own packages, so nobody else has signed them.
-echo 'deb [trusted=yes] file:/srv/debs ./' >/etc/apt/sources.list.d/thing.list
+printf 'Date: %s\\nSHA256:\\n %s %s Packages\\n' "$(date -Ru)" "$(sha256sum <Packages | cut -d ' ' -f 1)" \\
+    "$(stat --format %s Packages)" >Release
+[ -e key.gpg ] || gpg --batch --quiet --passphrase '' --quick-generate-key thing
+gpg --batch --yes --export >key.gpg
+gpg --batch --yes --clearsign --output InRelease Release
+echo 'deb [signed-by=/srv/debs/key.gpg] file:/srv/debs ./' >/etc/apt/sources.list.d/thing.list
 dpkg --force-confold --install thing_1.deb >/dev/null
 echo mine >>/etc/thing
 """

@@ -15,8 +15,7 @@ from .loading import ROOT
 
 # Options that turn off a check, and commands that have none.
 UNCHECKED = re.compile(
-    r"allow.?unauthenticated|allow.?insecure|trusted[=:] ?yes(?!\] file:)|no-check-certificate|"
-    r"(?<!emit-)trusted-host|CERT_NONE|"
+    r"allow.?unauthenticated|allow.?insecure|trusted[=:] ?yes|no-check-certificate|(?<!emit-)trusted-host|CERT_NONE|"
     r"_create_unverified_context|verify=False|validate_certs: (false|no)|disable_gpg_check|"
     r"(curl|wget) +(-|http|\"|'|\$)|"
     r"\bpip[\"']? (install|download) "
