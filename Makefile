@@ -74,8 +74,9 @@ test-samples: setup ## run every sample on two nodes, and jobs that crash, hang,
 test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (two hours)
 	farandole lab setup --kernel own
 	farandole lab setup --kernel stock
-	FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab kernels"
-	for lab in administrator delay many_kernels rdma waves; do python tests/run.py "lab $$lab" || exit; done
+	@failed=; for lab in kernels waves many_kernels administrator delay rdma; do \
+	  FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab $$lab" || failed="$$failed $$lab"; done; \
+	if [ "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
 
 test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
 	farandole lab setup

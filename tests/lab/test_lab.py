@@ -184,14 +184,15 @@ one.sendto(bytes.fromhex("0800f7ff00000000") + bytes(1472), ("{address}", 0))
 one.recv(9000)
 print(False)
 """
-# Whether most of several computations wait most of the time. On a busy machine one or two of them do.
+# Whether a computation never has a third of a processor for half a second. On a busy machine it sometimes has.
 COMPUTE = """
 import time
-def waits():
+def share():
     begun, used = time.monotonic(), time.process_time()
-    sum(range(4_000_000))
-    return time.monotonic() - begun > 2.5 * (time.process_time() - used)
-print(sum(waits() for _ in range(8)) > 5)
+    while time.monotonic() - begun < 0.5:
+        pass
+    return (time.process_time() - used) / (time.monotonic() - begun)
+print(all(share() < 0.33 for _ in range(12)))
 """
 
 # Whether the clock is close to that of the kernel.
