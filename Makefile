@@ -9,7 +9,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-backup test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-backup test-monitor test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 	@failed=; for lab in kernels waves many_kernels administrator delay rdma; do \
 	  FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab $$lab" || failed="$$failed $$lab"; done; \
 	if [ "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
+
+test-monitor: setup ## monitoring, and with it alerts on what is really wrong, until they fire and stop (twenty minutes)
+	farandole lab setup
+	FARANDOLE_EVERY_ALERT=1 python tests/run.py "lab monitor"
 
 test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
 	farandole lab setup

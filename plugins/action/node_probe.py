@@ -59,12 +59,34 @@ class ActionModule(AsksAhead, Action):
         return {**result, "probe": answer["probe"], "skew": skew}
 
     def _probed(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """What the node answers. After a failure it is asked again, but a node that is off costs only one time-out."""
+        retries = int(self._option("reconnection_retries") or 0)
+        if retries:
+            self._connection.set_option("reconnection_retries", 0)
+        begun = time.monotonic()
+        try:
+            return self._asked(arguments, variables)
+        except AnsibleConnectionFailure as error:
+            if not retries or time.monotonic() - begun > probe.QUICK_S:
+                return probe.failure(error)
+            return self._asked_again(arguments, variables)
+        finally:
+            if retries:
+                self._connection.set_option("reconnection_retries", retries)
+
+    def _asked_again(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._asked(arguments, variables)
+        except AnsibleConnectionFailure as error:
+            return probe.failure(error)
+
+    def _asked(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Only what has been validated, never anything that Ansible itself takes from the answer."""
         seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
         try:
             with bounded(seconds, probe.MEMORY_MIB):
                 answer = self._execute_module(module_args=arguments, task_vars=variables)
-        except FarandoleError:
+        except (FarandoleError, AnsibleConnectionFailure):
             raise
         # Any other error, because no node may end the run for the others.
         except Exception as error:

@@ -12,6 +12,7 @@ from farandole.core.errors import FarandoleError
 from farandole.inventory import cluster, excluded, facts, host_keys, state
 from farandole.inventory import mounts as storage
 from farandole.links import fabric
+from farandole.monitor import settings as monitor
 from farandole.plays import folders, removal
 from farandole.preflight import networks
 from farandole.queue import plan as slurm
@@ -34,6 +35,11 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "host_table": cluster.host_table,
     "hostfile": fabric.hostfile,
     "member_addresses": cluster.member_addresses,
+    "monitor_known": monitor.known,
+    "monitor_rules": lambda _: monitor.rules(),
+    "monitor_page": lambda _: monitor.page(),
+    "monitor_scrape": monitor.scrape,
+    "monitor_target": monitor.target,
     "nccl_decision": nccl.decision,
     "job_keys": trust.job_keys,
     "login_files": trust.login_files,

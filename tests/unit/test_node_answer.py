@@ -1,9 +1,12 @@
 """Which answers of a node are accepted, and how long to wait for one."""
 
 import json
+import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,9 +16,10 @@ from farandole.core.fetching import TooMuchError
 from farandole.core.schema import UnfitError
 from farandole.preflight import answer as probe
 
-from .loading import PLUGINS, load
+from .loading import PLUGINS, ROOT, load
 from .machines import machine
 from .stack import run_action
+from .test_playbooks import ansible_playbook
 
 asking = load("action", "node_probe")
 GOOD: dict[str, Any] = {
@@ -107,6 +111,28 @@ def test_how_an_answer_is_read(out: str, err: str, answer: dict[str, Any]) -> No
     ((wanted, begin),) = answer.items()
     assert kind == wanted
     assert value == begin if isinstance(begin, dict) else value.startswith(begin)
+
+
+@pytest.mark.parametrize(("silent", "logins"), [(True, 1), (False, 2)], ids=["off", "refusing"])
+def test_a_node_that_is_off_costs_one_time_out(silent: bool, logins: int, tmp_path: Path) -> None:
+    server, kept = socket.create_server(("127.0.0.1", 0)), list[socket.socket]()
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                kept.append(server.accept()[0])
+                if not silent:
+                    kept[-1].close()
+
+    Thread(target=serve, daemon=True).start()
+    node = {"ansible_host": "127.0.0.1", "cluster_ip": "192.0.2.1", "ansible_port": server.getsockname()[1]}
+    hosts = {"cluster": {"hosts": {"node-1": node}}, "head": {"hosts": {"node-1": None}}}
+    (tmp_path / "hosts.yml").write_text(json.dumps(hosts))
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_TIMEOUT": str(probe.QUICK_S + 1)}
+    places = {"HOME": str(tmp_path), "FARANDOLE_STATE": str(tmp_path / "state")}
+    done = ansible_playbook(ROOT, "-i", tmp_path, "playbooks/preflight.yml", **places, **settings)
+    server.close()
+    assert "[login-" in done.stdout and len(kept) == logins, done.stdout
 
 
 def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -> None:

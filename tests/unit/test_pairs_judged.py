@@ -184,6 +184,11 @@ def test_a_slow_node_whose_packets_are_late_is_said_to_be(delays: dict[str, floa
     assert codes(measured) == [("b", "pair-slow-node", "stop")]
 
 
+def test_a_node_that_sends_slowly_is_named_beside_another_slow_link() -> None:
+    measured = rated("abc", lambda *way: 2 if way[0] == "b" else 60 if way == ("a", "c") else 112)
+    assert codes(measured) == [("b", "pair-slow-node", "stop"), ("a, c", "pair-slow-link", "warn")]
+
+
 def test_the_share_and_the_floor_decide() -> None:
     uneven = rated("abcdefgh", lambda *way: 80 if "b" in way else 112)
     assert codes(uneven, Bars(share=0.7)) == []

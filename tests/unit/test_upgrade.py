@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from farandole.core.errors import FarandoleError
+from farandole.cli.upgrade import Change, alone
+from farandole.core.errors import FarandoleError, Interrupted
+from farandole.inventory import excluded
+from farandole.inventory.facts import describe
+from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
 
 from .loading import load
@@ -91,3 +95,46 @@ def test_a_nodes_answer_has_a_strict_form(answer: dict[str, object], tmp_path: P
     (tmp_path / "upgrade.json").write_text(json.dumps({"node-1": good})[:-3])
     with pytest.raises(FarandoleError, match=r"upgrade\.json"):
         noted(tmp_path)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+def test_a_node_that_is_not_proven_stays_left_out(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = excluded.by_person("carol", "its fan is loud")
+    with excluded.changing(tmp_path) as entries:
+        entries["node-2"] = entry
+    ran: list[tuple[str, ...]] = []
+
+    def run(_change: Change, playbook: str, *arguments: str) -> bool:
+        ran.append((playbook, *arguments[:2]))
+        if failing == 3 and len(ran) == 2:
+            raise Interrupted("stop")
+        return len(ran) != failing + 1
+
+    monkeypatch.setattr(Change, "run", run)
+    cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
+    change = Change(tmp_path, Login(), cluster, "again")
+    if failing == 3:
+        with pytest.raises(Interrupted):
+            change.brought_back("node-2", entry)
+    else:
+        assert change.brought_back("node-2", entry)
+    assert excluded.read(tmp_path) == {"node-2": entry}
+    # The head learns of it last.
+    steps = [("site.yml", "--limit", "node-2"), ("playbooks/validate.yml", "--tags", "quick")]
+    assert ran == [*steps, ("site.yml", "--limit", "node-1")][: min(failing + 1, 3) if failing < 3 else 2]
+    ran.clear()
+    monkeypatch.setattr(Change, "run", lambda *_: True)
+    assert change.brought_back("node-2", entry) == "" and excluded.read(tmp_path) == {}
+
+
+def test_a_second_operator_is_refused(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        pytest.raises(FarandoleError, match="another upgrade of this cluster is running"),
+        alone(tmp_path),
+    ):
+        pass
+    with alone(tmp_path):
+        pass

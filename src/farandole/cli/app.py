@@ -37,6 +37,7 @@ COMMANDS = {
     "drift": "cli.drift:drift",
     "history": "cli.history:history",
     "report": "cli.report:report",
+    "monitor": "cli.monitor:monitor",
     "watch": "cli.apply:watch",
     "upgrade": "cli.upgrade:upgrade",
     "replace": "cli.replace:replace",
@@ -54,7 +55,7 @@ COMMANDS = {
 }
 SETTINGS = {"run": {"allow_interspersed_args": False}}
 # How a command ends that could not answer, if 1 is one of its answers.
-ERRORS = {"drift": 2}
+ERRORS = {"drift": 2, "monitor": 2}
 
 
 def _load(names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ PLACES = {
     "login": "when this machine logs in to a node", "peer": "when one node logs in to another",
     "job": "in the output of a job", "log": "in a log", "trust": "by the check of connections between nodes",
     "files": "by the check of shared files", "probe": "by a job of the validation",
-    "check": "by one of Farandole's own checks, such as preflight",
+    "check": "by one of Farandole's own checks, such as preflight", "monitor": "by the head's Prometheus, if monitored",
 }  # fmt: skip
 
 

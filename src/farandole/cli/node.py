@@ -1,13 +1,14 @@
-"""`farandole node`: leave nodes out by hand, and take them back; no node is contacted."""
+"""`farandole node`: leave nodes out by hand, and take them back; only to prove one is it contacted."""
 
 import shlex
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from farandole.cli.options import Inventory
+from farandole.cli.options import Inventory, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -16,6 +17,7 @@ from farandole.inventory.facts import ClusterFacts, of_inventory
 from farandole.inventory.run_lock import person
 from farandole.inventory.state import claim
 from farandole.inventory.variables import folder_of
+from farandole.plays.playbook import Login
 
 app = typer.Typer(no_args_is_help=True, help="Leave nodes out of runs and jobs, and take them back.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The node's name in the inventory.")]
@@ -75,16 +77,35 @@ def exclude(
 
 
 @app.command()
-def include(name: Name, inventory: Inventory) -> None:
+@with_login("user", "private_key", "vault_password_file")
+def include(
+    name: Name,
+    inventory: Inventory,
+    *,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Set it up now, and take it back only if jobs on it and another node pass.")
+    ] = False,
+    login: Login,
+) -> None:
     """Take a node back, whoever excluded it; the next site.yml checks it and sets it up."""
     known = cluster_of(inventory, write=True)
     with excluded.changing(known.state) as entries:
         if name not in entries:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out")
-        entry = entries.pop(name)
+        entry = entries[name]
+        if not prove:
+            del entries[name]
+    if prove:
+        # It takes time to import.
+        change = import_module("farandole.cli.upgrade").Change(
+            inventory, login, known, f"farandole node include {name} --prove -i {shlex.quote(str(inventory))}"
+        )
+        if why := change.brought_back(name, entry):
+            raise FarandoleError(f"{name}: {why}, so it stays left out; when it is mended: {change.again}")
     typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))
-    next_step(inventory)
+    if not prove:
+        next_step(inventory)
 
 
 @app.command()

@@ -13,15 +13,14 @@ import typer
 
 from farandole.cli.node import cluster_of
 from farandole.cli.options import BY_KEY, Inventory, with_login
-from farandole.core.errors import FarandoleError
 from farandole.core.findings import count, several
-from farandole.core.schema import fields, words
 from farandole.core.table import table
 from farandole.core.text import on_terminal
 from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import Answer, ask_all
 from farandole.jobs.login import login_to
 from farandole.plays.playbook import Login
+from farandole.report.verdict import last_verdict
 from farandole.stack import lock as locks
 from farandole.watch.events import is_alive, latest
 
@@ -31,10 +30,6 @@ FORMAT = 1
 LEFT_OUT, NOT_SET_UP, REVOKED = "node-left-out", "node-not-set-up", "node-revoked"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
-VERDICT = fields(
-    {"verdict": words("green|slow|red"), "time": words(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")},
-    {"stack": words("|[0-9a-f]{12}")},
-)
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def look(inventory: Path, login: Login) -> Status:
         nodes,
         first.uses,
         first.queue,
-        verdict(known.state),
+        last_verdict(known.state),
         bool(last and is_alive(last)),
     )
 
@@ -130,15 +125,6 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
         wrong.append("the head gives it no slots")
     code = LEFT_OUT if out else NOT_SET_UP if wrong else ""
     return NodeState(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
-
-
-def verdict(state: Path) -> Mapping[str, str] | None:
-    """The last validation's; nothing if there is none that can be read."""
-    try:
-        result: Mapping[str, str] = VERDICT(json.loads((state / "reports/latest/result.json").read_text()))
-    except (OSError, ValueError, RecursionError, FarandoleError):
-        return None
-    return result
 
 
 # What is shown

@@ -78,6 +78,27 @@ class Change:
         pair = json.dumps({"validation_hosts": ",".join([self.partner(names), *names])})
         return self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair)
 
+    def brought_back(self, name: str, entry: excluded.Entry) -> str:
+        """Set a node up and prove it before the head gives it jobs again; returns what failed, if anything did."""
+        with alone(self.cluster.state):
+            self.take_back([name])
+            why = "it was interrupted"
+            try:
+                why = self._returning(name)
+            finally:
+                if why:
+                    with excluded.changing(self.cluster.state) as entries:
+                        entries[name] = entry
+        return why
+
+    def _returning(self, name: str) -> str:
+        if not self.run("site.yml", "--limit", name):
+            return "site.yml failed"
+        if not self.is_proven([name]):
+            return "its validation is red"
+        told = self.run("site.yml", "--limit", self.cluster.head, "--tags", "fabric,slurm,monitoring")
+        return "" if told else "the head could not be told"
+
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
         head, limit = self.cluster.head, ",".join(names)

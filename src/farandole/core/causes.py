@@ -12,8 +12,9 @@ from farandole.core.files import from_yaml
 # Where a cause is seen. By its pattern: in what ssh, sudo or Python print when this machine logs in to a node (login),
 # in what ssh prints between two nodes (peer), in the output of a job (job), or, unless it says otherwise, in any log
 # (log). By its code: in the answer of the probe of connections between nodes (trust) or of shared files (files), in
-# that of a job's probe (probe), or, unless it says otherwise, in a check that this package makes itself (check).
-Place = Literal["login", "peer", "job", "log", "trust", "files", "probe", "check"]
+# that of a job's probe (probe), or, unless it says otherwise, in a check that this package makes itself (check). By its
+# alert: by the head's Prometheus (monitor).
+Place = Literal["login", "peer", "job", "log", "trust", "files", "probe", "check", "monitor"]
 READ: tuple[Place, ...] = ("login", "peer", "job", "log")
 # Whether a finding ends the run, may spoil a job, or is only good to know.
 Severity = Literal["stop", "warn", "note"]
@@ -48,10 +49,17 @@ class Cause:
     upstream: str = ""
     # Why tests/unit/logs has no real log of it.
     unprovoked: str = ""
+    # What Prometheus computes, with a result for each node that has it, and how long that has to last.
+    alert: str = ""
+    lasting: str = "5m"
+    # The label of that result, or the function of its value, that its texts show.
+    shows: str = "humanize"
 
     def __post_init__(self) -> None:
         if self.seen not in get_args(Place) or bool(self.pattern) != (self.seen in READ):
             raise ValueError(f"cause {self.code}: it needs a pattern if it is seen in {', '.join(READ)}, and only then")
+        if bool(self.alert) != (self.seen == "monitor"):
+            raise ValueError(f"cause {self.code}: it needs an alert if it is seen in monitor, and only then")
         if self.severity not in get_args(Severity):
             raise ValueError(f"cause {self.code}: its severity has to be one of {', '.join(get_args(Severity))}")
         re.compile(self.pattern)
@@ -75,7 +83,11 @@ class Match:
 
 def parse(text: str) -> dict[str, Cause]:
     """Parse causes by their code, in the order of the file."""
-    entries = [Cause(**{"seen": "log" if "pattern" in entry else "check", **entry}) for entry in from_yaml(text)]
+    usual = {"pattern": "log", "alert": "monitor"}
+    entries = [
+        Cause(**{"seen": next((usual[name] for name in usual if name in entry), "check"), **entry})
+        for entry in from_yaml(text)
+    ]
     by_code = {cause.code: cause for cause in entries}
     if len(by_code) != len(entries):
         raise ValueError("two causes have the same code")

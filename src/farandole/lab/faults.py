@@ -37,7 +37,7 @@ files=$(du --summarize --one-file-system --inodes "$path" | cut -f 1)
 [ "$used" -le "$limit" ] || {
     echo "$path has $used MiB, and this copies at most $limit MiB: choose another folder" >&2; exit 1
 }
-new=$(mktemp --directory)
+new=$(mktemp --directory --tmpdir=/run)
 mount -t tmpfs -o "size=$((used + used / 4 + 64))m,nr_inodes=$((files + 1000))" farandole-fill "$new"
 cp --archive --one-file-system "$path/." "$new"
 if [ "$inodes" = 1 ]; then

@@ -202,7 +202,8 @@ def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
     measured_pairs = {tuple(sorted(way)) for way in rates}
     # Among so many that not all could be measured again alone, only these count.
     sure = [way for way in slow if way in measured.alone] if measured.alone else slow
-    bad = set(slow_nodes(pairs, measured_pairs, measured.names)) & {name for way in sure for name in way}
+    found = {*slow_nodes(pairs, measured_pairs, measured.names), *slow_ends(slow, rates, measured.names)}
+    bad = found & {name for way in sure for name in way}
     for name in ordered(bad, measured.names):
         mine = [way for way in slow if name in way]
         yield too_slow("pair-slow-node", name, mine, measured, bars, HOPELESS_NODE, far=far(name, measured))
@@ -242,6 +243,22 @@ def slow_nodes(
         partners = {partner for pair in mine for partner in pair} - {name}
         if len(mine) > 1 and all(pair in slow for pair in mine) and partners & good:
             yield name
+
+
+def slow_ends(slow: Collection[Way], rates: Mapping[Way, float], names: Sequence[str]) -> Iterator[str]:
+    """Nodes that are slow to all to which they send, more than one, while others are not to some of these; or from all
+    from which they receive. The slowest comes first, so that nobody is blamed for having met it."""
+    ends = {
+        (name, end): rates_of for name in names for end in (0, 1)
+        if len(rates_of := [rate for way, rate in rates.items() if way[end] == name]) > 1
+    }  # fmt: skip
+    left = set(rates)
+    for name, end in sorted(ends, key=lambda one: max(ends[one])):
+        mine = {way for way in left if way[end] == name}
+        good = {way[1 - end] for way in rates if way not in slow}
+        if len(mine) > 1 and mine <= {*slow} and good & {way[1 - end] for way in mine}:
+            yield name
+            left = {way for way in left if name not in way}
 
 
 def both_ends(source: str, target: str) -> str:

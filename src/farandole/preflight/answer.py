@@ -35,6 +35,8 @@ NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
 # The limits on the time to answer, in addition to the time to connect, and on the memory that the answer takes here.
 # Half of the time may pass until a shared connection is known to be dead.
 ANSWER_S, MEMORY_MIB = 30, 32
+# A failure after as much time is a time-out, after which a node is not asked again.
+QUICK_S = 6
 # Characters of a reason that are looked at.
 READ = 1 << 16
 STACK = "[0-9a-f]{12}"

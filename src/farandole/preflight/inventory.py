@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from farandole.core.findings import Finding, finding, some
 from farandole.inventory import mounts as storage
@@ -207,6 +208,7 @@ def judge_settings(
         *judge_revoked(groups, revoked),
         *judge_people(hostvars, [node.name for node in nodes]),
         *judge_mounts(values),
+        *judge_monitoring(values),
     ]
 
 
@@ -254,6 +256,16 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         for place in storage.passwords(mounts):
             hosts.setdefault(finding("mount-password", "all", seen=place), []).append(host)
     return per_host(hosts, len(values))
+
+
+def judge_monitoring(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Report exporters that everybody could read."""
+    hosts = [
+        host
+        for host, own in values.items()
+        if boolean(own.get("monitoring_enabled", False)) and not boolean(own.get("firewall_enabled", False))
+    ]
+    return per_host({finding("monitoring-open", "all"): hosts} if hosts else {}, len(values))
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:

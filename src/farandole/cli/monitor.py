@@ -1,0 +1,150 @@
+"""`farandole monitor`."""
+
+import json
+import shlex
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import typer
+
+from farandole.cli.node import cluster_of
+from farandole.cli.options import BY_KEY, Inventory, with_login
+from farandole.core.causes import causes
+from farandole.core.errors import FarandoleError
+from farandole.core.findings import Finding, natural, report
+from farandole.core.schema import UnfitError, fields, load, many, text, words
+from farandole.core.text import on_terminal, one_line
+from farandole.inventory.variables import host_variables
+from farandole.jobs.login import Head, head_of
+from farandole.plays.playbook import Login
+
+# Increased when a field gets another meaning.
+FORMAT = 1
+# In the state folder, while role monitoring watches the nodes.
+RECORD = "monitored"
+HOST, PORT, PAGE = "127.0.0.1", 9090, "consoles/index.html"
+# Seconds in which ssh has to open the way, and Prometheus to answer; the most that is read of it.
+OPEN_S, ANSWER_S, LONGEST = 30, 10, 1 << 24
+ALERTS = fields(
+    {
+        "alerts": many(
+            fields(
+                {
+                    "labels": fields({"alertname": words("[a-z-]{1,64}"), "instance": text(100)}, {}),
+                    "annotations": fields({"what": text(400)}, {}),
+                    "state": words("pending|firing"),
+                    "activeAt": text(40),
+                },
+                {},
+            )
+        )
+    }
+)
+
+
+@with_login(*BY_KEY)
+def monitor(
+    inventory: Inventory,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")] = 0,
+    *,
+    as_text: Annotated[bool, typer.Option("--text", help="Print what to fix, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as one object of JSON, and end.")] = False,
+    login: Login,
+) -> None:
+    """Open the page of the cluster's monitoring, through ssh, until Ctrl-C.
+
+    With --text or --json, exits with 1 if there is anything to fix that is more than a note.
+    """
+    known = next(iter(host_variables(inventory.absolute(), "head").values()))
+    if not (cluster_of(inventory, write=False).state / RECORD).exists():
+        raise FarandoleError(
+            "the nodes are not watched: set monitoring_enabled: true and firewall_enabled: true in the inventory, "
+            f"then run  farandole apply -i {shlex.quote(str(inventory))}"
+        )
+    with opened(head_of(inventory, login), int(known.get("monitoring_port") or PORT), port) as (base, way):
+        if not (as_text or as_json):
+            typer.echo(f"{base}/{PAGE}")
+            typer.echo("open it in a browser on this machine; Ctrl-C ends it")
+            way.wait()
+            raise FarandoleError("ssh has ended: run the same command again")
+        found, since = alerts(base, {*host_variables(inventory.absolute())})
+    if as_json:
+        about = [{**one.data(), "cause": one.cause, "since": since[one]} for one in found]
+        typer.echo(json.dumps({"format": FORMAT, "alerts": about}))
+    else:
+        typer.echo(on_terminal(report(found, "The cluster's monitoring reports {problems}.")))
+    if any(one.severity != "note" for one in found):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def opened(head: Head, port: int, here: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A way through ssh to a port that the head alone can reach; ends with the block."""
+    with socket.socket() as taken:
+        try:
+            taken.bind((HOST, here))
+        except OSError as error:
+            raise FarandoleError(f"port {here} of this machine cannot be used: {error.strerror}") from None
+        here = taken.getsockname()[1]
+    # Not through a connection that others share, which would keep the port.
+    options = ["-N", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", f"{HOST}:{here}:{HOST}:{port}"]
+    command = [head.ssh[0], *options, *head.ssh[1:], head.target]
+    way = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    try:
+        until = time.monotonic() + OPEN_S
+        while not reachable(here):
+            if way.poll() is not None:
+                raise FarandoleError(f"{head.name}: {one_line(way.communicate()[1])}")
+            if time.monotonic() > until:
+                raise FarandoleError(f"{head.name}: ssh did not open the way to Prometheus within {OPEN_S} s")
+            time.sleep(0.05)
+        base = f"http://{HOST}:{here}"
+        asked(base, "-/ready", head.name)
+        yield base, way
+    finally:
+        way.terminate()
+        way.communicate()
+
+
+def reachable(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+def asked(base: str, path: str, head: str) -> str:
+    """What Prometheus answers."""
+    # Never by a proxy of this machine.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{base}/{path}", timeout=ANSWER_S) as answer:
+            return str(answer.read(LONGEST).decode(errors="replace"))
+    except OSError as error:
+        raise FarandoleError(
+            f"{head}: Prometheus does not answer ({one_line(error)}); systemctl status farandole-prometheus on it "
+            "shows why, and site.yml starts it"
+        ) from None
+
+
+def alerts(base: str, names: set[str]) -> tuple[Sequence[Finding], dict[Finding, str]]:
+    """What fires, and since when: the head's words about what it saw, and this machine's about what mends it."""
+    try:
+        known = ALERTS(load(asked(base, "api/v1/alerts", "head"), LONGEST).get("data"))["alerts"]
+    except UnfitError as error:
+        raise FarandoleError(f"the head's Prometheus answers something else: {error}") from None
+    since: dict[Finding, str] = {}
+    for one in sorted(known, key=lambda one: natural(one["labels"]["instance"])):
+        code, name = one["labels"]["alertname"], one["labels"]["instance"]
+        if one["state"] == "firing" and code in causes() and name in names:
+            since[told(code, name, one["annotations"]["what"])] = one["activeAt"]
+    return [*since], since
+
+
+def told(code: str, name: str, what: str) -> Finding:
+    cause = causes()[code]
+    return Finding(name, code, what, cause.remedy({"host": name}), cause.severity, {"what": what})

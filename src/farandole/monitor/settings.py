@@ -1,0 +1,98 @@
+"""The settings of the head's Prometheus: which nodes it reads, what it believes of whom, and when it alerts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from farandole.core.causes import Cause, causes
+from farandole.inventory.cluster import HostVars, node_address
+from farandole.links.examine import links_in
+from farandole.report.verdict import last_verdict
+
+# What a node can send at a time: many times what one sends.
+LIMITS = {"sample_limit": 20_000, "label_limit": 40, "label_value_length_limit": 500, "body_size_limit": "8MB"}
+MANAGED = "# Managed by Farandole, role monitoring.\n"
+VERDICTS = {"green": 0, "slow": 1, "red": 2}
+# Metrics whose names begin so are believed from the head alone.
+OF_HEAD = "farandole_head_"
+MARK = "__tmp_head"
+
+
+def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval: int) -> str:
+    """prometheus.yml. A node is called what the inventory calls it, whatever it says."""
+    targets = [{"targets": [target(name, hostvars, port)], "labels": {"instance": name}} for name in nodes]
+    relabel = [
+        {"source_labels": ["instance"], "regex": head, "target_label": MARK, "replacement": "yes"},
+        {"source_labels": ["__name__", MARK], "regex": f"{OF_HEAD}.*;", "action": "drop"},
+        # What the head says of a node counts as that node's.
+        {"source_labels": ["__name__", "node"], "regex": f"{OF_HEAD}.*;(.+)", "target_label": "instance"},
+        {"regex": f"{MARK}|node", "action": "labeldrop"},
+    ]
+    job = {"job_name": "nodes", "static_configs": targets, "metric_relabel_configs": relabel, **LIMITS}
+    settings = {
+        "global": {
+            "scrape_interval": f"{interval}s",
+            "scrape_timeout": f"{min(interval, 10)}s",
+            "evaluation_interval": f"{interval}s",
+        },
+        "rule_files": ["rules.yml"],
+        "scrape_configs": [job],
+    }
+    # Ansible's own kinds of strings become plain ones.
+    return MANAGED + yaml.safe_dump(json.loads(json.dumps(settings)), sort_keys=False)
+
+
+def target(name: str, hostvars: HostVars, port: int) -> str:
+    """Where a node's exporter listens: at the address by which the other nodes reach it."""
+    address = node_address(hostvars[name])
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def page() -> str:
+    """The page that Prometheus serves."""
+    style = resources.files("farandole.report").joinpath("page.css").read_text()
+    return resources.files("farandole.monitor").joinpath("page.html").read_text().replace("STYLE", style, 1)
+
+
+def rules() -> str:
+    """rules.yml, from the catalogue of causes."""
+    alerts = [rule(cause) for cause in causes().values() if cause.alert]
+    return MANAGED + yaml.safe_dump({"groups": [{"name": "farandole", "rules": alerts}]}, sort_keys=False, width=1000)
+
+
+def rule(cause: Cause) -> dict[str, Any]:
+    shown = "{{ $value | %s }}" if cause.shows.startswith("humanize") else "{{ $labels.%s }}"
+    told = {"host": "{{ $labels.instance }}", "seen": shown % cause.shows}
+    return {
+        "alert": cause.code,
+        "expr": cause.alert,
+        "for": cause.lasting,
+        "labels": {"severity": cause.severity},
+        "annotations": {"what": cause.description(told), "cure": cause.remedy(told)},
+    }
+
+
+def known(cluster: Mapping[str, Any]) -> str:
+    """What only the control machine knows, for the head's exporter."""
+    return "".join(f"{line}\n" for line in sorted(_known(cluster)))
+
+
+def _known(cluster: Mapping[str, Any]) -> Iterator[str]:
+    state = Path(cluster["state"])
+    for name in cluster["trusted"]:
+        yield f'{OF_HEAD}left_out{{node="{name}"}} {int(name in cluster["excluded"])}'
+    for name, link in links_in(state / "preflight.json").get("nodes", {}).items():
+        if name in cluster["trusted"]:
+            if link["mb_per_s"]:
+                yield f'{OF_HEAD}link_bytes{{node="{name}"}} {link["mb_per_s"] * 1e6:g}'
+            if link["delay_us"]:
+                yield f'{OF_HEAD}link_round_trip_seconds{{node="{name}"}} {link["delay_us"] / 1e6:g}'
+    if last := last_verdict(state):
+        then = datetime.strptime(last["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        yield f"{OF_HEAD}verdict {VERDICTS[last['verdict']]}"
+        yield f"{OF_HEAD}verdict_time_seconds {then.timestamp():.0f}"

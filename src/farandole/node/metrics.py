@@ -1,0 +1,107 @@
+"""Write what Prometheus's node exporter cannot see: this node's health, units, certificate and GPUs; the head's slots.
+
+A timer starts this every minute, as root.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from farandole.node.head import status
+from farandole.node.health import CHECKS, LIMIT, faults
+
+FILE = Path("/var/lib/farandole/metrics/node.prom")
+CERTIFICATE = Path("/etc/ssh/ssh_host_ed25519_key-cert.pub")
+REBOOT = Path("/run/reboot-required")
+GPU = {
+    "farandole_gpu_busy_percent": "utilization.gpu",
+    "farandole_gpu_memory_used_mib": "memory.used",
+    "farandole_gpu_celsius": "temperature.gpu",
+    "farandole_gpu_ecc_uncorrected": "ecc.errors.uncorrected.volatile.total",
+}
+# More units, queued jobs or GPUs are no longer told one by one.
+MOST = 50
+Sample = tuple[str, dict[str, str], float]
+
+
+def said(*command: str) -> list[str]:
+    """The lines that a command prints; none if it fails, is missing, or takes too long."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+        return done.stdout.splitlines() if not done.returncode else []
+    return []
+
+
+def of_node(now: float) -> Iterator[Sample]:
+    """What this node says of itself."""
+    yield from (("farandole_fault", {"what": why}, 1) for why in faults(CHECKS)[:MOST])
+    units = [line.split()[0] for line in said("systemctl", "--failed", "--plain", "--no-legend") if line.strip()]
+    yield from (("farandole_failed_unit", {"unit": unit}, 1) for unit in units[:MOST])
+    yield "farandole_reboot_required", {}, float(REBOOT.exists())
+    for line in said("ssh-keygen", "-L", "-f", str(CERTIFICATE)):
+        if until := re.search(r"Valid: from \S+ to (\d\S+)", line):
+            left = datetime.fromisoformat(until[1]).timestamp() - now
+            yield "farandole_certificate_days", {}, round(left / 86400, 2)
+    asked = f"--query-gpu=index,{','.join(GPU.values())}"
+    for line in said("nvidia-smi", asked, "--format=csv,noheader,nounits")[:MOST]:
+        index, *values = (word.strip() for word in line.split(","))
+        for name, value in zip(GPU, values, strict=False):
+            # A GPU that does not count errors says so in words.
+            with suppress(ValueError):
+                yield name, {"gpu": index}, float(value)
+
+
+def of_head(depot: Path) -> Iterator[Sample]:
+    """What only the head knows: who has which slots, in which state jobs are, and how large the depot is."""
+    if not status.HOSTFILE.exists():
+        return
+    slots, used = status.hostfile(), Counter[str]()
+    if status.SLOTS_IN_USE.is_dir():
+        for _, _, _, uses in status.others():
+            used.update(uses)
+    if status.QUEUE.exists():
+        # Allocated, idle, other and all processors of a node.
+        for line in said("sinfo", "--noheader", "--Node", "--format=%N|%C"):
+            name, _, processors = line.partition("|")
+            if re.fullmatch(r"\d+(/\d+){3}", processors):
+                used[name] = int(processors.partition("/")[0])
+        states = Counter(said("squeue", "--noheader", "--format=%T"))
+        yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
+    for name, number in slots.items():
+        yield "farandole_head_slots", {"node": name}, number
+        yield "farandole_head_slots_used", {"node": name}, used[name]
+    files = [path for path in depot.rglob("*") if path.is_file() and not path.is_symlink()]
+    yield "farandole_head_depot_bytes", {}, sum(path.stat().st_size for path in files)
+
+
+def exposed(samples: Iterator[Sample]) -> str:
+    """Samples in the form that Prometheus reads."""
+    lines = []
+    for name, labels, value in samples:
+        printable = {key: re.sub(r"[^ -~]", "?", text) for key, text in labels.items()}
+        # Of these, JSON escapes the same.
+        quoted = [f"{key}={json.dumps(text)}" for key, text in printable.items()]
+        lines.append(f"{name}{{{','.join(quoted)}}} {value:g}\n")
+    # One metric's samples follow each other.
+    return "".join(sorted(dict.fromkeys(lines)))
+
+
+def main() -> None:
+    """Write the file, which is whole at any time; the head is told where its depot is."""
+    samples = [*of_node(time.time()), *(sample for folder in sys.argv[1:] for sample in of_head(Path(folder)))]
+    draft = FILE.with_suffix(".new")
+    draft.write_text(exposed(iter(samples)))
+    draft.replace(FILE)
+    # Threads of checks that hang would keep this alive.
+    os._exit(0)

@@ -1,0 +1,112 @@
+"""What Prometheus is told and asked, without one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farandole.cli import monitor
+from farandole.core.causes import causes, parse
+from farandole.core.errors import FarandoleError
+from farandole.monitor import settings
+from farandole.node import metrics
+from farandole.preflight.inventory import judge_monitoring
+
+VARIABLES = {"node-1": {"ansible_host": "192.0.2.1"}, "node-2": {"cluster_ip": "2001:db8::2", "ansible_host": "x"}}
+
+
+def test_nodes_are_read_at_the_address_of_the_cluster() -> None:
+    made = yaml.safe_load(settings.scrape(["node-1", "node-2"], VARIABLES, "node-1", 9100, 30))
+    job = made["scrape_configs"][0]
+    assert [(one["targets"], one["labels"]["instance"]) for one in job["static_configs"]] == [
+        (["192.0.2.1:9100"], "node-1"),
+        (["[2001:db8::2]:9100"], "node-2"),
+    ]
+    assert "honor_labels" not in job and job["sample_limit"]
+
+
+def test_each_alert_has_a_text_about_its_node() -> None:
+    made = yaml.safe_load(settings.rules())["groups"][0]["rules"]
+    assert [rule["alert"] for rule in made] == [code for code in causes() if code.startswith("alert-")]
+    for rule in made:
+        what = rule["annotations"]["what"]
+        assert ("$labels." in what or "$value" in what) == ("{seen}" in causes()[rule["alert"]].what)
+    with pytest.raises(ValueError, match="needs an alert"):
+        parse("- {code: x, seen: monitor, what: x, cure: x}")
+
+
+def test_what_this_machine_knows(tmp_path: Path) -> None:
+    cluster = {"state": str(tmp_path), "trusted": ["node-1", "node-2"], "excluded": {"node-2": "bad"}}
+    left_out = ['farandole_head_left_out{node="node-1"} 0', 'farandole_head_left_out{node="node-2"} 1']
+    assert settings.known(cluster).splitlines() == left_out
+    report = tmp_path / "reports/latest"
+    report.mkdir(parents=True)
+    (report / "result.json").write_text(json.dumps({"verdict": "red", "time": "2026-01-02T03:04:05Z"}))
+    verdict = ["farandole_head_verdict 2", "farandole_head_verdict_time_seconds 1767323045"]
+    assert settings.known(cluster).splitlines() == [*left_out, *verdict]
+
+
+def test_no_word_of_a_node_ends_a_line_or_a_label() -> None:
+    lines = metrics.exposed(iter([("x", {"what": 'a "b" \\ c\nup 0\x1b[2Jü'}, 1), ("x", {}, 2)]))
+    assert lines == 'x{what="a \\"b\\" \\\\ c?up 0?[2J?"} 1\nx{} 2\n'
+
+
+def test_a_gpu_that_does_not_count_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "nvidia-smi": ["0, 97, 1024, 61, [N/A]"],
+        "ssh-keygen": ["        Valid: from 2026-01-01T00:00:00 to forever"],
+    }
+    monkeypatch.setattr(metrics, "said", lambda *command: said.get(command[0], []))
+    monkeypatch.setattr(metrics, "faults", lambda _: ["/ is full"])
+    told = {name: (labels, value) for name, labels, value in metrics.of_node(0)}
+    assert told.pop("farandole_reboot_required")[0] == {}
+    assert told == {
+        "farandole_fault": ({"what": "/ is full"}, 1),
+        "farandole_gpu_busy_percent": ({"gpu": "0"}, 97),
+        "farandole_gpu_memory_used_mib": ({"gpu": "0"}, 1024),
+        "farandole_gpu_celsius": ({"gpu": "0"}, 61),
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "fits"), [({}, True), ({"firewall_enabled": "yes"}, True), ({"firewall_enabled": False}, False)]
+)
+def test_nobody_is_watched_in_the_open(own: dict[str, Any], fits: bool) -> None:
+    watched = {"monitoring_enabled": True, "firewall_enabled": True, **own}
+    found = judge_monitoring({"node-1": watched, "node-2": {}})
+    assert [(one.host, one.code) for one in found] == ([] if fits else [("node-1", "monitoring-open")])
+
+
+def alert(name: str, instance: str, what: str, state: str = "firing") -> dict[str, Any]:
+    labels = {"alertname": name, "instance": instance, "severity": "note"}
+    return {
+        "labels": labels,
+        "annotations": {"what": what, "cure": "rm -rf /"},
+        "state": state,
+        "activeAt": "2026-01-01",
+    }
+
+
+def test_the_head_says_what_it_saw_and_not_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [
+        alert("alert-left-out", "node-2", "\x1b[2Jout"),
+        alert("alert-clock", "node-10", "its clock is off"),
+        alert("alert-clock", "node-9", "its clock is off"),
+        alert("alert-clock", "node-9", "its clock is off", "pending"),
+        alert("alert-clock", "nobody", "x"),
+        alert("of-its-own", "node-2", "x"),
+    ]
+    monkeypatch.setattr(monitor, "asked", lambda *_: json.dumps({"data": {"alerts": said}}))
+    found, since = monitor.alerts("http://127.0.0.1:1", {"node-2", "node-9", "node-10"})
+    assert [(one.host, one.code, one.severity) for one in found] == [
+        ("node-2", "alert-left-out", "note"),
+        ("node-9", "alert-clock", "stop"),
+        ("node-10", "alert-clock", "stop"),
+    ]
+    assert "\x1b" not in found[0].cause and all("rm" not in one.cure for one in found)
+    assert "farandole node include node-2" in found[0].cure and since[found[0]] == "2026-01-01"
+    monkeypatch.setattr(monitor, "asked", lambda *_: "<html>")
+    with pytest.raises(FarandoleError, match="answers something else"):
+        monitor.alerts("http://127.0.0.1:1", set())
