@@ -41,7 +41,7 @@ OF = 'instance="node-1"'
 LINK = f'{OF},device="eth0"'
 # For each alert, the metrics that make it fire and stop.
 SERIES = {
-    "alert-node-silent": {f"up{{{OF}}}": gauge("1", "0")},
+    "alert-node-silent": {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("0", "0")},
     "alert-clock": {
         f"node_time_seconds{{{OF}}}": f"0+30x{GOOD - 1} {30 * GOOD + 9}+30x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
     },
