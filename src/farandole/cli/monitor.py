@@ -15,7 +15,7 @@ import typer
 from farandole.cli.node import cluster_of
 from farandole.cli.options import BY_KEY, Inventory, with_login
 from farandole.core.causes import causes
-from farandole.core.errors import FarandoleError
+from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.findings import Finding, natural, report
 from farandole.core.schema import UnfitError, fields, load, many, text, words
 from farandole.core.text import on_terminal, one_line
@@ -69,8 +69,11 @@ def monitor(
     with opened(head_of(inventory, login), int(known.get("monitoring_port") or PORT), port) as (base, way):
         if not (as_text or as_json):
             typer.echo(f"{base}/{PAGE}")
-            typer.echo("open it in a browser on this machine; Ctrl-C ends it")
-            way.wait()
+            typer.echo("open it in a browser on this machine; Ctrl-C closes it")
+            try:
+                way.wait()
+            except Interrupted:
+                raise typer.Exit from None
             raise FarandoleError("ssh has ended: run the same command again")
         found, since = alerts(base, {*host_variables(inventory.absolute())})
     if as_json:
