@@ -118,7 +118,7 @@ def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> No
     hosts = site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
     assert "node-3" not in hosts and "node-2" in hosts
     # Meanwhile somebody has changed it.
-    site.shell("node-3", "echo 0 >/opt/farandole/current/manifest.json; rm /etc/farandole/hostfile")
+    site.shell("node-3", "echo >>/opt/farandole/current/venv/pyvenv.cfg; rm /etc/farandole/hostfile")
     done = site.farandole("node include", "node-3", "--prove")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
