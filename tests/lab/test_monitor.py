@@ -100,12 +100,18 @@ def promtool(code: str, series: dict[str, str], firing: list[int]) -> dict[str, 
 
 
 def prometheus(cluster: Cluster, query: str) -> list[dict[str, str]]:
-    """What Prometheus answers on the head: the labels of each result."""
+    """What Prometheus answers on the head, as the labels of each result. In its first seconds it answers nothing."""
     url = f"http://127.0.0.1:9090/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    done = cluster.ssh(
-        "node-1", "python3", "-c", f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
-    )
-    return [result["metric"] for result in json.loads(done.stdout)["data"]["result"]]
+    program = f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
+    said: list[str] = []
+
+    def answers() -> bool:
+        done = cluster.ssh("node-1", "python3", "-c", program)
+        said.append(done.stdout)
+        return done.returncode == 0
+
+    until(answers, 30)
+    return [result["metric"] for result in json.loads(said[-1])["data"]["result"]]
 
 
 def shown(cluster: Cluster) -> dict[str, set[str]]:
