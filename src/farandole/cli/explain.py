@@ -18,7 +18,7 @@ PLACES = {
     "login": "when this machine logs in to a node", "peer": "when one node logs in to another",
     "job": "in the output of a job", "log": "in a log", "trust": "by the check of connections between nodes",
     "files": "by the check of shared files", "probe": "by a job of the validation",
-    "check": "by one of Farandole's own checks, such as preflight", "monitor": "by the head's Prometheus, if monitored",
+    "check": "by one of Farandole's own checks, such as preflight", "monitor": "by the head's Prometheus",
 }  # fmt: skip
 
 
@@ -69,6 +69,8 @@ def described(cause: Cause) -> Iterator[str]:
     yield from paragraph("cure", plain(cause.cure))
     if cause.seen in READ:
         yield f"  looks like: {cause.pattern}"
+    if cause.alert:
+        yield f"  alerts on: {cause.alert}  for {cause.lasting}"
     if cause.upstream:
         yield f"  see: {thread(cause)}"
 
