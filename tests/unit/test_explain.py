@@ -46,7 +46,7 @@ def test_every_cause_is_described(code: str) -> None:
     text = " ".join(described(causes()[code]))
     assert text.startswith(f"{code}: a ")
     assert "cure: " in text
-    assert "{" not in text.split("looks like:")[0]
+    assert "{" not in re.split("looks like:|alerts on:", text)[0]
 
 
 def test_a_code_is_explained_unless_there_is_a_file_of_that_name(
