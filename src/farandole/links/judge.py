@@ -248,17 +248,17 @@ def slow_nodes(
 def slow_ends(slow: Collection[Way], rates: Mapping[Way, float], names: Sequence[str]) -> Iterator[str]:
     """Nodes that are slow to all to which they send, more than one, while others are not to some of these; or from all
     from which they receive. The slowest comes first, so that nobody is blamed for having met it."""
-    ends = {
-        (name, end): rates_of for name in names for end in (0, 1)
-        if len(rates_of := [rate for way, rate in rates.items() if way[end] == name]) > 1
-    }  # fmt: skip
-    left = set(rates)
-    for name, end in sorted(ends, key=lambda one: max(ends[one])):
-        mine = {way for way in left if way[end] == name}
-        good = {way[1 - end] for way in rates if way not in slow}
-        if len(mine) > 1 and mine <= {*slow} and good & {way[1 - end] for way in mine}:
+    ends: dict[tuple[str, int], set[Way]] = {(name, end): set() for name in names for end in (0, 1)}
+    for way in rates:
+        for end in (0, 1):
+            ends[way[end], end].add(way)
+    bad, explained = {*slow}, set[Way]()
+    good = {end: {way[1 - end] for way in rates if way not in bad} for end in (0, 1)}
+    for (name, end), ways in sorted(ends.items(), key=lambda one: max(map(rates.__getitem__, one[1]), default=0)):
+        mine = ways - explained
+        if len(mine) > 1 and mine <= bad and good[end] & {way[1 - end] for way in mine}:
             yield name
-            left = {way for way in left if name not in way}
+            explained |= ends[name, 0] | ends[name, 1]
 
 
 def both_ends(source: str, target: str) -> str:
