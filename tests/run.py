@@ -160,13 +160,13 @@ def remove_lab(stage: Stage) -> None:
 def count(stage: Stage, code: int) -> Result:
     """Count pytest's tests; a stage without pytest counts as one, and so does a failure outside its tests."""
     if not stage.report.exists():
-        return Result(int(code == 0), int(code != 0), 0)
+        return Result(int(code == 0), int(code != 0), 0, failures=[stage.name] if code else [])
     suite = ET.parse(stage.report).getroot()[0]  # noqa: S314, pytest wrote it a moment ago
     total, failed, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "skipped"))
     failed += int(suite.get("errors", 0))
     tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
     why = [
-        f"{test.get('name')}: {broken.get('message', '').partition(chr(10))[0][:REASON]}"
+        f"{stage.name}: {test.get('name')}: {broken.get('message', '').partition(chr(10))[0][:REASON]}"
         for test in suite.iter("testcase")
         for broken in (*test.iter("failure"), *test.iter("error"))
     ]
@@ -206,6 +206,8 @@ def main() -> int:
     run(in_order(chosen), report)
     for seconds, name in sorted((test for result in results for test in result.tests), reverse=True)[:SLOWEST]:
         console.print(f"{seconds:>5.0f} s for {name}", markup=False)
+    for failure in (failure for result in results for failure in result.failures):
+        console.print(f"failed: {failure}", markup=False)
     passed, failed, skipped = (
         sum(getattr(result, key) for result in results) for key in ("passed", "failed", "skipped")
     )

@@ -338,6 +338,28 @@ def test_a_terminal_that_is_closed_ends_the_run(clone: Path) -> None:
     assert processes(clone) == []
 
 
+# The terminal is closed while half a line is written.
+HALF = """
+import signal, sys, time
+from farandole.cli import app
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def half():
+    print("ready", flush=True)
+    time.sleep(1)
+    sys.stdout.write("half a line")
+    raise app.Interrupted("")
+app.app = half
+app.main()
+"""
+
+
+def test_what_a_closed_terminal_was_not_told_changes_no_exit_status(tmp_path: Path) -> None:
+    terminal = Terminal([sys.executable, "-c", HALF], tmp_path, 100, PYTHONUNBUFFERED="")
+    terminal.read("ready")
+    os.close(terminal.handle)
+    assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 130
+
+
 def test_a_run_that_is_told_to_end_names_what_it_changed(clone: Path) -> None:
     with subprocess.Popen(command(clone, "apply", *LONG), stdout=subprocess.PIPE, cwd=clone) as process:
         assert process.stdout

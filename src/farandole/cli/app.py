@@ -1,5 +1,6 @@
 """The `farandole` command."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -111,4 +112,10 @@ def main() -> None:
         # Its terminal may be closed.
         with suppress(OSError):
             console.print(f"interrupted; {interrupt}")
+        # Python would try again to write what is left, and end with another status.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(130)

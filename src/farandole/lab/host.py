@@ -64,8 +64,8 @@ _MORE_NEEDS = {
 _FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/mount", "/run/netns", "/run/podman")
 # A kernel in user mode maps each page of its processes by itself.
 _MAPS = {"vm.max_map_count": 4_194_304}
-# netavark enables forwarding, which disables redirects.
-_SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects")
+# netavark enables forwarding, which disables redirects; the systemd of each node allows more open files.
+_SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects", "fs.file-max")
 
 
 @dataclass
