@@ -1,8 +1,12 @@
-"""What needs Debian's own kernel: RDMA by Soft-RoCE, the queue's limits of cores and devices. It computes slowly."""
+"""What needs Debian's own kernel: a newer one, RDMA by Soft-RoCE, the queue's limits of cores and devices.
+
+It computes slowly.
+"""
 
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 from clusters import Cluster, built_stack
@@ -10,7 +14,18 @@ from clusters import Cluster, built_stack
 from farandole.validation.nodes import program
 
 NODES = 2
+ALL = [f"node-{number}" for number in range(1, NODES + 1)]
+META = "linux-image-amd64"
+
+
+def older_kernel() -> str:
+    """What installs the oldest kernel that apt has here: of the release, where the newest is a security update."""
+    told = subprocess.run(["apt-cache", "madison", META], text=True, capture_output=True, check=True).stdout
+    return f"{META}={[line.split('|')[1].strip() for line in told.splitlines()][-1]}"
+
+
 PACKAGES = (
+    f"{older_kernel()},"
     "build-essential,chrony,cmake,curl,git,ibverbs-providers,ibverbs-utils,rdma-core,rsync,vim,wget,zstd,"
     "libpmix-dev,mariadb-server,slurm-wlm,slurm-wlm-mysql-plugin,slurm-wlm-torque,slurmdbd"
 )
@@ -20,10 +35,36 @@ PAIR = ("-np", "2", "-H", "node-1:1,node-2:1", "--bind-to", "none")
 SOFT = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
 
 
+def kernels(cluster: Cluster) -> list[str]:
+    return [cluster.ssh(node, "uname", "-r").stdout.strip() for node in ALL]
+
+
+@pytest.mark.usefixtures("site")
+def test_a_newer_kernel_is_installed_and_started_on_one_node_after_the_other(cluster: Cluster) -> None:
+    (older,) = {*kernels(cluster)}
+    newer = re.findall(r"linux-image-(\d\S+-amd64) ", cluster.farandole("upgrade", "--check").stdout)[0]
+    # The first one starts the kernel that it had.
+    assert cluster.shell("node-2", "echo do_symlinks = no >/etc/kernel-img.conf").returncode == 0
+    failed = cluster.farandole("upgrade", "--yes")
+    assert failed.returncode == 1
+    assert f"kernel {older} runs, and {newer} is installed: see what its boot loader starts" in failed.stdout
+    assert "node-2: its upgrade failed" in cluster.farandole("node list").stdout
+    assert kernels(cluster) == [older] * NODES
+    mend = "; ".join(f"ln -sf boot/{name}-{newer} /{name}" for name in ("vmlinuz", "initrd.img"))
+    assert cluster.shell("node-2", f"rm /etc/kernel-img.conf; {mend}").returncode == 0
+    done = cluster.farandole("upgrade", "--yes")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert kernels(cluster) == [newer] * NODES
+    assert done.stdout.index("wave 1 of 2: node-2") < done.stdout.index("wave 2 of 2: node-1")
+    assert cluster.farandole("node list").stdout == "no node is left out\n"
+    assert cluster.farandole("status").returncode == 0
+
+
 @pytest.fixture
 def ports(cluster: Cluster) -> Cluster:
     """Each node has a port for RDMA, on its first interface."""
-    for node in ("node-1", "node-2"):
+    for node in ALL:
         assert cluster.shell(node, f"rdma link | grep -q rxe0 || {{ {SOFT}; }}").returncode == 0
     return cluster
 

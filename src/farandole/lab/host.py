@@ -21,6 +21,8 @@ from farandole.node.mounts import TABLE, mounts_in
 
 RUN = Path("/run/farandole")
 STORE = Path("/var/lib/farandole")
+# The beginning of a GRUB that starts like a kernel.
+GRUB = Path("/usr/lib/grub/i386-pc/lnxboot.img")
 _RECORD = RUN / "host.json"
 # Not in RUN, which is removed while the lock is held; not in /run/lock, where any user could plant a symlink.
 _LOCK = Path("/run/farandole-lab.lock")
@@ -58,7 +60,13 @@ _NEEDS = {
 _MORE_NEEDS = {
     Kernel.shared: {},
     Kernel.own: {"linux.uml": "user-mode-linux", "mke2fs": "e2fsprogs"},
-    Kernel.stock: {"mke2fs": "e2fsprogs", "qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86"},
+    Kernel.stock: {
+        "mke2fs": "e2fsprogs",
+        "qemu-img": "qemu-utils",
+        "qemu-system-x86_64": "qemu-system-x86",
+        "grub-mkimage": "grub-common",
+        str(GRUB): "grub-pc-bin",
+    },
 }
 # Folders that podman, its helpers and mount create in fixed places.
 _FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/mount", "/run/netns", "/run/podman")

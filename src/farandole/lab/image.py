@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,14 @@ _MORE = {
     Kernel.own: ("ifupdown", "kmod", "nftables", "systemd-timesyncd", "udev"),
     Kernel.stock: ("ifupdown", "initramfs-tools", "kmod", "linux-image-amd64", "nftables", "systemd-timesyncd", "udev"),
 }
+# Debian's packages let these names lead to the kernel that was installed last, and to the one before.
+_BOOT = f"""
+search --label root --set root
+linux /vmlinuz root={ROOTS[Kernel.stock]} rw console=ttyS0 net.ifnames=0
+initrd /initrd.img
+boot
+"""
+_GRUB = ("biosdisk", "boot", "ext2", "linux", "search", "search_label")
 _MODULES = Path("/usr/lib/uml/modules")
 # Units that only take time here; and those that cannot or must not run in a container: sysctl.service would change the
 # real machine's settings.
@@ -83,10 +90,8 @@ def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = (), stack: Path
             for manifest in folder.glob("stacks/*/manifest.json"):
                 manifest.chmod(0o644)
         DISKS.mkdir(exist_ok=True)
-        for file in root.glob("boot/vmlinuz-*"):
-            shutil.copy(file, f"{start}.vmlinuz")
-        for file in root.glob("boot/initrd.img-*"):
-            shutil.copy(file, f"{start}.initrd")
+        if kernel is Kernel.stock:
+            _write_loader(Path(f"{start}.loader"))
         run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(part), f"{DISK_GB}G")
         run("rm", "--recursive", "--one-file-system", str(root))
         part.chmod(0o644)
@@ -95,9 +100,20 @@ def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = (), stack: Path
     return start
 
 
+def _write_loader(target: Path) -> None:
+    """Write what QEMU starts: GRUB, which looks for a kernel on the machine's own disk."""
+    settings, core = target.with_suffix(".cfg"), target.with_suffix(".core")
+    settings.write_text(_BOOT)
+    run("grub-mkimage", "--format=i386-pc", "--prefix=/", f"--config={settings}", f"--output={core}", *_GRUB)
+    target.write_bytes(host.GRUB.read_bytes() + core.read_bytes())
+    for file in (settings, core):
+        file.unlink()
+
+
 def _digest(suite: Suite, kernel: Kernel, more: Sequence[str] = ()) -> str:
     modules = [path.name for path in _MODULES.glob("*")] if kernel is Kernel.own else []
-    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *more, *modules]
+    boot = [_BOOT, *_GRUB] if kernel is Kernel.stock else []
+    what = [*_sources(suite), *_PACKAGES, *_MORE[kernel], *more, *modules, *boot]
     return hashlib.sha256(_overlay(kernel) + "\n".join(what).encode()).hexdigest()[:12]
 
 

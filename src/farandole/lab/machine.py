@@ -201,8 +201,7 @@ def _user_mode(base: str, addresses: list[ipaddress.IPv4Address], mib: int) -> s
 def _emulated(base: str, addresses: list[ipaddress.IPv4Address], mib: int) -> str:
     words = [
         "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(mib), "-nographic",
-        "-kernel", f"{base}.vmlinuz", "-initrd", f"{base}.initrd",
-        "-append", f"root={ROOTS[Kernel.stock]} rw console=ttyS0 net.ifnames=0",
+        "-kernel", f"{base}.loader",
         "-drive", f"file={_HERE}/disk,if=virtio",
         "-drive", f"file={_HERE}/seed.tar,if=virtio,format=raw,readonly=on",
     ]  # fmt: skip
