@@ -62,6 +62,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_known": lambda folder: cache.Builds(Path(folder)).known(),
     "stack_modules": parts.stack_modules,
     "stack_own": lock.own_wheels,
+    "stack_place": parts.stack_place,
     "stack_packed": parts.stack_packed,
     "stack_patches": parts.stack_patches,
     "stack_peers": peers.peers,

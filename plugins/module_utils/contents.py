@@ -1,7 +1,7 @@
 """Lists of the contents of folders, by which an incomplete or modified folder is recognised.
 
 Modules on a node import this file, and the builder runs it as a program: python3 -c "$CONTENTS" TREE writes the list if
-it is missing, and otherwise verifies the tree by it.
+it is missing, and otherwise verifies the tree by it. With --beside STACK TREE... it prints what STACK lacks of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,6 +166,22 @@ def drift(root: Path, stack: str) -> list[str]:
     ]
 
 
+def beside(stack: Path, names: Sequence[str]) -> Iterator[str]:
+    """What of these trees has to be sent to a machine that has a stack: all but files with contents that it has."""
+    having = {what for tree in trees(stack) for kind, _, what in entries(tree).values() if kind == "file"}
+    for name in names:
+        yield name
+        yield from (f"{name}/{mark}" for mark in (LIST, "manifest.json") if Path(name, mark).exists())
+        for path, (kind, _, what) in entries(Path(name)).items():
+            if kind != "file" or what not in having:
+                yield f"{name}/{path}"
+
+
+def entries(tree: Path) -> dict[str, Entry]:
+    """What the list of a tree says; nothing if there is none, or a damaged one."""
+    return parse(listed(tree) or "") or {}
+
+
 def short(problems: list[str], shown: int = 3) -> str:
     """Format the first few problems as printable ASCII, whatever the files are called."""
     more = f"; {len(problems) - shown} more" if len(problems) > shown else ""
@@ -183,6 +199,9 @@ def write(tree: Path) -> str:
 
 def main() -> None:
     """Write the list of a tree, or verify the tree by its list; print the list's sha256."""
+    if sys.argv[1] == "--beside":
+        sys.stdout.write("".join(f"{path}\0" for path in beside(Path(sys.argv[2]), sys.argv[3:])))
+        return
     tree = Path(sys.argv[1])
     lines = listed(tree)
     if lines is None:

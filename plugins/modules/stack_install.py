@@ -10,6 +10,8 @@ description:
     O(base), which must be installed, it contains O(id) only, which adds packages to that stack.
   - A stack, or an OpenMPI, whose contents have changed is replaced.
   - Leftovers of a killed run are removed first.
+  - With O(former), the archive has only what that installed stack does not, and the rest is copied from it. Where that
+    fails, O(whole) is fetched.
   - With O(peers), the archive is fetched from other nodes, piece by piece, and from O(url) only if none of them is of
     use. An unprivileged process passes it on to others; it ends by itself once they have it, or if none asks.
 options:
@@ -21,6 +23,9 @@ options:
   sha256: {description: Expected sha256 of the archive., type: str, required: true}
   size: {description: Size of the archive in bytes., type: int, required: true}
   unpacked: {description: Size in bytes once unpacked., type: int, required: true}
+  former: {description: Id of the installed stack that has the rest; empty for none., type: str, default: ""}
+  contents: {description: "With O(former), the digest of each tree's list.", type: dict, default: {}}
+  whole: {description: "With O(former), the O(url), O(sha256) and O(size) of the whole archive.", type: dict}
   modules: {description: Python modules that must load., type: list, elements: str, default: []}
   pieces: {description: The sha256 of each piece of the archive., type: list, elements: str, default: []}
   peers:
@@ -66,6 +71,7 @@ from ansible_collections.farandole.cluster.plugins.module_utils.contents import 
 from ansible_collections.farandole.cluster.plugins.module_utils.depot import FILE, fetch
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, flush, remove, sweep
 from ansible_collections.farandole.cluster.plugins.module_utils.peers import PEERS, Shared
+from ansible_collections.farandole.cluster.plugins.module_utils.reuse import complete
 
 # Disk space left for the rest of the machine.
 RESERVE = 256 << 20
@@ -83,19 +89,36 @@ def refuse_without_space(module: AnsibleModule, root: Path) -> None:
         )
 
 
-def unpack(module: AnsibleModule, archive: Path, folder: Path) -> None:
-    """Unpack an archive to a folder that other accounts cannot enter yet, and check its contents."""
+def unpack(module: AnsibleModule, archive: Path, folder: Path, root: Path) -> None:
+    """Unpack an archive to a folder that other accounts cannot enter yet, complete it, and check its contents."""
+    extract(module, archive, folder)
+    archive.unlink()
+    if former := module.params["former"]:
+        wanted = {name: known for name, known in module.params["contents"].items() if (folder / name).is_dir()}
+        try:
+            why = complete(folder, root / "stacks" / former, wanted)
+        except (OSError, ValueError) as error:
+            why = str(error)
+        if why:
+            module.warn(f"the whole stack {module.params['id']} is fetched, as not all of it was in {former}: {why}")
+            remove(folder)
+            fetch(module, module.params["whole"], archive, full=FREE_SPACE)
+            extract(module, archive, folder)
+            archive.unlink()
+    if wrong := misfit(folder, module.params["id"], module.params["mpi"], module.params["base"]):
+        module.fail_json(
+            msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing in it was used. Root on the "
+            "builder decides what is in it: inspect that node before you build again"
+        )
+
+
+def extract(module: AnsibleModule, archive: Path, folder: Path) -> None:
     folder.mkdir()
     code, _, err = module.run_command(
         ["tar", "--extract", "--zstd", "--no-same-owner", "--file", str(archive), "--directory", str(folder)]
     )
     if code:
         module.fail_json(msg=f"the stack cannot be unpacked to {folder}: {err.strip()[-500:]}")
-    if wrong := misfit(folder, module.params["id"], module.params["mpi"], module.params["base"]):
-        module.fail_json(
-            msg=f"the archive of stack {module.params['id']} is refused: {wrong}. Nothing in it was used. Root on the "
-            "builder decides what is in it: inspect that node before you build again"
-        )
 
 
 def misfit(folder: Path, stack: str, mpi: str, base: str = "") -> str:
@@ -218,8 +241,7 @@ def install(module: AnsibleModule, root: Path) -> dict[str, Any]:
     try:
         came = fetch_archive(module, archive)
         marks.append(time.monotonic())
-        unpack(module, archive, folder)
-        archive.unlink()
+        unpack(module, archive, folder, root)
         manifest = folder / "stacks" / stack / "manifest.json"
         manifest.rename(incoming / "manifest.json")
         place(folder, root, stack, module.params["mpi"])
@@ -245,6 +267,9 @@ def main() -> None:
         "base": {"type": "str", "default": ""},
         **FILE,
         "unpacked": {"type": "int", "required": True},
+        "former": {"type": "str", "default": ""},
+        "contents": {"type": "dict", "default": {}},
+        "whole": {"type": "dict"},
         "modules": {"type": "list", "elements": "str", "default": []},
         "pieces": {"type": "list", "elements": "str", "default": []},
         "peers": {"type": "dict", "options": PEERS},

@@ -364,6 +364,11 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
     upgraded = three.play_ok()
     # Neither OpenMPI nor Horovod is compiled against numpy.
     assert not {task for task, _ in upgraded.changes if "Compile" in task}
+    # Of 400 MB, only what differs.
+    copied = re.search(r"copying (\d+) MB to node-2, node-3, what the stack that they have lacks", upgraded.output)
+    assert copied, upgraded.output
+    assert int(copied[1]) < 60
+    assert "the whole stack" not in upgraded.output
     assert {stack_of(three, node) for node in ("node-1", "node-2", "node-3")} == {locked(three)}
     assert proven(three, "node-1", "node-2", "node-3")
     three.play_ok(playbook="playbooks/rollback.yml")

@@ -107,6 +107,12 @@ def pack_stack(builds: Builds, stack: str, unpacked: int = 100 << 20) -> Built:
     return pack(builds.stack(lock), lock=lock, unpacked=unpacked, contents={f"stacks/{stack}": "07"})
 
 
+def pack_changes(builds: Builds, stack: str, former: str, contents: str = "07") -> Built:
+    """Write what a packed stack has that a former one lacks."""
+    path, listed = builds.changed(changed("id", to=stack)), {f"stacks/{stack}": contents}
+    return pack(path, "little", unpacked=100 << 20, contents=listed, former=former)
+
+
 def run_module(name: str, arguments: dict[str, Any], *, check_mode: bool = False, **environ: str) -> dict[str, Any]:
     """Run a module as a node does, and return its answer. Forks, as starting Ansible takes half a second."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complained:

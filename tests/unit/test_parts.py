@@ -29,8 +29,12 @@ def test_parts_have_the_names_that_pip_and_the_depot_expect() -> None:
     assert parts.stack_requirements(LOCK["wheels"]).splitlines() == [
         f"{name} --hash=sha256:{digest}" for name, digest in zip(names, ("04", "05", "06"), strict=True)
     ]
-    installs: list[dict[str, Any]] = [{"archive": None}, {"archive": {"name": "a.tar.zst", "sha256": "01"}}]
-    assert parts.stack_archives(installs) == [{"name": "stacks/a.tar.zst", "sha256": "01"}]
+    whole = {"name": "a.tar.zst", "path": "/b/stacks/a.tar.zst", "sha256": "01"}
+    changes = {**whole, "path": "/b/changes/a.tar.zst", "sha256": "02"}
+    installs: list[dict[str, Any]] = [{"archive": None}, {"archive": changes, "whole": whole}]
+    assert parts.stack_archives(installs) == [
+        {**changes, "name": "changes/a.tar.zst"}, {**whole, "name": "stacks/a.tar.zst"},
+    ]  # fmt: skip
 
 
 def test_the_modules_of_a_stack_follow_its_frameworks() -> None:
@@ -90,7 +94,13 @@ def test_a_package_with_an_mpi_or_nccl_of_its_own_is_refused(tmp_path: Path, lib
     assert said == []
 
 
-PACKED = {"sha256": "ab" * 32, "unpacked": 2 << 30, "stack": "cd" * 32, "mpi": "ef" * 32}
+PACKED = {
+    "sha256": "ab" * 32,
+    "unpacked": 2 << 30,
+    "stack": "cd" * 32,
+    "mpi": "ef" * 32,
+    "changes": {"sha256": "", "former": ""},
+}
 
 
 def packed(**changes: object) -> str:
@@ -101,6 +111,7 @@ def test_a_packed_stack_is_recorded_with_the_contents_of_both_trees() -> None:
     assert parts.stack_packed(packed(), "aaaa", "bbbb") == {
         "sha256": "ab" * 32,
         "about": {"unpacked": 2 << 30, "contents": {"stacks/aaaa": "cd" * 32, "mpi/bbbb": "ef" * 32}},
+        "changes": {"sha256": "", "former": ""},
     }
 
 

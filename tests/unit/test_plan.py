@@ -22,7 +22,7 @@ from farandole.stack.plan import (
     unavailable,
 )
 
-from .stack import LOCK, changed, layered, pack_stack
+from .stack import LOCK, changed, layered, pack_changes, pack_stack
 from .stack import pack as pack_file
 
 THIS, BEFORE = LOCK["id"], "bbbb00000000"
@@ -83,6 +83,31 @@ def test_only_what_nodes_lack_is_packed_and_only_what_the_builder_lacks_is_built
         assert (made["mpi"], made["parts"]) == (openmpi_key(LOCK), {"openmpi": None, "horovod": None})
     else:
         assert cache.stack(LOCK).exists() is bool(cached)
+
+
+LED: Stacks = {"current": BEFORE, "former": "", "installed": [BEFORE]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "contents", "cached", "less"),
+    [
+        ([LED, LED], "07", True, True),
+        ([LED, RUNS], "07", True, True),
+        ([LED, BARE], "07", True, False),
+        ([LED, LED], "08", True, False),
+        ([LED, LED], "07", False, False),
+    ],
+    ids=["all have it", "all that lack", "one is new", "another build", "the whole is gone"],
+)
+def test_only_what_has_changed_is_sent_to_nodes_that_have_the_stack_before(
+    cache: Builds, nodes: list[Stacks], contents: str, cached: bool, less: bool
+) -> None:
+    whole, changes = pack_stack(cache, THIS), pack_changes(cache, THIS, BEFORE, contents)
+    if not cached:
+        whole.path.unlink()
+    (part,) = planned(cache, LOCK, *nodes)["installs"]
+    assert part["archive"] == (changes.describe() if less else whole.describe() if cached else None)
+    assert part["whole"] == (whole.describe() if less else None)
 
 
 def test_a_builder_outside_the_run_builds(cache: Builds) -> None:

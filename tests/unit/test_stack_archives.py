@@ -4,15 +4,19 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farandole.core.files import sha256
+
 from .loading import load
-from .prefix import GOOD, MPI, NEW, OLD, PYTHON, archive, contents, names, program, refused, request, to
+from .prefix import GOOD, MPI, NEW, OLD, PYTHON, archive, contents, installed, names, program, refused, request, to
 from .stack import dead_url, run_module, tree
 
 install = load("modules", "stack_install")
@@ -204,3 +208,107 @@ def test_root_runs_nothing_from_an_archive(tmp_path: Path, depot: str) -> None:
         assert "uid=0(root)" in answer["msg"]
         answer = run_module("stack_install", request(packed, depot, root, user="no-such-account"))
         assert "there is no account no-such-account here" in answer["msg"]
+
+
+# Only what has changed
+
+
+def changes(
+    tmp_path: Path, depot: str, root: Path, *taken: str, spoil: Callable[[Path], object] = Path.exists
+) -> tuple[Path, dict[str, Any]]:
+    """The archive of a stack without what a former one has, and what the role says of it."""
+    whole = archive(tmp_path)
+    made, packed = tmp_path / "made", whole.with_name("changes.tar.zst")
+    former = root / "stacks" / OLD
+    (former / "venv/lib").mkdir(parents=True)
+    for path, place in {"python": f"stacks/{NEW}/venv/bin/python", "mpirun": f"mpi/{MPI}/bin/mpirun"}.items():
+        if path in taken:
+            shutil.copy2(made / place, former / "venv/lib" / path)
+    installed(root, OLD, mpi="another")
+    command = [sys.executable, "-I", str(contents.__file__), "--beside", str(former), f"stacks/{NEW}", f"mpi/{MPI}"]
+    listed = subprocess.run(command, cwd=made, check=True, capture_output=True).stdout
+    for path in taken:
+        assert path.encode() not in listed
+    spoil(made)
+    tar = [
+        "tar",
+        "-C",
+        str(made),
+        "--zstd",
+        "--no-recursion",
+        "--null",
+        "--verbatim-files-from",
+        "-T-",
+        "-cf",
+        str(packed),
+    ]
+    subprocess.run(tar, input=listed, check=True)
+    asked = {
+        "former": OLD, "whole": {**file_of(whole), "url": f"{depot}/{whole.name}"},
+        "contents": {name: contents.digest(contents.listed(made / name)) for name in (f"stacks/{NEW}", f"mpi/{MPI}")},
+    }  # fmt: skip
+    return packed, asked
+
+
+def file_of(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256(path), "size": path.stat().st_size}
+
+
+def test_a_stack_is_completed_with_what_another_one_has(tmp_path: Path, depot: str, root: Path) -> None:
+    packed, asked = changes(tmp_path, depot, root, "python", "mpirun")
+    answer = run_module("stack_install", request(packed, depot, root, **asked))
+    assert answer["changed"], answer
+    assert not answer.get("warnings")
+    assert contents.drift(root, NEW) == []
+    came, made = tree(root / "stacks" / NEW), tree(tmp_path / "made/stacks" / NEW)
+    assert {path: text for path, (_, text) in came.items()} == {path: text for path, (_, text) in made.items()}
+    # A file that both stacks had would be changed in both.
+    assert {path.stat().st_nlink for path in root.rglob("*") if path.is_file()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda former: (former / "venv/lib/python").write_text("other"), "venv/bin/python has different content"),
+        (lambda former: (former / "venv/lib/python").unlink(), "No such file"),
+        (lambda former: (former / "contents").write_text(""), "does not have 'venv/bin/python'"),
+        (lambda former: shutil.rmtree(former), "does not have 'venv/bin/python'"),
+    ],
+    ids=["changed", "gone", "unlisted", "no stack"],
+)
+def test_the_whole_stack_is_fetched_where_the_former_one_is_of_no_use(
+    tmp_path: Path, depot: str, root: Path, spoil: Callable[[Path], object], why: str
+) -> None:
+    packed, asked = changes(tmp_path, depot, root, "python")
+    spoil(root / "stacks" / OLD)
+    answer = run_module("stack_install", request(packed, depot, root, **asked))
+    assert answer["changed"], answer
+    assert why in str(answer["warnings"]), answer["warnings"]
+    assert contents.drift(root, NEW) == []
+
+
+def lie(path: str) -> Callable[[Path], object]:
+    """Add a file to the list of a stack that is nowhere in it."""
+
+    def act(made: Path) -> None:
+        listed = made / "stacks" / NEW / "contents"
+        what = sha256(made / PYTHON_FILE)
+        listed.write_text(f'{listed.read_text()}["{path}", "file", "0755", "{what}"]\n')
+        (made / "stacks" / NEW / "mpi").unlink()
+        (made / "stacks" / NEW / "mpi").symlink_to(made.parent / "outside")
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "path", ["../../../outside/evil", "mpi/evil", "/{}/outside/evil", "venv/../../evil", "..", "."]
+)
+def test_a_list_leads_to_no_file_outside(tmp_path: Path, depot: str, root: Path, path: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    packed, asked = changes(tmp_path, depot, root, "python", spoil=lie(path.format(str(tmp_path)[1:])))
+    answer = run_module("stack_install", request(packed, depot, root, **asked))
+    assert answer["changed"], answer
+    assert "leads to elsewhere" in str(answer["warnings"]) or path in ("..", ".")
+    assert not [*outside.iterdir(), *root.rglob("evil"), *tmp_path.glob("evil")]
+    assert contents.drift(root, NEW) == []

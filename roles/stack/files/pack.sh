@@ -28,8 +28,24 @@ set -- "stacks/$STACK"
 unpacked=$(cd "$ROOT" && du --summarize --total --block-size=1 "$@" | tail -n 1 | cut -f 1)
 printf '%s\n' "$MANIFEST" >"$stack/manifest.json.new"
 mv "$stack/manifest.json.new" "$stack/manifest.json"
-tar --create --use-compress-program="zstd -T0 -6" --file stack.tar.zst.part --sort=name \
-    --mtime='2020-01-01 UTC' --owner=0 --group=0 --numeric-owner --directory "$ROOT" "$@"
-mv stack.tar.zst.part stack.tar.zst
-printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s"}\n' \
-    "$(sha256sum stack.tar.zst | cut -d ' ' -f 1)" "$unpacked" "$of_stack" "$of_mpi" >packed.json
+archived() {
+    to=$1
+    shift
+    tar --create --use-compress-program="zstd -T0 -6" --file "$to.part" --sort=name --mtime='2020-01-01 UTC' \
+        --owner=0 --group=0 --numeric-owner --directory "$ROOT" "$@"
+    mv "$to.part" "$to"
+    sha256sum "$to" | cut -d ' ' -f 1
+}
+sha256=$(archived stack.tar.zst "$@")
+# For nodes that have the stack that is used now; not worth it if that has little of this one.
+changed=
+former=$(readlink "$ROOT/current" || :)
+if [ -n "$former" ] && [ "$former" != "stacks/$STACK" ]; then
+    beside=$(mktemp)
+    (cd "$ROOT" && python3 -I -c "$CONTENTS" --beside "$former" "$@") >"$beside"
+    changed=$(archived changes.tar.zst --no-recursion --null --verbatim-files-from --files-from "$beside")
+    rm "$beside"
+    [ "$(stat --format %s changes.tar.zst)" -lt "$(($(stat --format %s stack.tar.zst) * 3 / 4))" ] || changed=
+fi
+printf '{"sha256": "%s", "unpacked": %s, "stack": "%s", "mpi": "%s", "changes": {"sha256": "%s", "former": "%s"}}\n' \
+    "$sha256" "$unpacked" "$of_stack" "$of_mpi" "$changed" "${changed:+${former#stacks/}}" >packed.json

@@ -103,12 +103,16 @@ class Builds:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.parts, self.stacks = root / "parts", root / "stacks"
+        self.parts, self.stacks, self.changes = root / "parts", root / "stacks", root / "changes"
 
     def stack(self, lock: Lock) -> Path:
         """The path of a lock's packed stack."""
         platform = lock["platform"]
         return self.stacks / f"{lock['id']}.{platform['os']}-{platform['arch']}.tar.zst"
+
+    def changed(self, lock: Lock) -> Path:
+        """The path of what of a lock's packed stack differs from the one before it."""
+        return self.changes / self.stack(lock).name
 
     def openmpi(self, lock: Lock) -> Path:
         return self.parts / f"openmpi-{lock['openmpi']['version']}-{openmpi_key(lock)}.tar.zst"

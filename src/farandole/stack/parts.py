@@ -19,7 +19,9 @@ File = dict[str, str]
 # The outermost folders of wheels that no script imports.
 PUBLIC, NO_MODULES = re.compile(r"[a-zA-Z]\w*"), {"benchmarks", "docs", "examples", "test", "tests"}
 SHA256 = words("[0-9a-f]{64}")
-PACKED = fields({"sha256": SHA256, "unpacked": whole(1 << 40), "stack": SHA256, "mpi": SHA256})
+# Empty if nothing was packed for nodes that have a former stack.
+CHANGES = fields({"sha256": words("([0-9a-f]{64})?"), "former": words("([0-9a-f]{12})?")})
+PACKED = fields({"sha256": SHA256, "unpacked": whole(1 << 40), "stack": SHA256, "mpi": SHA256, "changes": CHANGES})
 
 
 def stack_cached(files: list[File], cache: str, folder: str = "wheels") -> list[dict[str, str]]:
@@ -48,8 +50,13 @@ def stack_requirements(wheels: list[File]) -> str:
 
 def stack_archives(installs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The archives of stacks, as they lie on the depot."""
-    archives = [part["archive"] for part in installs if part["archive"]]
-    return [{**archive, "name": f"stacks/{archive['name']}"} for archive in archives]
+    archives = [archive for part in installs for archive in (part["archive"], part.get("whole")) if archive]
+    return [{**archive, "name": stack_place(archive)} for archive in archives]
+
+
+def stack_place(archive: dict[str, Any] | None) -> str:
+    """Where an archive lies on the depot: its folder and name here."""
+    return "/".join(Path(archive["path"]).parts[-2:]) if archive else ""
 
 
 def stack_modules(lock: dict[str, Any], cache: str = "") -> list[str]:
@@ -88,7 +95,9 @@ def _is_public(parts: Sequence[str]) -> bool:
 
 
 def stack_packed(answer: str, stack: str, mpi: str) -> dict[str, Any]:
-    """The sha256 of the archive that the builder packed, and what is recorded about it; the answer is base64."""
+    """The sha256 of the archive that the builder packed, of that of the changes, and what is recorded about both.
+
+    The answer is base64."""
     try:
         packed = within("packed.json", PACKED, load(b64decode(str(answer)).decode(), 1 << 16))
     except (ValueError, FarandoleError) as error:
@@ -96,4 +105,5 @@ def stack_packed(answer: str, stack: str, mpi: str) -> dict[str, Any]:
             f"the builder gives no valid description of the stack that it packed: {one_line(error)}; inspect it"
         ) from None
     contents = {f"stacks/{stack}": packed["stack"], f"mpi/{mpi}": packed["mpi"]}
-    return {"sha256": packed["sha256"], "about": {"unpacked": packed["unpacked"], "contents": contents}}
+    about = {"unpacked": packed["unpacked"], "contents": contents}
+    return {"sha256": packed["sha256"], "about": about, "changes": packed["changes"]}

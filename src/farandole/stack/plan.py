@@ -59,7 +59,7 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
     lacked = [(part, below) for part, below in ((made, ""), (layer, base["id"])) if part and part["lacking"]]
     mpi = openmpi_key(lock) if lacked else ""
     installs = [
-        {"id": part["id"], "base": below, "mpi": mpi, "lacking": part["lacking"], "archive": part["archive"]}
+        {**{key: part[key] for key in ("id", "lacking", "archive", "whole")}, "base": below, "mpi": mpi}
         for part, below in lacked
     ]
     made |= {"behind": behind, "layer": layer, "installs": installs, "mpi": mpi, "work": work}
@@ -70,13 +70,22 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
 def _archive(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
     """Which nodes lack a stack, its archive, and whether the builder must build or pack it."""
     lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]
-    made: dict[str, Any] = {"id": lock["id"], "lacking": lacking, "archive": None, "pack": False, "build": False}
+    made: dict[str, Any] = {"id": lock["id"], "lacking": lacking, "archive": None, "whole": None}
+    made |= {"pack": False, "build": False}
     if not lacking:
         return made
     archive = listed(recall_whole(builds.stack(lock)))
     # If the stack is not packed but the builder has it, it only needs packing.
     build = archive is None and (builder in lacking or builder not in nodes)
     made |= {"archive": described(archive), "archive_path": str(builds.stack(lock))}
+    made |= {"changes_path": str(builds.changed(lock))}
+    changes = recall_whole(builds.changed(lock))
+    # Those that have the stack before it get what has changed; it may be left of a build before this one.
+    if (
+        archive and changes and changes.about["contents"] == archive.about["contents"]
+        and all(changes.about["former"] in nodes[name]["installed"] for name in lacking)
+    ):  # fmt: skip
+        made |= {"archive": described(changes), "whole": described(archive)}
     return made | {"pack": archive is None, "build": build}
 
 
