@@ -1,10 +1,16 @@
 """Nodes whose operating system is upgraded one after the other, while a run goes on."""
 
+import os
 import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, built_stack
+from clusters import Cluster, built_stack, until
 
 NODES = 4
 ALL = [f"node-{number}" for number in range(1, NODES + 1)]
@@ -26,7 +32,11 @@ Description: thing
 END
     echo /etc/thing >$version/DEBIAN/conffiles
     echo "version $version" >$version/etc/thing
-    printf '#!/bin/sh\\n[ ! -e /etc/bad ] || { echo it is bad >&2; exit 1; }\\n' >$version/DEBIAN/postinst
+    cat >$version/DEBIAN/postinst <<END
+#!/bin/sh
+[ ! -e /etc/slow ] || sleep 40
+[ ! -e /etc/bad ] || { echo it is bad >&2; exit 1; }
+END
     chmod 755 $version/DEBIAN/postinst
     dpkg-deb --build $version thing_$version.deb >/dev/null
 done
@@ -42,6 +52,16 @@ dpkg --force-confold --install thing_1.deb >/dev/null
 echo mine >>/etc/thing
 """
 WAITS = "import time\nfor _ in range(90):\n    time.sleep(1)\nprint('whole')\n"
+
+
+LOCKED = """
+python3 -c '
+import fcntl, time
+with open("/var/lib/dpkg/lock-frontend", "w") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    time.sleep(60)
+' >/dev/null 2>&1 &
+"""
 
 
 def versions(cluster: Cluster) -> list[str]:
@@ -88,6 +108,57 @@ def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, t
     assert due.farandole("status").returncode == 0
     said = due.farandole("upgrade", "--yes").stdout
     assert re.search(r"node-1 to node-4 +nothing", said), said
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and all that it has started."""
+    yield pid
+    with suppress(OSError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                yield from descendants(int(child))
+
+
+def configures(cluster: Cluster, node: str) -> bool:
+    """Whether dpkg is configuring the package."""
+    return "thing.postinst" in cluster.ssh(node, "ps", "-eo", "args").stdout
+
+
+def cut_off(upgrade: subprocess.Popen[str]) -> None:
+    """What a power cut of the control machine leaves of a command."""
+    for pid in [*descendants(upgrade.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    upgrade.wait()
+
+
+def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_head(due: Cluster) -> None:
+    due.shell("node-2", "rm /etc/bad")
+    for node in ("node-1", "node-2"):
+        due.shell(node, "touch /etc/slow")
+    wave = ("--hosts", "node-2,node-1", "--yes")
+    upgrade = due.begin("upgrade", *wave)
+    until(partial(configures, due, "node-2"), 900)
+    cut_off(upgrade)
+    assert "node-2" in due.farandole("node list").stdout
+    # Others use apt, too, as unattended upgrades do.
+    until(lambda: not configures(due, "node-2"))
+    assert due.shell("node-2", LOCKED).returncode == 0
+    upgrade = due.begin("upgrade", *wave)
+    until(partial(configures, due, "node-1"), 900)
+    due.lab("fault", "kill", "node-1")
+    said = "".join(upgrade.communicate())
+    assert upgrade.returncode == 1
+    assert "node-1: its upgrade failed" in said, said
+    due.lab("fault", "start", "node-1")
+    due.shell("node-1", "rm /etc/slow")
+    done = due.farandole("upgrade", *wave)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert versions(due)[:2] == ["2", "2"]
+    assert [due.ssh(node, "dpkg", "--audit").stdout for node in ("node-1", "node-2")] == ["", ""]
+    assert due.farandole("node list").stdout == "no node is left out\n"
+    assert due.farandole("status").returncode == 0
 
 
 def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> None:
