@@ -132,7 +132,9 @@ def cut_off(upgrade: subprocess.Popen[str]) -> None:
     upgrade.wait()
 
 
-def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_head(due: Cluster) -> None:
+def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_head(
+    due: Cluster, tmp_path: Path
+) -> None:
     due.shell("node-2", "rm /etc/bad")
     for node in ("node-1", "node-2"):
         due.shell(node, "touch /etc/slow")
@@ -146,6 +148,8 @@ def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_h
     assert due.shell("node-2", LOCKED).returncode == 0
     upgrade = due.begin("upgrade", *wave)
     until(partial(configures, due, "node-1"), 900)
+    refused = due.farandole("run", "--hosts", "node-3", "--", "true", folder=tmp_path)
+    assert "the head is being upgraded and may reboot: try again later" in refused.stderr, refused.stderr
     due.lab("fault", "kill", "node-1")
     said = "".join(upgrade.communicate())
     assert upgrade.returncode == 1

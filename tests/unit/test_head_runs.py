@@ -21,7 +21,7 @@ from farandole.node.head.job import RunKeeper, StoppedError
 from farandole.node.head.launch import OF_RANK
 from farandole.node.head.runs import Output, RefusedError, Run
 
-from .loading import install
+from .loading import ROOT, install
 
 pytestmark = pytest.mark.usefixtures("head")
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a", "restarts": 0}
@@ -201,6 +201,16 @@ def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, cap
     assert (match.cause.code, match.fields["host"]) == ("job-name-unknown", "none.invalid")
 
 
+def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(status.UPGRADING) in (ROOT / "roles/base/tasks/upgrade.yml").read_text()
+    monkeypatch.setattr(status, "UPGRADING", tmp_path / "upgrading")
+    with pytest.raises(RefusedError, match="root starts no jobs"):
+        main.started(argparse.Namespace())
+    status.UPGRADING.touch()
+    with pytest.raises(RefusedError, match="the head is being upgraded"):
+        main.started(argparse.Namespace())
+
+
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     job = RunKeeper(asked())
     with pytest.raises(StoppedError):
@@ -290,7 +300,7 @@ def test_history_reads_what_the_head_says_of_its_runs(capsys: pytest.CaptureFixt
         run.write("started", stack="0123456789ab", slots={"node-1": 2})
         run.write("ended", status=1, why="", seconds=3)
     runs.new_run().write("run", created=1.0, program=7)
-    main.listed(argparse.Namespace())
+    main.listed(argparse.argparse.Namespace())
     read = [program(line) for line in capsys.readouterr().out.splitlines()]
     [known] = [entry for entry in read if entry]
     assert (known.time, known.what, known.nodes) == (7, "run 2: hostname", ("node-1",))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from farandole.node import relay
 from farandole.node.arguments import duration, positive
-from farandole.node.head import launch, runs
+from farandole.node.head import launch, runs, status
 from farandole.node.head.folders import (
     copy,
     filters,
@@ -53,6 +53,11 @@ def start(arguments: argparse.Namespace) -> int:
 
 def started(arguments: argparse.Namespace) -> Run:
     """Start a run in a unit of the user's systemd."""
+    if status.UPGRADING.exists():
+        raise RefusedError(
+            "the head is being upgraded and may reboot: try again later; if it is not, as root on it: "
+            f"rm {status.UPGRADING}"
+        )
     if os.getuid() == 0:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(arguments.source) if arguments.source else Path.cwd()
