@@ -300,7 +300,7 @@ def test_history_reads_what_the_head_says_of_its_runs(capsys: pytest.CaptureFixt
         run.write("started", stack="0123456789ab", slots={"node-1": 2})
         run.write("ended", status=1, why="", seconds=3)
     runs.new_run().write("run", created=1.0, program=7)
-    main.listed(argparse.argparse.Namespace())
+    main.listed(argparse.Namespace())
     read = [program(line) for line in capsys.readouterr().out.splitlines()]
     [known] = [entry for entry in read if entry]
     assert (known.time, known.what, known.nodes) == (7, "run 2: hostname", ("node-1",))
