@@ -14,7 +14,7 @@ import yaml
 from clusters import ENVIRONMENT, ROOT, Cluster
 from poisoned import poison
 
-from farandole.stack.cache import lab_builds
+from farandole.stack.cache import Builds, lab_builds
 from farandole.validation.nodes import program
 
 NODES = 2
@@ -361,13 +361,16 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
     before = locked(three)
     assert three.farandole("lock", "--want", EARLIER_NUMPY).returncode == 0
     assert locked(three) != before
+    # What has changed is packed beside the whole, from a stack that another run may have had.
+    for file in Builds(lab_builds()).stacks.glob(f"{locked(three)}.*"):
+        file.unlink()
     upgraded = three.play_ok()
     # Neither OpenMPI nor Horovod is compiled against numpy.
     assert not {task for task, _ in upgraded.changes if "Compile" in task}
-    # Of 400 MB, only what differs.
-    copied = re.search(r"copying (\d+) MB to node-2, node-3, what the stack that they have lacks", upgraded.output)
+    # Of 450 MB, only what differs.
+    copied = re.search(r"copying (\d+) MB to .*, what the stack that they have\s+lacks", upgraded.output)
     assert copied, upgraded.output
-    assert int(copied[1]) < 60
+    assert int(copied[1]) < 100
     assert "the whole stack" not in upgraded.output
     assert {stack_of(three, node) for node in ("node-1", "node-2", "node-3")} == {locked(three)}
     assert proven(three, "node-1", "node-2", "node-3")
