@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,12 +35,18 @@ def alone() -> None:
         pytest.skip("other labs are up: `farandole lab status`")
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A limit that the nodes raise; a lab that was up before may have left it as high as it goes."""
+    limit = Path("/proc/sys/fs/file-max")
+    before = limit.read_text()
+    limit.write_text("1000000")
+    yield
+    limit.write_text(before)
+
+
+@pytest.mark.usefixtures("alone", "few_files")
 def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None:
-    raised = Path("/proc/sys/fs/file-max")
-    former = raised.read_text()
-    # A lab that was up before may have left it as high as it goes.
-    raised.write_text("1000000")
     before = machine()
     for tenths in range(3, 14):
         for command in (["up", "--nodes", "20", "--second-network"], ["down"]):
@@ -57,7 +63,6 @@ def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None
     down = farandole("down", "--name", "test-killed")
     assert "restored: net.ipv4.ip_forward" in down.stdout or "net.ipv4.ip_forward = 1" in before
     assert machine() == before
-    raised.write_text(former)
 
 
 @pytest.mark.usefixtures("alone")

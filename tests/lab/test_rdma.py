@@ -22,7 +22,7 @@ META = "linux-image-amd64"
 def older_kernel() -> str:
     """What installs the oldest kernel that apt has here: of the release, where the newest is a security update."""
     told = subprocess.run(["apt-cache", "madison", META], text=True, capture_output=True, check=True).stdout
-    return f"{META}={[line.split('|')[1].strip() for line in told.splitlines()][-1]}"
+    return "=".join([META, *(line.split("|")[1].strip() for line in told.splitlines()[-1:])])
 
 
 PACKAGES = (
@@ -54,7 +54,9 @@ def patient(cluster: Cluster) -> Iterator[None]:
 @pytest.mark.usefixtures("site", "patient")
 def test_a_newer_kernel_is_installed_and_started_on_one_node_after_the_other(cluster: Cluster) -> None:
     (older,) = {*kernels(cluster)}
-    newer = re.findall(r"linux-image-(\d\S+-amd64) ", cluster.farandole("upgrade", "--check").stdout)[0]
+    offered = re.findall(r"linux-image-(\d\S+-amd64) ", cluster.farandole("upgrade", "--check").stdout)
+    assert offered, "apt has no kernel here that is newer than the release's"
+    newer = offered[0]
     # The first one starts the kernel that it had.
     assert cluster.shell("node-2", "echo do_symlinks = no >/etc/kernel-img.conf").returncode == 0
     failed = cluster.farandole("upgrade", "--yes")

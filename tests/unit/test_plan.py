@@ -85,17 +85,17 @@ def test_only_what_nodes_lack_is_packed_and_only_what_the_builder_lacks_is_built
         assert cache.stack(LOCK).exists() is bool(cached)
 
 
-LED: Stacks = {"current": BEFORE, "former": "", "installed": [BEFORE]}
+HAS_FORMER: Stacks = {"current": BEFORE, "former": "", "installed": [BEFORE]}
 
 
 @pytest.mark.parametrize(
     ("nodes", "contents", "cached", "less"),
     [
-        ([LED, LED], "07", True, True),
-        ([LED, RUNS], "07", True, True),
-        ([LED, BARE], "07", True, False),
-        ([LED, LED], "08", True, False),
-        ([LED, LED], "07", False, False),
+        ([HAS_FORMER, HAS_FORMER], "07", True, True),
+        ([HAS_FORMER, RUNS], "07", True, True),
+        ([HAS_FORMER, BARE], "07", True, False),
+        ([HAS_FORMER, HAS_FORMER], "08", True, False),
+        ([HAS_FORMER, HAS_FORMER], "07", False, False),
     ],
     ids=["all have it", "all that lack", "one is new", "another build", "the whole is gone"],
 )

@@ -230,19 +230,8 @@ def changes(
     for path in taken:
         assert path.encode() not in listed
     spoil(made)
-    tar = [
-        "tar",
-        "-C",
-        str(made),
-        "--zstd",
-        "--no-recursion",
-        "--null",
-        "--verbatim-files-from",
-        "-T-",
-        "-cf",
-        str(packed),
-    ]
-    subprocess.run(tar, input=listed, check=True)
+    options = ("--zstd", "--no-recursion", "--null", "--verbatim-files-from", "-T-", "-cf", str(packed))
+    subprocess.run(["tar", "-C", str(made), *options], input=listed, check=True)
     asked = {
         "former": OLD, "whole": {**file_of(whole), "url": f"{depot}/{whole.name}"},
         "contents": {name: contents.digest(contents.listed(made / name)) for name in (f"stacks/{NEW}", f"mpi/{MPI}")},
