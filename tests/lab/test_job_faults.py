@@ -119,7 +119,7 @@ def test_validation_names_what_differs_on_a_node(
     assert named and "node-2" in f"{named['hosts']} {named['cause']}", bad
     record_property("named", f"{name} | `{code}` | {seconds:.0f}")
     cured(ready, named["cure"])
-    assert validate(ready, "--quick") == (0, [])
+    assert validate(ready, "--quick", "--idle") == (0, [])
 
 
 def test_interfaces_with_other_names_carry_jobs(ready: Cluster, program: Path) -> None:

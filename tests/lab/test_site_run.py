@@ -223,6 +223,8 @@ def test_runs_wait_for_each_other_or_take_free_nodes(site: Cluster, project: Pat
     assert re.search(
         r"too few free slots for -np 2: run \d+ of trainer, since \d\d:\d\d, on node-1, node-2", refused.stderr
     )
+    busy = site.farandole("validate", "--idle")
+    assert (busy.returncode, "fewer than two nodes are idle: node-1, node-2 " in busy.stdout) == (75, True), busy
     beside = site.farandole("run", "-np", "1", "--", "python", "train.py", folder=project)
     assert "[0] rank 0 on node-3" in beside.stdout
     waiting = site.farandole("run", "--wait", "--detach", "--", "python", "train.py", folder=project)

@@ -319,6 +319,8 @@ def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_pa
     waiting = [submit(cluster, option, "--wrap=hostname", user="bob") for option in later]
     job = submit(cluster, "--requeue", "--nodelist=node-1", f"--wrap={shlex.quote(AGAIN)}", user="bob")
     until(lambda: told(cluster, job) == "RUNNING")
+    busy = cluster.farandole("validate", "--idle", "--hosts", "node-1,node-2")
+    assert (busy.returncode, "fewer than two nodes are idle: node-1 " in busy.stdout) == (75, True), busy
     cluster.play_ok(*QUICK, *people(person("alice", 2101, tmp_path)))
     assert cluster.ssh("node-1", "squeue", "--noheader", "--format=%A %T").stdout == f"{job} RUNNING\n"
     assert {told(cluster, other).split()[0] for other in waiting} == {"CANCELLED"}

@@ -76,6 +76,7 @@ def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], message: str) 
 def test_slots_that_others_use_are_left_out(head: Path) -> None:
     with taken(head, node_1=1, node_2=1, **{"evil\x1b": 1}):
         assert [uses for *_, uses in status.others()] == [{"node-1": 1, "node-2": 1}]
+        assert status.used() == {"node-1": 1, "node-2": 1}
         assert slots_of(np=2) == {"node-2": 1, "node-3": 1}
         with pytest.raises(
             RefusedError, match=r"free slots for -np 3: run 3 of \w+, since \d\d:\d\d, on node-1, node-2"
@@ -83,6 +84,13 @@ def test_slots_that_others_use_are_left_out(head: Path) -> None:
             slots_of(np=3)
     # The file of a run that was killed is locked by nobody.
     assert slots_of() == FREE
+
+
+def test_a_silent_queue_leaves_unknown_what_is_used(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status.used() == {}
+    monkeypatch.setattr(status, "QUEUE", head)
+    monkeypatch.setenv("PATH", str(head))
+    assert status.used() is None
 
 
 def test_a_run_waits_for_slots_if_asked(head: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,17 @@ import typer
 from farandole.cli.node import cluster_of
 from farandole.cli.options import AsJson, Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import several
 from farandole.core.project import version
+from farandole.jobs.ask import ask
+from farandole.jobs.login import head_of
 from farandole.plays.playbook import Login, play
 from farandole.report import evidence as files
 from farandole.report.read import read
 from farandole.stack import lock as locks
+
+# Nothing was done, and later it may be: EX_TEMPFAIL of sysexits.h.
+BUSY = 75
 
 
 @with_login()
@@ -28,6 +34,10 @@ def validate(
     on_bad_node: Annotated[
         str, typer.Option(metavar="stop|exclude", help="Check the nodes first, and go on without the bad ones.")
     ] = "",
+    idle: Annotated[
+        bool,
+        typer.Option("--idle", help=f"Leave out nodes that run jobs; exit with {BUSY} if fewer than two are left."),
+    ] = False,
     evidence: Annotated[
         Path | None,
         typer.Option(help="Write versions, numbers and verdicts to this file, for the catalogue: no names."),
@@ -42,6 +52,7 @@ def validate(
     if evidence_key and not evidence:
         raise FarandoleError("--evidence-key signs the file of --evidence, which is missing")
     begun = time.time()
+    hosts = ",".join(idle_nodes(inventory, login, hosts)) if idle else hosts
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
@@ -57,6 +68,25 @@ def validate(
         gather(inventory, begun, evidence, evidence_key)
     if status:
         raise typer.Exit(1)
+
+
+def idle_nodes(inventory: Path, login: Login, hosts: str) -> list[str]:
+    """Those of these nodes, or of all, that run no job, as far as the head knows."""
+    cluster = cluster_of(inventory, write=False)
+    answer = ask(head_of(inventory, login))
+    if not answer.up:
+        raise FarandoleError(f"{cluster.head}: {answer.why}")
+    if answer.used is None:
+        raise FarandoleError(f"{cluster.head}: its queue does not answer, so nobody knows which nodes are idle")
+    wanted = [name.strip() for name in hosts.split(",")] if hosts else cluster.members
+    busy = [name for name in wanted if answer.used.get(name)]
+    idle = [name for name in wanted if name not in busy]
+    if busy and len(idle) < 2:
+        typer.echo(f"nothing was validated, as fewer than two nodes are idle: {several(busy)} run jobs")
+        raise typer.Exit(BUSY)
+    if busy:
+        typer.echo(f"not validated, as they run jobs: {several(busy)}")
+    return idle
 
 
 def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> None:

@@ -56,7 +56,14 @@ def queue(value: Any) -> list[dict[str, str]] | str | None:
     return answer
 
 
-ANSWER = fields({"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))}, {"queue": queue})
+def used(value: Any) -> dict[str, int] | None:
+    """The slots that are used, or nothing if the queue does not say."""
+    return None if value is None else dict(SLOTS(value))
+
+
+ANSWER = fields(
+    {"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))}, {"queue": queue, "used": used}
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Answer:
     slots: Mapping[str, int] = field(default_factory=dict)
     uses: tuple[dict[str, Any], ...] = ()
     queue: list[dict[str, str]] | str | None = None
+    used: Mapping[str, int] | None = None
     code: str = ""
     why: str = ""
 
@@ -122,4 +130,4 @@ def answer_of(output: str, status: int, ssh: str) -> Answer:
     except (StopIteration, FarandoleError) as error:
         seen = str(error) or "there is no answer in its output"
         return Answer(up=False, code="answer-malformed", why=f"its status could not be read ({ssh}: {seen})")
-    return Answer(True, content["stack"], content["slots"], tuple(content["uses"]), content.get("queue"))
+    return Answer(up=True, **{**content, "uses": tuple(content["uses"])})

@@ -66,21 +66,14 @@ def of_head(depot: Path) -> Iterator[Sample]:
     """What only the head knows: who has which slots, in which state jobs are, and how large the depot is."""
     if not status.HOSTFILE.exists():
         return
-    slots, used = status.hostfile(), Counter[str]()
-    if status.SLOTS_IN_USE.is_dir():
-        for _, _, _, uses in status.others():
-            used.update(uses)
     if status.QUEUE.exists():
-        # Allocated, idle, other and all processors of a node.
-        for line in said("sinfo", "--noheader", "--Node", "--format=%N|%C"):
-            name, _, processors = line.partition("|")
-            if re.fullmatch(r"\d+(/\d+){3}", processors):
-                used[name] = int(processors.partition("/")[0])
         states = Counter(said("squeue", "--noheader", "--format=%T"))
         yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
-    for name, number in slots.items():
+    used = status.used()
+    for name, number in status.hostfile().items():
         yield "farandole_head_slots", {"node": name}, number
-        yield "farandole_head_slots_used", {"node": name}, used[name]
+        if used is not None:
+            yield "farandole_head_slots_used", {"node": name}, used.get(name, 0)
     files = [path for path in depot.rglob("*") if path.is_file() and not path.is_symlink()]
     yield "farandole_head_depot_bytes", {}, sum(path.stat().st_size for path in files)
 

@@ -10,6 +10,7 @@ import pwd
 import re
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -83,16 +84,37 @@ def owner(uid: int) -> str:
         return str(uid)
 
 
-def in_queue() -> list[list[str]] | str:
-    """The jobs of the queue, without what their owners call them; why it does not say."""
-    command = ["squeue", "--noheader", "--format=%i|%u|%T|%M|%D"]
+def asked(*command: str) -> list[list[str]] | str:
+    """What a command of the queue prints; why it does not."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False)
+        done = subprocess.run(
+            [*command, "--noheader"], capture_output=True, text=True, errors="replace", timeout=QUEUE_S, check=False
+        )
     except OSError as error:
         return str(error)
     except subprocess.TimeoutExpired:
-        return f"squeue said nothing within {QUEUE_S} s"
+        return f"{command[0]} said nothing within {QUEUE_S} s"
     return done.stderr if done.returncode else [line.split("|") for line in done.stdout.splitlines()]
+
+
+def in_queue() -> list[list[str]] | str:
+    """The jobs of the queue, without what their owners call them; why it does not say."""
+    return asked("squeue", "--format=%i|%u|%T|%M|%D")
+
+
+def used() -> Slots | None:
+    """How many slots of which node runs and the queue's jobs use; nothing if the queue does not say."""
+    total = Counter[str]()
+    for _, _, _, uses in others() if SLOTS_IN_USE.is_dir() else ():
+        total.update(uses)
+    if QUEUE.exists():
+        # Allocated, idle, other and all processors of a node, in each of its partitions.
+        lines = asked("sinfo", "--Node", "--format=%N|%C")
+        if isinstance(lines, str):
+            return None
+        for name, processors in lines:
+            total[name] = max(total[name], int(processors.partition("/")[0]))
+    return dict(total)
 
 
 def status() -> dict[str, Any]:
@@ -102,6 +124,7 @@ def status() -> dict[str, Any]:
         answer["slots"] = hostfile()
         answer["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
         answer["queue"] = in_queue() if QUEUE.exists() else None
+        answer["used"] = used()
     return answer
 
 
