@@ -5,9 +5,10 @@ short_description: Read the hardware of a node as Slurm sees it
 description:
   - Asks slurmd for sockets, cores, threads and memory, counts the GPUs whose driver is loaded, and looks which cgroups
     can limit memory.
-  - Where slurmctld is, looks which partitions have jobs.
+  - Where slurmctld is, looks which partitions have jobs; says whether it is ours.
 options:
   node: {description: "Whether this machine takes jobs, and so has slurmd.", type: bool, default: true}
+  ours: {description: A file that is there on a head that role slurm has set up., type: path, required: true}
 """
 
 import re
@@ -51,8 +52,9 @@ def partitions(settings: str, busy: set[str] | None) -> list[dict[str, object]]:
 
 def main() -> None:
     """Answer with what was read."""
-    module = AnsibleModule(argument_spec={"node": {"type": "bool", "default": True}}, supports_check_mode=True)
-    busy = []
+    options = {"node": {"type": "bool", "default": True}, "ours": {"type": "path", "required": True}}
+    module = AnsibleModule(argument_spec=options, supports_check_mode=True)
+    busy, head = [], Path(module.params["ours"]).exists()
     if SETTINGS.exists() and shutil.which("squeue"):
         code, jobs, _ = module.run_command(["timeout", "10", "squeue", "--all", "--noheader", "--format=%P"])
         busy = partitions(SETTINGS.read_text(), None if code else {*re.split(r"[\s,]+", jobs)})
@@ -61,7 +63,7 @@ def main() -> None:
         module.fail_json(msg="slurmd is not installed")
     if not module.params["node"] or not installed:
         # In check mode, it would be installed before.
-        module.exit_json(changed=False, partitions=busy)
+        module.exit_json(changed=False, partitions=busy, head=head)
     _, printed, _ = module.run_command(["slurmd", "-C"], check_rc=True)
     gpus = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     _, version, _ = module.run_command(["slurmd", "-V"], check_rc=True)
@@ -70,7 +72,7 @@ def main() -> None:
         "cgroups": cgroups(CGROUPS),
         "version": "".join(re.findall(r"\b\d{2}\.\d{2}\b", version)[:1]),
     }
-    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=busy)
+    module.exit_json(changed=False, hardware={**hardware(printed), **facts}, partitions=busy, head=head)
 
 
 if __name__ == "__main__":

@@ -76,11 +76,11 @@ def revoked(cluster: Cluster) -> set[str]:
 
 
 def move_head(cluster: Cluster, node: str) -> None:
-    """Take the first node out of the inventory, and make another one the head."""
+    """Make another node the head; the first one is destroyed."""
     hosts = cluster.inventory / "hosts.yml"
     mark, _, text = hosts.read_text().partition("\n")
     content = yaml.safe_load(text)
-    content["cluster"]["hosts"].pop("node-1")
+    content["cluster"]["hosts"].pop("node-1", None)
     content["head"]["hosts"] = {node: None}
     hosts.write_text(f"{mark}\n{yaml.safe_dump(content)}")
 
@@ -175,3 +175,15 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
     assert queue.play_ok(*SITE).changes == set()
     with capsys.disabled():
         print("".join(f"\n{seconds:6.0f} s  {what}" for what, seconds in told.items()))
+
+
+def test_a_former_head_is_a_node_like_others(queue: Cluster) -> None:
+    move_head(queue, "node-3")
+    done = queue.play_ok(*SITE)
+    assert ("slurm : Stop the queue of a former head", "node-2") in done.changes, done.output
+    assert queue.shell("node-2", "systemctl is-active slurmctld slurmdbd slurmd").stdout.split() == [
+        "inactive", "inactive", "active",
+    ]  # fmt: skip
+    job = submit(queue, "node-2", "--nodelist=node-2")
+    until(lambda: jobs(queue, "node-3").get(job) == "COMPLETED")
+    assert queue.play_ok(*SITE).changes == set()
