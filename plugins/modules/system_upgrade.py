@@ -5,12 +5,15 @@ short_description: Upgrade the packages of the operating system
 description:
   - Removes no package, asks no question, and keeps settings that somebody has changed. What that forbids is kept back.
   - First completes what a killed dpkg has left behind.
-  - Returns what is upgraded, which kernel runs and which one the next boot would start. In check mode it only reads
-    apt's package lists again.
+  - Returns what is upgraded, which kernel runs and which one the next boot would start, and which drivers run in
+    another version than the installed one, as NVIDIA's after an upgrade. In check mode it only reads apt's package
+    lists again.
 """
 
 import os
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -25,6 +28,7 @@ KEPT = re.compile(r"^The following packages have been kept back:\n((?:  .*\n)+)"
 RELEASE = re.compile(r"(\d[\d.]*-\d+)-(.+)")
 BUILD = re.compile(r"Debian (\S+)")
 BOOT, REQUIRED = Path("/boot"), Path("/run/reboot-required")
+MODULES = Path("/sys/module")
 # Ends too early to be of use where a machine is not told to ask less.
 QUIET = {"NEEDRESTART_MODE": "l", "UCF_FORCE_CONFFOLD": "1", "APT_LISTCHANGES_FRONTEND": "none"}
 
@@ -49,6 +53,15 @@ def booted(apt: Apt, running: str, version: str) -> bool:
     return bool(code) or not built or out.strip() == built[1]
 
 
+def other_drivers(apt: Apt) -> Iterator[str]:
+    """The drivers that run in another version than the one that is installed for this kernel."""
+    for file in sorted(MODULES.glob("*/version")) if shutil.which("modinfo") else ():
+        name = file.parent.name
+        code, out, _ = apt.run("modinfo", "--field=version", name)
+        if not code and out.strip() not in ("", file.read_text().strip()):
+            yield name
+
+
 def main() -> None:
     """Upgrade what can be upgraded."""
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
@@ -66,10 +79,12 @@ def main() -> None:
         apt.must(*UPGRADE)
     running = os.uname()
     after = newest(running.release, [file.name.partition("-")[2] for file in BOOT.glob("vmlinuz-*")])
+    drivers = [*other_drivers(apt)]
     reboot = REQUIRED.exists() or after != running.release or not booted(apt, running.release, running.version)
     module.exit_json(
-        changed=bool(packages), packages=packages, kept=kept, kernel=running.release, next_kernel=after, reboot=reboot
-    )
+        changed=bool(packages), packages=packages, kept=kept, kernel=running.release, next_kernel=after,
+        drivers=drivers, reboot=reboot or bool(drivers),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -51,6 +51,15 @@ echo 'deb [signed-by=/srv/debs/key.gpg] file:/srv/debs ./' >/etc/apt/sources.lis
 dpkg --force-confold --install thing_1.deb >/dev/null
 echo mine >>/etc/thing
 """
+# As if its package had been upgraded while it runs.
+OTHER_DRIVER = """
+set -eu
+modprobe 8021q
+cd "/lib/modules/$(uname -r)"
+mkdir -p updates
+sed 's/version=1\\.8/version=1.9/' "$(modinfo -n 8021q)" >updates/8021q.ko
+depmod
+"""
 WAITS = "import time\nfor _ in range(90):\n    time.sleep(1)\nprint('whole')\n"
 
 
@@ -83,8 +92,10 @@ def due(site: Cluster) -> Cluster:
 
 
 def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, tmp_path: Path) -> None:
+    assert due.shell("node-3", OTHER_DRIVER).returncode == 0
     said = due.farandole("upgrade", "--check").stdout
-    assert re.search(r"node-1 to node-4 +1 package", said), said
+    assert re.search(r"node-1, node-2, node-4 +1 package\n", said), said
+    assert re.search(r"node-3 +1 package, a reboot for the driver 8021q\n", said), said
     assert "thing 1 to 2" in said
     done = due.farandole("upgrade", "--yes")
     assert done.returncode == 1

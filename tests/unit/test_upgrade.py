@@ -1,6 +1,7 @@
 """What is due on nodes, and in which order. tests/lab/test_waves.py does it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ Inst base-files [12.4+deb12u5] (12.4+deb12u12 Debian:12.11/oldstable [amd64]) []
 Inst linux-image-6.1.0-41-amd64 (6.1.158-1 Debian-Security:12/oldstable-security [amd64])
 Conf base-files (12.4+deb12u12 Debian:12.11/oldstable [amd64])
 """
-NOTHING = Due((), (), "6.1.0-37-amd64", "6.1.0-37-amd64", reboot=False)
+NOTHING = Due((), (), "6.1.0-37-amd64", "6.1.0-37-amd64", (), reboot=False)
 
 
 def test_a_simulation_of_apt_says_what_would_be_upgraded() -> None:
@@ -72,7 +73,8 @@ def test_one_node_begins_and_the_head_comes_last(
 
 
 def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
-    old = Due([["curl", "7", "8"], ["new", "", "1"]], ["ucx"], "6.1.0-37-amd64", "6.1.0-41-amd64", reboot=True)
+    old = Due([["curl", "7", "8"], ["new", "", "1"]], ["ucx"], "6.1.0-37-amd64", "6.1.0-41-amd64", (), reboot=True)
+    assert replace(NOTHING, drivers=["nvidia"], reboot=True).words() == "a reboot for the driver nvidia"
     assert [*shown({"node-1": old, "node-2": old, "node-3": NOTHING})] == [
         "nodes           to upgrade",
         "node-1, node-2  2 packages, kernel 6.1.0-37-amd64 to 6.1.0-41-amd64, 1 package kept back (ucx)",
@@ -84,12 +86,19 @@ def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, {"packages": [["\x1b[2J", "", "1"]]}, {"packages": [["curl", "1"]]}, {"kernel": "$(x)"}, {"reboot": "yes"}],
+    [
+        {},
+        {"packages": [["\x1b[2J", "", "1"]]},
+        {"packages": [["curl", "1"]]},
+        {"kernel": "$(x)"},
+        {"drivers": ["a b"]},
+        {"reboot": "yes"},
+    ],
 )
 def test_a_nodes_answer_has_a_strict_form(answer: dict[str, object], tmp_path: Path) -> None:
-    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "reboot": False}
+    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": False}
     note(tmp_path, {"node-1": good})
-    assert noted(tmp_path) == {"node-1": Due([], [], "6.1", "6.1", reboot=False)}
+    assert noted(tmp_path) == {"node-1": Due([], [], "6.1", "6.1", [], reboot=False)}
     with pytest.raises(FarandoleError):
         note(tmp_path, {"node-1": good | answer if answer else {}})
     (tmp_path / "upgrade.json").write_text(json.dumps({"node-1": good})[:-3])

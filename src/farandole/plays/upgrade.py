@@ -20,6 +20,7 @@ WANTED = {
     "kept": many(NAME),
     "kernel": KERNEL,
     "next_kernel": KERNEL,
+    "drivers": many(words(r"\w{1,60}")),
     "reboot": yes_or_no,
 }
 ANSWERS = named(words("[a-z0-9][a-z0-9-]{0,62}"), fields(WANTED))
@@ -34,6 +35,8 @@ class Due:
     kept: Sequence[str]
     kernel: str
     next_kernel: str
+    # They run in another version than the installed one.
+    drivers: Sequence[str]
     reboot: bool
 
     @property
@@ -43,7 +46,8 @@ class Due:
     def words(self) -> str:
         """The cells of a table but the first one."""
         kernels = [f"kernel {self.kernel} to {self.next_kernel}"] if self.kernel != self.next_kernel else []
-        boots = ["a reboot"] if self.reboot and not kernels else []
+        why = f" for the driver {', '.join(self.drivers)}" if self.drivers else ""
+        boots = [f"a reboot{why}"] if self.reboot and not kernels else []
         kept = [f"{count(len(self.kept), 'package')} kept back ({', '.join(self.kept)})"] if self.kept else []
         packages = [count(len(self.packages), "package")] if self.packages else []
         return ", ".join([*packages, *kernels, *boots, *kept]) or "nothing"
