@@ -14,9 +14,12 @@ from clusters import Cluster, built_stack, until
 
 NODES = 4
 ALL = [f"node-{number}" for number in range(1, NODES + 1)]
-PACKAGES = "build-essential,chrony,cmake,curl,git,gpg,gpg-agent,rsync,vim,wget,zstd"
+PACKAGES = (
+    "build-essential,chrony,cmake,curl,git,gpg,gpg-agent,rsync,vim,wget,zstd,"
+    "libpmix-dev,mariadb-server,slurm-wlm,slurm-wlm-mysql-plugin,slurm-wlm-torque,slurmdbd"
+)
 KIND = ("--kernel", "own", "--memory", "3500", "--packages", PACKAGES, *built_stack())
-SITE = ("--extra-vars", '{"stack_frameworks": ["tensorflow", "pytorch"]}')
+SITE = ("--extra-vars", '{"stack_frameworks": ["tensorflow", "pytorch"], "slurm_enabled": true}')
 # A package with two versions, whose second one cannot be installed as long as a file says so.
 REPOSITORY = """
 set -eu
@@ -81,6 +84,17 @@ def boots(cluster: Cluster) -> list[str]:
     return [cluster.ssh(node, "cat", "/proc/sys/kernel/random/boot_id").stdout for node in ALL]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def queue(cluster: Cluster) -> Iterator[None]:
+    """The inventory has what SITE says of a queue."""
+    folder = cluster.inventory / "group_vars"
+    folder.mkdir(exist_ok=True)
+    (folder / "cluster.yml").write_text("slurm_enabled: true\n")
+    yield
+    (folder / "cluster.yml").unlink()
+    folder.rmdir()
+
+
 @pytest.fixture
 def due(site: Cluster) -> Cluster:
     """The nodes have one package to upgrade, and it fails on the second one."""
@@ -111,6 +125,8 @@ def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, t
     done = due.farandole("upgrade", "--yes", "--reboot", "always")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^queue\.node-2 +not measured .* the queue gives it no jobs now$", done.stdout, re.MULTILINE)
+    assert "drain" not in due.ssh("node-1", "sinfo", "--noheader", "--format=%T").stdout
     assert versions(due) == ["2"] * NODES
     assert not {*before} & {*boots(due)}
     assert [due.ssh(node, "tail", "-n", "1", "/etc/thing").stdout for node in ALL] == ["mine\n"] * NODES
