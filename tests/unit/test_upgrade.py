@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.upgrade import Change, alone
+from farandole.cli.upgrade import OF_HEAD, Change, alone
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -136,6 +136,16 @@ def test_a_node_that_is_not_proven_stays_left_out(
     ran.clear()
     monkeypatch.setattr(Change, "run", lambda *_: True)
     assert change.brought_back("node-2", entry) == "" and excluded.read(tmp_path) == {}
+
+
+def test_a_head_whose_upgrade_failed_is_known_to_be_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = Change(tmp_path, Login(), describe({"cluster": ["a", "b"], "head": ["a"]}, tmp_path), "again")
+    monkeypatch.setattr(Change, "run", lambda *_: False)
+    assert change.upgrade(["a"], "{}") == "its upgrade failed"
+    assert (tmp_path / OF_HEAD).exists() and excluded.read(tmp_path) == {}
+    monkeypatch.setattr(Change, "run", lambda *_: True)
+    assert change.upgrade(["a"], "{}") == ""
+    assert not (tmp_path / OF_HEAD).exists()
 
 
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:

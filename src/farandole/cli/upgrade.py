@@ -26,6 +26,8 @@ from farandole.plays.upgrade import noted, plain, shown, waves
 
 # Marks a node that is left out because it is being upgraded, or because that failed.
 CODE = "upgrade"
+# Exists in the state folder as long as this is so of the head, which cannot be left out.
+OF_HEAD = ".upgrade.head"
 PLAYBOOK = "playbooks/upgrade.yml"
 
 
@@ -53,7 +55,9 @@ class Change:
         return play(playbook, self.inventory, self.login, *arguments, interrupted=interrupted) == 0
 
     def leave_out(self, names: Sequence[str], why: str) -> None:
-        """Leave nodes out of jobs; the head cannot be."""
+        """Leave nodes out of jobs; of the head, it is only recorded that this is not its end."""
+        if self.cluster.head in names:
+            (self.cluster.state / OF_HEAD).touch()
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
                 if name != self.cluster.head and (name not in entries or entries[name].code == CODE):
@@ -113,6 +117,8 @@ class Change:
         self.take_back(names)
         if not self.run("site.yml", "--limit", f"{limit},{head}"):
             return "site.yml failed after its upgrade"
+        if head in names:
+            (self.cluster.state / OF_HEAD).unlink()
         return ""
 
 
@@ -145,6 +151,7 @@ def upgrade(
         raise FarandoleError(f"--canary: all nodes depend on the head, {canary}, so it comes last")
     with alone(cluster.state):
         begun = [name for name, entry in excluded.read(cluster.state).items() if entry.code == CODE]
+        begun += [cluster.head] if (cluster.state / OF_HEAD).exists() else []
         out = [name for name in names if name in cluster.excluded and name not in begun]
         names = [name for name in names if name not in out]
         # What waits for jobs would not be seen in a moment.
@@ -167,8 +174,11 @@ def upgrade(
             typer.echo(f"wave {number} of {len(parts)}: {several(part)}, proven with {change.partner(part)}")
             if why := change.upgrade(part, settings):
                 change.leave_out(part, why)
+                state = (
+                    "As the head, it is not left out of jobs" if part == [cluster.head] else "It is left out of jobs"
+                )
                 raise FarandoleError(
-                    f"{several(part)}: {why}. It is left out of jobs, and nothing else was begun; when it is mended, "
+                    f"{several(part)}: {why}. {state}, and nothing else was begun; when it is mended, "
                     f"to continue: {change.again}"
                 )
         typer.echo(f"upgraded: {several(todo)}")
