@@ -71,7 +71,7 @@ test-samples: setup ## run every sample on two nodes, and jobs that crash, hang,
 	farandole lab setup
 	python tests/run.py "lab samples"
 
-test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (two hours)
+test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (three hours, with nothing else on the machine)
 	farandole lab setup --kernel own
 	farandole lab setup --kernel stock
 	@failed=; for lab in kernels waves many_kernels administrator delay rdma; do \
