@@ -124,7 +124,8 @@ def status() -> dict[str, Any]:
         answer["slots"] = hostfile()
         answer["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
         answer["queue"] = in_queue() if QUEUE.exists() else None
-        answer["used"] = used()
+        # It would be waited for twice.
+        answer["used"] = None if isinstance(answer["queue"], str) else used()
     return answer
 
 
