@@ -78,7 +78,7 @@ test-kernels: setup ## what containers cannot show, on hosts with kernels of the
 	  FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab $$lab" || failed="$$failed $$lab"; done; \
 	if [ "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
 
-test-monitor: setup ## monitoring, and with it alerts on what is really wrong, until they fire and stop (twenty minutes)
+test-monitor: setup ## monitoring, and with it alerts on what is really wrong, until they fire (twenty minutes)
 	farandole lab setup
 	FARANDOLE_EVERY_ALERT=1 python tests/run.py "lab monitor"
 

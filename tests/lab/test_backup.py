@@ -1,6 +1,7 @@
 """A backup of a cluster, taken over after its head was destroyed and this machine lost its state."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -13,6 +14,8 @@ from clusters import Cluster, until
 
 NODES = 3
 SITE = ("--skip-tags", "stack,build_tools")
+# The name of a table with which the former head would give orders to the next one's MariaDB.
+ORDER = "`zz` TO slurm_acct_db.q; CREATE DATABASE told #"
 RUNS = "mkdir -p runs/7/code && cd runs && echo {} >7/run.json && echo hello >7/output && touch .last 7/code/x"
 
 
@@ -125,6 +128,8 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
     waits = submit(queue, "node-1", "--nodelist=node-3")
     own = submit(queue, "node-1", "--hold")
     on(queue, "node-1", RUNS)
+    tables = f"CREATE TABLE zz (i int); CREATE TABLE `{ORDER.replace('`', '``')}` (i int)"
+    assert queue.shell("node-1", f"mariadb slurm_acct_db --execute {shlex.quote(tables)}").returncode == 0
     until(lambda: [jobs(queue, "node-1").get(job) for job in (*ended, runs)] == ["COMPLETED"] * 2 + ["RUNNING"])
     assert requeued(queue, "node-1", runs)
     well(timed("backup", "backup", file, *secret))
@@ -157,6 +162,10 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
     assert waiting(queue, "node-2") == {newer: "JobHeldUser"}
     well(timed("restore --head", "restore", file, "--head", "--replace", *secret))
 
+    known = queue.shell(
+        "node-2", "mariadb --skip-column-names --execute 'SHOW DATABASES; SHOW TABLES IN slurm_acct_db'"
+    )
+    assert "told" not in known.stdout.splitlines() and ORDER in known.stdout.splitlines()
     assert {job: jobs(queue, "node-2").get(job) for job in ended} == dict.fromkeys(ended, "COMPLETED")
     assert waiting(queue, "node-2") == {waits: "JobHeldUser", own: "JobHeldUser"}
     assert on(queue, "node-2", "cat runs/7/output; ls -A runs runs/7").split() == [

@@ -176,7 +176,9 @@ def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_h
     upgrade = due.begin("upgrade", *wave)
     until(partial(configures, due, "node-1"), 900)
     refused = due.farandole("run", "--hosts", "node-3", "--", "true", folder=tmp_path)
-    assert "the head is being upgraded and may reboot: try again later" in refused.stderr, refused.stderr
+    assert "the head or the builder is being upgraded, and may reboot: try again later" in refused.stderr, (
+        refused.stderr
+    )
     due.lab("fault", "kill", "node-1")
     said = "".join(upgrade.communicate())
     assert upgrade.returncode == 1

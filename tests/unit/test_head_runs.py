@@ -207,7 +207,7 @@ def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: p
     with pytest.raises(RefusedError, match="root starts no jobs"):
         main.started(argparse.Namespace())
     status.UPGRADING.touch()
-    with pytest.raises(RefusedError, match="the head is being upgraded"):
+    with pytest.raises(RefusedError, match="the head or the builder is being upgraded"):
         main.started(argparse.Namespace())
 
 

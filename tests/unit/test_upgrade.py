@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.cli.upgrade import OF_HEAD, Change, alone
+from farandole.cli.upgrade import CODE, Change, alone
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -61,15 +61,16 @@ def test_the_next_kernel_is_the_last_one_of_its_flavour(running: str, installed:
         (["a", "b", "c", "d"], "", 2, [["b"], ["c", "d"], ["a"]]),
         (["b", "c", "d"], "", 1, [["b"], ["c"], ["d"]]),
         (["a", "b", "c", "d"], "d", 8, [["d"], ["b", "c"], ["a"]]),
+        (["a", "b", "builder", "c"], "", 8, [["b"], ["c"], ["builder"], ["a"]]),
         (["a"], "", 1, [["a"]]),
         # There is nothing to do on the one that was to begin.
-        (["b", "c"], "d", 1, [["b"], ["c"]]),
+        (["b", "c"], "d", 8, [["b"], ["c"]]),
     ],
 )
-def test_one_node_begins_and_the_head_comes_last(
+def test_one_node_begins_and_those_that_all_depend_on_come_last(
     due: list[str], canary: str, size: int, parts: list[list[str]]
 ) -> None:
-    assert waves(due, "a", canary, size) == parts
+    assert waves(due, ["builder", "a"], canary, size) == parts
 
 
 def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
@@ -138,14 +139,23 @@ def test_a_node_that_is_not_proven_stays_left_out(
     assert change.brought_back("node-2", entry) == "" and excluded.read(tmp_path) == {}
 
 
-def test_a_head_whose_upgrade_failed_is_known_to_be_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = Change(tmp_path, Login(), describe({"cluster": ["a", "b"], "head": ["a"]}, tmp_path), "again")
-    monkeypatch.setattr(Change, "run", lambda *_: False)
-    assert change.upgrade(["a"], "{}") == "its upgrade failed"
-    assert (tmp_path / OF_HEAD).exists() and excluded.read(tmp_path) == {}
+@pytest.mark.parametrize(("name", "good"), [("a", 2), ("b", 3), ("c", 3)])
+def test_an_upgrade_is_remembered_until_its_end(
+    name: str, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {"cluster": ["a", "b", "c", "d"], "head": ["a"], "builders": ["b"]}
+    change = Change(tmp_path, Login(), describe(groups, tmp_path), "again")
+    # The node takes part again, and the head has not heard of it.
+    done = iter([True] * good + [False])
+    monkeypatch.setattr(Change, "run", lambda *_: next(done))
+    assert change.upgrade([name], "{}") == "site.yml failed after its upgrade"
+    assert change.begun() == {name} and excluded.read(tmp_path) == {}
+    change.leave_out([name], "it failed")
+    # Jobs go on where all depend on a node.
+    assert [entry.code for entry in excluded.read(tmp_path).values()] == ([CODE] if name == "c" else [])
     monkeypatch.setattr(Change, "run", lambda *_: True)
-    assert change.upgrade(["a"], "{}") == ""
-    assert not (tmp_path / OF_HEAD).exists()
+    assert change.upgrade([name], "{}") == ""
+    assert change.begun() == set() and excluded.read(tmp_path) == {}
 
 
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ spool=$(sed -n 's/^StateSaveLocation=//p' /etc/slurm/slurm.conf)
 version=$(slurmctld -V | sed -E 's/.* ([0-9]+\.[0-9]+).*/\1/')
 queued() { squeue --noheader --format=%F@%V | sort -u; }
 ask() { mariadb --batch --skip-column-names --execute "$1"; }
+ask_as_slurm() { runuser -u slurm -- mariadb --batch --skip-column-names --execute "$1"; }
 """
 _SAVE_ACCOUNTING = r"""
 {
@@ -23,7 +24,8 @@ _SAVE_ACCOUNTING = r"""
     mariadb-dump --single-transaction --quick "$db"
 } | gzip
 """
-# Not root, but slurm reads what another head has written. The tables change places in one statement.
+# Not root, but slurm reads what another head has written, also once it is in MariaDB: there may be views that run what
+# root may. The tables, of whatever names, change places in one statement.
 _LOAD_ACCOUNTING = r"""
 new=${db}_restored old=${db}_replaced
 # On a full disk MariaDB does not fail, but waits.
@@ -36,7 +38,7 @@ fi
 trap 'ask "DROP DATABASE IF EXISTS $new; DROP DATABASE IF EXISTS $old"; systemctl start slurmdbd slurmctld' EXIT
 ask "DROP DATABASE IF EXISTS $new; DROP DATABASE IF EXISTS $old; CREATE DATABASE $new; CREATE DATABASE $old;
     GRANT ALL ON $new.* TO slurm@localhost"
-known=$(gzip --decompress --stdout | {
+known=$(runuser -u slurm -- gzip --decompress --stdout | {
     read -r _ saved jobs
     if [ "$saved" != "$version" ]; then
         echo "its Slurm is $version, and the backup is of $saved: a head with that one can take it" >&2
@@ -54,20 +56,21 @@ if [ -e "$spool" ]; then
 fi
 systemctl stop slurmctld slurmdbd
 lost=$(comm -23 <(echo "$jobs") <(echo "$known" | sort -u) | cut -d @ -f 1)
-lost="$lost $(ask "SELECT id_job FROM $db.${cluster}_job_table was
+lost="$lost $(ask_as_slurm "SELECT id_job FROM $db.${cluster}_job_table was
     LEFT JOIN $new.${cluster}_job_table now USING (id_job, time_submit) WHERE now.id_job IS NULL")"
 if [ -n "$(echo $lost)" ] && [ "$1" != True ]; then
     echo "its queue has jobs that the backup lacks ($(echo $lost | tr ' ' '\n' | sort -nu | head -n 20 | xargs));" \
         "nothing was changed. To forget them: --replace" >&2
     exit 1
 fi
-moves=$(ask "SELECT CONCAT(table_schema, '.', table_name, ' TO ', IF(table_schema = '$db', '$old', '$db'), '.',
-    table_name) FROM information_schema.tables WHERE table_schema IN ('$db', '$new') ORDER BY table_schema = '$new'")
+name="CONCAT('.\`', REPLACE(table_name, '\`', '\`\`'), '\`')"
+moves=$(ask "SELECT CONCAT(table_schema, $name, ' TO ', IF(table_schema = '$db', '$old', '$db'), $name)
+    FROM information_schema.tables WHERE table_schema IN ('$db', '$new') ORDER BY table_schema = '$new'")
 ask "RENAME TABLE $(echo "$moves" | paste -sd ,); DROP DATABASE $new; DROP DATABASE $old;
     REVOKE ALL ON $new.* FROM slurm@localhost"
 systemctl start slurmdbd
 trap - EXIT
-echo "jobs: $(ask "SELECT COUNT(*) FROM $db.${cluster}_job_table")"
+echo "jobs: $(ask_as_slurm "SELECT COUNT(*) FROM $db.${cluster}_job_table")"
 """
 # slurmctld replaces its files while they are read.
 _SAVE_QUEUE = """

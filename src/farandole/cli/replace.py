@@ -11,7 +11,7 @@ import typer
 from farandole.cli.init import KNOWN_HOSTS, SHOW, ask
 from farandole.cli.node import Name, cluster_of, refuse_stranger
 from farandole.cli.options import Inventory, with_login
-from farandole.cli.upgrade import CODE, Change, alone
+from farandole.cli.upgrade import Change, alone
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write
 from farandole.inventory import excluded
@@ -19,6 +19,9 @@ from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.host_keys import KNOWN, HostKey, known, place
 from farandole.inventory.variables import folder_of, host_variables
 from farandole.plays.playbook import Login
+
+# Marks a node that is left out because a new machine has not taken its place yet.
+CODE = "replace"
 
 
 @with_login("user", "private_key", "vault_password_file")
@@ -39,6 +42,8 @@ def replace(
     refuse_stranger(name, cluster)
     if name == cluster.head:
         raise FarandoleError(f"{name} is the head, which has what no other node has: make another node the head first")
+    if name in cluster.builders[:1]:
+        raise FarandoleError(f"{name} builds for all nodes: put another one first in group builders")
     if name in cluster.revoked:
         raise FarandoleError(f"take {name} out of ssh_trust_revoked first; its former keys stay revoked")
     address, port = str(variables[name].get("ansible_host") or name), int(variables[name].get("ansible_port") or 22)
@@ -46,7 +51,7 @@ def replace(
     file = file if file.exists() else Path(KNOWN[0]).expanduser()
     key = ask({name: address}, port)[name]
     again = f"farandole replace {name} -i {shlex.quote(str(inventory))}"
-    change = Change(inventory, login, cluster, again)
+    change = Change(inventory, login, cluster, again, CODE)
     with alone(cluster.state):
         entry = excluded.read(cluster.state).get(name)
         begun = entry and entry.code == CODE and key in known((host,), (str(file),))

@@ -4,7 +4,7 @@ import fcntl
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +16,7 @@ import typer
 from farandole.cli.node import cluster_of, refuse_stranger
 from farandole.cli.options import Hosts, Inventory, with_login
 from farandole.core.errors import FarandoleError
+from farandole.core.files import write_private
 from farandole.core.findings import several
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
@@ -26,8 +27,8 @@ from farandole.plays.upgrade import noted, plain, shown, waves
 
 # Marks a node that is left out because it is being upgraded, or because that failed.
 CODE = "upgrade"
-# Exists in the state folder as long as this is so of the head, which cannot be left out.
-OF_HEAD = ".upgrade.head"
+# In the state folder, the nodes whose upgrade has begun and has not come to its end.
+BEGUN = ".upgrade.begun"
 PLAYBOOK = "playbooks/upgrade.yml"
 
 
@@ -48,20 +49,25 @@ class Change:
     cluster: ClusterFacts
     # The command that continues it.
     again: str
+    # Marks the nodes that it leaves out.
+    code: str = CODE
+
+    @property
+    def needed(self) -> list[str]:
+        """The nodes that are not left out, as all depend on them, in the order in which they are changed."""
+        return [*dict.fromkeys([*self.cluster.builders[:1], self.cluster.head])]
 
     def run(self, playbook: str, *arguments: str) -> bool:
         """Run a playbook; returns whether it succeeded."""
-        interrupted = f"nodes that are being changed stay left out; to continue: {self.again}"
+        interrupted = f"nodes that are not proven yet stay left out; to continue: {self.again}"
         return play(playbook, self.inventory, self.login, *arguments, interrupted=interrupted) == 0
 
     def leave_out(self, names: Sequence[str], why: str) -> None:
-        """Leave nodes out of jobs; of the head, it is only recorded that this is not its end."""
-        if self.cluster.head in names:
-            (self.cluster.state / OF_HEAD).touch()
+        """Leave nodes out of jobs, if they can be."""
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
-                if name != self.cluster.head and (name not in entries or entries[name].code == CODE):
-                    entries[name] = replace(excluded.by_person(person(), why), code=CODE)
+                if name not in self.needed and (name not in entries or entries[name].code == self.code):
+                    entries[name] = replace(excluded.by_person(person(), why), code=self.code)
 
     def take_back(self, names: Sequence[str]) -> None:
         """Let nodes take part again."""
@@ -106,6 +112,7 @@ class Change:
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
         head, limit = self.cluster.head, ",".join(names)
+        self.note_begun({*self.begun(), *names})
         self.leave_out(names, "it is being upgraded")
         # The queue and those who start jobs on the head learn it, and what runs goes on.
         if names != [head] and not self.run("site.yml", "--limit", head, "--tags", "fabric,slurm"):
@@ -117,9 +124,17 @@ class Change:
         self.take_back(names)
         if not self.run("site.yml", "--limit", f"{limit},{head}"):
             return "site.yml failed after its upgrade"
-        if head in names:
-            (self.cluster.state / OF_HEAD).unlink()
+        self.note_begun(self.begun() - {*names})
         return ""
+
+    def begun(self) -> set[str]:
+        """The nodes whose upgrade has begun and has not come to its end."""
+        path = self.cluster.state / BEGUN
+        return {*path.read_text().split()} if path.exists() else set()
+
+    def note_begun(self, names: Collection[str]) -> None:
+        """Record which these are, so that a power cut does not make them forgotten."""
+        write_private(self.cluster.state / BEGUN, "".join(f"{name}\n" for name in sorted(names)), durable=True)
 
 
 @with_login("user", "private_key", "vault_password_file")
@@ -138,8 +153,8 @@ def upgrade(
 ) -> None:
     """Upgrade the nodes' operating systems, a few at a time: no new job, packages, reboot, proof, jobs again.
 
-    It begins with one node, ends with the head, and stops at the first that fails, which then stays left out. Run it
-    again to continue.
+    It begins with one node, ends with the head, and stops at the first wave that fails, which then stays left out. Run
+    it again to continue.
     """
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
@@ -147,12 +162,12 @@ def upgrade(
     names = [name.strip() for name in hosts.split(",")] if hosts else [*cluster.trusted]
     for name in [*names, *([canary] if canary else [])]:
         refuse_stranger(name, cluster)
-    if canary == cluster.head:
-        raise FarandoleError(f"--canary: all nodes depend on the head, {canary}, so it comes last")
+    if canary in change.needed:
+        raise FarandoleError(f"--canary: all nodes depend on {canary}, so it comes last")
+    if canary and canary not in names:
+        raise FarandoleError(f"--canary: {canary} is none of the nodes that --hosts names")
     with alone(cluster.state):
-        begun = [name for name, entry in excluded.read(cluster.state).items() if entry.code == CODE]
-        begun += [cluster.head] if (cluster.state / OF_HEAD).exists() else []
-        out = [name for name in names if name in cluster.excluded and name not in begun]
+        out = [name for name, entry in excluded.read(cluster.state).items() if entry.code != CODE and name in names]
         names = [name for name in names if name not in out]
         # What waits for jobs would not be seen in a moment.
         if not change.run(PLAYBOOK, "--check", "--limit", ",".join(names)):
@@ -164,24 +179,30 @@ def upgrade(
         typer.echo(on_terminal("\n".join(shown(due))))
         if out:
             typer.echo(f"left out, and so not upgraded: {several(out)}")
+        begun = change.begun()
         todo = [name for name, one in due.items() if one.any or name in begun or reboot is Reboot.always]
         if check or not todo:
             raise typer.Exit
-        parts = waves(todo, cluster.head, canary, wave)
+        parts = waves(todo, change.needed, canary, wave)
         typer.echo(f"in this order: {'; '.join(several(part) for part in parts)}")
         confirm(yes)
-        for number, part in enumerate(parts, 1):
-            typer.echo(f"wave {number} of {len(parts)}: {several(part)}, proven with {change.partner(part)}")
-            if why := change.upgrade(part, settings):
-                change.leave_out(part, why)
-                state = (
-                    "As the head, it is not left out of jobs" if part == [cluster.head] else "It is left out of jobs"
-                )
-                raise FarandoleError(
-                    f"{several(part)}: {why}. {state}, and nothing else was begun; when it is mended, "
-                    f"to continue: {change.again}"
-                )
+        go(change, parts, settings)
         typer.echo(f"upgraded: {several(todo)}")
+
+
+def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
+    """Upgrade one wave after the other, until one fails."""
+    for number, part in enumerate(parts, 1):
+        typer.echo(f"wave {number} of {len(parts)}: {several(part)}, proven with {change.partner(part)}")
+        if why := change.upgrade(part, settings):
+            change.leave_out(part, why)
+            state = "It is" if len(part) == 1 else "They are"
+            if part[0] in change.needed:
+                state = "As all depend on it, it is not"
+            raise FarandoleError(
+                f"{several(part)}: {why}. {state} left out of jobs, and nothing else was begun; when that is "
+                f"mended, to continue: {change.again}"
+            )
 
 
 @contextmanager

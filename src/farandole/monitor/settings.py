@@ -27,6 +27,8 @@ def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval:
     """prometheus.yml. A node is called what the inventory calls it, whatever it says."""
     targets = [{"targets": [target(name, hostvars, port)], "labels": {"instance": name}} for name in nodes]
     relabel = [
+        # A node may send it, too.
+        {"regex": MARK, "action": "labeldrop"},
         {"source_labels": ["instance"], "regex": head, "target_label": MARK, "replacement": "yes"},
         {"source_labels": ["__name__", MARK], "regex": f"{OF_HEAD}.*;", "action": "drop"},
         # What the head says of a node counts as that node's.

@@ -78,13 +78,12 @@ def shown(due: Mapping[str, Due]) -> Iterator[str]:
     yield from (f"  {name} {f'{old} to ' if old else ''}{new}" for name, old, new in sorted(changes))
 
 
-def waves(due: Sequence[str], head: str, canary: str, size: int) -> list[list[str]]:
-    """One node alone to begin with, then as many as wanted at a time, and the head, which all depend on, at the end."""
-    rest = [name for name in due if name not in (canary, head)]
-    first = canary or next(iter(rest), "")
-    rest = [name for name in rest if name != first]
-    parts = [[first], *(rest[start : start + size] for start in range(0, len(rest), size)), [head]]
-    return [part for part in parts if set(part) <= {*due} and part != [""]]
+def waves(due: Sequence[str], needed: Sequence[str], canary: str, size: int) -> list[list[str]]:
+    """One node alone to begin with, then as many as wanted at a time, and at the end those that all depend on."""
+    free = sorted((name for name in due if name not in needed), key=lambda name: name != canary)
+    rest = free[1:]
+    parts = [free[:1], *(rest[start : start + size] for start in range(0, len(rest), size))]
+    return [part for part in [*parts, *([name] for name in needed if name in due)] if part]
 
 
 def plain(due: Mapping[str, Due]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def started(arguments: argparse.Namespace) -> Run:
     """Start a run in a unit of the user's systemd."""
     if status.UPGRADING.exists():
         raise RefusedError(
-            "the head is being upgraded and may reboot: try again later; if it is not, as root on it: "
+            "the head or the builder is being upgraded, and may reboot: try again later; if not, as root on the head: "
             f"rm {status.UPGRADING}"
         )
     if os.getuid() == 0:
