@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -281,9 +281,14 @@ def pam_environment(text: str) -> dict[str, str]:
 
 
 def shell_answer(output: str) -> Any:
-    """What the program in the shell has printed; null if it did not come so far."""
-    with suppress(IndexError, ValueError):
-        return json.loads(output.split(MARK)[1])
+    """What the program in the shell has printed; null if it did not come so far, or something else printed it."""
+    with suppress(IndexError, ValueError, AttributeError, RecursionError):
+        answer = json.loads(output.split(MARK)[1])
+        # The user, who may have printed it, must not make the node's answer unfit.
+        parts = [part.values() if isinstance(part, dict) else part for part in answer.values()]
+        leaves = [one for part in parts for one in (part if isinstance(part, Iterable) else [part])]
+        if all(isinstance(one, (str, int, type(None))) for one in leaves):
+            return answer
     return None
 
 

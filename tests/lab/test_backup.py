@@ -15,7 +15,7 @@ from clusters import Cluster, until
 NODES = 3
 SITE = ("--skip-tags", "stack,build_tools")
 # The name of a table with which the former head would give orders to the next one's MariaDB.
-ORDER = "`zz` TO slurm_acct_db.q; CREATE DATABASE told #"
+ORDER = "`zz` TO slurm_acct_db.q; CREATE DATABASE told; #"
 RUNS = "mkdir -p runs/7/code && cd runs && echo {} >7/run.json && echo hello >7/output && touch .last 7/code/x"
 
 

@@ -1,6 +1,7 @@
 """A backup's file on real disks: what is refused, what is put back, and what is never forgotten."""
 
 import errno
+import fcntl
 import json
 import os
 import shlex
@@ -19,7 +20,8 @@ from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256
 from farandole.inventory import run_lock
-from farandole.plays.streaming import SKIP, transfer
+from farandole.plays import streaming
+from farandole.plays.streaming import SKIP, SilentError, transfer
 
 from .authority import A, B
 
@@ -296,6 +298,25 @@ def test_a_script_that_fails_early_says_why(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(os.urandom(1 << 20))
     command = ["bash", "-c", "echo no >&2; exit 3"]
     assert transfer(command, b"begin\n", tmp_path / "source", None) == (3, "", "no\n")
+
+
+def test_a_home_that_never_answers_does_not_stop_a_backup_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "SILENCE_S", 0.3)
+    with pytest.raises(SilentError):
+        transfer(["sh", "-c", "echo begins; exec sleep 60"], b"begin\n", None, tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "begins\n"
+
+
+def test_only_root_can_keep_the_lock_of_a_backup(tmp_path: Path) -> None:
+    script = head.ALONE.replace("/run/farandole", str(tmp_path)).replace("--timeout 60", "--timeout 0.1")
+    subprocess.run(["bash", "-euc", script], check=True)
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600
+    with (tmp_path / "backup").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run(["bash", "-euc", script], text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and "another backup or restore is at work" in done.stderr
 
 
 def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:

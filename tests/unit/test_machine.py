@@ -1,5 +1,6 @@
 """Hardware, disks, limits, links and shells of nodes, and the findings about each."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -90,6 +91,16 @@ def test_a_sound_node_has_no_finding() -> None:
 )
 def test_a_fault_is_found(facts: dict[str, Any], code: str) -> None:
     assert found(facts) == [("node-1", code)]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["{}", "[1]", "7", "[" * 30_000, '{"commands": ' + '{"a": ' * 500 + "1" + "}" * 501, '{"nofile": 1e999}', "", "x"],
+)
+def test_what_a_user_prints_in_the_shells_place_is_only_silence(printed: str) -> None:
+    said = probing.shell_answer(f"hello{probing.MARK}{printed}{probing.MARK}")
+    answer = form.MACHINE(json.loads(json.dumps(machine(shells={"ssh": said}))))
+    assert found(answer) == [("node-1", "shell-silent")]
 
 
 def test_what_is_not_needed_or_not_known_is_no_fault() -> None:

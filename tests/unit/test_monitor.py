@@ -21,7 +21,7 @@ def test_nodes_are_read_at_the_address_of_the_cluster() -> None:
     made = yaml.safe_load(settings.scrape(["node-1", "node-2"], VARIABLES, "node-1", 9100, 30))
     job = made["scrape_configs"][0]
     assert [(one["targets"], one["labels"]["instance"]) for one in job["static_configs"]] == [
-        (["192.0.2.1:9100"], "node-1"),
+        (["127.0.0.1:908"], "node-1"),
         (["[2001:db8::2]:9100"], "node-2"),
     ]
     assert "honor_labels" not in job and job["sample_limit"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from farandole.core import bounds
 from farandole.core.bounds import bounded
 from farandole.core.fetching import TooMuchError
 from farandole.core.schema import UnfitError
@@ -143,6 +144,14 @@ def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -
     answer = run_action("node_probe", arguments, tmp_path)
     assert "node_probe was not found" in answer.get("msg", "")
     assert "unreachable_reason" not in answer
+
+
+def test_an_answer_is_bounded() -> None:
+    assert bounds.answer(["sh", "-c", "cat; echo no >&2; exit 3"], 60, 100) == ("no\n", 3)
+    begun = time.monotonic()
+    assert bounds.answer(["sh", "-c", "sleep 60 | sleep 60"], 0.3, 100) == ("", -9)
+    assert bounds.answer(["cat", "/dev/zero"], 60, 100) == ("\0" * 101, -9)
+    assert time.monotonic() - begun < 10
 
 
 def test_a_program_that_takes_too_long_or_sends_too_much_is_killed() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -231,6 +232,24 @@ def test_an_installation_waits_for_one_still_running(tmp_path: Path) -> None:
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(holder)
+
+
+@pytest.mark.parametrize("group", ["console_scripts", "gui_scripts"])
+def test_no_program_of_a_wheel_has_a_path_for_a_name(tmp_path: Path, group: str) -> None:
+    script, wheel = (ROOT / "roles/stack/files/names.py").read_text(), tmp_path / "a-1-py3-none-any.whl"
+    for name, refused_as in {
+        "a": "",
+        "a.b-c": "",
+        "/etc/cron.daily/a": "'/etc/cron.daily/a'",
+        "../a": "'../a'",
+    }.items():
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr("a-1.dist-info/entry_points.txt", f"[{group}]\n{name} = a:main\n")
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", script, wheel, tmp_path / "*.whl"], text=True, capture_output=True, check=False
+        )
+        assert bool(done.returncode) == bool(refused_as), done.stderr
+        assert refused_as in done.stderr
 
 
 def test_a_folder_is_replaced_or_removed_as_a_whole(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-# Makes the stack's virtual environment. REQUIREMENTS (one pinned and hashed wheel per line) comes from this role; VENV and
-# REPLACE from role stack.
+# Makes the stack's virtual environment. REQUIREMENTS (one pinned and hashed wheel per line) comes from this role; VENV,
+# REPLACE and NAMES from role stack.
 # An environment that was interrupted is made anew: nothing tells how far pip came.
 sh -euc "$REPLACE" - "$VENV"
 printf '%s\n' "$REQUIREMENTS" >requirements.txt
+python3 -I -c "$NAMES" wheels/*.whl
 python3 -m venv "$VENV"
 PIP_CONFIG_FILE=/dev/null "$VENV/bin/pip" install --disable-pip-version-check --no-cache-dir --no-compile --no-deps \
     --no-index --find-links wheels --require-hashes --requirement requirements.txt

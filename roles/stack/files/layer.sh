@@ -1,5 +1,5 @@
 # Makes the virtual environment of a stack that adds packages to another one, BASE. STACK, REQUIREMENTS (one pinned and hashed
-# wheel per line), ARCHIVES (of wheels that were built) and REPLACE come from the role. Root runs nothing of the base, which
+# wheel per line), ARCHIVES (of wheels that were built), REPLACE and NAMES come from the role. Root runs nothing of the base, which
 # another builder may have made.
 venv=$STACK/venv
 from=${STACK%/*}/$BASE/venv
@@ -14,6 +14,7 @@ done
 for wheel in wheel/*.whl; do
     [ ! -e "$wheel" ] || echo "./$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d ' ' -f 1)" >>requirements.txt
 done
+python3 -I -c "$NAMES" wheels/*.whl wheel/*.whl
 python3 -m venv "$venv"
 # In one go: a second pip would already run what the packages put there.
 packages=$(echo "$venv"/lib/python3.*/site-packages)
@@ -27,7 +28,10 @@ python3 -I -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$packag
 # addsitedir heeds the base's own .pth files, which a line with a path does not.
 printf 'import site; site.addsitedir("%s")\n' "$from/${packages#"$venv/"}" >"$packages/base.pth"
 # The base's programs, for this environment.
-for program in "$from"/bin/*; do
+real=$(realpath "${STACK%/*}")/$BASE/venv/bin
+for program in "$real"/*; do
+    # Who made the base may have put links there, to what only root can read here.
+    [ "$(realpath "$program")" = "$program" ] && [ -f "$program" ] || continue
     [ ! -e "$venv/bin/${program##*/}" ] || continue
     [ "$(head -c 2 "$program")" = '#!' ] || continue
     sed "1s|^#!$from/bin/|#!$venv/bin/|" "$program" >"$venv/bin/${program##*/}"

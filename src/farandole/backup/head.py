@@ -7,9 +7,6 @@ from pathlib import Path
 # A job is known by its number and by when it was submitted: with an empty spool, Slurm begins to count anew. The
 # accounting lacks those that their people hold.
 _SLURM = r"""
-# A script that another command has started may still be at work.
-exec 9</etc/slurm
-flock 9
 db=$(sed -n 's/^StorageLoc=//p' /etc/slurm/slurmdbd.conf)
 cluster=$(sed -n 's/^ClusterName=//p' /etc/slurm/slurm.conf)
 spool=$(sed -n 's/^StateSaveLocation=//p' /etc/slurm/slurm.conf)
@@ -106,8 +103,6 @@ echo "waiting jobs that are held, as they may have run since: $held; each person
 _ACCOUNT = """
 home=$(getent passwd "$1" | cut -d : -f 6)
 [ -n "$home" ] || { echo "it has no account $1" >&2; exit 1; }
-exec 9<"$home"
-flock 9
 """
 # Only as the account itself, as root would follow what it has made there.
 _SAVE_HOME = """
@@ -121,7 +116,7 @@ _SAVE_RUNS = r"""
 runuser -u "$1" -- sh -euc '
     mkdir -m 0700 -p "$1/runs" && cd "$1/runs"
     find . -maxdepth 2 -type f \( -path "./[1-9]*/*.json" -o -path "./[1-9]*/output" -o -name .last \) -print0 |
-        tar --create --gzip --null --files-from=- || [ $? = 1 ]
+        tar --create --gzip --sparse --null --files-from=- || [ $? = 1 ]
 ' sh "$home"
 """
 # A run of that number may have been started here since; it stays.
@@ -134,6 +129,16 @@ runuser -u "$1" -- sh -euc '
     done
     rm -rf "$new"
 ' sh "$home"
+"""
+# A script that another command has started may still be at work. Nobody but root can open the file and keep its lock.
+ALONE = """
+mkdir -p /run/farandole
+(umask 077 && : >>/run/farandole/backup)
+exec 9</run/farandole/backup
+if ! flock --timeout 60 9; then
+    echo "another backup or restore is at work there: fuser -v /run/farandole/backup" >&2
+    exit 1
+fi
 """
 _SAVE = {"accounting": _SLURM + _SAVE_ACCOUNTING, "queue": _SLURM + _SAVE_QUEUE, "homes": _ACCOUNT + _SAVE_HOME}
 _SAVE["runs"] = _ACCOUNT + _SAVE_RUNS
@@ -154,12 +159,12 @@ class Part:
     @property
     def save(self) -> str:
         """The script that prints it."""
-        return _SAVE[self.kind]
+        return ALONE + _SAVE[self.kind]
 
     @property
     def load(self) -> str:
         """The script that reads it, and says what it did."""
-        return _LOAD[self.kind]
+        return ALONE + _LOAD[self.kind]
 
     @property
     def words(self) -> str:

@@ -27,7 +27,7 @@ from farandole.plays.playbook import Login
 FORMAT = 1
 # In the state folder, while role monitoring watches the nodes.
 RECORD = "monitored"
-HOST, PORT, PAGE = "127.0.0.1", 9090, "consoles/index.html"
+HOST, PORT, PAGE = "127.0.0.1", 909, "consoles/index.html"
 # Seconds in which ssh has to open the way, and Prometheus to answer; the most that is read of it.
 OPEN_S, ANSWER_S, LONGEST = 30, 10, 1 << 24
 ALERTS = fields(

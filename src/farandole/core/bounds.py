@@ -2,16 +2,44 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from farandole.core.fetching import TooMuchError
 
 INTERVAL_S = 0.05
 MIB = 1 << 20
+
+
+def answer(command: Sequence[str], seconds: float, longest: int, source: IO[bytes] | None = None) -> tuple[str, int]:
+    """What a command prints on both streams, one byte more than the longest at most, and its status.
+
+    That is negative if the command was ended, after so many seconds or because it said more."""
+    with subprocess.Popen(
+        command, stdin=source or subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        late = threading.Timer(seconds, end_group, (process.pid,))
+        late.start()
+        try:
+            output = process.stdout.read(longest + 1) if process.stdout else b""
+            if len(output) > longest:
+                end_group(process.pid)
+            status = process.wait()
+        finally:
+            late.cancel()
+    return output.decode(errors="replace"), status
+
+
+def end_group(group: int) -> None:
+    """Kill ssh, and what it has started to reach the node."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 @contextmanager

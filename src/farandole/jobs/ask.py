@@ -1,16 +1,12 @@
 """Ask all nodes of a cluster at once how they are."""
 
-import os
-import signal
-import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
+from farandole.core import bounds
 from farandole.core.causes import recognize
 from farandole.core.errors import FarandoleError
 from farandole.core.schema import Check, fields, load, many, named, number, row, text, whole, words
@@ -89,25 +85,9 @@ def ask_all(nodes: Mapping[str, Head]) -> dict[str, Answer]:
 def ask(node: Head) -> Answer:
     """Ask a node, which has limited time and space for its answer."""
     command = ["ssh", *STRICT, *node.ssh[1:], node.target, COMMAND]
-    with PROGRAM.open("rb") as source, subprocess.Popen(
-        command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    ) as process:  # fmt: skip
-        late = Timer(ANSWER_S, end, (process.pid,))
-        late.start()
-        try:
-            output = process.stdout.read(LONGEST + 1) if process.stdout else b""
-            if len(output) > LONGEST:
-                end(process.pid)
-            status = process.wait()
-        finally:
-            late.cancel()
-    return answer_of(output.decode(errors="replace"), status, f"ssh {node.target}")
-
-
-def end(group: int) -> None:
-    """Kill ssh, and what it has started to reach the node."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+    with PROGRAM.open("rb") as source:
+        output, status = bounds.answer(command, ANSWER_S, LONGEST, source)
+    return answer_of(output, status, f"ssh {node.target}")
 
 
 def answer_of(output: str, status: int, ssh: str) -> Answer:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import statistics
-import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from farandole.core import bounds
 from farandole.core.findings import Finding, finding, some
 from farandole.core.schema import MANY as MANY_PAIRS
 from farandole.core.schema import UnfitError, fields, many, named, number, optional, row, words
@@ -23,7 +23,8 @@ from farandole.links.judge import MEGA, Bars, judge, record, slow_ways
 from farandole.links.measure import Measured, measure
 
 PYTHON = "/usr/bin/python3"
-LOGIN_S = 20
+# Seconds that a login may take, and how much it may say.
+LOGIN_S, LONGEST = 20, 1 << 16
 # Measuring so many takes long enough to say so.
 MANY = 8
 # What is read of an earlier preflight.json, which may be of another version.
@@ -170,14 +171,10 @@ def logins(head: Sequence[str], names: Sequence[str], job_user: str) -> list[Fin
             f'cd / && if [ "$(id -u)" = 0 ]; then runuser -u {job_user} -- {ssh}; '
             f"elif sudo -n true 2>/dev/null; then sudo -n -u {job_user} -- {ssh}; fi"
         )
-        try:
-            done = subprocess.run(
-                [*head, f"sh -c {shlex.quote(script)}"],
-                capture_output=True, stdin=subprocess.DEVNULL, timeout=LOGIN_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return f"no answer within {LOGIN_S} s"
-        return one_line(done.stderr.decode(errors="replace")) or "no reason given" if done.returncode else ""
+        output, status = bounds.answer([*head, f"sh -c {shlex.quote(script)}"], LOGIN_S, LONGEST)
+        if status < 0:
+            return f"no answer within {LOGIN_S} s" if len(output) <= LONGEST else f"it says over {LONGEST >> 10} KiB"
+        return (one_line(output) or "no reason given") if status else ""
 
     # sshd allows ten sessions in a connection.
     with ThreadPoolExecutor(8) as pool:

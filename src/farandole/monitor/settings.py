@@ -21,11 +21,12 @@ VERDICTS = {"green": 0, "slow": 1, "red": 2}
 # Metrics whose names begin so are believed from the head alone.
 OF_HEAD = "farandole_head_"
 MARK = "__tmp_head"
+OWN = "127.0.0.1:908"
 
 
 def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval: int) -> str:
     """prometheus.yml. A node is called what the inventory calls it, whatever it says."""
-    targets = [{"targets": [target(name, hostvars, port)], "labels": {"instance": name}} for name in nodes]
+    targets = [{"targets": [target(name, hostvars, head, port)], "labels": {"instance": name}} for name in nodes]
     relabel = [
         # A node may send it, too.
         {"regex": MARK, "action": "labeldrop"},
@@ -36,6 +37,8 @@ def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval:
         {"regex": f"{MARK}|node", "action": "labeldrop"},
     ]
     job = {"job_name": "nodes", "static_configs": targets, "metric_relabel_configs": relabel, **LIMITS}
+    # A node would decide what the head asks of whom.
+    job["follow_redirects"] = False
     settings = {
         "global": {
             "scrape_interval": f"{interval}s",
@@ -49,8 +52,12 @@ def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval:
     return MANAGED + yaml.safe_dump(json.loads(json.dumps(settings)), sort_keys=False)
 
 
-def target(name: str, hostvars: HostVars, port: int) -> str:
-    """Where a node's exporter listens: at the address by which the other nodes reach it."""
+def target(name: str, hostvars: HostVars, head: str, port: int) -> str:
+    """Where a node's exporter listens: where the other nodes reach it, and the head's where only the head does.
+
+    What the head says is believed of all, so it says it on a port below 1024, which no account there can take."""
+    if name == head:
+        return OWN
     address = node_address(hostvars[name])
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

@@ -1,5 +1,7 @@
 """Scripts of root on a node that read or write a file of the control machine, whatever its size."""
 
+import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -21,6 +23,12 @@ BEGIN = "farandole-begin"
 SKIP = f'while IFS= read -r line && [ "$line" != {BEGIN} ]; do :; done\n'
 # What a node prints, unless it goes to a file.
 LONGEST = 1 << 20
+# A person's home may be one that never answers.
+SILENCE_S = 300
+
+
+class SilentError(Exception):
+    """A node sends nothing."""
 
 
 class Streaming(Action):
@@ -40,6 +48,8 @@ class Streaming(Action):
         begin = f"{password}\n{BEGIN}\n".encode()
         try:
             status, output, errors = transfer(own_connection(words, ssh), begin, source, target)
+        except SilentError:
+            raise FarandoleError(f"{what}: nothing came for {SILENCE_S} s; something there does not answer") from None
         except OSError as error:
             raise FarandoleError(
                 f"{what} cannot be written here: {error.strerror} ({error.filename or target}); free some space, or "
@@ -74,13 +84,21 @@ def transfer(command: Sequence[str], begin: bytes, source: Path | None, target: 
         try:
             _send(cast(IO[bytes], ssh.stdin), begin, source)
             if target and ssh.stdout:
-                with target.open("wb") as file:
-                    shutil.copyfileobj(ssh.stdout, file, 1 << 20)
+                _receive(ssh.stdout, target)
             status = ssh.wait()
         finally:
             ssh.kill()
         printed, said = (_text(file) for file in (short, errors))
     return status, printed, said
+
+
+def _receive(pipe: IO[bytes], target: Path) -> None:
+    with target.open("wb") as file:
+        while select.select([pipe], [], [], SILENCE_S)[0]:
+            if not (block := os.read(pipe.fileno(), 1 << 20)):
+                return
+            file.write(block)
+    raise SilentError
 
 
 def _text(file: IO[bytes]) -> str:

@@ -1,5 +1,6 @@
 """Validation of what a node reports about its hardware, its disks and the job user's shells."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from farandole.core.schema import UnfitError, fields, many, named, optional, shown, text, whole, words, yes_or_no
@@ -37,6 +38,17 @@ SHELL = fields(
         "nofile": optional(SIZE),
     }
 )
+
+
+def shell(value: Any) -> Mapping[str, Any] | None:
+    """What a job user's shell has said; anything else than that is silence, as its owner decides what it prints."""
+    try:
+        said: Mapping[str, Any] = SHELL(value)
+    except UnfitError:
+        return None
+    return said
+
+
 MACHINE = fields(
     {
         "up_s": SIZE,
@@ -58,6 +70,6 @@ MACHINE = fields(
             }
         ),
         "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "card": words(r"|[\w.-]{1,15}")})),
-        "shells": named(words("login|ssh"), optional(SHELL)),
+        "shells": named(words("login|ssh"), shell),
     }
 )
