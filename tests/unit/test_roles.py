@@ -1,5 +1,6 @@
 """A role's interface is defined once: argument_specs.yml, defaults and README must agree."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def test_a_role_knows_the_cluster_also_if_it_is_used_alone(role: Path) -> None:
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_public_variables_start_with_the_roles_name(role: Path) -> None:
     assert all(name.startswith(f"{role.name}_") for name in set(options(role)) - OUR_VARIABLES)
+
+
+# With -e NAME=false it is a string, and as such true.
+def test_every_use_of_a_boolean_option_converts_it() -> None:
+    names = [name for role in ROLES for name, option in options(role).items() if option["type"] == "bool"]
+    # Not a filter of that name, nor where it is set: NAME: true, or -e NAME=true in a message.
+    use = re.compile(rf"(?<!cluster\.)\b({'|'.join(names)})\b(?!:|=[^=])")
+    converted = re.compile(r"\s*(\|\s*default\([^)]*\)\s*)?\|\s*bool\b|\s+is\s+(not\s+)?defined\b")
+    wrong = []
+    for path in (path for folder in ("roles", "playbooks") for path in (ROOT / folder).rglob("*.[yj]*")):
+        text = path.read_text() if path.suffix == ".j2" else re.sub(r"(?m)^ *#.*", "", path.read_text())
+        wrong += [
+            f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}: {found[1]} without | bool"
+            for found in use.finditer(text)
+            if path.parent.name != "meta" and not converted.match(text, found.end())
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
