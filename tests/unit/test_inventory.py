@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
+from farandole.inventory.facts import of_inventory
 from farandole.inventory.reading import existing
 from farandole.inventory.variables import host_variables, refuse_unknown
+from farandole.stack.settings import inventory_variables, sources_of
 
 from .loading import ROOT, act
 
@@ -52,6 +54,19 @@ def test_a_malformed_inventory_is_told_with_file_and_line(content: str, place: s
     with pytest.raises(FarandoleError) as told:
         host_variables(folder(tmp_path, content))
     assert str(told.value).startswith(f"{tmp_path}/{place}")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("false", False), ("no", False), ("true", True), ("yes", True)])
+def test_a_boolean_that_is_a_string_counts_as_what_it_says(value: str, *, expected: bool, tmp_path: Path) -> None:
+    inventory = folder(tmp_path, GOOD, all=f"slurm_enabled: '{value}'\nstack_build_wheels: '{value}'\n")
+    assert bool(of_inventory(inventory).queue) is expected
+    assert bool(sources_of(inventory_variables(inventory))) is expected
+
+
+def test_a_boolean_that_is_neither_is_refused(tmp_path: Path) -> None:
+    inventory = folder(tmp_path, GOOD, all="stack_build_wheels: maybe\n")
+    with pytest.raises(FarandoleError, match="stack_build_wheels must be a plain true or false here, but is 'maybe'"):
+        sources_of(inventory_variables(inventory))
 
 
 def test_plain_ansible_tells_the_same(tmp_path: Path) -> None:

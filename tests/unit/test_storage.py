@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 from jinja2 import Environment, FileSystemLoader
 
 from farandole.inventory import cluster
@@ -141,6 +143,14 @@ def test_homes_are_mounted_one_by_one() -> None:
     ]
     assert [mount["what"] for mount in storage.homes("nfs", users[:1], "node-1", options)] == ["node-1:/home/trainer"]
     assert storage.homes("none", users, "node-1", options) == []
+
+
+def test_an_admin_that_is_a_string_is_one_only_if_it_says_so() -> None:
+    people = [{"name": "alice", "admin": "false"}, {"name": "bob", "admin": "true"}, {"name": "carol", "admin": None}]
+    assert storage.shared_homes(people, "trainer") == ["trainer", "alice", "carol"]
+    loader = DataLoader()
+    role = loader.load_from_file(str(ROOT / "roles/base/vars/main.yml"), trusted_as_template=True)
+    assert Templar(loader, {**role, "cluster_users": people}).template(role["__base_admins"]) == ["bob"]
 
 
 def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:

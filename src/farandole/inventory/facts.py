@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from farandole.inventory import excluded
 from farandole.inventory.cluster import JOB_USER, JOB_USER_ID, builders
 from farandole.inventory.excluded import members
@@ -88,7 +90,7 @@ def of_inventory(inventory: Path) -> ClusterFacts:
         groups_of(inventory.absolute()),
         state_folder(folder_of(inventory), own.get("base_state_dir") or ""),
         own.get("ssh_trust_revoked") or (),
-        bool(own.get("slurm_enabled")),
+        boolean(own.get("slurm_enabled"), strict=False),
         own.get("base_user") or "",
         own.get("base_user_id") or 0,
     )

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 Mount = Mapping[str, Any]
 
 # Nothing may be mounted on, below or above these.
@@ -26,7 +28,7 @@ USER_OF_URL = re.compile(r"[^/@]*:[^/@]+@|.*//[^/@]*[:%][^/@]+@")
 
 def shared_homes(people: Sequence[Mapping[str, Any]], job_user: str) -> list[str]:
     """Whose homes may be shared: with an administrator's, root of any node would get to root of the head."""
-    return [job_user, *(str(person["name"]) for person in people if not person.get("admin"))]
+    return [job_user, *(str(person["name"]) for person in people if not boolean(person.get("admin") or False))]
 
 
 def homes(kind: str, users: Sequence[str], head: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:

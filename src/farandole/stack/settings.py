@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.module_utils.parsing.convert_bool import boolean
 
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
@@ -69,9 +70,11 @@ def cache_of(variables: Mapping[str, Any]) -> Path:
 
 def sources_of(variables: Mapping[str, Any]) -> Path | None:
     """Where sources are kept, if packages without a wheel may be built."""
-    if not isinstance(variables["stack_build_wheels"], bool):
-        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"])
-    return cache_of(variables) / "sources" if variables["stack_build_wheels"] else None
+    try:
+        build = boolean(variables["stack_build_wheels"])
+    except TypeError:
+        raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"]) from None
+    return cache_of(variables) / "sources" if build else None
 
 
 def plain_list(variables: Mapping[str, Any], name: str) -> list[str]:
