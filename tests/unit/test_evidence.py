@@ -13,6 +13,8 @@ from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import prove
 from farandole.report import evidence
+from farandole.validation import plan
+from farandole.validation.judge import Bars
 
 LOCK = {
     "id": "aaaa00000000",
@@ -49,6 +51,8 @@ RESULT = {
     "cluster": "shire", "inventory": "/home/alice/shire",
     "checks": [
         check("mpi"), check("trust.sam2"), check("network.frodo", "red", "link-slow"), check("nccl", "not measured"),
+        # Of a node that is left out, of a head that is not among the hosts, of folders.
+        check("node.gollum"), check("trust.gandalf"), check("files.home.alice"), check("files.data.bob and alice"),
     ],
 }  # fmt: skip
 
@@ -73,10 +77,28 @@ def signed(tmp_path: Path, found: evidence.Evidence) -> Path:
 
 def test_no_name_of_a_host_or_a_person_or_their_packages_leaves(signed: Path) -> None:
     text = signed.read_text()
-    for name in (*HOSTS, "alice", "shire", "secret"):
+    for name in (*HOSTS, "gollum", "gandalf", "alice", "bob", "shire", "secret"):
         assert name not in text
     ids = [one["id"] for one in json.loads(text)["evidence"]["checks"]]
-    assert ids == ["mpi", "trust.<node>", "network.<node>", "nccl"]
+    named = ["node.<node>", "trust.<node>", "files.<folder>", "files.<folder>"]
+    assert ids == ["mpi", "trust.<node>", "network.<name>", "nccl", *named]
+
+
+def test_no_id_of_a_job_or_of_what_it_measures_is_taken_for_a_name() -> None:
+    nodes = ["frodo", "sam"]
+    planned = plan.jobs(nodes, [*plan.MODULES], 60, Bars(), quick=False, gpu=True, queue=nodes, keras_3=True)
+    ids = {name for job in planned for name in (job["id"], job["id"].removesuffix(".one"))}
+    ids |= {"mpi.bandwidth", "mpi.latency", "rdma", "horovod.torch.gloo.pace", "training.keras_3.accuracy", "nccl"}
+    ids |= {f"{job}.{kind}" for job in ("network", "speed") for kind in ("efficiency", "predicted")} | {
+        "speed.yardstick"
+    }
+    assert {evidence.anonymous(name) for name in ids} == ids
+
+
+def test_evidence_that_an_earlier_version_has_written_is_read(tmp_path: Path, found: evidence.Evidence) -> None:
+    old = [{"id": name, "status": "green", "value": None, "code": ""} for name in ("network.<node>", "files.data")]
+    evidence.write(tmp_path / "file.json", {**found, "checks": old}, None)
+    assert evidence.read(tmp_path / "file.json", unsigned=True)[0]["checks"] == old
 
 
 def test_the_speed_is_that_of_the_chosen_interfaces(found: evidence.Evidence) -> None:
@@ -94,7 +116,7 @@ def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
     first, row = yaml.safe_load(rows.read_text())
     assert first["ran"] == "here"
     assert row["ran"] == (
-        "validation on 3 nodes of others: 2 green, 1 not measured, 1 red (link-slow); "
+        "validation on 3 nodes of others: 6 green, 1 not measured, 1 red (link-slow); "
         "kernel 6.1.0-50-amd64, 10000 Mbit/s, 2 GPUs a node"
     )
     assert (row["system"], row["verdict"], row["set"]) == ("debian-12", "fails", "openmpi==4.1.4 torch==2.13.0")
