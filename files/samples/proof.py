@@ -25,7 +25,8 @@ def arguments(description, **defaults):
     parser.add_argument(
         "--images", type=int, default=0, help="number of images to train with, repeated if there are fewer; 0: all"
     )
-    parser.add_argument("--checkpoints", type=Path, help="folder to save checkpoints in and to resume from")
+    if "checkpoints" not in defaults:
+        parser.add_argument("--checkpoints", type=Path, help="folder to save checkpoints in and to resume from")
     parser.add_argument("--json", action="store_true", help="print the result as a line of JSON at the end")
     for name, (kind, value, help_text) in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=help_text)

@@ -4,6 +4,7 @@ horovodrun -np 2 --min-np 1 --host-discovery-script ./discover_hosts.sh python p
 node again, add --blacklist-cooldown-range 2 60.
 """
 
+import argparse
 import sys
 
 import horovod.torch as hvd
@@ -49,6 +50,11 @@ def test(model, data):
     return metric_average(loss, "avg_loss"), metric_average(right, "avg_acc")
 
 
+def refused(_):
+    """Refuse an option that the other samples have."""
+    raise argparse.ArgumentTypeError("this sample keeps its state in memory; pytorch_mnist.py writes checkpoints")
+
+
 def main():
     """Train, test and compare the ranks."""
     options = proof.arguments(
@@ -58,6 +64,7 @@ def main():
         epochs=(int, 12, "passes over all images"),
         commit_interval=(int, 10, "steps between commits; at most this many are lost with a worker"),
         log_interval=(int, 10, "steps between two lines of output"),
+        checkpoints=(refused, None, "refused, as the state is kept in memory"),
     )
     hvd.init()
     torch.manual_seed(options.seed)
