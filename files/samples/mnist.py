@@ -10,6 +10,8 @@ import numpy as np
 
 # Where Farandole installs them on every node.
 STAGED = Path(os.environ.get("MNIST_DATA", "/opt/farandole/data/mnist"))
+# Where load_data has found them: an elastic job may give this rank another number later.
+used = STAGED
 FILES = (
     ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
     ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
@@ -47,7 +49,8 @@ def load_data(own="MNIST-data", images=0):
     Like keras.datasets.mnist.load_data, it takes a path, different for every rank. If that folder exists, its files
     are used, so that every rank can have different images; otherwise all ranks read the data installed on their node.
     """
-    folder = Path(own) if Path(own).is_dir() else STAGED
+    global used
+    folder = used = Path(own) if Path(own).is_dir() else STAGED
     pairs = [tuple(read(folder / name) for name in names) for names in FILES]
     for (pixels, labels), names in zip(pairs, FILES):
         if pixels.ndim != 3 or len(pixels) != len(labels):
@@ -57,8 +60,7 @@ def load_data(own="MNIST-data", images=0):
     return (pixels[chosen], labels[chosen]), test
 
 
-def source(own="MNIST-data"):
-    """The origin of the images."""
-    folder = Path(own) if Path(own).is_dir() else STAGED
-    note = folder / "SOURCE"
-    return note.read_text().strip() if note.is_file() else str(folder)
+def source():
+    """The origin of the images that were loaded."""
+    note = used / "SOURCE"
+    return note.read_text().strip() if note.is_file() else str(used)

@@ -120,8 +120,11 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         "weights": fingerprint(weights),
         "rate": round(meter.rate(), 1),
         "losses": meter.losses if options.json else [],
+        "data": mnist.source(),
     }
     ranks = gather(own)
+    # A rank may have images of its own.
+    data = " and ".join(dict.fromkeys(answer.pop("data") for answer in ranks))
     losses = list(mean_losses([answer.pop("losses") for answer in ranks]))
     hosts = {answer["weights"]: answer["host"] for answer in ranks}
     together = len(hosts) == 1
@@ -130,7 +133,7 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         machines = len({answer["machine"] for answer in ranks})
         print(
             f"{count(size, 'worker')} on {count(machines, 'machine')}: accuracy {accuracy:.4f}, loss {loss:.4f}, "
-            f"{total:.0f} images/s, data: {mnist.source()}",
+            f"{total:.0f} images/s, data: {data}",
             flush=True,
         )
         if not together:
@@ -138,6 +141,6 @@ def finish(options, gather, rank, size, weights, meter, accuracy, loss):
         if options.json:
             for line in losses:
                 print(json.dumps(line), flush=True)
-            result = {"accuracy": accuracy, "loss": loss, "rate": round(total, 1), "data": mnist.source()}
+            result = {"accuracy": accuracy, "loss": loss, "rate": round(total, 1), "data": data}
             print(json.dumps({"sample": Path(sys.argv[0]).name, **result, "ranks": ranks}), flush=True)
     return 0 if together else 1

@@ -1,13 +1,17 @@
 """The samples on a node: depot_fetch as it runs there, and the scripts as passed to write_files."""
 
+import argparse
 import fcntl
 import hashlib
+import importlib
 import os
 import shutil
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -133,3 +137,49 @@ def test_scripts_have_folders_and_modes(tmp_path: Path) -> None:
     assert result[2]["content"] == "of train.py, {{ a }}"
     ours = samples.folder_files(str(ROOT / "files/samples"), "/opt/s", "users")
     assert any(entry["path"].endswith(".py") for entry in ours)
+
+
+MISSING = ("numpy", "torch", "torch.nn", "torch.nn.functional", "torch.utils", "torch.utils.data", "horovod")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Imports a sample, in a job's folder on a machine that has none of the packages that it needs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "files/samples"))
+    before = {*sys.modules}
+    for name in (*MISSING, "torch.utils.data.distributed", "horovod.torch"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    yield importlib.import_module
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+
+
+def test_a_run_names_the_data_that_each_rank_has_used(
+    scripts: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mnist, proof = scripts("mnist"), scripts("proof")
+    monkeypatch.setattr(mnist, "read", lambda _: MagicMock(ndim=3, __len__=lambda _: 1))
+    answers: list[dict[str, Any]] = []
+
+    def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
+        answers.insert(0, own)
+        return [dict(answer) for answer in answers]
+
+    for rank in (1, 0):
+        (tmp_path / f"MNIST-data-{rank}").mkdir()
+        (tmp_path / f"MNIST-data-{rank}/SOURCE").write_text(f"images of rank {rank}\n")
+        mnist.load_data(f"MNIST-data-{rank}")
+        assert proof.finish(argparse.Namespace(json=False), gather, rank, 2, [], proof.Meter(), 1.0, 0.0) == 0
+    assert capfd.readouterr().out.endswith("data: images of rank 0 and images of rank 1\n")
+
+
+def test_the_elastic_sample_refuses_checkpoints_which_it_would_not_write(
+    scripts: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytorch_elastic.py", "--checkpoints", "saved"])
+    with pytest.raises(SystemExit):
+        scripts("pytorch_elastic").main()
+    assert "--checkpoints: this sample keeps its state in memory" in capfd.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["pytorch_mnist.py", "--checkpoints", "saved"])
+    assert scripts("proof").arguments("", lr=0.1).checkpoints == Path("saved")
