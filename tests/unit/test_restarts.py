@@ -46,6 +46,38 @@ def test_a_run_that_got_nowhere_since_it_started_again_ends() -> None:
     assert "nothing in saved has changed" in of_run.refusal(1, ["node-3"])
 
 
+def test_nodes_that_are_lost_before_it_begins_do_not_count_as_getting_nowhere() -> None:
+    of_run = restarts()
+    assert of_run.refusal(1, ["node-2"]) == ""
+    assert of_run.refusal(1, ["node-3"], began=False) == ""
+    assert of_run.gone == {"node-2", "node-3"}
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(1, 0), (0, 1)])
+def test_a_node_that_is_off_at_the_start_is_left_out(
+    head: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, status: int
+) -> None:
+    (head / "hostfile").write_text("none.invalid\nnode-1\n")
+    monkeypatch.setattr(runs, "HERE", "node-1")
+    started: list[Any] = []
+    job = RunKeeper(asked(np=1, restarts=restarts))
+    monkeypatch.setattr(job, "execute", lambda slots: started.append(slots) or 0)
+    monkeypatch.setattr(job, "clean", lambda _: None)
+    job()
+    assert started == [{"node-1": 1}] * restarts
+    ended = job.run.read("ended")
+    assert (ended["status"], bool(ended["reason"])) == (status, bool(status))
+
+
+def test_a_node_that_answers_and_takes_no_copy_ends_the_run(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (head / "hostfile").write_text("none.invalid\nnode-1\n")
+    monkeypatch.setattr("farandole.node.head.job.answers", lambda _: True)
+    job = RunKeeper(asked(np=1, restarts=1))
+    job()
+    assert (job.restarts.done, job.lost) == (0, [])
+    assert "none.invalid" in job.run.read("ended")["reason"]
+
+
 def test_a_program_that_fails_twice_in_the_same_way_ends() -> None:
     of_run = restarts()
     ends = []

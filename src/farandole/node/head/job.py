@@ -17,7 +17,7 @@ from farandole.node.head import reap as reaping
 from farandole.node.head.folders import place, staging
 from farandole.node.head.launch import ALONE, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, end, reap
-from farandole.node.head.restarts import Restarts, repeated
+from farandole.node.head.restarts import Restarts, answers, repeated
 from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
@@ -138,11 +138,13 @@ class RunKeeper:
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""
-        self.process, self.lost, self.broken, self.late = None, [], False, ""
+        self.process, self.lost, self.broken, self.late, self.reason = None, [], False, "", ""
         self.reports = Reports(self.mark, {})
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
         self.run.write("started", slots=slots, begun=self.begun, stack=stack)
         self.send(slots)
+        if self.lost:
+            return 1
         with self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths, whole=True)):
             try:
                 with self.restarts.watched(slots, self.end), repeated(LOOK_S, lambda: self.look(slots)):
@@ -160,7 +162,7 @@ class RunKeeper:
         """The slots with which a run that failed starts again; empty if it does not."""
         if self.why or not self.wish["restarts"]:
             return {}
-        if why := self.restarts.refusal(code, self.lost):
+        if why := self.restarts.refusal(code, self.lost, began=bool(self.process)):
             say(f"it does not start again: {why}")
             return {}
         # What stops it now ends the wait.
@@ -190,19 +192,22 @@ class RunKeeper:
                 self.complete = False
 
     def send(self, slots: Slots) -> None:
-        """Copy the code to the other nodes."""
+        """Copy the code to the other nodes; those that do not answer are lost, if it may start again without them."""
         if has_shared_home():
             return
         same = former(self.run, self.wish["source"])
         others = [node for node in slots if node != runs.HERE]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             sent = pool.map(lambda node: send(self.run, node, same, self.restarts.deleting()), others)
-            failed = [why for why in sent if why]
+            failed = {node: why for node, why in zip(others, sent, strict=True) if why}
+            asked = [*failed] if self.wish["restarts"] else []
+            self.lost = [node for node, answer in zip(asked, pool.map(answers, asked), strict=True) if not answer]
         if failed:
-            self.reason = f"the folder could not be copied: {'; '.join(failed)}"
+            self.reason = f"the folder could not be copied: {'; '.join(failed.values())}"
             # As output, in which the control machine looks for the cause.
             say(self.reason)
-            raise RefusedError
+            if not self.lost:
+                raise RefusedError
 
     def execute(self, slots: Slots) -> int:
         """Start the ranks, and pass on what they print until they have ended."""

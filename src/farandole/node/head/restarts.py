@@ -44,8 +44,8 @@ class Restarts:
         if raised := RAISED.match(line):
             self.raised = raised[1]
 
-    def refusal(self, code: int, lost: list[str]) -> str:
-        """Why a run that failed does not start again; empty if it does."""
+    def refusal(self, code: int, lost: list[str], *, began: bool = True) -> str:
+        """Why a run that failed does not start again; empty if it does. One that has not begun could change nothing."""
         missing = {*lost} | self.silent
         self.gone, self.silent = self.gone | missing, set()
         failure = "" if missing else f"{code} {self.raised!r}"
@@ -55,7 +55,7 @@ class Restarts:
             return f"it has started again {self.done} times (--restarts)"
         if failure and failure == failed and now == had:
             return "the program has failed twice in the same way"
-        if self.done and self.folder and now == had:
+        if began and self.done and self.folder and now == had:
             return f"nothing in {self.folder} has changed since it started again"
         self.done += 1
         return ""
