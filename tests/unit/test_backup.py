@@ -112,6 +112,13 @@ def test_a_wrong_password_is_told_from_a_damaged_file(tmp_path: Path, folder: Pa
     assert "cannot be decrypted with this password" in refused(tmp_path, tmp_path / "file", "wrong")
 
 
+def test_a_file_that_has_come_meanwhile_is_not_replaced(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "file").write_text("another backup")
+    with pytest.raises(FarandoleError, match="exists already"):
+        files.pack(tmp_path / "file", folder, ABOUT, "")
+    assert (tmp_path / "file").read_text() == "another backup"
+
+
 def forged(path: Path, *members: tuple[str, bytes], **changes: Any) -> Path:
     """A backup with a manifest that somebody has written."""
     manifest = {"format": 1, "version": "1.0.0", "state_format": 1, **vars(ABOUT), "files": {}, **changes}

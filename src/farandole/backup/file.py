@@ -56,6 +56,12 @@ class About:
     authorities: list[str]
 
 
+def refuse_existing(target: Path) -> None:
+    """Refuse to replace a file."""
+    if os.path.lexists(target):
+        raise FarandoleError(f"{target} exists already; choose another name, or remove it")
+
+
 def pack(target: Path, folder: Path, about: About, password: str) -> None:
     """Write the files of a private folder as a backup, readable by its owner only, as a whole or not at all."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
@@ -74,6 +80,8 @@ def pack(target: Path, folder: Path, about: About, password: str) -> None:
             for name in names:
                 tar.add(folder / name, name)
         os.fsync(file.fileno())
+    # It may have come meanwhile: what a head has takes its time.
+    refuse_existing(target)
     Path(draft).replace(target)
     sync_folder(target.parent)
 

@@ -47,14 +47,13 @@ def backup(
 ) -> None:
     """Save a cluster's state folder, and what only its head has: accounting, queue, runs, homes if wished."""
     # Slow to import.
-    from farandole.backup.file import pack
+    from farandole.backup.file import pack, refuse_existing
     from farandole.backup.state import describe, refuse_empty, save
 
     state, target = of_inventory(inventory).state, file.absolute()
     claim(state, folder_of(inventory), write=False)
     refuse_empty(state)
-    if os.path.lexists(target):
-        raise FarandoleError(f"{file} exists already; choose another name, or remove it")
+    refuse_existing(target)
     password = password_of(password_file, confirm=True) if encrypt or password_file else ""
     with space(target), private_folder(target.parent) as folder:
         if state_only:
