@@ -45,6 +45,8 @@ class Wanted:
     head: str
     job_user: str
     network: Fabric
+    # All nodes that take part in jobs, also those that are not in this run.
+    members: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def examine(
         findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
     # What was bad is measured again next time.
     bad = {name for fault in findings if fault.severity == "stop" for name in fault.host.split(", ")}
-    return Examined(findings, merged(record(measured, wanted.bars), former, bad), summary(measured))
+    elsewhere = [name for name in wanted.members if not answer_of(hostvars[name])]
+    return Examined(findings, merged(record(measured, wanted.bars), former, bad, elsewhere), summary(measured))
 
 
 def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
@@ -137,21 +140,29 @@ def place(node: Node, hostvars: HostVars, network: Fabric) -> Place:
     )
 
 
-def merged(links: Mapping[str, Any], former: Mapping[str, Any], bad: Collection[str]) -> dict[str, Any]:
-    """Rates that were not measured this time are those of an earlier run; bad nodes have none."""
-    nodes: dict[str, Any] = {}
+def merged(
+    links: Mapping[str, Any], former: Mapping[str, Any], bad: Collection[str], elsewhere: Collection[str]
+) -> dict[str, Any]:
+    """Rates that were not measured this time are those of an earlier run; bad nodes have none.
+
+    What was measured of the nodes elsewhere, which are not in this run, stays.
+    """
+    before = former.get("nodes", {})
+    nodes: dict[str, Any] = {name: before[name] for name in elsewhere if name in before}
+    theirs = [own["mb_per_s"] for own in nodes.values() if own["mb_per_s"] is not None]
     for name, own in links["nodes"].items():
-        before, rate = former.get("nodes", {}).get(name, {}).get("mb_per_s"), own["mb_per_s"]
-        nodes[name] = {**own, "mb_per_s": None if name in bad else before if rate is None else rate}
-    if (usually := links["usual_mb_per_s"]) is None:
-        shut = {(pair[0], pair[1]) for pair in links["pairs"]}
-        pairs = [*links["pairs"], *(pair for pair in former.get("pairs", []) if (pair[0], pair[1]) not in shut)][
-            :MANY_PAIRS
-        ]
-        usual = {**{name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}, "pairs": pairs}
-    else:
-        usual = {"usual_mb_per_s": usually, "rates_measured": now()}
-    return {**links, "nodes": nodes, **usual}
+        earlier, rate = before.get(name, {}).get("mb_per_s"), own["mb_per_s"]
+        nodes[name] = {**own, "mb_per_s": None if name in bad else earlier if rate is None else rate}
+    shut = {(pair[0], pair[1]) for pair in links["pairs"]}
+    kept = [pair for pair in former.get("pairs", []) if {*pair[:2]} <= nodes.keys() and (pair[0], pair[1]) not in shut]
+    usual = {name: former.get(name) for name in ("usual_mb_per_s", "rates_measured")}
+    if links["usual_mb_per_s"] is not None:
+        kept = [pair for pair in kept if not {*pair[:2]}.isdisjoint(elsewhere)]
+        rates = [own["mb_per_s"] for own in links["nodes"].values() if own["mb_per_s"] is not None]
+        usual["usual_mb_per_s"] = round(statistics.median([*theirs, *rates]), 1)
+        # No rate is older than this.
+        usual["rates_measured"] = usual["rates_measured"] if theirs else now()
+    return {**links, "nodes": nodes, "pairs": [*links["pairs"], *kept][:MANY_PAIRS], **usual}
 
 
 def summary(measured: Measured) -> str:

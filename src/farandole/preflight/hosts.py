@@ -125,7 +125,7 @@ def _measure(
     # What was measured in another network says nothing about this one.
     links = Examined([], links_in(request.record) if network.network == last["network"] else {})
     if network.network:
-        wanted = Wanted(request.measure, request.bars, request.head, request.job_user, network)
+        wanted = Wanted(request.measure, request.bars, request.head, request.job_user, network, members)
         links = examine(seen.sound(), hostvars, wanted, links.links, say)
         seen.findings += links.findings
     return chosen, network, links
