@@ -18,6 +18,7 @@ from farandole.core.bounds import descendants
 from farandole.links import agents
 from farandole.links import measure as measuring
 from farandole.links.agents import Place
+from farandole.links.examine import summary
 from farandole.links.judge import Bars, judge, record
 from farandole.links.measure import Closed, Measured, Measurement, measure
 from farandole.node.agent import CHECK, EACH, Endpoint, proof
@@ -326,3 +327,18 @@ def test_a_node_whose_program_ended_is_not_called_closed(tmp_path: Path, monkeyp
     measured = measure([*places(2), odd(tmp_path / "ending.py", ENDING)])
     assert {link.source for link in measured.closed} == {"node-1", "node-2"}
     assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]
+
+
+HURRIED = """
+import sys
+program = sys.stdin.buffer.read(NUMBER).decode()
+exec(compile(program.replace("wait(tasks, seconds)", "wait(tasks, 0)"), "pairs", "exec"))
+"""
+
+
+def test_a_node_that_has_no_time_to_try_all_others_is_named(tmp_path: Path) -> None:
+    measured = measure([*places(2), odd(tmp_path / "hurried.py", HURRIED)])
+    assert codes(measured) == [("node-3", "pair-unmeasured", "warn")]
+    assert "not over in time" in judge(measured, Bars())[0].cause
+    assert summary(measured).startswith("not all connections tried")
+    assert summary(measure(places(2))).startswith("all connections tried")

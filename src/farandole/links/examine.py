@@ -97,7 +97,7 @@ def examine(
 def carries(nodes: Sequence[Node], hostvars: HostVars, network: Fabric) -> float | None:
     """The megabytes per second that connections of a network carry, all at once; None unless all of them work."""
     measured = measure([place(node, hostvars, network) for node in nodes], lambda _: [])
-    if measured.silent or measured.closed:
+    if measured.silent or measured.closed or measured.untried:
         return None
     return round(statistics.median(max(rates) for rates in measured.rates.values()) / MEGA, 1)
 
@@ -168,7 +168,8 @@ def merged(
 def summary(measured: Measured) -> str:
     """One phrase for the user."""
     usually = record(measured)["usual_mb_per_s"]
-    rate = f"connections carry {usually:.0f} MB/s" if usually is not None else "all connections tried"
+    tried = "not all connections tried" if measured.silent or measured.untried else "all connections tried"
+    rate = f"connections carry {usually:.0f} MB/s" if usually is not None else tried
     return f"{rate} ({measured.seconds:.1f} s)"
 
 

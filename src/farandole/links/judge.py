@@ -35,6 +35,11 @@ def judge(measured: Measured, bars: Bars, network: str = "") -> list[Finding]:
     """All findings about the connections between the nodes."""
     return [
         *(finding("pair-unmeasured", name, seen=why) for name, why in measured.silent.items()),
+        *(
+            finding("pair-unmeasured", name, seen=f"{number} attempts were not over in time")
+            for name, number in measured.untried.items()
+            if name not in measured.silent
+        ),
         *(finding("pair-crowded", name, other=some(others)) for name, others in measured.crowded.items()),
         *judge_closed(measured, network),
         *judge_paths(measured),

@@ -88,6 +88,8 @@ class Measured:
     rates: dict[Way, list[float]] = field(default_factory=dict)
     alone: dict[Way, list[float]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    # By source, how many of its attempts were not over in time.
+    untried: dict[str, int] = field(default_factory=dict)
     # By target, the sources that it turned away, as too many connections came from there.
     crowded: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0
@@ -194,6 +196,8 @@ class Measurement:
         self.result.closed += [Closed(name, present[at], port, why) for at, port, why in answer["closed"]]
         self.result.narrow += [Narrow(name, present[at], size, sent) for at, size, sent in answer["path"]]
         self.result.misnamed += [Misnamed(name, present[at], tuple(seen)) for at, seen in answer["name"]]
+        if answer["untried"]:
+            self.result.untried[name] = self.result.untried.get(name, 0) + answer["untried"]
         if answer["delay_us"] is not None:
             self.result.delays_us.setdefault(name, answer["delay_us"])
 
