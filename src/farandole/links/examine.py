@@ -3,7 +3,7 @@
 import json
 import shlex
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,8 @@ from farandole.links.measure import Measured, measure
 PYTHON = "/usr/bin/python3"
 # Seconds that a login may take, and how much it may say.
 LOGIN_S, LONGEST = 20, 1 << 16
+# The exit status of a shell that cannot become the job user.
+UNABLE = 99
 # Measuring so many takes long enough to say so.
 MANY = 8
 # What is read of an earlier preflight.json, which may be of another version.
@@ -71,23 +73,25 @@ def examine(
     nodes: Sequence[Node], hostvars: HostVars, wanted: Wanted, former: Mapping[str, Any], say: Callable[[str], None]
 ) -> Examined:
     """Measure the connections between these nodes, as far as wanted, and judge them."""
-    nodes = [node for node in nodes if login_of(hostvars, node.name).get("shared")]
+    nodes, asked = [node for node in nodes if login_of(hostvars, node.name).get("shared")], nodes
     names = [node.name for node in nodes]
+    untried = [*without_connections([node.name for node in asked], names)] if wanted.what == "all" else []
     if wanted.what == "nothing" or len(nodes) < 2:
-        return Examined([], former)
+        return Examined(untried if len(wanted.members) > 1 else [], former)
     rates = wanted.what == "all" or (wanted.what == "auto" and not known(former, names))
     if rates and len(nodes) > MANY:
         say(f"measuring the connections between {len(nodes)} nodes")
     # site.yml repairs names and keys, so it is not kept from that.
-    trusted = wanted.what == "all" and all(has_account(hostvars, name, wanted.job_user) for name in names)
+    able = [name for name in names if wanted.what == "all" and has_account(hostvars, name, wanted.job_user)]
     slow = partial(slow_ways, bars=wanted.bars) if rates else None
-    measured = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=trusted)
+    measured = measure([place(node, hostvars, wanted.network) for node in nodes], slow, names=bool(able))
+    measured.misnamed = [wrong for wrong in measured.misnamed if {wrong.source, wrong.target} <= {*able}]
     unaware = kept_out(measured, wanted.network.addresses, hostvars)
     measured.closed = [link for link in measured.closed if link.source not in unaware.get(link.target, ())]
-    findings = judge(measured, wanted.bars, wanted.network.network)
+    findings = [*untried, *judge(measured, wanted.bars, wanted.network.network)]
     findings += [finding("firewall-unaware", name, other=some(sources)) for name, sources in unaware.items()]
-    if trusted and wanted.head in names:
-        findings += logins(login_of(hostvars, wanted.head)["shared"], names, wanted.job_user)
+    if able:
+        findings += judge_logins(names, able, hostvars, wanted)
     # What was bad is measured again next time.
     bad = {name for fault in findings if fault.severity == "stop" for name in fault.host.split(", ")}
     elsewhere = [name for name in wanted.members if not answer_of(hostvars[name])]
@@ -173,22 +177,50 @@ def summary(measured: Measured) -> str:
     return f"{rate} ({measured.seconds:.1f} s)"
 
 
-def logins(head: Sequence[str], names: Sequence[str], job_user: str) -> list[Finding]:
+def without_connections(asked: Sequence[str], names: Sequence[str]) -> Iterator[Finding]:
+    """The nodes of this run whose connections cannot be tried; the names are those to which Ansible logs in by ssh."""
+    for name in asked:
+        if name not in names:
+            yield finding("pair-untried", name, kind="its connections", seen="Ansible does not reach it by ssh")
+        elif len(names) == 1:
+            yield finding("pair-untried", name, kind="its connections", seen="this run has no other node for that")
+
+
+def judge_logins(names: Sequence[str], able: Sequence[str], hostvars: HostVars, wanted: Wanted) -> Iterator[Finding]:
+    """Judge the logins as the job user, whom only some of these nodes may have, and say which were not tried."""
+    user, head = wanted.job_user, wanted.head
+    for name in names:
+        if name not in able:
+            why = f"it has no account {user}"
+            yield finding("pair-untried", name, kind=f"logins to it as {user}", seen=why)
+    if head not in able:
+        why = f"it has no account {user}" if head in names else "this run leaves it out"
+        yield finding("pair-untried", head, kind=f"logins from it as {user}", seen=why)
+        return
+    yield from logins(head, login_of(hostvars, head)["shared"], able, user)
+
+
+def logins(head: str, command: Sequence[str], names: Sequence[str], job_user: str) -> Iterator[Finding]:
     """Log in from the head to every node as the job user, as jobs do; not if only a password makes that user of us."""
 
-    def log_in(name: str) -> str:
-        """Why it fails; empty if it works."""
+    def log_in(name: str) -> str | None:
+        """Why it fails; empty if it works, nothing if it could not be tried."""
         ssh = f"ssh -n -o BatchMode=yes -o ConnectTimeout=10 {name} true"
         script = (
             f'cd / && if [ "$(id -u)" = 0 ]; then runuser -u {job_user} -- {ssh}; '
-            f"elif sudo -n true 2>/dev/null; then sudo -n -u {job_user} -- {ssh}; fi"
+            f"elif sudo -n true 2>/dev/null; then sudo -n -u {job_user} -- {ssh}; else exit {UNABLE}; fi"
         )
-        output, status = bounds.answer([*head, f"sh -c {shlex.quote(script)}"], LOGIN_S, LONGEST)
+        output, status = bounds.answer([*command, f"sh -c {shlex.quote(script)}"], LOGIN_S, LONGEST)
         if status < 0:
             return f"no answer within {LOGIN_S} s" if len(output) <= LONGEST else f"it says over {LONGEST >> 10} KiB"
+        if status == UNABLE:
+            return None
         return (one_line(output) or "no reason given") if status else ""
 
     # sshd allows ten sessions in a connection.
     with ThreadPoolExecutor(8) as pool:
-        reasons = zip(names, pool.map(log_in, names), strict=True)
-    return [finding("pair-login-failed", name, seen=why) for name, why in reasons if why]
+        reasons = [*zip(names, pool.map(log_in, names), strict=True)]
+    if any(why is None for _, why in reasons):
+        seen = "that needs root there, or sudo without a password"
+        yield finding("pair-untried", head, kind=f"logins from it as {job_user}", seen=seen)
+    yield from (finding("pair-login-failed", name, seen=why) for name, why in reasons if why)
