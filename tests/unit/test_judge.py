@@ -107,7 +107,9 @@ def test_mpi_is_compared_with_tcp(bandwidth: float, latency: float, quiet: int, 
     assert [checks[name].status for name in ("mpi", "mpi.bandwidth", "mpi.latency")] == [GREEN, status, status]
 
 
-NOTHING: dict[str, Any] = {"without": [], "toolless": [], "pairs": 0, "slowest": 0, "failed": []}
+NOTHING: dict[str, Any] = {
+    "without": [], "toolless": [], "most": 1, "fewer": [], "pairs": 0, "slowest": 0, "failed": [],
+}  # fmt: skip
 BROKEN_PAIR = {"ranks": [0, 1], "seen": "rxe0/1 with rxe0/1: nothing within 30 s"}
 
 
@@ -117,6 +119,8 @@ BROKEN_PAIR = {"ranks": [0, 1], "seen": "rxe0/1 with rxe0/1: nothing within 30 s
         ({"without": [1]}, NOT_MEASURED, "no port is active on node-2"),
         ({"toolless": [0, 1]}, NOT_MEASURED, "missing on node-1, node-2: base_extra_packages"),
         ({"pairs": 1, "slowest": 21.4}, GREEN, "between 1 of 1 pairs of nodes: 21 Mbit/s and more"),
+        ({"pairs": 1, "most": 2, "fewer": [[1, 1]]}, NOT_MEASURED, "1 on node-2, 2 on the others"),
+        ({"failed": [BROKEN_PAIR], "fewer": [[1, 1]]}, RED, "failed with node-1, node-2"),
         ({"failed": [BROKEN_PAIR]}, RED, "failed with node-1, node-2"),
         ({"failed": [BROKEN_PAIR | {"ranks": [5, 9]}], "without": []}, RED, "failed with "),
         ({}, NOT_MEASURED, "only one node"),

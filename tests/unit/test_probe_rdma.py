@@ -68,22 +68,27 @@ class Rank:
 def test_the_result_is_the_same_on_all_ranks_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of ranks, as a long line of one rank would be mixed up with others."""
     size = 9
-    monkeypatch.setattr(rdma, "ports", lambda *_: {"rxe0/1": []})
+    monkeypatch.setattr(rdma, "ports", lambda network: {"rxe0/1": []} | ({"rxe1/1": []} if network else {}))
     monkeypatch.setattr(rdma, "meeting_point", lambda *_: "here")
     monkeypatch.setattr(shutil, "which", lambda program: program)
 
-    def measured(fails: bool) -> dict[str, Any]:
+    def measured(fails: bool, one_port: range = range(size)) -> dict[str, Any]:
         monkeypatch.setattr(rdma, "traffic", lambda words: (None, "lost") if fails else (5.0 + len(words), ""))
         said, meets = [None] * size, threading.Barrier(size)
         with ThreadPoolExecutor(size) as pool:
             first, *others = pool.map(
-                lambda rank: rdma.measure(rank, None), [Rank(rank, size, said, meets) for rank in range(size)]
+                lambda rank: rdma.measure(rank, None if rank.rank in one_port else "192.0.2.0/24"),
+                [Rank(rank, size, said, meets) for rank in range(size)],
             )
         assert all(other == first for other in others)
         assert len(json.dumps(first)) < 1000
         return dict(first)
 
-    assert measured(fails=False) == {"without": [], "toolless": [], "pairs": 36, "slowest": 9.0, "failed": []}
+    alike = {"without": [], "toolless": [], "most": 1, "fewer": [], "pairs": 36, "slowest": 9.0, "failed": []}
+    assert measured(fails=False) == alike
     failed = measured(fails=True)["failed"]
     assert len(failed) == rdma.FEW
     assert failed[0]["seen"] == "rxe0/1 with rxe0/1: lost"
+    # A port that is down has no partner.
+    uneven = measured(fails=False, one_port=range(2, 4))
+    assert (uneven["most"], uneven["fewer"], uneven["pairs"]) == (2, [[2, 1], [3, 1]], 36)

@@ -54,6 +54,8 @@ RANK = fields(
         "rdma": fields(
             {
                 **dict.fromkeys(("without", "toolless"), many(whole(1 << 20))),
+                "most": whole(1 << 20),
+                "fewer": many(few(2, 2)),
                 "pairs": whole(1 << 20),
                 "slowest": number,
                 "failed": many(fields({"ranks": few(2, 2), "seen": LINE})),

@@ -300,6 +300,9 @@ def _remote_memory(seen: Result, nodes: Sequence[str], common: Mapping[str, Any]
         ends = [int(rank) for one in failed for rank in one["ranks"]]
         host = nodes[statistics.mode(ends)] if max(ends) < len(nodes) else ""
         check.explain(explanation("rdma-fails", nodes, host=host, seen=failed[0]["seen"]))
+    elif seen["fewer"]:
+        counts = some([f"{int(count)} on {named([rank])}" for rank, count in seen["fewer"]])
+        check.words = f"InfiniBand, RoCE: not every port has a partner: {counts}, {seen['most']} on the others"
     elif seen["pairs"]:
         met = f"{seen['pairs']} of {math.comb(len(nodes), 2)} pairs of nodes"
         check.status, check.words = GREEN, f"RDMA between {met}: {seen['slowest']:.0f} Mbit/s and more"

@@ -85,7 +85,11 @@ def measure(mpi: MPI, network: str | None) -> dict[str, Any]:
     every = mpi.gather([list(mine), shutil.which(PINGPONG) is not None])
     without = [rank for rank, (names, _) in enumerate(every) if not names]
     toolless = [rank for rank, (names, has) in enumerate(every) if names and not has]
-    seen = {"without": without, "toolless": toolless, "pairs": 0, "slowest": 0, "failed": []}
+    most = max(len(names) for names, _ in every)
+    fewer = [[rank, len(names)] for rank, (names, _) in enumerate(every) if len(names) < most][:FEW]
+    seen = {
+        "without": without, "toolless": toolless, "most": most, "fewer": fewer, "pairs": 0, "slowest": 0, "failed": [],
+    }  # fmt: skip
     if without or toolless or mpi.size == 1:
         return seen
     all_rates, all_failed = list[list[float]](), list[dict[str, Any]]()
