@@ -134,20 +134,46 @@ def test_the_report(tmp_path: Path) -> None:
     assert (shown.count("is not measured: old"), shown.count("no list [stack-unlisted]")) == (2, 1)
 
 
-def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
-    output = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
-    (tmp_path / "20200101T000000Z").mkdir()
+def gathered(**changes: Any) -> dict[str, Any]:
+    """What a validation measured."""
     measured = {
-        "trust": {"node-1": {"unreachable": True, "msg": "no route to host"}},
+        "trust": {},
         "stacks": {"node-1": {"stack": "0123456789ab", "proven": True, "wrong": ""}},
         "files": {},
         "inventory": "inventory/mine",
-        "jobs": [{"item": PLANNED["training.pytorch_mnist"], "stdout": output}],
+        "jobs": [],
         "bars": {"accuracy": 0.6, "parity": None},
         "about": {"cluster": "mine", "hosts": list(NODES)},
         "started": time.time() - 60,
         "unmeasured": {"gpu": "no node has one"},
     }
+    return {**measured, **changes}
+
+
+def test_a_validation_whose_head_ran_no_job_is_red(tmp_path: Path) -> None:
+    made = report.make(tmp_path, gathered())
+    assert (made["verdict"], "jobs is red: the head ran no job" in made["msg"]) == (RED, True)
+    # If something else is red, that is why.
+    trust = {"node-1": {"unreachable": True, "msg": "no route to host"}}
+    assert "jobs is red" not in report.make(tmp_path, gathered(trust=trust))["msg"]
+
+
+def test_a_node_that_was_not_asked_is_not_measured(tmp_path: Path) -> None:
+    report.make(tmp_path, gathered())
+    result = json.loads((tmp_path / "latest" / "result.json").read_text())
+    status = {check["id"]: check["status"] for check in result["checks"]}
+    assert (status["stack.node-1"], status["stack.node-2"]) == (GREEN, NOT_MEASURED)
+    # All are waiting for the first one.
+    assert not stack_checks({}, "inventory/mine", NODES)
+
+
+def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:
+    output = json.dumps(HONEST | {"accuracy": 0.7, "data": "MNIST", "ranks": [rank(0), rank(1)]})
+    (tmp_path / "20200101T000000Z").mkdir()
+    measured = gathered(
+        trust={"node-1": {"unreachable": True, "msg": "no route to host"}},
+        jobs=[{"item": PLANNED["training.pytorch_mnist"], "stdout": output}],
+    )
     made = report.make(tmp_path, measured)
     result = json.loads((tmp_path / "latest" / "result.json").read_text())
     assert made["report"] == str((tmp_path / "latest").resolve())
@@ -313,7 +339,7 @@ def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -
         "wrong and right": ({"proven": True, "stack": stack, "wrong": evil}, RED, "answer-malformed"),
         "neither": ({"proven": False, "stack": stack, "wrong": ""}, RED, "answer-malformed"),
     }
-    checks = stack_checks({name: answer for name, (answer, _, _) in answers.items()}, "/my clusters/mine")
+    checks = stack_checks({name: answer for name, (answer, _, _) in answers.items()}, "/my clusters/mine", answers)
     assert [(check.status, check.code) for check in checks] == [(status, code) for _, status, code in answers.values()]
     causes_of = {check.code: check.cause for check in checks}
     assert "bin/orted" in causes_of["stack-altered"] and "No route to host" in causes_of["node-unreachable"]

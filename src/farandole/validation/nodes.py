@@ -148,9 +148,14 @@ def explained(check: Check, code: str, seen: str, host: str, inventory: str = ""
     return check.explain(explanation(code, [host], inventory, host=host, seen=seen))
 
 
-def stack_checks(stacks: Mapping[str, Answer], inventory: str) -> list[Check]:
-    """A check for each node: whether its stack is exactly what was built."""
-    return [_stack_check(name, answer, inventory) for name, answer in stacks.items()]
+def stack_checks(stacks: Mapping[str, Answer], inventory: str, hosts: Collection[str]) -> list[Check]:
+    """A check for each node: whether its stack is exactly what was built; not measured if only others were asked."""
+    absent = [name for name in hosts if stacks and name not in stacks]
+    why = "only jobs were tried on it, as it was not asked itself in this run; was there a --limit?"
+    return [
+        *(_stack_check(name, answer, inventory) for name, answer in stacks.items()),
+        *(Check(f"stack.{name}", NOT_MEASURED, why, hosts=[name]) for name in absent),
+    ]
 
 
 def _stack_check(name: str, answer: Answer, inventory: str) -> Check:

@@ -20,7 +20,7 @@ from farandole.report.read import read
 from farandole.validation import kept
 from farandole.validation.answer import job_result
 from farandole.validation.files import file_checks
-from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, judge
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check, explanation, judge
 from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.validation.predicted import predictions, scaling
 
@@ -39,12 +39,15 @@ def make(folder: Path, measured: Mapping[str, Any]) -> dict[str, Any]:
     judged = judge(results, bars, measured["inventory"])
     checks = [
         *trust_checks(measured["trust"], measured["about"]["hosts"]),
-        *stack_checks(measured["stacks"], measured["inventory"]),
+        *stack_checks(measured["stacks"], measured["inventory"], measured["about"]["hosts"]),
         *file_checks(measured["files"]),
         *judged,
         *predictions(results, judged, links, measured["inventory"]),
         *(Check(name, NOT_MEASURED, why) for name, why in measured["unmeasured"].items()),
     ]
+    if not results and not any(check.status == RED for check in checks):
+        why = explanation("node-unusable", [], seen="it has not reported a job, although it answered before")
+        checks.append(Check("jobs", RED, "the head ran no job").explain(why))
     series = {
         "started": f"{datetime.fromtimestamp(measured['started'], UTC):%Y-%m-%dT%H:%M:%SZ}",
         "phases": kept.phases(measured.get("phases") or {}, measured["started"], ended),
