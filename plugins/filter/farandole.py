@@ -72,6 +72,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "storage_homes": storage.homes,
     "unmeasured_nodes": excluded.unmeasured,
     "validation_files": files.answers,
+    "validation_hosts": nodes.chosen,
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,
     "validation_program": nodes.program,

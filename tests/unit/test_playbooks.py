@@ -2,12 +2,15 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from farandole.core.files import sha256
+from farandole.inventory import excluded
+from farandole.inventory.state import state_folder
 from farandole.stack.lock import identity
 
 from .loading import ROOT
@@ -82,3 +85,35 @@ def test_wheels_are_fetched_into_the_cache_of_the_cluster(tmp_path: Path) -> Non
     done = ansible_playbook(ROOT, *options, XDG_CACHE_HOME=str(tmp_path), PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stdout
     assert "changed=0" in done.stdout
+
+
+def test_validation_goes_on_without_a_node_that_preflight_has_excluded_in_the_same_run(tmp_path: Path) -> None:
+    cluster = {"hosts": dict.fromkeys(("node-1", "node-2", "node-3", "node-4"))}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"cluster": cluster, "head": {"hosts": {"node-1": None}}}))
+    state = state_folder(tmp_path, str(tmp_path / "state"))
+    with excluded.changing(state) as entries:
+        entries["node-2"] = replace(excluded.by_person("", "it is off"), by="check")
+        entries["node-3"] = excluded.by_person("somebody", "it is loud")
+    role = {"ansible.builtin.import_role": {"name": "farandole.cluster.validation", "tasks_from": "trust"}}
+    plays = [{"hosts": "cluster", "gather_facts": False, "tasks": [role]}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays))
+
+    def refusal(hosts: str, *more: str) -> str:
+        options = (
+            "-e",
+            f"base_state_dir={tmp_path}/state",
+            "-e",
+            f"validation_hosts={hosts}",
+            "--limit",
+            "node-4",
+            *more,
+        )
+        return ansible_playbook(ROOT, "-i", tmp_path / "hosts.yml", *options, tmp_path / "play.yml").stdout
+
+    exclude = ("-e", "on_bad_node=exclude")
+    assert "preflight has excluded node-2\n" in refusal("node-2", *exclude)
+    # The next thing that it refuses.
+    assert "--limit excludes the head" in refusal("node-2,node-4", *exclude)
+    # They are validated before somebody includes them.
+    assert "--limit excludes the head" in refusal("node-3", *exclude)
+    assert "--limit excludes the head" in refusal("node-2")

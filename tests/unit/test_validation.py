@@ -67,6 +67,12 @@ def test_the_sample_of_keras_3_needs_keras_3_and_tensorflow(
     assert ("training.keras_3" in jobs) == trains
 
 
+def test_only_a_check_of_the_same_run_takes_nodes_out_of_a_validation() -> None:
+    cluster = {"excluded": {"node-2": "it is off", "node-3": "it is loud"}, "set_aside": ["node-3"]}
+    assert nodes.chosen("node-1,node-2,node-3", cluster, checked=True) == ["node-1", "node-3"]
+    assert nodes.chosen("node-1,node-2,node-3", cluster, checked=False) == ["node-1", "node-2", "node-3"]
+
+
 def test_probes_and_samples_exist() -> None:
     for job in PLANNED.values():
         assert not job["probe"] or nodes.program(job["probe"])
