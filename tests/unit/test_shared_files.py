@@ -129,6 +129,22 @@ def test_an_answer_of_another_form_is_red(output: str) -> None:
     assert files.usable([mounted], {"stdout": output}) == []
 
 
+def test_two_servers_at_one_path_are_two_checks_that_say_so() -> None:
+    whats = {"node-1": "a:/x", "node-2": "a:/x", "node-3": "b:/x"}
+    mounts = {host: {"storage_mounts": [{"where": "/data", "what": what}]} for host, what in whats.items()}
+    good = {"stdout": json.dumps({"folders": {"/data": {"code": "", "seen": "", "listing": "", "seconds": 1}}})}
+
+    def checks(*hosts: str) -> dict[str, str]:
+        shared = files.shared(hosts, mounts, "trainer", "node-1")
+        answers = {host: {"folders": own, "wrote": good, "read": good} for host, own in shared.items()}
+        return {check.id: check.words for check in files.file_checks(answers)}
+
+    assert checks("node-1", "node-2") == {"files.data": "/data on node-1, node-2: what each writes, the others read"}
+    two = checks(*whats)
+    assert two.keys() == {"files.data.node-1", "files.data.node-3"}
+    assert "/data on node-3, from b:/x, unlike on other nodes: " in two["files.data.node-3"]
+
+
 def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:
     mounts = {
         "node-1": {"storage_mounts": [{"where": "/data", "what": "a:/x"}]},

@@ -85,11 +85,14 @@ def file_checks(answers: Mapping[str, Mapping[str, Any]]) -> list[Check]:
     for host, own in answers.items():
         for folder in own["folders"]:
             groups.setdefault((folder["path"], frozenset([host, *folder["peers"]])), []).append(host)
-    return [_check(path, hosts, answers) for (path, _), hosts in groups.items()]
+    paths = [path for path, _ in groups]
+    return [_check(path, hosts, answers, only=paths.count(path) == 1) for (path, _), hosts in groups.items()]
 
 
-def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]]) -> Check:
-    check = Check(f"files.{path.strip('/').replace('/', '.')}", RED, path, hosts=hosts)
+def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]], *, only: bool) -> Check:
+    """A check for a folder; only says whether no other node has another folder there."""
+    name = f"files.{path.strip('/').replace('/', '.')}"
+    check = Check(name if only else f"{name}.{hosts[0]}", RED, path, hosts=hosts)
     folders = {host: next(each for each in answers[host]["folders"] if each["path"] == path) for host in hosts}
     steps = []
     for host in hosts:
@@ -112,7 +115,8 @@ def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]]
         return explained(check, code, f"{path} on {host}, from {folders[host]['what']}: {seen}", host)
     kept = [step["listing"] for _, step in steps if step["listing"]]
     result = "all see the same" if kept else "what each writes, the others read"
-    check.status, check.words = GREEN, f"{path} on {', '.join(hosts)}: {result}"
+    source = "" if only else f", from {folders[hosts[0]]['what']}, unlike on other nodes"
+    check.status, check.words = GREEN, f"{path} on {', '.join(hosts)}{source}: {result}"
     return check
 
 
