@@ -6,7 +6,8 @@ description:
     see it. While another run is active, this one is refused.
   - The lock need not be released. On the control machine a run is over when its process has ended; on the head, when
     the connection that the run holds open is closed.
-  - Does nothing in check mode.
+  - In check mode it is only refused while another run of this control machine is active, as what it would say may be
+    wrong a moment later. It keeps no other run out.
 options:
   state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
 """
@@ -30,10 +31,11 @@ class ActionModule(Action):
 
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Records the run on this machine, then on the head."""
-        if self._task.check_mode:
-            return {"changed": False}
         main, state = parent_process(), Path(arguments["state_dir"])
         mine = runs.this_run(main.pid if main and main.pid else 0)
+        if self._task.check_mode:
+            runs.refuse_another(state, mine)
+            return {"changed": False}
         claim(state, Path(variables["inventory_dir"]))
         runs.take(state, mine)
         if notice := runs.register_on_head(mine, partial(self._connect, mine), partial(self._ask, variables)):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from farandole.inventory import excluded
+from farandole.inventory import excluded, run_lock
 
 from .loading import ROOT
 from .test_progress import MAIN
@@ -21,7 +21,12 @@ PLAY = """
   any_errors_fatal: true
   tasks:
     - {name: Answer, fail: {msg: it is broken}, when: inventory_hostname == broken | default('')}
-    - {name: Begin, fail: {msg: another run is changing it}, run_once: true, when: locked is defined}
+    - name: Begin
+      farandole.cluster.run_lock: {state_dir: "{{ to }}/.farandole/mine"}
+      delegate_to: node-1
+      run_once: true
+      # Otherwise it would write below /run of this machine.
+      when: ansible_check_mode
     - {name: Write a file, copy: {content: "new\\n", dest: "{{ to }}/{{ inventory_hostname }}"}}
 """
 NODES = ("node-1", "node-2", "node-3")
@@ -100,12 +105,18 @@ def test_a_node_that_fails_is_named_and_hides_no_other(drifted: Path) -> None:
     assert records(drifted) == before
 
 
-def test_what_fails_without_any_node_is_tried_once_and_keeps_its_log(drifted: Path) -> None:
-    before = records(drifted)
-    code, answer = asked(drifted, "-e", "locked=true")
+def test_a_look_is_refused_while_another_run_changes_the_cluster_once_and_keeps_its_log(drifted: Path) -> None:
+    before, state = records(drifted), drifted / ".farandole/mine"
+    state.mkdir(exist_ok=True)
+    with subprocess.Popen(["sleep", "100"]) as other:
+        run_lock.take(state, run_lock.this_run(other.pid))
+        code, answer = asked(drifted)
+        other.kill()
     assert (code, answer["complete"], answer["differs"], answer["unseen"]) == (2, False, False, {})
-    assert "another run is changing it" in answer["why"]
+    assert f"process {other.pid}" in answer["why"]
     assert records(drifted) == before + 1
+    # It recorded nothing itself.
+    assert json.loads((state / "run").read_text())["pid"] == other.pid
 
 
 def test_a_node_that_is_left_out_is_said_and_does_not_count(clone: Path) -> None:

@@ -116,14 +116,30 @@ def take(state: Path, mine: ClusterRun) -> None:
         raise FarandoleError(f"{state / 'run'} cannot be written: {error.strerror}") from None
     with os.fdopen(handle, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        holder = None
-        with suppress(ValueError):
-            holder = read(json.load(file))
-        if holder and holder.here and holder.alive and not holder.same(mine):
-            raise FarandoleError(refusal(holder))
+        _refuse_another(file, mine)
         file.seek(0)
         file.truncate()
         json.dump(asdict(mine), file)
+
+
+def refuse_another(state: Path, mine: ClusterRun) -> None:
+    """Refuse if another run on this machine is still alive, and record nothing."""
+    try:
+        with (state / "run").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            _refuse_another(file, mine)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FarandoleError(f"{state / 'run'} cannot be read: {error.strerror}") from None
+
+
+def _refuse_another(file: IO[str], mine: ClusterRun) -> None:
+    holder = None
+    with suppress(ValueError):
+        holder = read(json.load(file))
+    if holder and holder.here and holder.alive and not holder.same(mine):
+        raise FarandoleError(refusal(holder))
 
 
 def refusal(holder: ClusterRun) -> str:
