@@ -136,3 +136,11 @@ def test_an_error_is_not_taken_for_a_difference(clone: Path) -> None:
     done = call(clone, "drift", "--json", "--vault-password-file", str(clone / "none"))
     assert (done.returncode, json.loads(done.stdout)["complete"]) == (2, False)
     assert "The vault password file" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "status"), [("drift", 2), ("apply", 1)])
+def test_a_tag_that_no_task_has_is_refused(drifted: Path, command: str, status: int) -> None:
+    for option in ("--tags", "--skip-tags"):
+        done = call(drifted, command, option, "stack,fabrik")
+        assert (done.returncode, "[tag-unknown]" in done.stderr, "fabrik" in done.stderr) == (status, True, True)
+    assert (drifted / "node-2").read_text() == "edited\n"

@@ -35,14 +35,14 @@ PLAY = """
 - hosts: all
   gather_facts: false
   tasks:
-    - {name: Change something, raw: "echo a-lot-of-output", tags: [brief]}
+    - {name: Change something, raw: "echo a-lot-of-output", tags: [quick]}
     - {name: Keep secrets, debug: {msg: "{{ item }}"}, loop: ["{{ secret }}"], no_log: true}
-    - {name: Say something, debug: {msg: "the cluster is fine"}, tags: [brief]}
+    - {name: Say something, debug: {msg: "the cluster is fine"}, tags: [quick]}
     - {name: Write a file, copy: {content: "what is new\\n", dest: "{{ to }}"}, run_once: true}
     - {name: Write a secret, copy: {content: "{{ secret }}\\n", dest: "{{ to }}.key"}, run_once: true, no_log: true}
     - {name: Fail in secret, raw: "false {{ secret }}", no_log: true, when: inventory_hostname == 'node-2'}
     - {name: Fail, raw: "printf '\\\\033[2Jforged\\\\n' >&2; cp /dev/zero /dev/full", when: not ansible_check_mode}
-    - {name: Take long, command: "sleep 30", tags: [brief], when: long is defined}
+    - {name: Take long, command: "sleep 30", tags: [quick], when: long is defined}
 """
 MAIN = """
 import os, sys
@@ -56,7 +56,7 @@ os.environ["FARANDOLE_STATE"] = str(playbook.ROOT / ".farandole")
 os.environ.pop("ANSIBLE_CONFIG", None)
 app.main()
 """
-LONG = ("--tags", "brief", "-e", "long=true")
+LONG = ("--tags", "quick", "-e", "long=true")
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_programs_get_every_event_of_a_check_as_json(checked: Done, failed: Done
 
 
 def test_what_a_run_took_is_known_to_the_next_one(clone: Path) -> None:
-    done = run(clone, "apply", "--tags", "brief")
+    done = run(clone, "apply", "--tags", "quick")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("nothing failed") == 1
     assert {*durations.load(recorded(clone).parent / events.DURATIONS)} >= {"all / Change something"}

@@ -3,14 +3,29 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from farandole.core.findings import FindingsError
+from farandole.core.project import ROOT
 from farandole.inventory.reading import existing, named, only
 from farandole.plays.playbook import Login
+
+
+def known_tags(tags: str) -> str:
+    """Refuse tags that no task has, with which a run would do nothing, or everything."""
+    if tags:
+        # Slow to import.
+        from farandole.preflight.inventory import judge_tags
+
+        roles = [path.name for path in (ROOT / "roles").iterdir()]
+        if unknown := judge_tags([tag.strip() for tag in tags.split(",")], roles):
+            raise FindingsError([replace(finding, severity="stop") for finding in unknown], "nothing was done:")
+    return tags
+
 
 Inventory = Annotated[
     Path,
@@ -36,8 +51,10 @@ Hosts = Annotated[str, typer.Option(help="Only these nodes, separated by commas.
 Forks = Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")]
 # What of site.yml is meant.
 Limit = Annotated[str, typer.Option("--limit", "-l", help="Only these nodes.")]
-Tags = Annotated[str, typer.Option("--tags", "-t", help="Run only what has one of these tags.")]
-SkipTags = Annotated[str, typer.Option(help="Leave out what has one of these tags; stack, for example.")]
+Tags = Annotated[str, typer.Option("--tags", "-t", callback=known_tags, help="Run only what has one of these tags.")]
+SkipTags = Annotated[
+    str, typer.Option(callback=known_tags, help="Leave out what has one of these tags; stack, for example.")
+]
 ExtraVars = Annotated[
     list[str] | None, typer.Option("--extra-vars", "-e", metavar="NAME=VALUE", help="Set a variable.")
 ]
