@@ -39,6 +39,7 @@ def test_each_alert_has_a_text_about_its_node() -> None:
 
 def test_what_this_machine_knows(tmp_path: Path) -> None:
     cluster = {"state": str(tmp_path), "trusted": ["node-1", "node-2"], "excluded": {"node-2": "bad"}}
+    cluster["members"] = ["node-1"]
     left_out = ['farandole_head_left_out{node="node-1"} 0', 'farandole_head_left_out{node="node-2"} 1']
     assert settings.known(cluster).splitlines() == left_out
     report = tmp_path / "reports/latest"
@@ -46,6 +47,24 @@ def test_what_this_machine_knows(tmp_path: Path) -> None:
     (report / "result.json").write_text(json.dumps({"verdict": "red", "time": "2026-01-02T03:04:05Z"}))
     verdict = ["farandole_head_verdict 2", "farandole_head_verdict_time_seconds 1767323045"]
     assert settings.known(cluster).splitlines() == [*left_out, *verdict]
+
+
+def test_a_validation_of_some_nodes_says_nothing_about_the_others(tmp_path: Path) -> None:
+    def verdict_after(day: int, verdict: str, *hosts: str) -> list[str]:
+        about = {"time": f"2026-01-0{day}T00:00:00Z", "verdict": verdict, "hosts": hosts}
+        folder = tmp_path / f"reports/2026010{day}T000000Z"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(about))
+        (tmp_path / "reports/latest").unlink(missing_ok=True)
+        (tmp_path / "reports/latest").symlink_to(folder.name)
+        cluster = {"state": str(tmp_path), "trusted": [], "excluded": {}, "members": ["node-1", "node-2", "node-3"]}
+        return [line.split()[1] for line in settings.known(cluster).splitlines() if "verdict " in line]
+
+    assert verdict_after(1, "red", "node-1", "node-2", "node-3") == ["2"]
+    assert verdict_after(2, "green", "node-1", "node-2") == ["2"]
+    assert verdict_after(3, "slow", "node-2", "node-3") == ["1"]
+    assert verdict_after(4, "red", "node-1") == ["2"]
+    assert verdict_after(5, "green", "node-1", "node-2", "node-3") == ["0"]
 
 
 def test_no_word_of_a_node_ends_a_line_or_a_label() -> None:

@@ -157,9 +157,14 @@ def test_a_queue_that_does_not_answer_is_not_good() -> None:
     assert any("timed out" in line for line in cluster(up, queue="timed out"))
 
 
-def test_a_verdict_about_another_stack_says_so() -> None:
+def test_a_verdict_about_another_stack_or_not_all_nodes_says_so() -> None:
     up = {"node-1": NodeState(True, STACK, 4, ())}
     was = {"verdict": "green", "time": "2026-01-02T03:04:05Z"}
     assert cluster(up, validation={**was, "stack": STACK})[-1] == "last validation: green, 2026-01-02 03:04 UTC"
     assert OTHER in cluster(up, validation={**was, "stack": OTHER})[-1]
+    of_all = {**was, "hosts": ["node-1"], "quick": False}
+    assert cluster(up, validation=of_all)[-1] == "last validation: green, 2026-01-02 03:04 UTC"
+    nodes = dict.fromkeys(("node-1", "node-2", "node-3"), up["node-1"])
+    some = cluster(nodes, validation={**was, "hosts": ["node-1", "node-9"], "quick": True})[-1]
+    assert some == "last validation: green (quick, 1 of 3 nodes), 2026-01-02 03:04 UTC"
     assert cluster(up)[-1] == "never validated; to do that: farandole validate -i inventory/mine"

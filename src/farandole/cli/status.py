@@ -58,7 +58,7 @@ class Status:
     runs: tuple[dict[str, Any], ...]
     # Its jobs, or why it does not tell them; nothing if there is none, or the head does not answer.
     queue: list[dict[str, str]] | str | None
-    validation: Mapping[str, str] | None
+    validation: Mapping[str, Any] | None
     applying: bool
 
     @property
@@ -184,10 +184,13 @@ def jobs(seen: Status, now: float) -> list[str]:
 
 
 def validation(seen: Status, again: str) -> str:
-    """The last verdict, and how old it is."""
+    """The last verdict, what it is about, and how old it is."""
     if not seen.validation:
         return f"never validated; to do that: farandole validate {again}"
     was = datetime.strptime(seen.validation["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     of = seen.validation.get("stack", "")
     other = f", of another stack, {of}" if of and of != seen.lock else ""
-    return f"last validation: {seen.validation['verdict']}, {was:%Y-%m-%d %H:%M} UTC{other}"
+    part, all_of = len(seen.nodes.keys() & {*seen.validation.get("hosts", seen.nodes)}), len(seen.nodes)
+    limits = ["quick"] * seen.validation.get("quick", False) + [f"{part} of {all_of} nodes"] * (part < all_of)
+    about = f" ({', '.join(limits)})" if limits else ""
+    return f"last validation: {seen.validation['verdict']}{about}, {was:%Y-%m-%d %H:%M} UTC{other}"

@@ -12,12 +12,11 @@ import yaml
 from farandole.core.causes import Cause, causes
 from farandole.inventory.cluster import HostVars, node_address
 from farandole.links.examine import links_in
-from farandole.report.verdict import last_verdict
+from farandole.report.verdict import VERDICTS, worst_verdict
 
 # What a node can send at a time: many times what one sends.
 LIMITS = {"sample_limit": 20_000, "label_limit": 40, "label_value_length_limit": 500, "body_size_limit": "8MB"}
 MANAGED = "# Managed by Farandole, role monitoring.\n"
-VERDICTS = {"green": 0, "slow": 1, "red": 2}
 # Metrics whose names begin so are believed from the head alone.
 OF_HEAD = "farandole_head_"
 MARK = "__tmp_head"
@@ -101,7 +100,7 @@ def _known(cluster: Mapping[str, Any]) -> Iterator[str]:
                 yield f'{OF_HEAD}link_bytes{{node="{name}"}} {link["mb_per_s"] * 1e6:g}'
             if link["delay_us"]:
                 yield f'{OF_HEAD}link_round_trip_seconds{{node="{name}"}} {link["delay_us"] / 1e6:g}'
-    if last := last_verdict(state):
+    if last := worst_verdict(state, cluster["members"]):
         then = datetime.strptime(last["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-        yield f"{OF_HEAD}verdict {VERDICTS[last['verdict']]}"
+        yield f"{OF_HEAD}verdict {VERDICTS.index(last['verdict'])}"
         yield f"{OF_HEAD}verdict_time_seconds {then.timestamp():.0f}"
