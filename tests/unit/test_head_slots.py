@@ -76,7 +76,7 @@ def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], message: str) 
 def test_slots_that_others_use_are_left_out(head: Path) -> None:
     with taken(head, node_1=1, node_2=1, **{"evil\x1b": 1}):
         assert [uses for *_, uses in status.others()] == [{"node-1": 1, "node-2": 1}]
-        assert status.used() == {"node-1": 1, "node-2": 1}
+        assert status.used([]) == {"node-1": 1, "node-2": 1}
         assert slots_of(np=2) == {"node-2": 1, "node-3": 1}
         with pytest.raises(
             RefusedError, match=r"free slots for -np 3: run 3 of \w+, since \d\d:\d\d, on node-1, node-2"
@@ -87,10 +87,31 @@ def test_slots_that_others_use_are_left_out(head: Path) -> None:
 
 
 def test_a_silent_queue_leaves_unknown_what_is_used(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert status.used() == {}
+    assert status.used(status.of_queue()) == {}
     monkeypatch.setattr(status, "QUEUE", head)
     monkeypatch.setenv("PATH", str(head))
-    assert status.used() is None
+    assert status.used(status.of_queue()) is None
+
+
+def test_nodes_that_the_queue_gives_no_jobs_are_told_with_its_reason(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "QUEUE", head)
+    monkeypatch.setenv("PATH", f"{head}:{os.environ['PATH']}")
+    says = {
+        "squeue": "",
+        "sinfo": "node-1|0/1/0/1|drained|its fan|is loud\nnode-2|2/0/0/2|mixed|none\nnode-3|0/0/1/1|down*|none\n",
+    }
+    for name, output in says.items():
+        (head / name).write_text(f"#!/bin/sh\nprintf '{output}'\n")
+        (head / name).chmod(0o755)
+    answer = status.status()
+    assert (answer["queue"], answer["used"]["node-2"]) == ([], 2)
+    assert answer["no_jobs"] == {"node-1": "drained: its fan|is loud", "node-3": "down*"}
+    (head / "sinfo").write_text("#!/bin/sh\necho gone >&2; exit 1\n")
+    answer = status.status()
+    # Nobody knows then whether they get jobs.
+    assert (answer["queue"], answer["used"], answer["no_jobs"]) == ("gone\n", None, {})
 
 
 def test_a_run_waits_for_slots_if_asked(head: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farandole.cli.status import LEFT_OUT, NOT_SET_UP, REVOKED, NodeState, Status, judge, told
+from farandole.cli.status import LEFT_OUT, NO_JOBS, NOT_SET_UP, REVOKED, NodeState, Status, judge, told
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
 from farandole.jobs.login import Head
@@ -23,6 +23,7 @@ SAYS: dict[str, Any] = {
     "queue": [["12", "bob", "RUNNING", "1:02", "2"], ["13_[1-4]", "bob", "PENDING", "0:00", "1"]],
 }
 HEAD = Answer(True, STACK, SAYS["slots"])
+DRAINS = Answer(True, STACK, SAYS["slots"], no_jobs={"node-2": "drained: its fan"})
 
 
 def asked(*lines: str, status: int = 0) -> Answer:
@@ -55,6 +56,8 @@ def test_what_a_node_says_is_read_below_what_its_login_prints() -> None:
         {"uses": {}},
         {"queue": [["12", "bob", "\x9b2J", "1:02", "2"]]},
         {"queue": 1},
+        {"no_jobs": {"\x1b[2J": "drained"}},
+        {"no_jobs": ["node-1"]},
     ],
 )
 def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]) -> None:
@@ -98,6 +101,8 @@ def test_why_there_is_no_answer(output: str, status: int, code: str) -> None:
         (Answer(True, ""), "", "", HEAD, NOT_SET_UP),
         (Answer(True, STACK), "", STACK, Answer(True, STACK, {"node-1": 4}), NOT_SET_UP),
         (Answer(True, STACK), "its fan is broken", STACK, HEAD, LEFT_OUT),
+        (Answer(True, STACK), "its fan is broken", STACK, DRAINS, LEFT_OUT),
+        (Answer(True, STACK), "", STACK, DRAINS, NO_JOBS),
         (Answer(up=False, code="login-timeout"), "", STACK, HEAD, "login-timeout"),
         (Answer(up=False, code="login-timeout"), "its fan is broken", STACK, HEAD, "login-timeout"),
         (None, "", STACK, HEAD, REVOKED),

@@ -27,7 +27,7 @@ from farandole.watch.events import is_alive, latest
 # Increased when a field gets another meaning.
 FORMAT = 1
 # Why a node is not as it should be, where that is not a cause in the catalogue: its ssh works, or is not tried.
-LEFT_OUT, NOT_SET_UP, REVOKED = "node-left-out", "node-not-set-up", "node-revoked"
+LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS = "node-left-out", "node-not-set-up", "node-revoked", "node-gets-no-jobs"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
 
@@ -75,8 +75,8 @@ def status(
 ) -> None:
     """Show how the nodes are, what runs, and the last verdict, in seconds; nothing is changed.
 
-    Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue answers, if there is one;
-    else with 1.
+    Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue, if there is one, answers
+    and gives them jobs; else with 1.
     """
     seen = look(inventory, login)
     if as_json:
@@ -124,6 +124,10 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
     if answer.stack and head.up and not head.slots.get(name) and not out:
         wrong.append("the head gives it no slots")
     code = LEFT_OUT if out else NOT_SET_UP if wrong else ""
+    # One that is left out is drained for that.
+    if not out and (why := head.no_jobs.get(name)):
+        wrong.append(f"the queue gives it no jobs ({why})")
+        code = code or NO_JOBS
     return NodeState(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
 
 
@@ -138,12 +142,14 @@ def told(seen: Status, now: float) -> list[str]:
         lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
     lines += [*jobs(seen, now), validation(seen, again)]
     codes = {node.code for node in seen.nodes.values()} - {""}
-    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED}:
+    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS}:
         lines.append(f"next, to find out why a node does not answer: farandole preflight {again}")
     elif NOT_SET_UP in codes:
         lines.append(f"next, to set the nodes up: farandole apply {again}")
     elif LEFT_OUT in codes:
         lines.append(f"next, once a node is fixed: farandole node include NAME {again}")
+    elif NO_JOBS in codes:
+        lines.append("next, once a node is fixed, on the head: scontrol update nodename=NAME state=resume")
     return lines
 
 

@@ -58,7 +58,8 @@ def used(value: Any) -> dict[str, int] | None:
 
 
 ANSWER = fields(
-    {"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))}, {"queue": queue, "used": used}
+    {"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))},
+    {"queue": queue, "used": used, "no_jobs": named(NODE, text(200))},
 )
 
 
@@ -72,6 +73,8 @@ class Answer:
     uses: tuple[dict[str, Any], ...] = ()
     queue: list[dict[str, str]] | str | None = None
     used: Mapping[str, int] | None = None
+    # Why the queue gives these nodes no jobs.
+    no_jobs: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
     why: str = ""
 

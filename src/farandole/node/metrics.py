@@ -69,7 +69,7 @@ def of_head(depot: Path) -> Iterator[Sample]:
     if status.QUEUE.exists():
         states = Counter(said("squeue", "--noheader", "--format=%T"))
         yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
-    used = status.used()
+    used = status.used(status.of_queue())
     for name, number in status.hostfile().items():
         yield "farandole_head_slots", {"node": name}, number
         if used is not None:

@@ -102,19 +102,33 @@ def in_queue() -> list[list[str]] | str:
     return asked("squeue", "--format=%i|%u|%T|%M|%D")
 
 
-def used() -> Slots | None:
+def of_queue() -> list[list[str]] | str:
+    """Name, processors, state and reason of each node, in each of its partitions; why the queue does not say."""
+    return asked("sinfo", "--Node", "--format=%N|%C|%T|%E") if QUEUE.exists() else []
+
+
+def used(nodes: list[list[str]] | str) -> Slots | None:
     """How many slots of which node runs and the queue's jobs use; nothing if the queue does not say."""
+    if isinstance(nodes, str):
+        return None
     total = Counter[str]()
     for _, _, _, uses in others() if SLOTS_IN_USE.is_dir() else ():
         total.update(uses)
-    if QUEUE.exists():
-        # Allocated, idle, other and all processors of a node, in each of its partitions.
-        lines = asked("sinfo", "--Node", "--format=%N|%C")
-        if isinstance(lines, str):
-            return None
-        for name, processors in lines:
-            total[name] = max(total[name], int(processors.partition("/")[0]))
+    for name, processors, *_ in nodes:
+        # Allocated, idle, other and all of them.
+        total[name] = max(total[name], int(processors.partition("/")[0]))
     return dict(total)
+
+
+def no_jobs(nodes: list[list[str]] | str) -> dict[str, str]:
+    """The nodes to which the queue gives no job, and why, in its own words."""
+    reasons = {}
+    for name, _, state, *reason in nodes if isinstance(nodes, list) else ():
+        # A star means that its slurmd does not answer.
+        if "*" in state or re.match("drain|down|fail|err|unk|inval", state):
+            why = "|".join(reason)
+            reasons[name] = state if why in ("", "none") else f"{state}: {why}"
+    return reasons
 
 
 def status() -> dict[str, Any]:
@@ -125,7 +139,9 @@ def status() -> dict[str, Any]:
         answer["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
         answer["queue"] = in_queue() if QUEUE.exists() else None
         # It would be waited for twice.
-        answer["used"] = None if isinstance(answer["queue"], str) else used()
+        nodes = answer["queue"] if isinstance(answer["queue"], str) else of_queue()
+        answer["queue"] = nodes if isinstance(nodes, str) else answer["queue"]
+        answer["used"], answer["no_jobs"] = used(nodes), no_jobs(nodes)
     return answer
 
 
