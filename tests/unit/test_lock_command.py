@@ -87,6 +87,11 @@ def test_explain_writes_nothing(mine: Inventory) -> None:
     first = mine.path.read_bytes()
     assert "not 5.0.7: OpenMPI 5 changed its options" in mine.lock("--explain")
     assert mine.path.read_bytes() == first
+    mine.lock("--want", "numpy==2.3.4")
+    older = mine.path.read_bytes()
+    assert "2.4.6" not in mine.lock("--explain")
+    assert "2.4.6" in mine.lock("--explain", "--upgrade")
+    assert mine.path.read_bytes() == older
 
 
 def test_settings_come_from_the_inventory(mine: Inventory) -> None:

@@ -55,7 +55,7 @@ def lock(
     )
     new: locks.Lock
     old: locks.Lock | None
-    if explain and path.exists() and not (want or frameworks or accelerator):
+    if explain and path.exists() and not (want or frameworks or accelerator or upgrade):
         new, old, hint = locks.read(path), None, ""
     else:
         new, old, hint = _choose(inventory, path, wishes, login, write=not explain)
