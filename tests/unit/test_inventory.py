@@ -162,6 +162,40 @@ def test_the_only_inventory_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "mine has no inventory" in asked("-i", "mine")
 
 
+@pytest.mark.parametrize(
+    "command", ["predict --model-mb 1 --step-ms 1", "report", "watch", "stack show 0", "stack list"]
+)
+def test_the_inventory_of_the_environment_is_meant_by_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("FARANDOLE_INVENTORY", "nowhere")
+    assert "nowhere" in refused(*command.split())
+
+
+def test_the_network_of_the_only_inventory_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path / "state"))
+    job = ("predict", "--model-mb", "1", "--step-ms", "1")
+    assert "which inventory" in refused(*job)
+    folders("mine")
+    assert "farandole preflight -i inventory/mine" in refused(*job)
+    assert CliRunner().invoke(app, [*job, "--mbit", "100", "--delay-us", "100"]).exit_code == 0
+
+
+def test_of_several_reports_that_of_the_only_inventory_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path / "state"))
+    for name in ("mine", "lab"):
+        Path("state", name, "reports/latest").mkdir(parents=True)
+    assert "several clusters" in refused("report")
+    folders("mine")
+    assert str(tmp_path / "state/mine/reports") in refused("report")
+
+
 @pytest.mark.parametrize("group", ["cluster", "head"])
 def test_a_cluster_needs_a_node_and_a_head(tmp_path: Path, group: str) -> None:
     (tmp_path / "hosts.yml").write_text(f"{'head' if group == 'cluster' else 'cluster'}: {{hosts: {{node-1: }}}}\n")

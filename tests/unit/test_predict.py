@@ -144,13 +144,14 @@ def test_latency_is_named_where_it_costs_more(inventory: Path) -> None:
     assert "2000 µs for a message of node-2 there and back" in answer
 
 
-def test_a_planned_network_needs_no_inventory(inventory: Path) -> None:
+def test_a_planned_network_needs_no_inventory(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(inventory)
     planned = ("--mbit", 10_000, "--delay-us", 50)
     answer = said("--model-mb", 100, "--step-ms", 250, *planned)
     assert "1175.0 MB/s" in answer
     assert "--mbit 10000 and --delay-us 50: as given" in answer
     assert "costs almost nothing" in said("--model-mb", 1, "--step-ms", 1000, *planned)
-    assert "there is no -i INVENTORY" in said("--model-mb", 100, "--step-ms", 250, "--mbit", 1000)
+    assert "which inventory?" in said("--model-mb", 100, "--step-ms", 250, "--mbit", 1000)
     preflight(inventory, links(25, 25, 25))
     assert "1175.0 MB/s.\n" in asked(inventory, "--mbit", 10_000)
 

@@ -326,6 +326,7 @@ def test_a_report_that_is_not_there_is_a_message(
 ) -> None:
     for name in clusters:
         (tmp_path / name / "reports" / "latest").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
     error = CliRunner().invoke(app, ["report", *arguments]).exception
     assert isinstance(error, FarandoleError) and message in str(error)

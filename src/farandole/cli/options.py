@@ -27,6 +27,7 @@ def known_tags(tags: str) -> str:
     return tags
 
 
+SETTING = "FARANDOLE_INVENTORY"
 Inventory = Annotated[
     Path,
     typer.Option(
@@ -35,13 +36,14 @@ Inventory = Annotated[
         callback=existing,
         default_factory=only,
         show_default="the only one in ./inventory",
-        envvar="FARANDOLE_INVENTORY",
+        envvar=SETTING,
         help="The cluster's inventory, a folder or a file.",
     ),
 ]
 # For commands that mean something else without one.
 OneInventory = Annotated[
-    Path | None, typer.Option("--inventory", "-i", callback=named, help="Only this cluster, by its inventory.")
+    Path | None,
+    typer.Option("--inventory", "-i", callback=named, envvar=SETTING, help="Only this cluster, by its inventory."),
 ]
 PrivateKey = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")

@@ -14,6 +14,7 @@ from farandole.cli.options import OneInventory
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import some
 from farandole.core.table import table
+from farandole.inventory.reading import only
 from farandole.links.examine import links_in
 from farandole.links.predict import PAYLOAD, Measured, Network, Prediction, TrainingJob, measured, predict
 
@@ -132,10 +133,12 @@ def predict_command(
     chosen = numbers(nodes)
     options = {"--mbit": mbit, "--delay-us": delay_us}
     assumed = [f"{name} {positive(name, value):g}" for name, value in options.items() if value is not None]
+    if not inventory and len(assumed) < 2:
+        inventory = only()
     measurement = _measured(inventory) if inventory else None
     if not measurement and len(assumed) < 2:
-        measure = f"farandole preflight -i {shlex.quote(str(inventory or 'INVENTORY'))}"
-        why = "no connections between its nodes have been measured" if inventory else "there is no -i INVENTORY"
+        measure = f"farandole preflight -i {shlex.quote(str(inventory))}"
+        why = "no connections between its nodes have been measured"
         raise FarandoleError(f"{why}: run  {measure}  or give --mbit and --delay-us")
     network = measurement.network if measurement else Network(math.inf, 0)
     if mbit is not None:

@@ -1,5 +1,6 @@
 """`farandole report`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.table import table
 from farandole.core.text import on_terminal
+from farandole.inventory.reading import only
 from farandole.inventory.state import states
 from farandole.report.compare import Comparison, compare
 from farandole.report.markdown import markdown
@@ -59,7 +61,7 @@ def _report(folder: Path, against: Path | None, output: Path | None, *, as_markd
 
 
 def _latest(inventory: Path | None) -> Path:
-    """The newest report of a cluster; without an inventory, of the only one that has any."""
+    """The newest report of a cluster; without an inventory, of the only one that has any, or is in ./inventory."""
     if inventory:
         if not inventory.exists():
             raise FarandoleError(f"there is no inventory {inventory}. {GONE}")
@@ -69,6 +71,8 @@ def _latest(inventory: Path | None) -> Path:
         names = ", ".join(link.parents[1].name for link in known)
         if not names:
             raise FarandoleError(f"no cluster here has a report;  farandole validate -i INVENTORY  makes one. {GONE}")
+        with suppress(FarandoleError):
+            return _latest(only())
         raise FarandoleError(f"several clusters have reports: {names}; name a report's folder, or an inventory with -i")
     return known[0]
 
