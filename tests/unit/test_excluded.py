@@ -188,6 +188,7 @@ def test_the_record_is_private_and_read_again(tmp_path: Path) -> None:
     assert (cluster.set_aside, cluster.left_out) == (["node-2"], ["node-1", "node-2", "node-3"])
     assert (cluster.trusted, cluster.members, cluster.queue) == (NODES[1:4], ["node-4"], NODES[1:3])
     assert excluded.unmeasured(cluster.excluded, NODES, ["node-1", "node-3"]) == {"node.node-2": why}
+    assert excluded.unmeasured({}, NODES, ["node-1"], "node-3,gone") == {"node.node-3": "it runs jobs"}
 
 
 ENTRY = "{since: '2026-01-02T03:04:05Z', by: check, person: '', code: x, why: y, measurement: preflight}"

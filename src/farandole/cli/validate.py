@@ -52,9 +52,13 @@ def validate(
     if evidence_key and not evidence:
         raise FarandoleError("--evidence-key signs the file of --evidence, which is missing")
     begun = time.time()
-    hosts = ",".join(idle_nodes(inventory, login, hosts)) if idle else hosts
+    busy: list[str] = []
+    if idle:
+        names, busy = idle_nodes(inventory, login, hosts)
+        hosts = ",".join(names)
     arguments = ["--tags", "quick"] if quick else []
     arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
+    arguments += ["--extra-vars", f"validation_busy={','.join(busy)}"] if busy else []
     arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
     status = play(
         "playbooks/validate.yml",
@@ -70,8 +74,8 @@ def validate(
         raise typer.Exit(1)
 
 
-def idle_nodes(inventory: Path, login: Login, hosts: str) -> list[str]:
-    """Those of these nodes, or of all, that run no job, as far as the head knows."""
+def idle_nodes(inventory: Path, login: Login, hosts: str) -> tuple[list[str], list[str]]:
+    """Those of these nodes, or of all, that run no job, as far as the head knows, and those that run one."""
     cluster = cluster_of(inventory, write=False)
     answer = ask(head_of(inventory, login))
     if not answer.up:
@@ -86,7 +90,7 @@ def idle_nodes(inventory: Path, login: Login, hosts: str) -> list[str]:
         raise typer.Exit(BUSY)
     if busy:
         typer.echo(f"not validated, as they run jobs: {several(busy)}")
-    return idle
+    return idle, busy
 
 
 def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> None:

@@ -109,9 +109,12 @@ def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
     return [name for name in cluster if not any(name in out for out in left_out)]
 
 
-def unmeasured(reasons: Mapping[str, str], cluster: Collection[str], hosts: Collection[str]) -> dict[str, str]:
-    """A line for a validation's report about each node that it leaves out."""
-    return {f"node.{name}": why for name, why in reasons.items() if name in cluster and name not in hosts}
+def unmeasured(
+    reasons: Mapping[str, str], cluster: Collection[str], hosts: Collection[str], busy: str = ""
+) -> dict[str, str]:
+    """A line for a validation's report about each node that it leaves out, or that was named as busy."""
+    out = {**dict.fromkeys(busy.split(","), "it runs jobs"), **reasons}
+    return {f"node.{name}": why for name, why in out.items() if name in cluster and name not in hosts}
 
 
 @dataclass(frozen=True)
