@@ -61,7 +61,12 @@ def test_a_node_that_is_off_at_the_start_is_left_out(
     monkeypatch.setattr(runs, "HERE", "node-1")
     started: list[Any] = []
     job = RunKeeper(asked(np=1, restarts=restarts))
-    monkeypatch.setattr(job, "execute", lambda slots: started.append(slots) or 0)
+
+    def execute(slots: Any) -> int:
+        started.append(slots)
+        return 0
+
+    monkeypatch.setattr(job, "execute", execute)
     monkeypatch.setattr(job, "clean", lambda _: None)
     job()
     assert started == [{"node-1": 1}] * restarts

@@ -146,6 +146,7 @@ def test_homes_are_mounted_one_by_one() -> None:
 
 
 def test_an_admin_that_is_a_string_is_one_only_if_it_says_so() -> None:
+    people: list[dict[str, Any]]
     people = [{"name": "alice", "admin": "false"}, {"name": "bob", "admin": "true"}, {"name": "carol", "admin": None}]
     assert storage.shared_homes(people, "trainer") == ["trainer", "alice", "carol"]
     loader = DataLoader()
