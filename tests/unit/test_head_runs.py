@@ -18,7 +18,7 @@ from farandole.node.arguments import duration
 from farandole.node.head import folders, main, runs, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import RunKeeper, StoppedError
-from farandole.node.head.launch import OF_RANK
+from farandole.node.head.launch import OF_RANK, SIGN, Reports
 from farandole.node.head.runs import Output, RefusedError, Run
 
 from .loading import ROOT, install
@@ -57,6 +57,9 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[RunKeeper], in
         ("python3 -u none.py train.py", False),
         ("python -m package.module", True),
         ("python -c x.py", True),
+        ("python3 -u -c print(1/2)", True),
+        ("python -u -m package.module a/b", True),
+        ("python /data/train.py", True),
         ("./run.sh", False),
         ("hostname", True),
         ("/usr/bin/env x", True),
@@ -187,6 +190,23 @@ def test_a_run_that_finds_no_space_leaves_the_number_of_the_last(small: Path) ->
     with pytest.raises(OSError, match="No space left"):
         runs.new_run()
     assert ([path.name for path in small.glob("[0-9]*")], (small / ".last").read_text()) == (["1"], "1")
+
+
+@pytest.mark.parametrize("before", [b"[1]<stderr>: 57%\r", b"[1]<stderr>:a word", b"[0]<stdout>:a word", b""])
+def test_what_a_rank_tells_is_not_lost_behind_what_another_draws(before: bytes) -> None:
+    job = RunKeeper(asked())
+    job.reports = Reports(job.mark, {})
+    told = b'{"number": 0, "told": ["uses torch"], "status": 0}\n'
+    job.pass_on(before + b"[0]<stdout>:" + SIGN % job.mark.encode() + told, {"node-1": 2})
+    assert job.reports.said == {0: {"told": ["uses torch"], "status": 0}}
+
+
+def test_a_folder_that_contains_all_runs_is_not_copied_into_one(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(head)
+    monkeypatch.setattr(runs, "RUNS", head / "runs")
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(RefusedError, match="contains all runs"):
+        main.started(argparse.Namespace(source="", program=["hostname"], fetch=[]))
 
 
 def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, capfd: pytest.CaptureFixture[str]) -> None:

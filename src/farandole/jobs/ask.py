@@ -34,8 +34,8 @@ SLOTS = named(NODE, whole(1 << 16))
 
 RUN = {"number": whole(10**9), "owner": PERSON, "since": number, "slots": SLOTS}
 JOB = {
-    "id": words(r"[\w\[\]+,%-]{1,60}"), "owner": PERSON, "state": words(r"[A-Z_]{1,30}"),
-    "time": words(r"[\d:-]{1,20}"), "nodes": words(r"\d{1,6}"),
+    "id": words(r"[\w\[\]+,%:.-]{1,120}"), "owner": PERSON, "state": words(r"[A-Z_]{1,30}"),
+    "time": words(r"[\d:-]{1,20}|INVALID"), "nodes": words(r"\d{1,6}"),
 }  # fmt: skip
 
 

@@ -38,10 +38,12 @@ TERMINATED = {143, -15}
 def follow(head: Head, number: str) -> int:
     """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
     status, errors, lines = stream(head, "attach", number)
-    if status == OF_SSH and not has_ended(head, number):
+    # The run may also have ended since, or have this status itself.
+    is_of_head = not errors.strip() or errors.startswith("error: ")
+    if status == OF_SSH and not (is_of_head and has_ended(head, number)):
         raise FarandoleError(
-            f"the connection to {head.name} was lost; unless that node went down, the run goes on there; "
-            "`farandole attach` shows it again, or how it ended"
+            f"the connection to {head.name} was lost ({one_line(errors) or 'no reason given'}); unless that node went "
+            "down, the run goes on there; `farandole attach` shows it again, or how it ended"
         )
     sys.stderr.write(on_terminal(errors))
     if status and not errors.startswith("error: "):

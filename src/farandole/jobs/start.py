@@ -92,7 +92,12 @@ def start(head: Head, wish: Wish, folder: Path, without: list[str], *, yes: bool
     source = hashlib.sha256(f"{here} {os.getuid()} {folder}".encode()).hexdigest()[:16]
     send(head, folder, source, yes=yes)
     options = ["--detach", *wish.options(), *([f"--without={','.join(without)}"] if without else [])]
-    number = head.ask("farandole", "run", *options, f"--source={source}", "--", *wish.program).strip()
+    try:
+        number = head.ask("farandole", "run", *options, f"--source={source}", "--", *wish.program).strip()
+    except Interrupted:
+        raise Interrupted(
+            "the run may have been started: `farandole runs` shows it then, and `farandole stop` ends it"
+        ) from None
     if not number.isdigit():
         raise FarandoleError(f"{head.name} did not start a run: {one_line(number)}")
     return number

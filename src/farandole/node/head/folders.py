@@ -66,10 +66,12 @@ def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
     if len(json.dumps(command)) > LONGEST:
         raise RefusedError(f"the command is longer than {LONGEST >> 10} KiB: write a script into this folder")
     python = re.fullmatch(r"python[\d.]*", Path(command[0]).name)
-    script = next((word for word in command[1:] if not word.startswith("-")), "") if python else command[0]
-    if python and command[1:2] and command[1] in ("-m", "-c"):
-        script = ""
-    if ("/" in script or script.endswith(".py")) and not (folder / script).exists():
+    script = (
+        next((word for word in command[1:] if word in ("-m", "-c") or word[:1] != "-"), "") if python else command[0]
+    )
+    # The nodes may have what is named by a whole path, and this machine may not.
+    is_here = not script.startswith("/") and ("/" in script or script.endswith(".py"))
+    if is_here and not (folder / script).exists():
         raise RefusedError(f"there is no {script} in this folder, and every node gets this folder alone")
     refuse_outside(fetch)
 

@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 from farandole.node.head import launch, runs, status
 from farandole.node.head import reap as reaping
 from farandole.node.head.folders import place, staging
-from farandole.node.head.launch import ALONE, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
+from farandole.node.head.launch import ALONE, BEFORE_REPORT, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, end, reap
 from farandole.node.head.restarts import Restarts, answers, repeated
 from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
@@ -246,7 +247,8 @@ class RunKeeper:
     def pass_on(self, line: bytes, slots: Slots) -> None:
         """Show a line of output, and take out of it what the ranks say of themselves."""
         whole = line.removesuffix(b"\n")
-        for part in IN_MIDDLE.split(whole) if self.wish["launcher"] == "mpi" else [whole]:
+        lines = IN_MIDDLE.split(whole) if self.wish["launcher"] == "mpi" else [whole]
+        for part in chain.from_iterable(map(BEFORE_REPORT.split, lines)):
             shown = self.reports.take(OF_RANK.sub(rb"\1[\2] ", part) + b"\n")
             self.restarts.read(shown)
             runs.OUTPUT.write(shown)

@@ -33,6 +33,8 @@ RANK = "/usr/local/libexec/farandole/rank"
 OF_RANK = re.compile(rb"(^|\r)\[(?:1,)?(\d+)\]<std(?:out|err)>: ?(?:\[rank\2\]: ?)?")
 # OpenMPI starts no new line for a rank if another one has not ended its own.
 IN_MIDDLE = re.compile(rb"(?<=[^\r])(?=\[1,\d+\]<std(?:out|err)>:)")
+# In front of what a rank tells may be a bar that another one draws, or a line that it has not ended.
+BEFORE_REPORT = re.compile(rb"(?<=.)(?=\[(?:1,)?\d+\]<std(?:out|err)>: ?(?:\[rank\d+\]: ?)?\x02farandole )", re.DOTALL)
 SIGN = b"\x02farandole %s "
 # Below those that connections get, so that none takes one between this and the start of a program.
 PORTS = (20000, 29000)

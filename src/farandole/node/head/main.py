@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from farandole.core.text import visible
 from farandole.node import relay
 from farandole.node.arguments import duration, positive
 from farandole.node.head import launch, runs, status
@@ -61,6 +62,10 @@ def started(arguments: argparse.Namespace) -> Run:
     if os.getuid() == 0:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(arguments.source) if arguments.source else Path.cwd()
+    if runs.RUNS.is_relative_to(folder):
+        raise RefusedError(
+            f"{folder} contains all runs, and each run gets a copy of its folder: start it in another one"
+        )
     refuse_early(arguments.program, arguments.fetch, folder)
     refuse_checkpoints(arguments.checkpoints)
     arguments.launcher = launch.recognized(arguments.program, arguments.launcher)
@@ -174,7 +179,7 @@ def show(_: argparse.Namespace) -> None:
         if wish := run.read("run"):
             stack = run.read("started").get("stack", "-")
             begun, program = clock(wish["created"]), shlex.join(wish["program"])
-            print(f"{run.number:>4}  {begun:12}  {stack:12}  {told(run)}: {program}")
+            print(f"{run.number:>4}  {begun:12}  {stack:12}  {told(run)}: {visible(program)}")
     for number, who, since, uses in others():
         if who != owner(os.getuid()):
             print(f"      {clock(since):12}  run {number} of {who} on {', '.join(uses)}")
