@@ -145,6 +145,12 @@ def test_options_are_those_of_the_program(site: Cluster, tmp_path: Path) -> None
     assert done.stdout.count("train.py --time 5 --log here") == 3
 
 
+def test_bytes_that_are_no_text_lose_nothing(site: Cluster, tmp_path: Path) -> None:
+    text = "import sys; sys.stdout.buffer.write(b'Gr\\xfc\\xdfe\\n' * 3); print('after them')"
+    done = run(site, tmp_path, "--time 1m", "python train.py", text)
+    assert (done.returncode, done.stdout.count("after them")) == (0, 3)
+
+
 def test_a_run_that_starts_again_ends_with_the_same_accuracy(site: Cluster, tmp_path: Path) -> None:
     for name in ("pytorch_mnist", "mnist", "proof"):
         shutil.copy(ROOT / f"files/samples/{name}.py", tmp_path)
