@@ -1,8 +1,13 @@
 """Which rank failed first, and why, as the output of a job tells it."""
 
+from pathlib import Path
+
 import pytest
 
+from farandole.core.errors import FarandoleError
+from farandole.jobs import follow
 from farandole.jobs.follow import first_cause, first_end, in_words
+from farandole.jobs.login import Head
 
 SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"
 # What Slurm prints of a rank that it ends after another one.
@@ -49,3 +54,28 @@ def test_the_rank_that_failed_by_itself(lines: tuple[str, ...], first: int, reas
     rank, status = first_end(lines)
     assert rank == first
     assert rank < 0 or in_words(status).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_its_own"),
+    [
+        ("run 7: failed with exit status 255", True),
+        ("Welcome\nrun 7: failed with exit status 255", True),
+        ("error: there is no run 7", True),
+        ("Timeout, server node-1 not responding.", False),
+        ("", False),
+    ],
+)
+def test_a_lost_connection_is_not_the_end_of_a_run_that_has_ended_since(
+    said: str, is_its_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text(f"echo '{said}' >&2; exit 255\n")
+    head = Head("node-1", ("sh", str(tmp_path / "ssh")), "trainer@node-1", ())
+    monkeypatch.setattr(follow, "has_ended", lambda *_: True)
+    monkeypatch.setattr(follow, "known", lambda *_: None)
+    monkeypatch.setattr(follow, "explain", lambda *_: None)
+    if is_its_own:
+        assert follow.follow(head, "7") == 255
+    else:
+        with pytest.raises(FarandoleError, match="connection to node-1 was lost"):
+            follow.follow(head, "7")

@@ -10,5 +10,5 @@ for wheel in filter(Path.exists, map(Path, sys.argv[1:])):
         folders = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         for folder in sorted(folders):
             for program in PathDistribution(Inside(archive, f"{folder}/")).entry_points:
-                if "/" in program.name:
+                if program.group in ("console_scripts", "gui_scripts") and "/" in program.name:
                     sys.exit(f"error: {wheel.name} would write its program to {program.name!a}: take it out")

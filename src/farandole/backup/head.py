@@ -106,18 +106,18 @@ home=$(getent passwd "$1" | cut -d : -f 6)
 """
 # Only as the account itself, as root would follow what it has made there.
 _SAVE_HOME = """
-runuser -u "$1" -- tar --create --gzip --sparse --one-file-system --ignore-failed-read --directory "$home" . ||
+runuser -u "$1" -- tar --create --gzip --sparse --one-file-system --ignore-failed-read --directory "$home" . 9<&- ||
     [ $? = 1 ]
 """
 _LOAD_HOME = """
-runuser -u "$1" -- tar --extract --gzip --skip-old-files --directory "$home"
+runuser -u "$1" -- tar --extract --gzip --skip-old-files --directory "$home" 9<&-
 """
 _SAVE_RUNS = r"""
 runuser -u "$1" -- sh -euc '
     mkdir -m 0700 -p "$1/runs" && cd "$1/runs"
     find . -maxdepth 2 -type f \( -path "./[1-9]*/*.json" -o -path "./[1-9]*/output" -o -name .last \) -print0 |
         tar --create --gzip --sparse --null --files-from=- || [ $? = 1 ]
-' sh "$home"
+' sh "$home" 9<&-
 """
 # A run of that number may have been started here since; it stays.
 _LOAD_RUNS = r"""
@@ -128,7 +128,7 @@ runuser -u "$1" -- sh -euc '
         [ ! -e "$run" ] || [ -e "${run##*/}" ] || mv "$run" .
     done
     rm -rf "$new"
-' sh "$home"
+' sh "$home" 9<&-
 """
 # A script that another command has started may still be at work. Nobody but root can open the file and keep its lock.
 ALONE = """

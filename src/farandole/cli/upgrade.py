@@ -179,7 +179,8 @@ def upgrade(
         typer.echo(on_terminal("\n".join(shown(due))))
         if out:
             typer.echo(f"left out, and so not upgraded: {several(out)}")
-        begun = change.begun()
+        # What is left out and not in `out` is so by an upgrade, maybe of a state that was restored.
+        begun = change.begun() | {*excluded.read(cluster.state)}
         todo = [name for name, one in due.items() if one.any or name in begun or reboot is Reboot.always]
         if check or not todo:
             raise typer.Exit

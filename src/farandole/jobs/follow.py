@@ -21,6 +21,8 @@ from farandole.jobs.told import State, console, has_ended, known, show
 REMEMBERED, LONGEST = 2000, 1 << 16
 # The exit status of ssh itself.
 OF_SSH = 255
+# What the head says at the end of a run, or of one that it refuses.
+OF_HEAD = re.compile(r"^(error: |run \d+: )", re.MULTILINE)
 OF_RANK = re.compile(r"\[(\d{1,6})\] (.*)")
 # How the launchers say that a rank has ended: Gloo's of each, MPI's of the first one, by itself or by a signal; and the
 # head, as Gloo's does not know the signal on another node.
@@ -39,8 +41,7 @@ def follow(head: Head, number: str) -> int:
     """Show what a run prints until it ends, and the cause if it failed; returns its exit status."""
     status, errors, lines = stream(head, "attach", number)
     # The run may also have ended since, or have this status itself.
-    is_of_head = not errors.strip() or errors.startswith("error: ")
-    if status == OF_SSH and not (is_of_head and has_ended(head, number)):
+    if status == OF_SSH and not (OF_HEAD.search(errors) and has_ended(head, number)):
         raise FarandoleError(
             f"the connection to {head.name} was lost ({one_line(errors) or 'no reason given'}); unless that node went "
             "down, the run goes on there; `farandole attach` shows it again, or how it ended"

@@ -104,7 +104,9 @@ def in_queue() -> list[list[str]] | str:
 
 def of_queue() -> list[list[str]] | str:
     """Name, processors, state and reason of each node, in each of its partitions; why the queue does not say."""
-    return asked("sinfo", "--Node", "--format=%N|%C|%T|%E") if QUEUE.exists() else []
+    rows = asked("sinfo", "--Node", "--format=%N|%C|%T|%E") if QUEUE.exists() else []
+    # A reason of several lines makes rows that are none.
+    return rows if isinstance(rows, str) else [row for row in rows if len(row) > 3 and re.match(r"\d+/", row[1])]
 
 
 def used(nodes: list[list[str]] | str) -> Slots | None:
