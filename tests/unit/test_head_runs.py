@@ -3,7 +3,9 @@
 import argparse
 import os
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -229,6 +231,35 @@ def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: p
     status.UPGRADING.touch()
     with pytest.raises(RefusedError, match="the head or the builder is being upgraded"):
         main.started(argparse.Namespace())
+
+
+def test_a_run_whose_folder_could_not_be_copied_is_none(monkeypatch: pytest.MonkeyPatch, head: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(main, "bus", lambda: {"XDG_RUNTIME_DIR": str(head)})
+    monkeypatch.setattr(main, "copy", interrupted)
+    (head / "code").mkdir()
+    monkeypatch.chdir(head / "code")
+    wish = argparse.Namespace(source="", program=["hostname"], fetch=[], checkpoints="", launcher="", np=1)
+    with pytest.raises(KeyboardInterrupt):
+        main.started(wish)
+    assert runs.all_runs() == []
+
+
+def test_a_stop_ends_the_copies_to_nodes(monkeypatch: pytest.MonkeyPatch, head: Path) -> None:
+    (head / "hostfile").write_text("far\n")
+    (head / "rsync").write_text("#!/bin/sh\nkill $PPID\nexec sleep 60\n")
+    (head / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{head}:{os.environ['PATH']}")
+    run, usual = asked(), signal.getsignal(signal.SIGTERM)
+    begun = time.monotonic()
+    try:
+        RunKeeper(run)()
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert (run.read("ended")["why"], time.monotonic() - begun < 30) == ("stopped", True)
 
 
 def test_a_stop_before_the_job_begins_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,12 +84,6 @@ def test_a_full_disk_is_named_before_anything_is_built(monkeypatch: pytest.Monke
     host.check_space()
 
 
-@pytest.mark.parametrize("option", ["--packages", "--stack"])
-def test_what_only_a_disk_can_have_is_refused_for_containers(option: str) -> None:
-    done = CliRunner().invoke(app, ["lab", "up", option, "x"])
-    assert "--packages and --stack need --kernel own or stock" in str(done.exception)
-
-
 def test_a_stack_that_no_lab_has_built_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("farandole.cli.lab.lab_builds", lambda: tmp_path)
     done = CliRunner().invoke(app, ["lab", "up", "--kernel", "own", "--stack", "072a94ace1c9"])

@@ -342,6 +342,20 @@ def test_a_rank_tells_that_it_goes_to_meet_others(tmp_path: Path) -> None:
     assert all(re.fullmatch(*pair) for pair in zip(patterns, heard, strict=True)), heard
 
 
+def test_a_process_that_cannot_be_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, kill = f"test-{os.getpid()}", os.kill
+    monkeypatch.setattr(reap, "LEFT", 0)
+    monkeypatch.setattr(reap, "GONE", 0.5)
+    processes = [subprocess.Popen(["sleep", "60"], env={**os.environ, reap.MARK: mark}) for _ in range(2)]
+    monkeypatch.setattr(os, "kill", lambda number, how: kill(number, how if number == processes[0].pid else 0))
+    try:
+        assert sorted(reap.kill(mark)) == ["!sleep", "sleep"]
+    finally:
+        kill(processes[1].pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
+
+
 def test_a_folder_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
     mark = f"test-{os.getpid()}"
     own, other = (Path(main.FOLDER.format(mark, name)) for name in "ab")

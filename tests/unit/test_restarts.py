@@ -16,7 +16,7 @@ from farandole.node.head.launch import Reports
 from farandole.node.head.restarts import Restarts
 from farandole.node.head.runs import RefusedError, Run
 from farandole.node.head.slots import claimed
-from farandole.node.head.slurm import fewer
+from farandole.node.head.slurm import fewer, share
 
 from .test_head_runs import WISH, asked
 from .test_head_slots import taken
@@ -244,6 +244,23 @@ def test_nodes_are_asked_before_a_run_starts_there(monkeypatch: pytest.MonkeyPat
 def test_what_is_asked_of_the_queue_instead(without: set[str], least: int, ranks: int, hosts: str) -> None:
     smaller = fewer({**WISH, "np": 2}, without, least)
     assert (smaller.get("np", 0), smaller.get("hosts", "")) == (ranks, hosts)
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "gpus"),
+    [
+        ({"a": 1}, 64, 4),
+        ({"a": 4, "b": 2}, 16, 1),
+        ({"a": 8}, 8, 0),
+        ({"a": 4, "c": 2}, 4, 0),
+        ({"c": 16}, 1, 0),
+        ({"d": 1}, 1, 0),
+    ],
+)
+def test_what_a_slot_is_of_its_nodes(slots: dict[str, int], cores: int, gpus: int) -> None:
+    # A node is there once for each of its partitions.
+    nodes = "a|64|gpu:4(S:0-1)\nb|48|gpu:tesla:4,nic:2\nc|8|(null)\na|64|gpu:4(S:0-1)\n"
+    assert share(slots, nodes) == (cores, gpus)
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, act: str, *arguments: str, **wish: Any) -> RunKeeper:

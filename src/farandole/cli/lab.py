@@ -84,10 +84,7 @@ def up(
         int, typer.Option(min=machine.LEAST_MIB, help="MiB of a new node with a kernel of its own.")
     ] = machine.MEMORY_MIB,
     packages: Annotated[
-        str,
-        typer.Option(
-            help="Debian packages, separated by commas, that new nodes with kernels of their own have from the start."
-        ),
+        str, typer.Option(help="Debian packages, separated by commas, that new nodes have from the start.")
     ] = "",
     stack: Annotated[str, typer.Option(help="A stack of an earlier lab that they have as well.")] = "",
     decoy: Annotated[bool, typer.Option("--decoy", help="Give each new node a docker0 with the same address.")] = False,
@@ -100,10 +97,6 @@ def up(
     Nodes are, or run in, privileged containers: root on a node can become root on this machine (docs/lab.md).
     """
     inventory.check(name)
-    if (packages or stack) and kernel is host.Kernel.shared:
-        raise FarandoleError(
-            "--packages and --stack need --kernel own or stock; on other nodes site.yml installs what it needs"
-        )
     has = sorted({*filter(None, packages.split(","))})
     kind = lab.Kind(suite, kernel, memory, decoy, has, _packed(stack, suite) if stack else None)
     with _work(f"{name} up") as progress:

@@ -11,7 +11,7 @@ from farandole.inventory import excluded
 from farandole.inventory.cluster import JOB_USER, JOB_USER_ID, builders
 from farandole.inventory.excluded import members
 from farandole.inventory.state import state_folder
-from farandole.inventory.variables import folder_of, groups_of, host_variables
+from farandole.inventory.variables import folder_of, groups_of, of_first_host
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def describe(
 
 def of_inventory(inventory: Path) -> ClusterFacts:
     """Describe the cluster for a command that runs no playbook."""
-    own = next(iter(host_variables(inventory.absolute()).values()))
+    own = of_first_host(inventory.absolute())
     return describe(
         groups_of(inventory.absolute()),
         state_folder(folder_of(inventory), own.get("base_state_dir") or ""),

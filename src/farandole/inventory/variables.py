@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ NEEDED = ("cluster", "head")
 
 def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[str, Any]]:
     """The variables of each host in a group."""
+    return dict(_variables(inventory, group))
+
+
+def of_first_host(inventory: Path) -> dict[str, Any]:
+    """The variables of one host of the cluster, for what all of them have in common."""
+    return next(_variables(inventory, "cluster"))[1]
+
+
+def _variables(inventory: Path, group: str) -> Iterator[tuple[str, dict[str, Any]]]:
     loader, read = _opened(inventory)
     from ansible.errors import AnsibleError
     from ansible.template import Templar
@@ -23,9 +33,9 @@ def host_variables(inventory: Path, group: str = "cluster") -> dict[str, dict[st
 
     try:
         manager = VariableManager(loader, read)
-        hosts = [read.get_host(name) for name in _groups(inventory, read, group).get(group, ())]
-        known = {host.name: manager.get_vars(host=host, include_hostvars=False) for host in hosts}
-        return {name: _with_login(variables, Templar(loader, variables)) for name, variables in known.items()}
+        for name in _groups(inventory, read, group).get(group, ()):
+            variables = manager.get_vars(host=read.get_host(name), include_hostvars=False)
+            yield name, _with_login(variables, Templar(loader, variables))
     except AnsibleError as error:
         raise FarandoleError(f"{inventory} cannot be read: {error}") from None
 

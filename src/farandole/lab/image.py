@@ -63,41 +63,59 @@ _OF_MACHINES = (
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
 
-def ensure(suite: Suite) -> str:
-    """Return the name of the node image for a suite; build it if it does not exist."""
-    name = f"{_REPOSITORY}:{suite}-{_digest(suite, Kernel.shared)}"
-    if name not in images():
-        built = host.STORE / "build" / f"{suite}.tar"
-        _build(suite, Kernel.shared, built)
-        podman("import", "--quiet", str(built), name)
-        built.unlink()
-        _remove_unused(suite, name)
+def ensure(suite: Suite, packages: Sequence[str] = (), stack: Path | None = None) -> str:
+    """Return the name of the image that nodes of a suite start from; build it if it does not exist."""
+    digest = _digest(suite, Kernel.shared, _more(packages, stack))
+    # One with more in it and one without do not replace each other.
+    kind = f"{_REPOSITORY}:{suite}{'-more' if packages or stack else ''}-"
+    if (name := kind + digest) not in images():
+        root = _root(suite, Kernel.shared, packages, stack)
+        packed = root.with_suffix(".tar")
+        options = ("--xattrs", "--xattrs-include=*", "--numeric-owner", "--sort=name")
+        run("tar", "--create", *options, "--file", str(packed), "--directory", str(root), ".")
+        _forget(root)
+        podman("import", "--quiet", str(packed), name)
+        packed.unlink()
+        _remove_unused(kind, name)
     return name
 
 
 def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = (), stack: Path | None = None) -> Path:
     """Return the disk that nodes with this kind of kernel start from; build it if it does not exist."""
-    more = [*packages, *([stack.name] if stack else [])]
-    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, more)}"
+    start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, _more(packages, stack))}"
     if not start.exists():
-        root, part = host.STORE / "build" / "root", start.with_suffix(".part")
-        _build(suite, kernel, root, packages)
-        if stack:
-            folder = root / "opt/farandole"
-            folder.mkdir()
-            run("tar", "--extract", "--zstd", "--no-same-owner", "--file", str(stack), "--directory", str(folder))
-            # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run.
-            for manifest in folder.glob("stacks/*/manifest.json"):
-                manifest.chmod(0o644)
+        part, root = start.with_suffix(".part"), _root(suite, kernel, packages, stack)
         DISKS.mkdir(exist_ok=True)
         if kernel is Kernel.stock:
             _write_loader(Path(f"{start}.loader"))
         run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(part), f"{DISK_GB}G")
-        run("rm", "--recursive", "--one-file-system", str(root))
+        _forget(root)
         part.chmod(0o644)
         part.rename(start)
         _remove_unused_disks(suite, kernel, start)
     return start
+
+
+def _more(packages: Sequence[str], stack: Path | None) -> list[str]:
+    return [*packages, *([stack.name] if stack else [])]
+
+
+def _root(suite: Suite, kernel: Kernel, packages: Sequence[str], stack: Path | None) -> Path:
+    """Build the system of a node, with a stack if there is one, as a folder."""
+    root = host.STORE / "build" / "root"
+    _build(suite, kernel, root, packages)
+    if stack:
+        folder = root / "opt/farandole"
+        folder.mkdir()
+        run("tar", "--extract", "--zstd", "--no-same-owner", "--file", str(stack), "--directory", str(folder))
+        # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run.
+        for manifest in folder.glob("stacks/*/manifest.json"):
+            manifest.chmod(0o644)
+    return root
+
+
+def _forget(root: Path) -> None:
+    run("rm", "--recursive", "--one-file-system", str(root))
 
 
 def _write_loader(target: Path) -> None:
@@ -118,7 +136,7 @@ def _digest(suite: Suite, kernel: Kernel, more: Sequence[str] = ()) -> str:
 
 
 def _build(suite: Suite, kernel: Kernel, target: Path, packages: Sequence[str] = ()) -> None:
-    """Build the system of a node, as an archive or as a folder, by the target's name."""
+    """Build the system of a node in a folder."""
     work = target.parent
     run("rm", "--recursive", "--force", "--one-file-system", str(work))  # left by an interrupted build
     work.mkdir(parents=True)
@@ -136,7 +154,7 @@ def _build(suite: Suite, kernel: Kernel, target: Path, packages: Sequence[str] =
     if kernel is not Kernel.shared:
         hooks.append(f"echo '{ROOTS[kernel]} / ext4 errors=remount-ro 0 1' >\"$1\"/etc/fstab")
     include = [*_PACKAGES, *_MORE[kernel], *packages]
-    if "chrony" in packages:  # there can be only one
+    if "chrony" in packages and "systemd-timesyncd" in include:  # there can be only one
         include.remove("systemd-timesyncd")
     command = [
         "mmdebstrap",
@@ -165,11 +183,11 @@ def _remove_unused_disks(suite: Suite, kernel: Kernel, start: Path) -> None:
             file.unlink()
 
 
-def _remove_unused(suite: Suite, name: str) -> None:
-    """Remove older images of the suite that no node uses any more."""
+def _remove_unused(kind: str, name: str) -> None:
+    """Remove older images of the kind that no node uses any more."""
     used = podman("ps", "--all", "--format", "{{.Image}}").split()
     for image in images():
-        if image.startswith(f"{_REPOSITORY}:{suite}-") and image != name and image not in used:
+        if image.rpartition("-")[0] == kind[:-1] and image != name and image not in used:
             podman("image", "rm", image)
 
 

@@ -100,7 +100,7 @@ class Kind:
     kernel: Kernel
     mib: int
     decoy: bool
-    # What those with kernels of their own have from the start: Debian packages, and a packed stack.
+    # What new nodes have from the start: Debian packages, and a packed stack.
     packages: Sequence[str] = ()
     stack: Path | None = None
 
@@ -177,8 +177,10 @@ def _fill(lab: str, count: int, kind: Kind, networks: Networks, progress: Progre
     missing = [index for index in range(1, count + 1) if f"node-{index}" not in existing]
     if missing:
         progress(f"node image for {kind.suite} (about a minute if it must be built)")
-        container, shared = image.ensure(kind.suite), kind.kernel is Kernel.shared
-        disk = None if shared else image.disk(kind.suite, kind.kernel, kind.packages, kind.stack)
+        has, disk = (kind.packages, kind.stack), None
+        if kind.kernel is not Kernel.shared:
+            has, disk = ((), None), image.disk(kind.suite, kind.kernel, *has)
+        container = image.ensure(kind.suite, *has)
         for number, index in enumerate(missing):
             if disk and number >= _BOOTING:
                 wait_for_ssh([node(lab, f"node-{missing[number - _BOOTING]}")])

@@ -17,7 +17,7 @@ from farandole.node.head import launch, runs, status
 from farandole.node.head import reap as reaping
 from farandole.node.head.folders import place, staging
 from farandole.node.head.launch import ALONE, BEFORE_REPORT, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
-from farandole.node.head.reap import MARK, end, reap
+from farandole.node.head.reap import MARK, STAYS, end, reap
 from farandole.node.head.restarts import Restarts, answers, repeated
 from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
@@ -35,6 +35,8 @@ RETURN_S = 120
 TELL_S, LOOK_S = 20, 3
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
+# Those that are under way.
+COPIES: set[subprocess.Popen[str]] = set()
 
 
 class StoppedError(Exception):
@@ -110,11 +112,12 @@ class RunKeeper:
         self.give_up(why, may_start_again=state == "NODE_FAIL")
 
     def __call__(self) -> None:
-        self.begun, code = time.time(), 1
+        self.begin()
+        code = 1
         try:
             queue = queued(self.run, self.wish, self.taken) if status.QUEUE.exists() else claimed(self.run, self.wish)
             with queue as (slots, finish, others_instead):
-                self.begun = time.time()
+                self.begin()
                 code, least = self.use(slots), self.wish["min_nodes"]
                 while code and (slots := self.again(code, lambda gone: others_instead(gone, least))):
                     code = self.use(slots)
@@ -134,8 +137,12 @@ class RunKeeper:
         self.run.write(
             "ended", status=code, why=self.why, reason=self.reason, lost=self.lost, fetched=self.fetched,
             complete=self.complete, late=self.late, with_head=self.with_head, dropped=runs.OUTPUT.dropped(),
-            seconds=round(time.time() - self.begun, 1),
+            seconds=round(time.monotonic() - self.since, 1),
         )  # fmt: skip
+
+    def begin(self) -> None:
+        """Count its time from here, by a clock that nobody sets."""
+        self.begun, self.since = time.time(), time.monotonic()
 
     def use(self, slots: Slots) -> int:
         """Start the job on its nodes and wait for its end; returns its exit status."""
@@ -200,7 +207,13 @@ class RunKeeper:
         others = [node for node in slots if node != runs.HERE]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             sent = pool.map(lambda node: send(self.run, node, same, self.restarts.deleting()), others)
-            failed = {node: why for node, why in zip(others, sent, strict=True) if why}
+            try:
+                failed = {node: why for node, why in zip(others, sent, strict=True) if why}
+            except StoppedError:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in [*COPIES]:
+                    copy.terminate()
+                raise
             asked = [*failed] if self.wish["restarts"] else []
             self.lost = [node for node, answer in zip(asked, pool.map(answers, asked), strict=True) if not answer]
         if failed:
@@ -232,7 +245,7 @@ class RunKeeper:
         limit = self.wish["seconds"]
         timer = threading.Timer(limit, self.stop, [f"{TIME_IS_UP} of {limit} s (--time)"])
         if limit:
-            timer.interval = max(0, self.begun + self.waited + limit - time.time())
+            timer.interval = max(0, self.since + self.waited + limit - time.monotonic())
             timer.daemon = True
             timer.start()
         for line in self.process.stdout or ():
@@ -303,8 +316,12 @@ class RunKeeper:
             if names is None:
                 self.lost.append(node)
                 say(f"{node} does not answer; what still runs there of this run is not ended")
-            elif names:
-                say(f"{node}: ended {', '.join(names)}, which the job had left")
+                continue
+            stay = [name.removeprefix(STAYS) for name in names if name.startswith(STAYS)]
+            if gone := [name for name in names if not name.startswith(STAYS)]:
+                say(f"{node}: ended {', '.join(gone)}, which the job had left")
+            if stay:
+                say(f"{node}: {', '.join(stay)} of this run cannot be ended, as if storage did not answer there")
 
 
 def has_shared_home() -> bool:
@@ -312,8 +329,16 @@ def has_shared_home() -> bool:
     return owner(os.getuid()) in shared_homes()
 
 
-def rsync(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return ran("rsync", "--archive", *arguments, env={**os.environ, "RSYNC_RSH": SSH})
+def rsync(*arguments: str) -> tuple[int, str]:
+    """Copy to or from a node; returns the exit status, and what it says."""
+    with subprocess.Popen(
+        ["rsync", "--archive", *arguments], env={**os.environ, "RSYNC_RSH": SSH},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
+    ) as copy:  # fmt: skip
+        COPIES.add(copy)
+        _, errors = copy.communicate()
+        COPIES.discard(copy)
+    return copy.returncode, errors
 
 
 def former(run: Run, source: str) -> list[Run]:
@@ -326,8 +351,8 @@ def send(run: Run, node: str, before: list[Run], deleting: list[str]) -> str:
     """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
     same = [f"--copy-dest=../../{other.number}/code" for other in before]
     there = [*deleting, "--mkpath", "--rsync-path=umask 077 && rsync", *same]
-    done = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
-    return f"{node}: {reason(done.stderr)}" if done.returncode else ""
+    status, errors = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
+    return f"{node}: {reason(errors)}" if status else ""
 
 
 def collect(run: Run, paths: list[str], *, whole: bool = False) -> Iterator[str]:
@@ -337,10 +362,10 @@ def collect(run: Run, paths: list[str], *, whole: bool = False) -> Iterator[str]
         failed = f"{path} could not be fetched from {first}"
         try:
             with staging(run.folder, run.code) as (staged, options):
-                done = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
-                if done.returncode:
-                    yield f"{failed}: {reason(done.stderr)}"
-                if done.returncode == 0 or not whole:
+                code, errors = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
+                if code:
+                    yield f"{failed}: {reason(errors)}"
+                if code == 0 or not whole:
                     yield from place(staged, run.code, Path(path))
         except RefusedError as error:
             yield f"{failed}: {error}"

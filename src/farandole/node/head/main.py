@@ -76,12 +76,15 @@ def started(arguments: argparse.Namespace) -> Run:
     run = new_run()
     try:
         prepare(run, arguments, folder)
-    except (RefusedError, OSError) as error:
+    except BaseException as error:
+        # Also if it is interrupted: what was not started is no run.
         shutil.rmtree(run.folder)
-        why = f"{runs.RUNS}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise RefusedError(why) from None
+        if isinstance(error, OSError):
+            raise RefusedError(f"{runs.RUNS}: {error.strerror}") from None
+        raise
     done = ran("systemd-run", "--user", "--quiet", "--collect", *unit(run), env=bus())
     if done.returncode:
+        shutil.rmtree(run.folder)
         raise RefusedError(f"systemd could not start the run: {done.stderr.strip()}")
     return run
 

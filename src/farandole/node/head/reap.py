@@ -18,6 +18,8 @@ from pathlib import Path
 MARK = "FARANDOLE_JOB"
 # Seconds that a job has to end by itself.
 GRACE = 10
+# In front of the name of a process that does not end.
+STAYS = "!"
 # Seconds that a process may take to end by itself after its job, and that killed ones may take to be gone.
 LEFT, GONE = 3, 5
 
@@ -59,13 +61,12 @@ def kill(mark: str) -> list[str]:
     until, killed, own = time.monotonic() + LEFT, {}, f"{MARK}={mark}".encode()
     while any(left(own)) and time.monotonic() < until:
         time.sleep(0.1)
-    while (now := list(left(own))) and time.monotonic() < until + GONE:
-        for number, name in now:
-            killed[number] = name
-            try:
+    while (now := dict(left(own))) and time.monotonic() < until + GONE:
+        killed |= now
+        for number in now:
+            with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        time.sleep(0.02)
     for folder in Path("/tmp").glob(f"farandole-{mark}-*"):  # noqa: S108
         # A rank that was killed could not remove it. Others can give theirs such a name, and take it away again.
         with suppress(OSError):
@@ -73,7 +74,8 @@ def kill(mark: str) -> list[str]:
             if facts.st_uid == os.getuid() and stat.S_ISDIR(facts.st_mode):
                 (folder / "meeting").unlink(missing_ok=True)
                 folder.rmdir()
-    return list(killed.values())
+    # What waits in the kernel, as for storage that is gone, ends when that answers.
+    return [f"{STAYS}{name}" if number in now else name for number, name in killed.items()]
 
 
 if __name__ == "__main__":

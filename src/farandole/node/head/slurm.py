@@ -112,17 +112,34 @@ def fewer(wish: Any, without: set[str], least: int) -> dict[str, Any]:
 
 
 def allocate(run: Run, wish: Any) -> list[str]:
-    """The command that asks Slurm for as many nodes as the ranks fill."""
+    """The command that asks Slurm for as many nodes as the ranks fill, and for a rank's share of each."""
     count, slots = asked(wish)
     filled = fill(count, slots)
+    nodes = ran("sinfo", "--noheader", "--Node", "--format=%N|%c|%G").stdout
+    most, (cores, gpus) = max(filled.values()), share(slots, nodes)
     command = ["salloc", f"--job-name=farandole-run-{run.number}", f"--nodes={len(filled)}", f"--ntasks={count}"]
-    command.append(f"--ntasks-per-node={max(filled.values())}")
+    command += [f"--ntasks-per-node={most}", f"--cpus-per-task={cores}"]
+    if gpus:
+        # Of the node and not of each task, as ranks choose theirs among all of their node.
+        command.append(f"--gres=gpu:{most * gpus}")
     if others := [node for node in hostfile() if node not in slots]:
         command.append(f"--exclude={','.join(others)}")
     if wish["seconds"]:
         # This program ends it before the queue does.
         command.append(f"--time={wish['seconds'] // 60 + 2}")
     return command
+
+
+def share(slots: Slots, nodes: str) -> tuple[int, int]:
+    """The cores and the GPUs that a slot has on each of its nodes, by what Slurm says of all; a core at least."""
+    cores, gpus = set(), set()
+    for line in nodes.splitlines():
+        node, has, devices = line.split("|")
+        if slots.get(node):
+            cores.add(int(has) // slots[node])
+            found = re.search(r"\bgpu(?::[^:,(]+)?:(\d+)", devices)
+            gpus.add(int(found[1]) // slots[node] if found else 0)
+    return max(1, min(cores, default=1)), min(gpus, default=0)
 
 
 def time_limit(job: str) -> str:
@@ -137,7 +154,8 @@ def granted(holder: subprocess.Popen[bytes]) -> dict[str, str]:
     for line in holder.stdout or ():
         text = line.decode(errors="replace").strip()
         name, mark, value = text.partition("=")
-        if name.startswith("SLURM_") and mark:
+        # With this one, srun gives what mpirun starts on a node the share of one rank.
+        if name.startswith("SLURM_") and mark and name != "SLURM_TRES_PER_TASK":
             variables[name] = value
         elif variables and not text:
             return variables
