@@ -1,8 +1,10 @@
 """Pass a file on to other nodes while it is still being fetched, from a process of an unprivileged account."""
 
+import errno
 import os
 import pwd
 import re
+import signal
 import socket
 import threading
 import time
@@ -18,6 +20,8 @@ ACCOUNT, NAME = "nobody", "farandole-peer"
 # What is left of the time of a process that has the whole file: hosts that wait for their turn come later, and those
 # behind a child that has everything only if that child is of no use to them.
 IDLE_S, SERVED_S, MOST_S = 300, 30, 3600
+# Seconds that one has to end, and how the kernel calls a socket that is listened to.
+REPLACED_S, LISTENS = 5, "0A"
 REQUEST_BYTES, REQUEST_S, SOCKET_S = 2048, 5, 60
 # Connections of one address at a time: a node may ask again before the end of its former connection is noticed.
 CONNECTIONS = 2
@@ -50,7 +54,7 @@ def start(target: Path, path: str, size: int, order: Mapping[str, Any]) -> Passi
     address = order["address"]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        listener = socket.create_server((address, order["port"]), family=family)
+        listener = listen((address, order["port"]), family)
         # Of its own, as this process must not be able to write, and so that the file may be removed.
         content = target.open("rb", buffering=0)
         reader, writer = os.pipe()
@@ -67,6 +71,37 @@ def start(target: Path, path: str, size: int, order: Mapping[str, Any]) -> Passi
         Server(listener, content, reader, path, size, order).run()
     finally:
         os._exit(0)
+
+
+def listen(place: tuple[str, int], family: int) -> socket.socket:
+    """Listen, in place of a process that still passes on what an earlier run has sent."""
+    until = time.monotonic() + (REPLACED_S if end_former(place, family) else 0)
+    while True:
+        try:
+            return socket.create_server(place, family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def end_former(place: tuple[str, int], family: int) -> bool:
+    """End such a process, and return whether there was one."""
+    packed = socket.inet_pton(family, place[0])
+    # As the kernel writes it on machines with the lowest byte first.
+    address = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4))
+    listens = f"{address}:{place[1]:04x}".upper()
+    rows = (row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines())
+    sockets = {f"socket:[{row[9]}]" for row in rows if (row[1], row[3]) == (listens, LISTENS)}
+    found = False
+    for process in Path("/proc").glob("[0-9]*") if sockets else ():
+        # It may end meanwhile.
+        with suppress(OSError):
+            name = (process / "comm").read_text().strip()
+            if name == NAME and sockets & {os.readlink(file) for file in (process / "fd").iterdir()}:  # noqa: PTH115
+                os.kill(int(process.name), signal.SIGTERM)
+                found = True
+    return found
 
 
 def detach(keep: Collection[int]) -> None:

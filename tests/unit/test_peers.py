@@ -522,6 +522,15 @@ def test_a_node_whose_port_is_taken_installs_without_serving(stacks: Path, tmp_p
     assert (shared.source, warnings, children()) == ("the depot", [], before)
 
 
+def test_what_another_run_sends_takes_the_place_of_what_was_sent_before(tmp_path: Path, port: int) -> None:
+    (tmp_path / "former").mkdir()
+    given = order(2, port, children=(3,))
+    with serve(tmp_path / "former", given) as (_, former), serve(tmp_path, given) as (have, pid):
+        have(4)
+        assert pid not in (0, former) and ended(former, 5)
+        assert answer(call(3, port, f"{ASK}\r\n"))[1] == CONTENT
+
+
 def test_a_stack_is_passed_on_from_node_to_node(tmp_path: Path, port: int) -> None:
     (tmp_path / "depot").mkdir()
     packed = archive(tmp_path)
