@@ -6,7 +6,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,20 +111,10 @@ def from_depot(url: str, offset: int, size: int) -> Iterator[bytes]:
 def from_peer(address: str, path: str, offset: int, size: int, order: Mapping[str, Any], wait: bool) -> Iterator[bytes]:
     """What another node sends from an offset on, as long as it is fast enough; it can be anything."""
     pace = Pace(order["patience"])
+    request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nRange: bytes={offset}-\r\n\r\n"
     try:
-        with connect(address, order, wait) as connection:
-            connection.settimeout(1)
-            asked = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nRange: bytes={offset}-\r\n\r\n"
-            connection.sendall(asked.encode())
-            received = b""
-            while b"\r\n\r\n" not in received:
-                block = pace.receive(connection, ANSWER_BYTES)
-                received += block
-                if not block or len(received) > 2 * ANSWER_BYTES:
-                    raise PeerError("gave no valid answer")
-            head, _, block = received.partition(b"\r\n\r\n")
-            if not (status := ANSWER.match(head)) or status[1] != b"206":
-                raise PeerError(f"answered {status[1].decode() if status else 'no HTTP'}")
+        connection, block = connect(address, request.encode(), order, pace, wait)
+        with connection:
             while offset < size:
                 if not block and not (block := pace.receive(connection, BLOCK)):
                     raise PeerError("stopped before the end")
@@ -134,16 +124,43 @@ def from_peer(address: str, path: str, offset: int, size: int, order: Mapping[st
         raise PeerError(f"cannot be reached: {words(error)}") from error
 
 
-def connect(address: str, order: Mapping[str, Any], wait: bool) -> socket.socket:
-    """Connect from the address that the other node knows, perhaps waiting until it listens."""
+def connect(
+    address: str, request: bytes, order: Mapping[str, Any], pace: "Pace", wait: bool
+) -> tuple[socket.socket, bytes]:
+    """Ask another node from the address that it knows, perhaps waiting until it has this file."""
     until = time.monotonic() + order["patience"]
     while True:
-        try:
-            return socket.create_connection((address, order["port"]), CONNECT_S, (order["address"], 0))
-        except ConnectionRefusedError:
-            if not wait or time.monotonic() > until:
-                raise
-            time.sleep(0.2)
+        is_last = not wait or time.monotonic() > until
+        with ExitStack() as stack:
+            # It may not listen yet, or still pass on another file.
+            try:
+                place, own = (address, order["port"]), (order["address"], 0)
+                connection = stack.enter_context(socket.create_connection(place, CONNECT_S, own))
+                status, block = begin(connection, request, pace)
+                if status == b"206":
+                    stack.pop_all()
+                    return connection, block
+                if status != b"404" or is_last:
+                    raise PeerError(f"answered {status.decode() if status else 'no HTTP'}")
+            except (ConnectionRefusedError, ConnectionResetError):
+                if is_last:
+                    raise
+        time.sleep(0.2)
+
+
+def begin(connection: socket.socket, request: bytes, pace: "Pace") -> tuple[bytes, bytes]:
+    """The status of an answer, and what has come of its content."""
+    connection.settimeout(1)
+    connection.sendall(request)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        block = pace.receive(connection, ANSWER_BYTES)
+        received += block
+        if not block or len(received) > 2 * ANSWER_BYTES:
+            raise PeerError("gave no valid answer")
+    head, _, block = received.partition(b"\r\n\r\n")
+    status = ANSWER.match(head)
+    return status[1] if status else b"", block
 
 
 class Pace:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -261,6 +262,20 @@ def test_a_parent_may_be_late_but_who_comes_after_it_may_not(stacks: Path, tmp_p
     assert warnings[0].startswith("node-2 cannot be reached: connection refused")
 
 
+def test_a_parent_that_still_passes_on_another_file_is_asked_again(tmp_path: Path, port: int) -> None:
+    (tmp_path / "former").mkdir()
+    (tmp_path / "new").mkdir()
+    given, child = order(2, port, children=(3,)), {**order(3, port, 2), "patience": 5}
+    with serve(tmp_path / "former", given, "other"), ThreadPoolExecutor() as pool:
+        asks = pool.submit(get, tmp_path, dead_url(), child)
+        time.sleep(0.7)
+        assert not asks.done()
+        with serve(tmp_path / "new", given) as (have, _):
+            have(4)
+            shared, warnings = asks.result(20)
+    assert (shared.source, shared.retries, warnings) == ("node-2", 0, [])
+
+
 def test_a_slow_disk_of_this_node_is_not_blamed_on_its_source(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,12 +323,12 @@ def test_the_depot_is_the_last_source_and_fails_as_without_peers(
 
 
 @contextmanager
-def serve(folder: Path, given: dict[str, Any]) -> Iterator[tuple[Callable[[int], None], int]]:
+def serve(folder: Path, given: dict[str, Any], name: str = NAME) -> Iterator[tuple[Callable[[int], None], int]]:
     """A node that passes the file on; yields how to let it have a piece, and its process."""
     target = folder / "archive"
     target.write_bytes(b"")
     before = children()
-    with closing(serving.start(target, f"/{NAME}", len(CONTENT), given)) as passing, target.open("ab") as file:
+    with closing(serving.start(target, f"/{name}", len(CONTENT), given)) as passing, target.open("ab") as file:
 
         def have(count: int) -> None:
             for _ in range(count):

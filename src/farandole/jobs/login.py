@@ -18,6 +18,8 @@ from farandole.plays.playbook import Login
 
 # The exit status of a shell that does not find a command.
 NO_COMMAND = 127
+# Seconds after which both sides give up a copy that does not go on, as what is sent from here stays locked meanwhile.
+SILENT_S = 300
 # Options of ssh that name keys.
 OF_KEY = re.compile(r"-i|-o\s*(IdentityFile|CertificateFile)\b", re.IGNORECASE)
 
@@ -50,7 +52,7 @@ class Head:
         there = ["--rsync-path", f"cd / && {shlex.join([*self.become, 'farandole', *through])}"]
         places = [f"{self.target}:{remote}", *([f"{to}/"] if to else [])]
         done = subprocess.run(
-            ["rsync", "--archive", "--rsh", shlex.join(self.ssh), *there, *arguments, *places],
+            ["rsync", "--archive", f"--timeout={SILENT_S}", "--rsh", shlex.join(self.ssh), *there, *arguments, *places],
             input=patterns, capture_output=True, text=True, errors="surrogateescape", check=False,
         )  # fmt: skip
         if "sudo: " in done.stderr or self.lacks_command(done.returncode, done.stderr):

@@ -59,6 +59,7 @@ _OF_MACHINES = (
     "systemd-modules-load.service", "systemd-networkd.service", "systemd-remount-fs.service",
     "systemd-resolved.service", "systemd-sysctl.service", "systemd-udevd.service",
 )  # fmt: skip
+_STACKS = "opt/farandole/stacks"
 # The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
@@ -71,8 +72,12 @@ def ensure(suite: Suite, packages: Sequence[str] = (), stack: Path | None = None
     if (name := kind + digest) not in images():
         root = _root(suite, Kernel.shared, packages, stack)
         packed = root.with_suffix(".tar")
-        options = ("--xattrs", "--xattrs-include=*", "--numeric-owner", "--sort=name")
-        run("tar", "--create", *options, "--file", str(packed), "--directory", str(root), ".")
+        options = ("--xattrs", "--xattrs-include=*", "--numeric-owner", "--file", str(packed), "--directory", str(root))
+        manifests = [str(path.relative_to(root)) for path in root.glob(f"{_STACKS}/*/manifest.json")]
+        run("tar", "--create", *(f"--exclude=./{path}" for path in manifests), *options, ".")
+        if manifests:
+            # Unpacked last, so that nothing seems to have been changed later than this.
+            run("tar", "--append", *options, *manifests)
         _forget(root)
         podman("import", "--quiet", str(packed), name)
         packed.unlink()
@@ -109,7 +114,7 @@ def _root(suite: Suite, kernel: Kernel, packages: Sequence[str], stack: Path | N
         folder.mkdir()
         run("tar", "--extract", "--zstd", "--no-same-owner", "--file", str(stack), "--directory", str(folder))
         # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run.
-        for manifest in folder.glob("stacks/*/manifest.json"):
+        for manifest in root.glob(f"{_STACKS}/*/manifest.json"):
             manifest.chmod(0o644)
     return root
 
