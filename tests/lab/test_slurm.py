@@ -248,7 +248,7 @@ def test_a_gpu_belongs_to_one_job_and_a_lost_one_is_no_longer_offered(cluster: C
     # A run has the share of a node that its slots are.
     run = cluster.farandole("run", "--hosts", "node-2", "-np", "1", "--", "sh", "-c", "echo GPUs $CUDA_VISIBLE_DEVICES")
     assert "GPUs 0,1" in run.stdout, run.stderr
-    until(partial(accounted, cluster, r"trainer\|farandole-run-\d+\|2\|COMPLETED\|0:0"), 30)
+    until(partial(accounted, cluster, r"trainer\|farandole-run-\d+\|1\|COMPLETED\|0:0"), 30)
     cluster.shell("node-2", "umount /dev/nvidia1 && rm /dev/nvidia1; systemctl restart slurmd")
     cluster.play_ok(*QUICK)
     until(lambda: nodes(cluster)["node-2"] == "idle")
