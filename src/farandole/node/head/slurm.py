@@ -133,8 +133,7 @@ def allocate(run: Run, wish: Any) -> list[str]:
 def share(slots: Slots, nodes: str) -> tuple[int, int]:
     """The cores and the GPUs that a slot has on each of its nodes, by what Slurm says of all; a core at least."""
     cores, gpus = set(), set()
-    for line in nodes.splitlines():
-        node, has, devices = line.split("|")
+    for node, has, devices in re.findall(r"^(\S+)\|(\d+)\|(.*)$", nodes, re.MULTILINE):
         if slots.get(node):
             cores.add(int(has) // slots[node])
             found = re.search(r"\bgpu(?::[^:,(]+)?:(\d+)", devices)
