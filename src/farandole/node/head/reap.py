@@ -58,7 +58,8 @@ def left(mark: bytes) -> Iterator[tuple[int, str]]:
 
 def kill(mark: str) -> list[str]:
     """Give a job's processes time to end, then kill them until none is left."""
-    until, killed, own = time.monotonic() + LEFT, {}, f"{MARK}={mark}".encode()
+    until, own = time.monotonic() + LEFT, f"{MARK}={mark}".encode()
+    killed: dict[int, str] = {}
     while any(left(own)) and time.monotonic() < until:
         time.sleep(0.1)
     while (now := dict(left(own))) and time.monotonic() < until + GONE:
