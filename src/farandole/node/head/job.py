@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -206,13 +206,18 @@ class RunKeeper:
         same = former(self.run, self.wish["source"])
         others = [node for node in slots if node != runs.HERE]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            sent = pool.map(lambda node: send(self.run, node, same, self.restarts.deleting()), others)
+            deleting, copies = self.restarts.deleting(), dict[str, Future[str]]()
             try:
-                failed = {node: why for node, why in zip(others, sent, strict=True) if why}
+                for node in others:
+                    copies[node] = pool.submit(send, self.run, node, same, deleting)
+                failed = {node: why for node, copy in copies.items() if (why := copy.result())}
             except StoppedError:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for copy in [*COPIES]:
-                    copy.terminate()
+                # One may be just starting.
+                while not all(copy.done() for copy in copies.values()):
+                    for process in [*COPIES]:
+                        process.terminate()
+                    time.sleep(0.1)
                 raise
             asked = [*failed] if self.wish["restarts"] else []
             self.lost = [node for node, answer in zip(asked, pool.map(answers, asked), strict=True) if not answer]
