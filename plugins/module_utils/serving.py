@@ -91,7 +91,9 @@ def end_former(place: tuple[str, int], family: int) -> bool:
     # As the kernel writes it on machines with the lowest byte first.
     address = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4))
     listens = f"{address}:{place[1]:04x}".upper()
-    rows = (row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines())
+    # The other one is missing where IPv6 is switched off.
+    table = Path("/proc/net/tcp6" if family == socket.AF_INET6 else "/proc/net/tcp")
+    rows = map(str.split, table.read_text().splitlines())
     sockets = {f"socket:[{row[9]}]" for row in rows if (row[1], row[3]) == (listens, LISTENS)}
     found = False
     for process in Path("/proc").glob("[0-9]*") if sockets else ():
