@@ -1,9 +1,9 @@
 """`make bench-train`: how sums and training on two nodes compare with the network, torch.distributed and one node.
 
-    train.py [--rounds N] [--delay-ms MS [MS ...]]
+    train.py [--rounds N] [--delay-ms MS [MS ...] [--loss PERCENT]]
 
 Only ratios can be compared between machines. With delays the nodes have kernels of their own, as only these can delay
-packets; their processors are slower.
+and lose packets; their processors are slower.
 """
 
 import argparse
@@ -93,7 +93,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--delay-ms", nargs="+", type=float, default=[])
+    parser.add_argument("--loss", type=float, default=0)
     wanted = parser.parse_args()
+    if wanted.loss and not wanted.delay_ms:
+        parser.error("--loss needs --delay-ms")
     try:
         own = ("--kernel", "own", "--memory", "5000") if wanted.delay_ms else ()
         lab("up", "--nodes", "2", *own)
@@ -102,8 +105,8 @@ def main() -> None:
             shutil.copy(ROOT / "tests/bench/wire.py", folder)
             for delay in wanted.delay_ms or [None]:
                 if delay is not None:
-                    lab("fault", "netem", "node-2", "--delay", str(delay))
-                    print(f"\n## {delay} ms")
+                    lab("fault", "netem", "node-2", "--delay", str(delay), "--loss", str(wanted.loss))
+                    print(f"\n## {delay} ms, {wanted.loss} % lost")
                 jobs: dict[str, list[dict[str, Any]]] = {launcher: [] for launcher in LAUNCHERS}
                 for number in range(wanted.rounds):
                     print(f"round {number + 1} of {wanted.rounds}", file=sys.stderr, flush=True)

@@ -224,7 +224,8 @@ def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, cap
 
 
 def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(status.UPGRADING) in (ROOT / "roles/base/tasks/upgrade.yml").read_text()
+    for tasks in ("base/tasks/upgrade.yml", "jobs/tasks/main.yml"):
+        assert f"path: {status.UPGRADING}\n" in (ROOT / "roles" / tasks).read_text()
     monkeypatch.setattr(status, "UPGRADING", tmp_path / "upgrading")
     with pytest.raises(RefusedError, match="root starts no jobs"):
         main.started(argparse.Namespace())

@@ -1,13 +1,15 @@
-"""Files that the lab handles as root where others could interfere."""
+"""Files that the lab handles as root where others could interfere, and commands of labs that are removed together."""
 
+import fcntl
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from farandole.cli import lab as command
 from farandole.core.errors import FarandoleError
-from farandole.lab import host
+from farandole.lab import host, inventory, lab
 
 
 def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +39,25 @@ def test_the_lock_does_not_follow_links_or_truncate_and_belongs_to_root(
     assert victim.read_text() == "whole"
     hold(tmp_path / "lock", monkeypatch)
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+
+
+def test_a_lab_is_removed_under_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, held = tmp_path / "lock", []
+
+    def nodes(_: str | None = None) -> list[lab.LabNode]:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+            else:
+                held.append(False)
+        return []
+
+    hold(lock, monkeypatch)
+    monkeypatch.setattr(host, "check", lambda: None)
+    monkeypatch.setattr(host, "STORE", tmp_path / "store")
+    monkeypatch.setattr(inventory, "folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(lab, "nodes", nodes)
+    command.down("gone")
+    assert held == [True, True]

@@ -58,6 +58,7 @@ def test_what_a_node_says_is_read_below_what_its_login_prints() -> None:
         {"queue": 1},
         {"no_jobs": {"\x1b[2J": "drained"}},
         {"no_jobs": ["node-1"]},
+        {"upgrading": "no"},
     ],
 )
 def test_an_answer_of_another_form_is_refused_as_a_whole(changes: dict[str, Any]) -> None:
@@ -103,6 +104,7 @@ def test_why_there_is_no_answer(output: str, status: int, code: str) -> None:
         (Answer(True, STACK), "its fan is broken", STACK, HEAD, LEFT_OUT),
         (Answer(True, STACK), "its fan is broken", STACK, DRAINS, LEFT_OUT),
         (Answer(True, STACK), "", STACK, DRAINS, NO_JOBS),
+        (Answer(True, STACK, upgrading=True), "", STACK, HEAD, NO_JOBS),
         (Answer(up=False, code="login-timeout"), "", STACK, HEAD, "login-timeout"),
         (Answer(up=False, code="login-timeout"), "its fan is broken", STACK, HEAD, "login-timeout"),
         (None, "", STACK, HEAD, REVOKED),

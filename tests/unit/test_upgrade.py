@@ -1,6 +1,8 @@
 """What is due on nodes, and in which order. tests/lab/test_waves.py does it."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,13 +109,24 @@ def test_a_nodes_answer_has_a_strict_form(answer: dict[str, object], tmp_path: P
         noted(tmp_path)
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2, 3])
-def test_a_node_that_is_not_proven_stays_left_out(
-    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def left_out(tmp_path: Path) -> excluded.Entry:
+    """What is known of node-2, which somebody has left out."""
     entry = excluded.by_person("carol", "its fan is loud")
     with excluded.changing(tmp_path) as entries:
         entries["node-2"] = entry
+    return entry
+
+
+def changing(state: Path) -> Change:
+    cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, state)
+    return Change(state, Login(), cluster, "again")
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+def test_a_node_that_is_not_proven_stays_left_out(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
+) -> None:
     ran: list[tuple[str, ...]] = []
 
     def run(_change: Change, playbook: str, *arguments: str) -> bool:
@@ -122,21 +135,72 @@ def test_a_node_that_is_not_proven_stays_left_out(
             raise Interrupted("stop")
         return len(ran) != failing + 1
 
+    def back() -> str:
+        with alone(tmp_path):
+            return change.brought_back("node-2", left_out, lambda: change.returning("node-2"))
+
     monkeypatch.setattr(Change, "run", run)
-    cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
-    change = Change(tmp_path, Login(), cluster, "again")
+    change = changing(tmp_path)
     if failing == 3:
         with pytest.raises(Interrupted):
-            change.brought_back("node-2", entry)
+            back()
     else:
-        assert change.brought_back("node-2", entry)
-    assert excluded.read(tmp_path) == {"node-2": entry}
-    # The head learns of it last.
+        assert back()
+    assert excluded.read(tmp_path) == {"node-2": left_out}
+    # The head learns of it last, or that it came to nothing.
     steps = [("site.yml", "--limit", "node-2"), ("playbooks/validate.yml", "--tags", "quick")]
-    assert ran == [*steps, ("site.yml", "--limit", "node-1")][: min(failing + 1, 3) if failing < 3 else 2]
-    ran.clear()
+    head = ("site.yml", "--limit", "node-1")
+    assert ran == (steps if failing == 3 else [*[*steps, head][: failing + 1], head])
     monkeypatch.setattr(Change, "run", lambda *_: True)
-    assert change.brought_back("node-2", entry) == "" and excluded.read(tmp_path) == {}
+    assert back() == "" and excluded.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize("of_replace", [False, True])
+def test_a_power_cut_leaves_a_node_out_that_was_being_proven(
+    of_replace: bool, tmp_path: Path, left_out: excluded.Entry
+) -> None:
+    entry = replace(left_out, code="replace") if of_replace else left_out
+    script = (
+        "import os, pathlib, sys; from farandole.inventory import excluded; from farandole.cli.upgrade import alone\n"
+        "state = pathlib.Path(sys.argv[1])\n"
+        f"with alone(state), excluded.proving(state, 'node-2', excluded.{entry!r}):\n"
+        "    print(excluded.read(state), flush=True); sys.stdin.read(1); os._exit(9)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as command:
+        assert command.stdout and command.stdout.readline() == "{}\n"
+        # Others see that it takes part, as long as that one lives.
+        assert excluded.read(tmp_path) == {}
+        with excluded.changing(tmp_path) as entries:
+            entries["node-3"] = left_out
+        command.communicate("x")
+    assert excluded.read(tmp_path) == {"node-3": left_out, "node-2": entry}
+    change = changing(tmp_path)
+    # Another proof does not forget it, and a person can take it back.
+    with alone(tmp_path):
+        assert change.brought_back("node-3", left_out, lambda: "") == ""
+        assert excluded.read(tmp_path) == {"node-2": entry}
+    with excluded.changing(tmp_path) as entries:
+        del entries["node-2"]
+    assert excluded.read(tmp_path) == {}
+
+
+def test_a_node_that_a_check_leaves_out_meanwhile_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
+) -> None:
+    def run(_change: Change, playbook: str, *_: str) -> bool:
+        # As preflight does with on_bad_node, and the validation of the other node is green.
+        if playbook == "playbooks/validate.yml":
+            with excluded.changing(tmp_path) as entries:
+                entries["node-2"] = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
+        return True
+
+    monkeypatch.setattr(Change, "run", run)
+    change = changing(tmp_path)
+    with alone(tmp_path):
+        assert change.brought_back("node-2", left_out, lambda: change.returning("node-2")) == "its validation is red"
+    assert excluded.read(tmp_path) == {"node-2": left_out}
 
 
 @pytest.mark.parametrize(("name", "good"), [("a", 2), ("b", 3), ("c", 3)])
@@ -145,12 +209,12 @@ def test_an_upgrade_is_remembered_until_its_end(
 ) -> None:
     groups = {"cluster": ["a", "b", "c", "d"], "head": ["a"], "builders": ["b"]}
     change = Change(tmp_path, Login(), describe(groups, tmp_path), "again")
-    # The node takes part again, and the head has not heard of it.
-    done = iter([True] * good + [False])
+    # The node takes part again, and the head has perhaps heard of it.
+    done = iter([True] * good + [False] * 2)
     monkeypatch.setattr(Change, "run", lambda *_: next(done))
-    assert change.upgrade([name], "{}") == "site.yml failed after its upgrade"
-    assert change.begun() == {name} and excluded.read(tmp_path) == {}
-    change.leave_out([name], "it failed")
+    why = change.upgrade([name], "{}")
+    assert why.startswith("site.yml failed after its upgrade") and ("the head gives it jobs" in why) == (name != "a")
+    assert change.begun() == {name}
     # Jobs go on where all depend on a node.
     assert [entry.code for entry in excluded.read(tmp_path).values()] == ([CODE] if name == "c" else [])
     monkeypatch.setattr(Change, "run", lambda *_: True)

@@ -116,17 +116,19 @@ def _packed(stack: str, suite: image.Suite) -> Path:
 @app.command()
 def down(name: Name = "lab") -> None:
     """Remove a lab; removing the last one restores this machine."""
-    if not (lab.nodes(name) or inventory.folder(name).exists()):
-        console.print(f"there is no lab {name}; removing anything that one may have left")
+    # All in here, as whoever removes the last lab ends each podman that still runs.
     with _work(f"{name} down") as progress:
+        if not (lab.nodes(name) or inventory.folder(name).exists()):
+            console.print(f"there is no lab {name}; removing anything that one may have left")
         kept = inventory.remove(name)
         restored = lab.down(name, progress)
         cgroups.forget(name)
+        others = sorted({node.lab for node in lab.nodes()})
     for line in kept:
         console.print(f"kept: {line}")
     for line in restored:
         console.print(f"restored: {line}")
-    if others := sorted({node.lab for node in lab.nodes()}):
+    if others:
         console.print(f"this machine's settings stay changed for the remaining labs: {', '.join(others)}")
     if host.STORE.exists():
         console.print(f"kept: the node images in {host.STORE} (`farandole lab purge` removes them)")

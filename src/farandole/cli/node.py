@@ -98,11 +98,17 @@ def include(
             del entries[name]
     if prove:
         # It takes time to import.
-        change = import_module("farandole.cli.upgrade").Change(
+        upgrade = import_module("farandole.cli.upgrade")
+        change = upgrade.Change(
             inventory, login, known, f"farandole node include {name} --prove -i {shlex.quote(str(inventory))}"
         )
-        if why := change.brought_back(name, entry):
-            raise FarandoleError(f"{name}: {why}, so it stays left out; when it is mended: {change.again}")
+        with upgrade.alone(known.state):
+            why = "the head could not be told to leave it out"
+            # It may not know yet.
+            if change.tell_head():
+                why = change.brought_back(name, entry, lambda: change.returning(name))
+        if why:
+            raise FarandoleError(f"{name}: {why}. It stays left out; when that is mended: {change.again}")
     typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))
     if not prove:
         next_step(inventory)

@@ -1,5 +1,6 @@
 """`farandole replace`: a new machine takes the name and the place of one that is gone."""
 
+import dataclasses
 import shlex
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from farandole.cli.options import Inventory, with_login
 from farandole.cli.upgrade import Change, alone
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write
+from farandole.core.findings import several
 from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.host_keys import KNOWN, HostKey, known, place
+from farandole.inventory.run_lock import person
 from farandole.inventory.variables import folder_of, host_variables
 from farandole.plays.playbook import Login
 
@@ -51,7 +54,7 @@ def replace(
     file = file if file.exists() else Path(KNOWN[0]).expanduser()
     key = ask({name: address}, port)[name]
     again = f"farandole replace {name} -i {shlex.quote(str(inventory))}"
-    change = Change(inventory, login, cluster, again, CODE)
+    change = Change(inventory, login, cluster, again)
     with alone(cluster.state):
         entry = excluded.read(cluster.state).get(name)
         begun = entry and entry.code == CODE and key in known((host,), (str(file),))
@@ -59,16 +62,14 @@ def replace(
             refuse_former(name, key, cluster)
             confirm(name, address, key, host_key)
             remember(file, host, key)
-        change.take_back([name])
-        why = "it was interrupted"
-        try:
-            why = failure(change, name)
-        finally:
-            if why:
-                change.leave_out([name], f"{why} when it was replaced")
-        if why:
-            raise FarandoleError(f"{name}: {why}. It is left out of jobs; when it is mended, run again: {again}")
-    typer.echo(f"{name} is replaced and takes part in jobs; the former machine's keys are refused by all nodes")
+        left_out = dataclasses.replace(
+            excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
+        )
+        if why := change.brought_back(name, left_out, lambda: failure(change, name)):
+            raise FarandoleError(f"{name}: {why}. It is left out of jobs; when that is mended, run again: {again}")
+    others = [*excluded.read(cluster.state)]
+    but = f" but {several(others)}, which learn it when they are back" if others else ""
+    typer.echo(f"{name} is replaced and takes part in jobs; the former machine's keys are refused by all nodes{but}")
 
 
 def failure(change: Change, name: str) -> str:

@@ -128,6 +128,9 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
     if not out and (why := head.no_jobs.get(name)):
         wrong.append(f"the queue gives it no jobs ({why})")
         code = code or NO_JOBS
+    if answer.upgrading:
+        wrong.append("it starts no run while it or the builder is upgraded; if none is: farandole apply")
+        code = code or NO_JOBS
     return NodeState(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
 
 

@@ -4,7 +4,7 @@ import fcntl
 import json
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -49,25 +49,31 @@ class Change:
     cluster: ClusterFacts
     # The command that continues it.
     again: str
-    # Marks the nodes that it leaves out.
-    code: str = CODE
 
     @property
     def needed(self) -> list[str]:
         """The nodes that are not left out, as all depend on them, in the order in which they are changed."""
         return [*dict.fromkeys([*self.cluster.builders[:1], self.cluster.head])]
 
+    @property
+    def apply(self) -> str:
+        """The command that tells all nodes who takes part."""
+        return f"farandole apply -i {shlex.quote(str(self.inventory))}"
+
     def run(self, playbook: str, *arguments: str) -> bool:
         """Run a playbook; returns whether it succeeded."""
-        interrupted = f"nodes that are not proven yet stay left out; to continue: {self.again}"
+        interrupted = (
+            f"nodes that are not proven yet stay left out; to continue: {self.again}; if not, so that the head knows "
+            f"who takes part: {self.apply}"
+        )
         return play(playbook, self.inventory, self.login, *arguments, interrupted=interrupted) == 0
 
     def leave_out(self, names: Sequence[str], why: str) -> None:
         """Leave nodes out of jobs, if they can be."""
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
-                if name not in self.needed and (name not in entries or entries[name].code == self.code):
-                    entries[name] = replace(excluded.by_person(person(), why), code=self.code)
+                if name not in self.needed and (name not in entries or entries[name].code == CODE):
+                    entries[name] = replace(excluded.by_person(person(), why), code=CODE)
 
     def take_back(self, names: Sequence[str]) -> None:
         """Let nodes take part again."""
@@ -86,36 +92,46 @@ class Change:
     def is_proven(self, names: Sequence[str]) -> bool:
         """Run jobs on these nodes and another one."""
         pair = json.dumps({"validation_hosts": ",".join([self.partner(names), *names])})
-        return self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair)
+        if not self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair):
+            return False
+        # With on_bad_node, a check may have left it out, and the other one was validated alone.
+        out = excluded.read(self.cluster.state)
+        return not any(name in out and out[name].by == "check" for name in names)
 
-    def brought_back(self, name: str, entry: excluded.Entry) -> str:
-        """Set a node up and prove it before the head gives it jobs again; returns what failed, if anything did."""
-        with alone(self.cluster.state):
-            self.take_back([name])
-            why = "it was interrupted"
+    def tell_head(self) -> bool:
+        """Let the queue and those who start jobs on the head know who takes part; what runs goes on."""
+        return self.run("site.yml", "--limit", self.cluster.head, "--tags", "fabric,slurm,monitoring")
+
+    def brought_back(self, name: str, entry: excluded.Entry, steps: Callable[[], str]) -> str:
+        """Let a node take part while it is set up and proven, and leave it out again if that fails; returns why."""
+        why = "it was interrupted"
+        with excluded.proving(self.cluster.state, name, entry):
             try:
-                why = self._returning(name)
+                why = steps()
             finally:
                 if why:
                     with excluded.changing(self.cluster.state) as entries:
                         entries[name] = entry
-        return why
+        return f"{why}{self.untold()}" if why else ""
 
-    def _returning(self, name: str) -> str:
+    def untold(self) -> str:
+        """Tell the head that a node is left out again; returns what follows if it cannot be told."""
+        return "" if self.tell_head() else f", and the head gives it jobs until this succeeds: {self.apply}"
+
+    def returning(self, name: str) -> str:
+        """Set a node up that was left out, and prove it before the head gives it jobs; returns what failed."""
         if not self.run("site.yml", "--limit", name):
             return "site.yml failed"
         if not self.is_proven([name]):
             return "its validation is red"
-        told = self.run("site.yml", "--limit", self.cluster.head, "--tags", "fabric,slurm,monitoring")
-        return "" if told else "the head could not be told"
+        return "" if self.tell_head() else "the head could not be told"
 
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
         head, limit = self.cluster.head, ",".join(names)
         self.note_begun({*self.begun(), *names})
         self.leave_out(names, "it is being upgraded")
-        # The queue and those who start jobs on the head learn it, and what runs goes on.
-        if names != [head] and not self.run("site.yml", "--limit", head, "--tags", "fabric,slurm"):
+        if names != [head] and not self.tell_head():
             return "the head could not be told to leave it out"
         if not self.run(PLAYBOOK, "--limit", limit, "--extra-vars", settings):
             return "its upgrade failed"
@@ -123,7 +139,9 @@ class Change:
             return "its validation is red after its upgrade"
         self.take_back(names)
         if not self.run("site.yml", "--limit", f"{limit},{head}"):
-            return "site.yml failed after its upgrade"
+            why = "site.yml failed after its upgrade"
+            self.leave_out(names, why)
+            return f"{why}{self.untold()}" if names != [head] else why
         self.note_begun(self.begun() - {*names})
         return ""
 
@@ -199,7 +217,7 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
             change.leave_out(part, why)
             state = "It is" if len(part) == 1 else "They are"
             if part[0] in change.needed:
-                state = "As all depend on it, it is not"
+                state = f"Until it is mended or applied again ({change.apply}), the queue gives it no jobs. It is not"
             raise FarandoleError(
                 f"{several(part)}: {why}. {state} left out of jobs, and nothing else was begun; when that is "
                 f"mended, to continue: {change.again}"
@@ -209,7 +227,10 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
     """Refuse a second upgrade of the same cluster on this machine."""
-    with (state / ".upgrade.lock").open("a") as lock:
+    # What a killed one was proving is left out, and stays so.
+    with excluded.changing(state):
+        pass
+    with (state / excluded.AT_WORK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

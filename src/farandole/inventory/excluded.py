@@ -19,6 +19,8 @@ from farandole.core.schema import UnfitError, fields, named, text, words
 from farandole.core.text import one_line
 
 FILE = "excluded.yml"
+# Nodes that take part so that they can be proven, as long as the command that does so holds its lock.
+PROVING, AT_WORK = "proving.yml", ".upgrade.lock"
 HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
 LONGEST = 1 << 20
 # How the nodes are checked before a run.
@@ -73,7 +75,10 @@ def by_person(person: str, why: str) -> Entry:
 
 def read(state: Path) -> dict[str, Entry]:
     """The nodes that are left out, in the order in which they were."""
-    path = state / FILE
+    return _read(state / FILE) | ({} if _proves(state) else _read(state / PROVING))
+
+
+def _read(path: Path) -> dict[str, Entry]:
     try:
         content = path.read_text()
         if len(content) > LONGEST:
@@ -88,6 +93,24 @@ def read(state: Path) -> dict[str, Entry]:
     return {name: Entry(**entry) for name, entry in entries.items()}
 
 
+def _write(path: Path, entries: Mapping[str, Entry]) -> None:
+    # Ansible's own kinds of strings become plain ones.
+    plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
+    write_private(path, HEADER + yaml.safe_dump(plain, sort_keys=False, width=1000), durable=True)
+
+
+def _proves(state: Path) -> bool:
+    """Whether a command still proves the nodes that it has let take part; one that was killed leaves them unproven."""
+    if not (state / PROVING).exists():
+        return False
+    with (state / AT_WORK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @contextmanager
 def changing(state: Path) -> Iterator[dict[str, Entry]]:
     """The nodes that are left out, to be changed by one program at a time; written at the end if they were."""
@@ -95,13 +118,21 @@ def changing(state: Path) -> Iterator[dict[str, Entry]]:
     with (state / f".{FILE}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = read(state)
-        before = dict(entries)
         yield entries
-        if entries != before:
-            # Ansible's own kinds of strings become plain ones.
-            plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
-            content = yaml.safe_dump(plain, sort_keys=False, width=1000)
-            write_private(state / FILE, HEADER + content, durable=True)
+        if entries != _read(state / FILE):
+            _write(state / FILE, entries)
+            if not _proves(state):
+                (state / PROVING).unlink(missing_ok=True)
+
+
+@contextmanager
+def proving(state: Path, name: str, entry: Entry) -> Iterator[None]:
+    """Let a node take part that would be left out again if this were killed; its caller holds the lock."""
+    _write(state / PROVING, {name: entry})
+    with changing(state) as entries:
+        entries.pop(name, None)
+    yield
+    (state / PROVING).unlink()
 
 
 def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:

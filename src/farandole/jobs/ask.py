@@ -9,7 +9,7 @@ from typing import Any
 from farandole.core import bounds
 from farandole.core.causes import recognize
 from farandole.core.errors import FarandoleError
-from farandole.core.schema import Check, fields, load, many, named, number, row, text, whole, words
+from farandole.core.schema import Check, fields, load, many, named, number, row, text, whole, words, yes_or_no
 from farandole.core.text import one_line
 from farandole.jobs.login import Head
 from farandole.node.head import status as program
@@ -59,7 +59,7 @@ def used(value: Any) -> dict[str, int] | None:
 
 ANSWER = fields(
     {"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))},
-    {"queue": queue, "used": used, "no_jobs": named(NODE, text(200))},
+    {"queue": queue, "used": used, "no_jobs": named(NODE, text(200)), "upgrading": yes_or_no},
 )
 
 
@@ -75,6 +75,8 @@ class Answer:
     used: Mapping[str, int] | None = None
     # Why the queue gives these nodes no jobs.
     no_jobs: Mapping[str, str] = field(default_factory=dict)
+    # Whether the head starts no run because it or the builder is being upgraded.
+    upgrading: bool = False
     code: str = ""
     why: str = ""
 

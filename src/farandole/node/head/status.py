@@ -144,6 +144,7 @@ def status() -> dict[str, Any]:
         nodes = answer["queue"] if isinstance(answer["queue"], str) else of_queue()
         answer["queue"] = nodes if isinstance(nodes, str) else answer["queue"]
         answer["used"], answer["no_jobs"] = used(nodes), no_jobs(nodes)
+        answer["upgrading"] = UPGRADING.exists()
     return answer
 
 
