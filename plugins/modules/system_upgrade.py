@@ -24,8 +24,8 @@ UPGRADE = (*APT, "--with-new-pkgs", "upgrade")
 # As a simulation tells it; a package that is new has no former version.
 INSTALLS = re.compile(r"^Inst (\S+) (?:\[(\S+)\] )?\((\S+)", re.MULTILINE)
 KEPT = re.compile(r"^The following packages have been kept back:\n((?:  .*\n)+)", re.MULTILINE)
-# A release, and the flavour in which Debian and Ubuntu offer it.
-RELEASE = re.compile(r"(\d[\d.]*-\d+)-(.+)")
+# A release as Debian (6.1.0-37, since Debian 13 6.12.63+deb13) and Ubuntu number it, and its flavour.
+RELEASE = re.compile(r"(\d[\d.]*(?:-\d|\+)[^-]*)-(.+)")
 BUILD = re.compile(r"Debian (\S+)")
 BOOT, REQUIRED = Path("/boot"), Path("/run/reboot-required")
 MODULES = Path("/sys/module")
@@ -42,8 +42,13 @@ def planned(simulation: str) -> tuple[list[list[str]], list[str]]:
 def newest(running: str, installed: list[str]) -> str:
     """The kernel that the next boot starts: the last one of the flavour that runs; that which runs if there is none."""
     form = RELEASE.fullmatch(running)
-    same = [name for name in installed if form and (other := RELEASE.fullmatch(name)) and other[2] == form[2]]
-    return max(same, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default=running)
+    same = {name: found[1] for name in installed if form and (found := RELEASE.fullmatch(name)) and found[2] == form[2]}
+    return max(same, key=lambda name: order(same[name]), default=running)
+
+
+def order(version: str) -> list[tuple[str, int]]:
+    """What is compared of a version: each number, and what stands before it."""
+    return [(before, int(number or 0)) for before, number in re.findall(r"(\D*)(\d*)", version)]
 
 
 def booted(apt: Apt, running: str, version: str) -> bool:

@@ -47,9 +47,19 @@ def test_a_simulation_of_apt_says_what_would_be_upgraded() -> None:
         ("6.1.0-9-amd64", ["6.1.0-9-amd64", "6.1.0-10-amd64"], "6.1.0-10-amd64"),
         # Another flavour is not what this machine boots.
         ("6.1.0-9-amd64", ["6.1.0-9-amd64", "6.1.0-10-cloud-amd64"], "6.1.0-9-amd64"),
+        ("6.1.0-9-cloud-amd64", ["6.1.0-9-cloud-amd64", "6.1.0-10-cloud-amd64"], "6.1.0-10-cloud-amd64"),
         ("5.15.0-91-generic", ["5.15.0-91-generic", "6.5.0-14-generic"], "6.5.0-14-generic"),
+        ("6.12.9+deb13-amd64", ["6.12.9+deb13-amd64", "6.12.63+deb13-amd64"], "6.12.63+deb13-amd64"),
+        ("6.12.9+deb13-amd64", ["6.12.9+deb13-amd64", "6.12.63+deb13-rt-amd64"], "6.12.9+deb13-amd64"),
+        ("6.12.9+deb13-cloud-amd64", ["6.12.63+deb13-cloud-amd64", "6.12.74+deb13-amd64"], "6.12.63+deb13-cloud-amd64"),
+        # The next release of Debian, and backports.
+        ("6.1.0-37-amd64", ["6.1.0-37-amd64", "6.12.63+deb13-amd64"], "6.12.63+deb13-amd64"),
+        ("6.1.0-0.deb11.5-amd64", ["6.1.0-0.deb11.5-amd64", "6.1.0-0.deb11.17-amd64"], "6.1.0-0.deb11.17-amd64"),
+        ("6.12.9+bpo-amd64", ["6.12.9+bpo-amd64", "6.12.9+deb12-amd64"], "6.12.9+deb12-amd64"),
+        ("6.12.9+bpo-amd64", ["6.12.9+bpo-amd64", "6.12.12+bpo-amd64"], "6.12.12+bpo-amd64"),
         # Somebody's own kernel, or none of its own at all.
         ("6.18.5", ["6.1.0-9-amd64"], "6.18.5"),
+        ("6.18.5-mine", ["6.18.5-mine", "6.18.6-mine", "6.12.63+deb13-amd64"], "6.18.5-mine"),
         ("6.1.0-9-amd64", [], "6.1.0-9-amd64"),
     ],
 )
