@@ -128,6 +128,7 @@ def test_a_node_that_is_left_out_is_said_and_does_not_count(clone: Path) -> None
     (clone / ".farandole/mine" / excluded.FILE).unlink()
     assert done.returncode == 0, done.stdout
     assert re.search("^left out: node-3, .* by alice: its fan$", done.stdout, re.MULTILINE)
+    assert "nothing differs on 2 nodes\n" in done.stdout
 
 
 def test_an_error_is_not_taken_for_a_difference(clone: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -79,16 +79,17 @@ def drift(
     with 2 if it could not look at all nodes. Those that are left out do not count.
     """
     refuse_unknown(inventory.absolute(), "--limit", limit)
-    left_out = cluster_of(inventory, write=False).excluded
+    cluster = cluster_of(inventory, write=False)
     same = words({"--limit": limit, "--tags": tags, "--skip-tags": skip_tags}, extra_vars)
     arguments = [*same, *LOOKING, *words({"--forks": forks}), *["--diff"] * diff]
     found = look(inventory, limit, login, arguments)
     if as_json:
-        typer.echo(json.dumps({**data(found, diff=diff), "left_out": {**left_out}}))
+        typer.echo(json.dumps({**data(found, diff=diff), "left_out": {**cluster.excluded}}))
     else:
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        out = [Text(on_terminal(f"left out: {name}, {why}")) for name, why in left_out.items()]
-        for line in [*told(found), *out, *verdict(found, shlex.join(["-i", str(inventory), *same]))]:
+        out = [Text(on_terminal(f"left out: {name}, {why}")) for name, why in cluster.excluded.items()]
+        again = shlex.join(["-i", str(inventory), *same])
+        for line in [*told(found), *out, *verdict(found, cluster.left_out, again)]:
             console.print(line)
     if found.status:
         raise typer.Exit(found.status)
@@ -172,12 +173,12 @@ def reasons(found: Drift) -> list[Line]:
     return lines
 
 
-def verdict(found: Drift, again: str) -> list[Text]:
-    """How much differs, and what mends it."""
+def verdict(found: Drift, left_out: Collection[str], again: str) -> list[Text]:
+    """How much differs, and what mends it. Those that are left out do not count, although preflight asks some."""
     seen = found.seen
     hosts = {name for names in seen.changes.values() for name in names}
     total = count(sum(map(len, seen.changes.values())), "difference")
-    looked = seen.hosts.keys() - found.unseen.keys()
+    looked = seen.hosts.keys() - found.unseen.keys() - {*left_out}
     lines = []
     for group in together(found.unseen.items(), lambda item: item[1].told):
         names = several(name for name, _ in group)
