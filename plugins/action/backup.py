@@ -36,4 +36,6 @@ class ActionModule(Streaming):
             with self.telling(variables, lambda at=target: f"received {at.stat().st_size / 1e6:.0f} MB of {at.name}"):  # type: ignore[misc]
                 note = self.stream(part.save, *[part.account] * bool(part.account), what=part.words, target=target)
             notes += [f"{part.words}: {note}"] if note else []
+            if not target.stat().st_size:
+                target.unlink()
         return self.shown("\n".join(notes)) if notes else {"changed": False}

@@ -13,7 +13,7 @@ options:
 from pathlib import Path
 from typing import Any
 
-from farandole.backup.head import saved
+from farandole.backup.head import REFUSE_STRANGERS, saved
 from farandole.plays.streaming import Streaming
 
 
@@ -23,6 +23,8 @@ class ActionModule(Streaming):
         if self._task.check_mode:
             return {"changed": True}
         folder, told = Path(arguments["folder"]) / "head", []
+        people = sorted({part.account for part in saved(folder)} & {*arguments["accounts"]})
+        self.stream(REFUSE_STRANGERS, *people, what="the accounts")
         for part in saved(folder):
             if part.account not in (*arguments["accounts"], "") or not (part.account or arguments["queue"]):
                 told.append(f"{part.words}: left out, as this inventory has no such thing")

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from farandole.plays import streaming
 from farandole.plays.streaming import SKIP, SilentError, transfer
 
 from .authority import A, B
+from .loading import act
 
 ABOUT = files.About("mine", "2026-11-27T16:00:00Z", ["ssh-ed25519 one"])
 PASSWORD = "correct horse"  # noqa: S105
@@ -324,6 +326,41 @@ def test_only_root_can_keep_the_lock_of_a_backup(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(["bash", "-euc", script], text=True, capture_output=True, check=False)
     assert done.returncode == 1 and "another backup or restore is at work" in done.stderr
+
+
+@pytest.fixture
+def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A head that is this machine."""
+    # Otherwise it would write below /run.
+    monkeypatch.setattr(head, "ALONE", "")
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nshift $(($# - 1)); exec sh -c "$1"\n')
+    ssh.chmod(0o755)
+    return SimpleNamespace(
+        transport="ssh", become=None, host="node-1",
+        get_option=lambda _: str(ssh), _build_command=lambda *words: [words[0], *words[2:]],
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("homes", [False, True])
+def test_a_person_without_an_account_hinders_no_backup(
+    tmp_path: Path, connection: SimpleNamespace, homes: bool
+) -> None:
+    wanted = {"folder": str(tmp_path / "new"), "state_dir": str(tmp_path / "mine"), "queue": False, "homes": homes}
+    done = act("backup", {**wanted, "accounts": ["no-such-account"]}, connection=connection)
+    kind = "homes" if homes else "runs"
+    assert done["msg"] == f"the {kind} of no-such-account: nothing to save, as there is no account yet"
+    assert [*(tmp_path / "new/head" / kind).iterdir()] == []
+
+
+def test_without_the_accounts_of_its_people_nothing_is_restored(folder: Path, connection: SimpleNamespace) -> None:
+    for name in ("root", "new-1", "new-2", "gone"):
+        (folder / "head/runs").mkdir(exist_ok=True)
+        (folder / f"head/runs/{name}.gz").touch()
+    wanted = {"folder": str(folder), "queue": True, "accounts": ["root", "new-1", "new-2"], "replace": False}
+    why = act("restore", wanted, connection=connection)["msg"]
+    assert why == "the accounts: the head does not have new-1 new-2 yet; nothing was changed. First run farandole apply"
 
 
 def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:

@@ -100,9 +100,19 @@ systemctl restart slurmctld
 runuser -u slurm -- rm -rf "$spool.replaced"
 echo "waiting jobs that are held, as they may have run since: $held; each person starts theirs: scontrol release JOB"
 """
-_ACCOUNT = """
+_HOME = """
 home=$(getent passwd "$1" | cut -d : -f 6)
-[ -n "$home" ] || { echo "it has no account $1" >&2; exit 1; }
+"""
+# Whoever is new in cluster_users has none before the next run.
+_ACCOUNT = f"""
+getent passwd "$1" >/dev/null || {{ echo "nothing to save, as there is no account yet" >&2; exit 0; }}
+{_HOME}"""
+REFUSE_STRANGERS = """
+missing=$(for name; do getent passwd "$name" >/dev/null || echo "$name"; done)
+[ -z "$missing" ] || {
+    echo "the head does not have" $missing "yet; nothing was changed. First run farandole apply" >&2
+    exit 1
+}
 """
 # Only as the account itself, as root would follow what it has made there.
 _SAVE_HOME = """
@@ -142,8 +152,8 @@ fi
 """
 _SAVE = {"accounting": _SLURM + _SAVE_ACCOUNTING, "queue": _SLURM + _SAVE_QUEUE, "homes": _ACCOUNT + _SAVE_HOME}
 _SAVE["runs"] = _ACCOUNT + _SAVE_RUNS
-_LOAD = {"accounting": _SLURM + _LOAD_ACCOUNTING, "queue": _SLURM + _LOAD_QUEUE, "homes": _ACCOUNT + _LOAD_HOME}
-_LOAD["runs"] = _ACCOUNT + _LOAD_RUNS
+_LOAD = {"accounting": _SLURM + _LOAD_ACCOUNTING, "queue": _SLURM + _LOAD_QUEUE, "homes": _HOME + _LOAD_HOME}
+_LOAD["runs"] = _HOME + _LOAD_RUNS
 ENDING = ".gz"
 
 
