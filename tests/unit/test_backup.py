@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(params=["", PASSWORD], ids=["plain", "encrypted"])
 def backup(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> tuple[Path, str]:
     """A backup, and its password."""
-    files.pack(tmp_path / "file", folder, ABOUT, request.param)
+    files.pack(tmp_path / "file", tmp_path, folder, ABOUT, request.param)
     return tmp_path / "file", request.param
 
 
@@ -110,14 +110,14 @@ def test_a_changed_byte_is_refused(tmp_path: Path, backup: tuple[Path, str], at:
 
 
 def test_a_wrong_password_is_told_from_a_damaged_file(tmp_path: Path, folder: Path) -> None:
-    files.pack(tmp_path / "file", folder, ABOUT, PASSWORD)
+    files.pack(tmp_path / "file", tmp_path, folder, ABOUT, PASSWORD)
     assert "cannot be decrypted with this password" in refused(tmp_path, tmp_path / "file", "wrong")
 
 
 def test_a_file_that_has_come_meanwhile_is_not_replaced(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "file").write_text("another backup")
     with pytest.raises(FarandoleError, match="exists already"):
-        files.pack(tmp_path / "file", folder, ABOUT, "")
+        files.pack(tmp_path / "file", tmp_path, folder, ABOUT, "")
     assert (tmp_path / "file").read_text() == "another backup"
 
 
@@ -257,7 +257,7 @@ def test_a_state_is_saved_and_taken_over(tmp_path: Path, inventory: Path) -> Non
 def test_while_another_operator_changes_the_cluster_nothing_is_done(
     tmp_path: Path, inventory: Path, command: str
 ) -> None:
-    files.pack(tmp_path / "file", tmp_path / "staged", ABOUT, "")
+    files.pack(tmp_path / "file", tmp_path, tmp_path / "staged", ABOUT, "")
     (tmp_path / "mine/ca/user_ca").write_text("later")
     options = ("--state-only",) if command == "backup" else ()
     with subprocess.Popen(["sleep", "100"]) as other:
@@ -269,18 +269,45 @@ def test_while_another_operator_changes_the_cluster_nothing_is_done(
     assert (tmp_path / "mine/ca/user_ca").read_text() == "later"
 
 
+@pytest.mark.parametrize(("call", "place"), [("os.fsync", "to/file"), ("shutil.copyfile", "mine")])
 def test_a_full_disk_is_named_and_leaves_nothing(
-    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch, call: str, place: str
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(call, full)
     (tmp_path / "to").mkdir()
     code, told = farandole("backup", tmp_path / "to/file", "-i", inventory, "--state-only")
-    assert f"{tmp_path}/to/file cannot be written on this machine: No space left on device; free some space" in told
+    assert f"{tmp_path}/{place} cannot be written on this machine: No space left on device; free some space" in told
     assert code == 1
     assert [*(tmp_path / "to").iterdir()] == []
+
+
+def test_gpg_says_that_a_disk_is_full() -> None:
+    with (
+        Path("/dev/full").open("wb") as full,
+        pytest.raises(OSError, match="No space left on device"),
+        files._encrypting(full, PASSWORD) as output,
+    ):
+        output.write(bytes(1 << 20))
+
+
+def test_what_is_not_encrypted_is_never_beside_the_file(
+    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, sync = list[bytes](), os.fsync
+
+    def look(handle: int) -> None:
+        beside.extend(path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", look)
+    (tmp_path / "password").write_text(PASSWORD)
+    secret = ("--password-file", tmp_path / "password")
+    assert farandole("backup", tmp_path / "to/file", "-i", inventory, "--state-only", *secret)[0] == 0
+    # The draft, and the file.
+    assert [content == (tmp_path / "to/file").read_bytes() for content in beside] == [True, True]
 
 
 def test_there_is_nothing_to_back_up_before_the_first_run(tmp_path: Path, inventory: Path) -> None:

@@ -1,5 +1,6 @@
 """The file of a backup: a tar whose first member names all others with their sha256, encrypted if asked."""
 
+import errno
 import hashlib
 import json
 import os
@@ -62,8 +63,11 @@ def refuse_existing(target: Path) -> None:
         raise FarandoleError(f"{target} exists already; choose another name, or remove it")
 
 
-def pack(target: Path, folder: Path, about: About, password: str) -> None:
-    """Write the files of a private folder as a backup, readable by its owner only, as a whole or not at all."""
+def pack(target: Path, beside: Path, folder: Path, about: About, password: str) -> None:
+    """Write the files of a private folder as a backup, readable by its owner only, as a whole or not at all.
+
+    Until then it is in another one, beside the target.
+    """
     paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     names = sorted(str(path.relative_to(folder)) for path in paths)
     manifest = {
@@ -71,7 +75,7 @@ def pack(target: Path, folder: Path, about: About, password: str) -> None:
         "files": {NAME(name): CONTENT(content(folder / name)) for name in names},
     }  # fmt: skip
     first = json.dumps(manifest, indent=1).encode()
-    handle, draft = tempfile.mkstemp(dir=folder)
+    handle, draft = tempfile.mkstemp(dir=beside)
     with os.fdopen(handle, "wb") as file:
         with _encrypting(file, password) as output, tarfile.open(fileobj=output, mode="w|") as tar:
             head = tarfile.TarInfo(MANIFEST)
@@ -175,7 +179,8 @@ def _gpg(password: str, options: list[str], **streams: Any) -> Iterator[subproce
         command = ["gpg", "--homedir", home, "--batch", "--quiet", "--no-symkey-cache", "--pinentry-mode", "loopback"]
         command += ["--passphrase-fd", str(reader), *options]
         try:
-            process = subprocess.Popen(command, stderr=errors, pass_fds=[reader], **streams)
+            environment = {**os.environ, "LC_ALL": "C"}
+            process = subprocess.Popen(command, stderr=errors, pass_fds=[reader], env=environment, **streams)
         except FileNotFoundError:
             raise FarandoleError("this machine has no gpg: apt-get install gpg gpg-agent") from None
         finally:
@@ -210,6 +215,8 @@ def _why(said: str, *, reading: bool) -> Exception:
     last = one_line((said.splitlines() or ["it was killed"])[-1].removeprefix("gpg: "), 100)
     if "Bad session key" in said:
         return FarandoleError("the backup cannot be decrypted with this password; nothing was restored")
+    if os.strerror(errno.ENOSPC) in said and not reading:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return tarfile.ReadError(f"gpg: {last}") if reading else FarandoleError(f"gpg failed on this machine: {last}")
 
 

@@ -24,7 +24,7 @@ from farandole.inventory.state import claim
 from farandole.inventory.variables import folder_of
 from farandole.plays.playbook import Login, play
 
-# The folders for what is not encrypted.
+# The folders for what is not complete; what is not encrypted is only beside the state folder.
 STAGED = ".farandole-backup-"
 PasswordFile = Annotated[
     Path | None,
@@ -55,7 +55,7 @@ def backup(
     refuse_empty(state)
     refuse_existing(target)
     password = password_of(password_file, confirm=True) if encrypt or password_file else ""
-    with space(target), private_folder(target.parent) as folder:
+    with space(target), private_folder(target.parent) as beside, space(state), private_folder(state.parent) as folder:
         if state_only:
             take(state, this_run(os.getpid()))
             save(state, folder)
@@ -63,7 +63,8 @@ def backup(
             choice = json.dumps({"backup_folder": str(folder), "backup_homes": homes})
             if play("playbooks/backup.yml", inventory, login, "--extra-vars", choice):
                 raise typer.Exit(1)
-        pack(target, folder, describe(state.name, folder), password)
+        with space(target):
+            pack(target, beside, folder, describe(state.name, folder), password)
     how = "encrypted" if password else "not encrypted: whoever can read it can be root on every node"
     typer.echo(f"{file}: {target.stat().st_size / 1e6:.1f} MB, {how}")
 
@@ -125,7 +126,7 @@ def password_of(path: Path | None, *, confirm: bool = False) -> str:
 
 @contextmanager
 def private_folder(parent: Path) -> Iterator[Path]:
-    """A folder for what is not encrypted, on the disk on which it is needed; those of killed commands are removed."""
+    """A folder that its owner alone can enter, on the disk of another; those of killed commands are removed."""
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{STAGED}*"):
         with suppress(OSError), locked(old):
@@ -154,7 +155,8 @@ def space(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "correct that"
+        # Of a copy, the second one is written.
+        where = error.filename2 or error.filename or place
         raise FarandoleError(
-            f"{error.filename or place} cannot be written on this machine: {error.strerror}; {cure}, and run the same "
-            "command again"
+            f"{where} cannot be written on this machine: {error.strerror}; {cure}, and run the same command again"
         ) from None

@@ -52,8 +52,8 @@ class Streaming(Action):
             raise FarandoleError(f"{what}: nothing came for {SILENCE_S} s; something there does not answer") from None
         except OSError as error:
             raise FarandoleError(
-                f"{what} cannot be written here: {error.strerror} ({error.filename or target}); free some space, or "
-                "choose another folder, and run again"
+                f"{what} cannot be written here: {error.strerror} ({error.filename or target}); free some space "
+                "there, and run again"
             ) from None
         if status:
             why = one_line(errors) or f"exit status {status}"
