@@ -85,15 +85,27 @@ SERIES = {
     "alert-verdict": {f"farandole_head_verdict{{{OF}}}": gauge("0", "2")},
     "alert-left-out": {f"farandole_head_left_out{{{OF}}}": gauge("0", "1")},
     "alert-metrics-old": {
+        f"up{{{OF}}}": gauge("1", "1"),
         f"node_time_seconds{{{OF}}}": TIME,
         f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': (
             f"0+30x{GOOD - 1} {30 * GOOD}x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
         ),
     },
 }
-# What else does not fire: left out and silent, a slow step of a run on a GPU, memory errors of the machine.
+# What else makes one fire: a node that answers and has not written what it knows of itself.
+ALSO = {
+    "alert-metrics-old": {
+        **SERIES["alert-metrics-old"],
+        f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': (
+            f"0+30x{GOOD - 1} _x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
+        ),
+        f'node_textfile_mtime_seconds{{{OF},file="/x/control.prom"}}': TIME,
+    }
+}
+# What else does not fire: left out and silent, silent and without a file, a slow step of a run on a GPU.
 QUIET = {
     "alert-node-silent": {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("1", "1")},
+    "alert-metrics-old": {f"up{{{OF}}}": gauge("0", "0")},
     "alert-slots-idle": {**SERIES["alert-slots-idle"], f'farandole_gpu_busy_percent{{{OF},gpu="0"}}': gauge("0", "9")},
 }
 
@@ -131,6 +143,8 @@ def shown(cluster: Cluster) -> dict[str, set[str]]:
     """The codes of what farandole monitor tells of each node."""
     # It costs a second of a processor, and alerts take minutes.
     time.sleep(3)
+    # After a start it has not measured them yet, and is refused.
+    until(lambda: len(prometheus(cluster, "up")) == NODES, 60)
     done = cluster.farandole("monitor", "--json")
     assert done.returncode in (0, 1), done.stderr
     alerts: dict[str, set[str]] = {}
