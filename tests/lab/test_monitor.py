@@ -206,6 +206,7 @@ def test_a_node_says_nothing_of_others(site: Cluster) -> None:
 def test_each_alert_fires_and_stops(site: Cluster) -> None:
     assert SERIES.keys() == {code for code, cause in causes().items() if cause.alert}
     tests = [promtool(code, series, [DURING]) for code, series in SERIES.items()]
+    tests += [promtool(code, series, [DURING]) for code, series in ALSO.items()]
     tests += [promtool(code, series, []) for code, series in QUIET.items()]
     text = yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "30s", "tests": tests})
     for name, content in (("rules.yml", rules()), ("test.yml", text)):

@@ -1,13 +1,16 @@
 """What Prometheus is told and asked, without one."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from farandole.cli import monitor
+from farandole.cli.app import app
 from farandole.core.causes import causes, parse
 from farandole.core.errors import FarandoleError
 from farandole.monitor import settings
@@ -129,3 +132,33 @@ def test_the_head_says_what_it_saw_and_not_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(monitor, "asked", lambda *_: "<html>")
     with pytest.raises(FarandoleError, match="answers something else"):
         monitor.alerts("http://127.0.0.1:1", set())
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (["node-1", "node-2"], []),
+        (["node-1", "node-9"], ["of node-2 from", "farandole apply -i", "systemctl status"]),
+        ([], ["of node-1, node-2 from", "systemctl status", "farandole apply -i"]),
+    ],
+)
+def test_nothing_is_green_about_nodes_that_are_not_measured(
+    measured: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"base_state_dir": str(tmp_path), "ssh_trust_revoked": ["node-3"]}
+    nodes = {"hosts": dict.fromkeys(["node-1", "node-2", "node-3"]), "vars": own}
+    inventory = tmp_path / "mine/hosts.yml"
+    inventory.parent.mkdir()
+    inventory.write_text(yaml.safe_dump({"cluster": nodes, "head": {"hosts": {"node-1": None}}}))
+    (tmp_path / monitor.RECORD).touch()
+    said = {
+        monitor.MEASURED: {"result": [{"metric": {"instance": name}, "value": [0, "1"]} for name in measured]},
+        "api/v1/alerts": {"alerts": []},
+    }
+    monkeypatch.setattr(monitor, "asked", lambda _base, path, _head: json.dumps({"data": said[path]}))
+    monkeypatch.setattr(monitor, "opened", lambda *_: nullcontext(("http://127.0.0.1:1", None)))
+    done = CliRunner().invoke(app, ["monitor", "--text", "-i", str(inventory)])
+    error = str(done.exception or "")
+    assert isinstance(done.exception, FarandoleError) is bool(words), done.output
+    assert [error.index(word) for word in words] == sorted(error.index(word) for word in words)
+    assert ("no finding" in done.output) is (not words)

@@ -5,10 +5,12 @@ import shlex
 import socket
 import subprocess
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +18,10 @@ from farandole.cli.node import cluster_of
 from farandole.cli.options import BY_KEY, Inventory, with_login
 from farandole.core.causes import causes
 from farandole.core.errors import FarandoleError, Interrupted
-from farandole.core.findings import Finding, natural, report
-from farandole.core.schema import UnfitError, fields, load, many, text, words
+from farandole.core.findings import Finding, natural, report, several
+from farandole.core.schema import Check, UnfitError, fields, load, many, text, words
 from farandole.core.text import on_terminal, one_line
+from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.variables import host_variables
 from farandole.jobs.login import Head, head_of
 from farandole.plays.playbook import Login
@@ -45,6 +48,9 @@ ALERTS = fields(
         )
     }
 )
+# One result for each node, however many the node itself sends.
+MEASURED = f"api/v1/query?{urllib.parse.urlencode({'query': 'count by (instance) (up)'})}"
+NODES = fields({"result": many(fields({"metric": fields({"instance": text(100)}, {})}, {}))}, {})
 
 
 @with_login(*BY_KEY)
@@ -58,10 +64,12 @@ def monitor(
 ) -> None:
     """Open the page of the cluster's monitoring, through ssh, until Ctrl-C.
 
-    With --text or --json, exits with 1 if there is anything to fix that is more than a note.
+    With --text or --json, exits with 1 if there is anything to fix that is more than a note, and with 2 if it cannot
+    ask or a node is not watched.
     """
+    cluster = cluster_of(inventory, write=False)
     known = next(iter(host_variables(inventory.absolute(), "head").values()))
-    if not (cluster_of(inventory, write=False).state / RECORD).exists():
+    if not (cluster.state / RECORD).exists():
         raise FarandoleError(
             "the nodes are not watched: set monitoring_enabled: true and firewall_enabled: true in the inventory, "
             f"then run  farandole apply -i {shlex.quote(str(inventory))}"
@@ -75,6 +83,7 @@ def monitor(
             except Interrupted:
                 raise typer.Exit from None
             raise FarandoleError("ssh has ended: run the same command again")
+        refuse_unwatched(base, cluster, inventory)
         found, since = alerts(base, {*host_variables(inventory.absolute())})
     if as_json:
         about = [{**one.data(), "cause": one.cause, "since": since[one]} for one in found]
@@ -134,12 +143,37 @@ def asked(base: str, path: str, head: str) -> str:
         ) from None
 
 
+def answer(base: str, path: str, form: Check, head: str) -> Any:
+    """The data of what Prometheus answers, if it has this form."""
+    try:
+        return form(load(asked(base, path, head), LONGEST).get("data"))
+    except UnfitError as error:
+        raise FarandoleError(f"{head}: Prometheus answers something else: {error}") from None
+
+
+def refuse_unwatched(base: str, cluster: ClusterFacts, inventory: Path) -> None:
+    """Refuse to report on nodes that Prometheus has not measured lately, whose faults would not be seen."""
+    head, known = cluster.head, answer(base, MEASURED, NODES, cluster.head)["result"]
+    measured = {one["metric"]["instance"] for one in known}
+    # These are in prometheus.yml.
+    missing = [name for name in cluster.trusted if name not in measured]
+    if not missing:
+        return
+    cures = [
+        f"farandole apply -i {shlex.quote(str(inventory))}, with no --limit that leaves {head} out",
+        f"systemctl status farandole-prometheus and df /var/lib/farandole/prometheus on {head}",
+    ]
+    likely, other = cures if len(missing) < len(cluster.trusted) else reversed(cures)
+    raise FarandoleError(
+        f"{head}: Prometheus has no measurement of {several(missing)} from the last five minutes, so a fault there "
+        "would not be seen. If a node has just joined, or Prometheus has just started, ask again after "
+        f"monitoring_interval seconds; else: {likely}; if that is not it: {other}"
+    )
+
+
 def alerts(base: str, names: set[str]) -> tuple[Sequence[Finding], dict[Finding, str]]:
     """What fires, and since when: the head's words about what it saw, and this machine's about what mends it."""
-    try:
-        known = ALERTS(load(asked(base, "api/v1/alerts", "head"), LONGEST).get("data"))["alerts"]
-    except UnfitError as error:
-        raise FarandoleError(f"the head's Prometheus answers something else: {error}") from None
+    known = answer(base, "api/v1/alerts", ALERTS, "head")["alerts"]
     since: dict[Finding, str] = {}
     for one in sorted(known, key=lambda one: natural(one["labels"]["instance"])):
         code, name = one["labels"]["alertname"], one["labels"]["instance"]
