@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from farandole.cli.app import app
 from farandole.cli.upgrade import CODE, Change, alone
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
@@ -230,6 +233,33 @@ def test_an_upgrade_is_remembered_until_its_end(
     monkeypatch.setattr(Change, "run", lambda *_: True)
     assert change.upgrade([name], "{}") == ""
     assert change.begun() == set() and excluded.read(tmp_path) == {}
+
+
+def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"hosts": dict.fromkeys(["node-1", "node-2", "node-3"]), "vars": {"base_state_dir": str(tmp_path)}}
+    inventory = tmp_path / "mine/hosts.yml"
+    inventory.parent.mkdir()
+    inventory.write_text(yaml.safe_dump({"cluster": nodes, "head": {"hosts": {"node-1": None}}}))
+    with excluded.changing(tmp_path) as entries:
+        entries["node-3"] = excluded.by_person("carol", "its fan is loud")
+    # What an earlier one has noted.
+    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": True}
+    note(tmp_path, {"node-1": good, "node-3": good})
+    ran: list[str] = []
+
+    def run(_change: Change, *arguments: str) -> bool:
+        ran.extend(arguments)
+        return True
+
+    monkeypatch.setattr(Change, "run", run)
+    command = ["upgrade", "-i", str(inventory), "--hosts", "node-3"]
+    for more in ([], ["--check"], ["--yes", "--reboot", "always"]):
+        error = CliRunner().invoke(app, [*command, *more]).exception
+        assert isinstance(error, FarandoleError) and f"node include node-3 --prove -i {inventory}" in str(error)
+    told = CliRunner().invoke(app, [*command, "--check", "--json"])
+    assert json.loads(told.stdout) == {"format": 1, "left_out": ["node-3"], "nodes": {}} and ran == []
+    told = CliRunner().invoke(app, [*command[:-1], "node-1,node-3", "--check", "--json"])
+    assert [*json.loads(told.stdout)["nodes"]] == ["node-1"] and ran[-2:] == ["--limit", "node-1"]
 
 
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:

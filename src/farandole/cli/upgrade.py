@@ -23,7 +23,7 @@ from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.run_lock import person
 from farandole.plays.playbook import Login, play
-from farandole.plays.upgrade import noted, plain, shown, waves
+from farandole.plays.upgrade import Due, noted, plain, shown, waves
 
 # Marks a node that is left out because it is being upgraded, or because that failed.
 CODE = "upgrade"
@@ -187,10 +187,12 @@ def upgrade(
     with alone(cluster.state):
         out = [name for name, entry in excluded.read(cluster.state).items() if entry.code != CODE and name in names]
         names = [name for name in names if name not in out]
-        # What waits for jobs would not be seen in a moment.
-        if not change.run(PLAYBOOK, "--check", "--limit", ",".join(names)):
-            raise typer.Exit(1)
-        due = {name: one for name, one in noted(cluster.state).items() if name in names}
+        if not (names or as_json):
+            raise FarandoleError(
+                f"left out, and so not upgraded: {several(out)}; to take one back first: "
+                f"farandole node include {out[0]} --prove -i {shlex.quote(str(inventory))}"
+            )
+        due = asked(change, names)
         if as_json:
             typer.echo(json.dumps({"format": 1, "left_out": out, "nodes": plain(due)}))
             raise typer.Exit
@@ -207,6 +209,17 @@ def upgrade(
         confirm(yes)
         go(change, parts, settings)
         typer.echo(f"upgraded: {several(todo)}")
+
+
+def asked(change: Change, names: Sequence[str]) -> dict[str, Due]:
+    """What is due on these nodes, as they say."""
+    # An empty limit would be none.
+    if not names:
+        return {}
+    # What waits for jobs would not be seen in a moment.
+    if not change.run(PLAYBOOK, "--check", "--limit", ",".join(names)):
+        raise typer.Exit(1)
+    return {name: one for name, one in noted(change.cluster.state).items() if name in names}
 
 
 def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
