@@ -14,6 +14,7 @@ import yaml
 from typer.core import TyperGroup
 
 from farandole.cli.app import app
+from farandole.core.causes import causes
 from farandole.plays.action import argument_spec
 
 from .loading import ROOT, load
@@ -84,6 +85,21 @@ def test_commands_exist_with_their_options(page: Path) -> None:
 @pytest.mark.parametrize("words", [["aply"], ["apply", "--chek"], ["node", "exlude"], ["lab", "up", "--node", "2"]])
 def test_a_misspelt_command_is_noticed(words: list[str]) -> None:
     assert misspelt(words)
+
+
+def all_of(group: Any) -> Iterator[Any]:
+    """A group's commands, and those of the groups in it."""
+    for command in group.commands.values():
+        yield from all_of(command) if isinstance(command, TyperGroup) else [command]
+
+
+def test_who_is_not_asked_for_a_password_of_sudo_learns_where_to_write_it() -> None:
+    takes = "--ask-become-pass"
+    others = [one for one in all_of(FARANDOLE) if "--vault-password-file" in known(one) and takes not in known(one)]
+    assert {"upgrade", "replace", "include"} <= {one.name for one in others}
+    assert [one.name for one in others if "ansible_become_password" not in one.help] == []
+    cures = [cause.cure for cause in causes().values() if takes in cause.cure]
+    assert cures and [cure for cure in cures if "ansible_become_password" not in cure] == []
 
 
 def test_contributors_are_sent_to_paths_that_exist() -> None:

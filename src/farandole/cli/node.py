@@ -87,7 +87,10 @@ def include(
     ] = False,
     login: Login,
 ) -> None:
-    """Take a node back, whoever excluded it; the next site.yml checks it and sets it up."""
+    """Take a node back, whoever excluded it; the next site.yml checks it and sets it up.
+
+    If sudo needs a password, set ansible_become_password for --prove: nobody is asked for it.
+    """
     known = cluster_of(inventory, write=True)
     with excluded.changing(known.state) as entries:
         if name not in entries:

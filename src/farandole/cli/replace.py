@@ -40,6 +40,7 @@ def replace(
     """Put a new machine in the place of a node: same name, new keys; the former machine's are revoked everywhere.
 
     Its address comes from the inventory; change it there first if it is another one.
+    If sudo needs a password, set ansible_become_password: nobody is asked for it.
     """
     cluster, variables = cluster_of(inventory, write=True), host_variables(inventory.absolute())
     refuse_stranger(name, cluster)

@@ -173,6 +173,7 @@ def upgrade(
 
     It begins with one node, ends with the head, and stops at the first wave that fails, which then stays left out. Run
     it again to continue.
+    If sudo needs a password, set ansible_become_password: nobody is asked for it.
     """
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
