@@ -2,12 +2,10 @@
 
 import re
 import subprocess
-import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
 from elsewhere import SAFE, install, run
 
 from farandole.preflight.settings import lacking
@@ -33,11 +31,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     inventory = ROOT / "inventory/example"
     return run(folder, "ansible-playbook", "-i", inventory, "farandole.cluster.site", *arguments, **variables)
-
-
-def test_all_versions_are_one() -> None:
-    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == package == version("farandole")
 
 
 def test_an_installed_collection_has_the_tasks_of_the_clone(installed: Path) -> None:

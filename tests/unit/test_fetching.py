@@ -14,7 +14,7 @@ from farandole.core import fetching
 from farandole.core.files import sha256
 
 from .loading import load
-from .stack import Endless, Quiet, Trickles, Truncates, dead_url, run_module, served
+from .stack import Endless, Trickles, dead_url, run_module, served
 
 apt_source, depot = load("modules", "apt_source"), load("module_utils", "depot")
 CONTENT = b"what was built" * 1000
@@ -29,31 +29,6 @@ def asked(tmp_path: Path, url: str, **more: Any) -> dict[str, Any]:
     (tmp_path / "file").write_bytes(CONTENT)
     expected = {"name": "file", "sha256": sha256(tmp_path / "file"), "size": len(CONTENT), **more}
     return {"url": url, "files": [expected], "path": str(tmp_path / "node/files")}
-
-
-def test_a_folder_is_fetched_once(tmp_path: Path) -> None:
-    folder = tmp_path / "node/files"
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below/other").write_text("other")
-    with served(tmp_path) as url:
-        request = asked(tmp_path, url)
-        request["files"].append({"name": "below/other", "sha256": sha256(tmp_path / "below/other"), "size": 5})
-        for damage in (False, True):
-            if damage:
-                # A damaged file, a file of an earlier set, and leftovers of a killed run.
-                (folder / "file").write_text("damaged")
-                (folder / "former").write_text("former")
-                (tmp_path / "node/.files.incoming/new").mkdir(parents=True)
-            assert run_module("depot_fetch", request, check_mode=True)["changed"]
-            assert run_module("depot_fetch", request)["changed"]
-            assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"file": CONTENT, "other": b"other"}
-            assert not run_module("depot_fetch", request)["changed"]
-        assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", "files"]
-        # All or nothing.
-        (tmp_path / "below/other").write_text("OTHER")
-        (folder / "file").write_text("damaged")
-        assert "/below/other is damaged: its sha256 is" in run_module("depot_fetch", request)["msg"]
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {"file": "damaged", "other": "other"}
 
 
 def test_the_target_of_a_symlink_is_not_changed(tmp_path: Path) -> None:
@@ -81,22 +56,6 @@ def test_no_more_than_the_announced_size_is_written(tmp_path: Path) -> None:
         with pytest.raises(depot.TooMuchError, match="more than 3000000 bytes were sent"):
             depot.from_depot(f"{url}/file", tmp_path / "draft", 3_000_000)
         assert (tmp_path / "draft").stat().st_size <= 3_000_000
-
-
-@pytest.mark.parametrize(
-    ("handler", "message"),
-    [
-        (Endless, f"/file is damaged: it is longer than {len(CONTENT)} bytes"),
-        (Truncates, f"cannot be fetched: the transfer stopped {len(CONTENT) // 2} bytes before the end"),
-        (Quiet, "is damaged: its sha256 is"),
-    ],
-)
-def test_endless_truncated_and_damaged_downloads_leave_nothing(
-    tmp_path: Path, handler: type[Quiet], message: str
-) -> None:
-    with served(tmp_path, handler) as url:
-        assert message in run_module("depot_fetch", asked(tmp_path, url, sha256="0" * 64))["msg"]
-    assert [path.name for path in (tmp_path / "node").iterdir()] == [".lock"]
 
 
 def test_single_bytes_do_not_count_as_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,12 +89,13 @@ def test_wrong_files_are_repaired(tmp_path: Path, depot: str, harm: str) -> None
 def test_a_refusal_changes_nothing(tmp_path: Path, depot: str) -> None:
     """How the depot can fail otherwise is tested with stacks, which are fetched in the same way."""
     run_module("depot_fetch", request(tmp_path, depot))
-    other = request(tmp_path, depot, {"other.gz": b"other"})
-    damaged = {**other, "files": [{**other["files"][0], "sha256": "0" * 64}]}
+    other = request(tmp_path, depot, {"good.gz": b"good", "other.gz": b"other"})
+    good, second = other["files"]
+    damaged = {**other, "files": [good, {**second, "sha256": "0" * 64}]}
     (tmp_path / "file").write_text("in the way")
     before = there(other)
     for asked, message in (
-        (damaged, f"its sha256 is {other['files'][0]['sha256']}, expected {'0' * 64}"),
+        (damaged, f"its sha256 is {second['sha256']}, expected {'0' * 64}"),
         ({**other, "url": dead_url()}, "connection refused"),
         ({**other, "path": f"{tmp_path}/file/x"}, f"the files cannot be written to {tmp_path}/file/x"),
     ):

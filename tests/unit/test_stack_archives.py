@@ -19,9 +19,7 @@ from .loading import load
 from .prefix import GOOD, MPI, NEW, OLD, PYTHON, archive, contents, installed, names, program, refused, request, to
 from .stack import dead_url, run_module, tree
 
-install = load("modules", "stack_install")
 probe = load("modules", "node_probe")
-unprivileged = load("module_utils", "unprivileged")
 
 
 def mode(path: str, bits: int) -> Callable[[Path], None]:

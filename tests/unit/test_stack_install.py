@@ -20,7 +20,6 @@ from .prefix import GOOD, MPI, NEW, OLD, PYTHON, archive, contents, installed, n
 from .stack import Endless, NotHttp, Truncates, dead_url, run_module, served, tree
 
 install = load("modules", "stack_install")
-probe = load("modules", "node_probe")
 unprivileged = load("module_utils", "unprivileged")
 
 

@@ -160,7 +160,6 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
     environment.filters |= {
         "farandole.cluster.accounts": cluster.accounts,
         "farandole.cluster.node_address": cluster.node_address,
-        "difference": lambda names, others: [name for name in names if name not in others],
     }
     trusted = ["node-1", "node-2", "node-3"]
     values = {
