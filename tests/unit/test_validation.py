@@ -25,7 +25,7 @@ from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.plays.playbook import Login
 from farandole.validation import answer, nodes, report
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check
-from farandole.validation.nodes import stack_checks, trust_answers, trust_checks
+from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.validation.plan import jobs
 
 from .loading import ROOT
@@ -361,12 +361,12 @@ def test_a_head_that_can_run_nothing_is_red_with_the_reason_and_skipped_nodes_ha
         {"failed": True, "msg": "Missing sudo password"}, {"skipped": True}, {"unreachable": True, "msg": "no route"},
     )  # fmt: skip
     hostvars = {f"node-{number}": {"_validation_trust": answer} for number, answer in enumerate(answers, 1)}
-    first, second = trust_checks(trust_answers(hostvars, list(hostvars)), NODES)
+    first, second = trust_checks(nodes.answers(hostvars, hostvars, "_validation_trust"), NODES)
     assert (first.id, first.status, first.code) == ("trust.node-1", RED, "node-unusable")
     assert "Missing sudo password" in first.cause
     assert (second.status, second.code) == (RED, "node-unreachable")
     proven = {"node-1": {"stack_proven": {"proven": True}}, "node-2": {"stack_proven": {"skipped": True}}}
-    assert nodes.stack_answers(proven, ["node-1", "node-2", "node-3"]) == {"node-1": {"proven": True}}
+    assert nodes.answers(proven, ["node-1", "node-2", "node-3"], "stack_proven") == {"node-1": {"proven": True}}
 
 
 def connection(host: str, target: str, **changes: Any) -> dict[str, Any]:

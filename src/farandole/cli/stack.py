@@ -130,16 +130,10 @@ def locations(folders: list[Builds]) -> str:
 def nodes_of(inventory: Path) -> dict[str, dict[str, Any]]:
     """Probe every node now; a node that does not answer has the reason instead."""
     with tempfile.TemporaryDirectory() as answers:
-        command = [
-            str(Path(sys.executable).with_name("ansible")),
-            "cluster",
-            "-i",
-            str(inventory.absolute()),
-            "--become",
-        ]
+        command = [str(Path(sys.executable).with_name("ansible")), "cluster", "-i", str(inventory.absolute())]
         # Preflight checks the job user's account; here any account will do.
         probe = ["-m", "farandole.cluster.node_probe", "-a", '{"accounts": {}}']
-        command += ["--tree", answers, *probe]
+        command += ["--become", "--tree", answers, *probe]
         done = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, check=False)
         results = {path.name: json.loads(path.read_text()) for path in sorted(Path(answers).iterdir())}
     if not results:

@@ -84,16 +84,6 @@ def host_table(names: list[str], hostvars: HostVars) -> str:
     return "\n".join(f"{address} {name}" for name, address in node_addresses(names, hostvars).items())
 
 
-def node_names(name: str, hostvars: HostVars) -> list[str]:
-    """Every name and address of a node, for its host certificate."""
-    return list(dict.fromkeys([name, *_called(hostvars[name]), "localhost"]))
-
-
-def node_sources(name: str, hostvars: HostVars) -> list[str]:
-    """The addresses from which a node's job user connects, for its user certificate."""
-    return list(dict.fromkeys([*filter(parse_address, _called(hostvars[name])), "127.0.0.1", "::1"]))
-
-
 def member_addresses(
     names: Sequence[str], hostvars: HostVars, shared: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
@@ -140,8 +130,9 @@ def ssh_nodes(names: list[str], hostvars: HostVars) -> list[dict[str, Any]]:
             "host_key": hostvars[name]["_ssh_trust_identity"].get("host_key"),
             "job_keys": hostvars[name]["_ssh_trust_identity"].get("job_keys"),
             "remembers": hostvars[name]["_ssh_trust_identity"].get("remembers"),
-            "names": node_names(name, hostvars),
-            "sources": node_sources(name, hostvars),
+            # For its host certificate, and for the user certificate of its job user, who connects from there.
+            "names": list(dict.fromkeys([name, *_called(hostvars[name]), "localhost"])),
+            "sources": list(dict.fromkeys([*filter(parse_address, _called(hostvars[name])), "127.0.0.1", "::1"])),
         }
         for name in names
     ]

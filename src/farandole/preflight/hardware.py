@@ -3,23 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.core.schema import UnfitError, fields, many, named, optional, shown, text, whole, words, yes_or_no
+from farandole.core.schema import UnfitError, fields, many, named, optional, row, text, whole, words, yes_or_no
 
 SIZE = whole(1 << 53)
 NAME = words(r"[\w.:@+~-]{1,64}")
 FLAG = words(r"[a-z0-9_]{1,16}")
 SHOWN_PATH = text(160)
-# A tuple in JSON.
-PAIR = 2
-
-
-def xid(value: Any) -> tuple[str, int]:
-    """A GPU's address on the bus, and the number of the error."""
-    if not isinstance(value, list) or len(value) != PAIR:
-        raise UnfitError(f"is {shown(value)}")
-    return NAME(value[0]), whole(10_000)(value[1])
-
-
+# A GPU's address on the bus, and the number of the error.
+XID = row(NAME, whole(10_000))
 PLACE = fields(
     {
         "mount": SHOWN_PATH,
@@ -66,7 +57,7 @@ MACHINE = fields(
                 "found": whole(1024),
                 "library": words(r"|\d{1,9}(\.\d{1,9}){0,5}"),
                 "ecc": named(NAME, SIZE),
-                "xids": many(xid),
+                "xids": many(XID),
             }
         ),
         "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "card": words(r"|[\w.-]{1,15}")})),

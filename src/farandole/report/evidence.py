@@ -151,20 +151,8 @@ def signer(content: Mapping[str, Any], signers: Path | None = None, path: Path |
         found = _ssh_keygen([*verify, "-s", str(signature)], b"" if signers else canonical(content["evidence"]))
         if signers and found.returncode == 0:
             who = found.stdout.decode().splitlines()[0]
-            verify = [
-                "ssh-keygen",
-                "-Y",
-                "verify",
-                "-n",
-                NAMESPACE,
-                "-f",
-                str(signers),
-                "-I",
-                who,
-                "-s",
-                str(signature),
-            ]
-            found = _ssh_keygen(verify, canonical(content["evidence"]))
+            verify = ["ssh-keygen", "-Y", "verify", "-n", NAMESPACE, "-f", str(signers), "-I", who]
+            found = _ssh_keygen([*verify, "-s", str(signature)], canonical(content["evidence"]))
         elif signers:
             raise FarandoleError(f"{path} is signed by a key that is not in {signers}: ask whoever sent it for theirs")
     if found.returncode:

@@ -86,19 +86,10 @@ def unmeasured(hosts: Sequence[str], manifest: Mapping[str, Any], *, quick: bool
     return reasons
 
 
-def trust_answers(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, Any]:
-    """What the nodes that launch jobs reported about reaching the others."""
-    return _answers(hostvars, hosts, "_validation_trust")
-
-
-def stack_answers(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, Any]:
-    """What the nodes reported about their stacks."""
-    return _answers(hostvars, hosts, "stack_proven")
-
-
-def _answers(hostvars: HostVars, hosts: Iterable[str], name: str) -> dict[str, Any]:
-    answers = {host: hostvars[host].get(name, {}) for host in hosts if host in hostvars}
-    return {host: dict(answer) for host, answer in answers.items() if answer and not answer.get("skipped")}
+def answers(hostvars: HostVars, hosts: Iterable[str], name: str) -> dict[str, Any]:
+    """What a task has registered by this name for each node that it was not skipped for."""
+    known = {host: hostvars[host].get(name, {}) for host in hosts if host in hostvars}
+    return {host: dict(answer) for host, answer in known.items() if answer and not answer.get("skipped")}
 
 
 def trust_checks(trust: Mapping[str, Answer], hosts: Collection[str]) -> list[Check]:
