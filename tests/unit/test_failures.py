@@ -4,13 +4,14 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
-from farandole.core.findings import finding
-from farandole.explain.failures import LENGTH, Failure, Why, explained, failure, why
+from farandole.core.findings import finding, joined
+from farandole.explain.failures import LENGTH, Failure, Why, failure, why
 
 from .loading import ROOT
 
@@ -35,6 +36,11 @@ TASKS: dict[str, dict[str, object]] = {
     "lost": {RAW: "id"},
     "spared": {RAW: "id", "ignore_unreachable": True},
 }
+
+
+def explained(failures: Sequence[Failure]) -> str:
+    """What is left to say why a playbook failed, below its messages; nothing if they say all."""
+    return joined(why(failures).explanation()).strip()
 
 
 def printed(folder: Path, tasks: dict[str, dict[str, object]]) -> str:

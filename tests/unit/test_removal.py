@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from farandole.inventory.cluster import HostVars
 from farandole.inventory.facts import describe
-from farandole.plays.removal import HostVars, in_use, report
+from farandole.plays.removal import in_use, report
 
 from .loading import ROOT, load
 from .stack import run_module

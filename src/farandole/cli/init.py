@@ -1,6 +1,5 @@
 """`farandole init`: make the inventory of a cluster, with host keys that a person has compared."""
 
-import re
 import shutil
 import socket
 import sys
@@ -20,11 +19,11 @@ from farandole.core.files import sync_folder, write
 from farandole.core.project import version
 from farandole.core.table import table
 from farandole.core.text import visible
+from farandole.inventory.cluster import LABEL
 from farandole.inventory.host_keys import KNOWN, HostKey, known, place, scan
+from farandole.inventory.host_keys import SHOW as SHOW
 from farandole.inventory.reading import FOLDER
 
-LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-SHOW = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 # In the inventory's folder, where Ansible does not take it for a list of hosts.
 KNOWN_HOSTS = ".ssh/known_hosts"
 

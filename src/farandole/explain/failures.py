@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from farandole.core.findings import HEADING, Finding, joined, restored, several, together
+from farandole.core.findings import HEADING, Finding, restored, several, together
 from farandole.core.findings import Line as Shown
 from farandole.core.findings import lines as listed
 from farandole.explain.diagnosis import SHOWN, Line, explain
@@ -139,8 +139,3 @@ def _telling(failures: Iterable[Failure]) -> list[tuple[str, str]]:
     lines = [line for failure in failures for line in explain(failure.lines()).telling or failure.lines()]
     same = together(lines, lambda line: line.text)
     return [(several(line.host for line in group), group[0].text) for group in same[-SHOWN:]]
-
-
-def explained(failures: Sequence[Failure]) -> str:
-    """What is left to say why a playbook failed, below its messages; nothing if they say all."""
-    return joined(why(failures).explanation()).strip()

@@ -1,5 +1,6 @@
 """Names and addresses of the nodes, from the inventory."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -7,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 HostVars = Mapping[str, Mapping[str, Any]]
+# An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
+LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # All names by which Ansible's ssh plugin knows them; the last one that is set counts.
 USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
 KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")

@@ -17,6 +17,8 @@ TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 SCANNED = "ed25519,ecdsa,rsa"
 # What ssh reads where nothing else is set.
 KNOWN = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+# What shows a host's fingerprint on its own console.
+SHOW = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 ANSWER_S, SCANS = 5, 16
 
 

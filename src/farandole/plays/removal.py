@@ -8,9 +8,9 @@ from typing import Any
 
 from farandole.core.findings import some
 from farandole.core.text import one_line
+from farandole.inventory.cluster import HostVars
 from farandole.inventory.facts import ClusterFacts
 
-HostVars = Mapping[str, Mapping[str, Any]]
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 # Without them nobody could log in or work as root, check what is downloaded, or know the time.
 NEEDED = ("ca-certificates", "chrony", "openssh-server", "sudo", "systemd-timesyncd")

@@ -14,7 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 
 from farandole.core.findings import Finding, finding, some
 from farandole.inventory import mounts as storage
-from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES, Node, job_user
+from farandole.inventory.cluster import KEY_VARIABLES, LABEL, USER_VARIABLES, Node, job_user
 from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]
@@ -36,8 +36,6 @@ PASSWORD_VARIABLES = {
     "--ask-pass": ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
     "--ask-become-pass": ("ansible_become_password", "ansible_become_pass"),
 }
-# An RFC 1123 label in lower case; one of digits only would be read as an IPv4 address.
-LABEL = re.compile(r"(?!\d+$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def unreadable(name: str, error: Exception) -> Finding:

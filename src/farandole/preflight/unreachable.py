@@ -9,10 +9,9 @@ from typing import Any
 from farandole.core.causes import recognize
 from farandole.core.findings import Finding, finding
 from farandole.core.text import one_line
+from farandole.inventory.host_keys import SHOW
 
 Answer = Mapping[str, Any]
-
-FINGERPRINT = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 def judge_unreachable(host: str, answer: Answer) -> Finding:
@@ -37,7 +36,7 @@ def login_fields(login: Mapping[str, Any]) -> dict[str, str]:
         "target": shlex.quote(f"{user}@{host}" if user else str(host)),
         "port_option": f" -p {shlex.quote(str(port))}" if odd_port else "",
         "forget": shlex.join(["ssh-keygen", *known_hosts(login.get("common_args") or ""), "-R", known_as]),
-        "fingerprint": FINGERPRINT,
+        "fingerprint": SHOW,
     }
 
 

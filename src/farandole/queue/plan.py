@@ -6,9 +6,8 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.schema import UnfitError, fields, load, many, named, whole, words
-from farandole.inventory.cluster import node_address
+from farandole.inventory.cluster import HostVars, node_address
 
-HostVars = Mapping[str, Mapping[str, Any]]
 # MiB that are left to the system: a twentieth, and at least this.
 SYSTEM_MIB = 512
 LONGEST = 1 << 20

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farandole.core.schema import UnfitError, fields, load, named, number, text, words
+from farandole.inventory.cluster import HostVars
 from farandole.inventory.mounts import shared_homes
 from farandole.validation.answer import LONGEST, code
 from farandole.validation.judge import GREEN, RED, Check
-from farandole.validation.nodes import Answer, HostVars, explained, unanswered
+from farandole.validation.nodes import Answer, explained, unanswered
 
 Folder = Mapping[str, Any]
 # Seconds that a program may take besides mounting.

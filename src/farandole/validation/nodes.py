@@ -9,12 +9,12 @@ from farandole.core.errors import FarandoleError
 from farandole.core.programs import bundle, source
 from farandole.core.schema import UnfitError
 from farandole.core.text import one_line
+from farandole.inventory.cluster import HostVars
 from farandole.validation import plan
 from farandole.validation.answer import connections, lines, manifest, stack
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Bars, Check, Explanation, explanation
 
 Answer = Mapping[str, Any]
-HostVars = Mapping[str, Mapping[str, Any]]
 
 
 def read_manifest(slurped: Mapping[str, Any]) -> dict[str, Any]:
