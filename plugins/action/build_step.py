@@ -60,7 +60,7 @@ class ActionModule(Action):
         if self._task.check_mode:
             return {"changed": True}
         host, wait = variables.get("inventory_hostname", ""), arguments.pop("wait")
-        answer = self._look(arguments, variables, start=True)
+        answer = self.ask({**arguments, "start": True}, variables)
         shown = time.monotonic()
         while wait and answer.get("running"):
             at = progress(answer, host)
@@ -70,10 +70,5 @@ class ActionModule(Action):
                 shown = time.monotonic()
                 Display().display(at.line(Display().columns))
             # If the running step is another one of the same build, this one has yet to be started.
-            answer = self._look(arguments, variables, start=answer.get("start") is True)
-        return answer
-
-    def _look(self, arguments: dict[str, Any], variables: dict[str, Any], *, start: bool) -> dict[str, Any]:
-        call = {**arguments, "start": start}
-        answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
+            answer = self.ask({**arguments, "start": answer.get("start") is True}, variables)
         return answer

@@ -85,7 +85,7 @@ class ActionModule(AsksAhead, Action):
         seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
         try:
             with bounded(seconds, probe.MEMORY_MIB):
-                answer = self._execute_module(module_args=arguments, task_vars=variables)
+                answer = self.ask(arguments, variables)
         except (FarandoleError, AnsibleConnectionFailure):
             raise
         # Any other error, because no node may end the run for the others.

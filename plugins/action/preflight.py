@@ -77,7 +77,7 @@ from farandole.links.judge import Bars
 from farandole.plays.action import LocalAction
 from farandole.preflight.hosts import Request, check
 from farandole.preflight.inventory import (
-    declared_names,
+    declared_options,
     judge_inventory,
     judge_login,
     judge_passwords,
@@ -147,7 +147,7 @@ class ActionModule(LocalAction):
         folder = Path(arguments["roles_dir"]).parent
         refuse_other(folder, f"use the environment of {folder.resolve()}")
         specs = self._specs(folder / "roles")
-        declared = {role: declared_names(spec) for role, spec in specs.items()}
+        declared = {role: frozenset(declared_options(spec)) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
         findings = [*broken, *judge_tags(given, specs)]
         findings += judge_inventory(groups, nodes, declared, connection_variables())

@@ -47,10 +47,9 @@ class ActionModule(Action):
 
     def _ask(self, variables: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
+            return self.ask(call, variables)
         except AnsibleError as error:
             return {"msg": str(error)}
-        return answer
 
     def _command(self) -> list[str]:
         """The ssh command of this connection, with the program to run on the head."""

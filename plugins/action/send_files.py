@@ -38,7 +38,7 @@ class ActionModule(Action):
         """Sends what the node lacks."""
         wanted = {file["name"]: file["sha256"] for file in arguments["files"]}
         call = {"directory": arguments["directory"], "wanted": wanted}
-        answer = self._module(call, variables)
+        answer = self.ask(call, variables)
         lacking = [file for file in arguments["files"] if file["name"] in answer.get("missing", [])]
         result = {"sent": [file["name"] for file in lacking], "changed": bool(lacking)}
         if answer.get("failed") or not lacking or self._task.check_mode:
@@ -55,16 +55,12 @@ class ActionModule(Action):
                     self._connection.put_file(archive.name, f"{landing}/bundle.tar")
             expected = {file["name"]: file["sha256"] for file in lacking}
             call.update(wanted=expected, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
-            answer = self._module(call, variables)
+            answer = self.ask(call, variables)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 
     def _delegate(self) -> str | None:
         delegate: str | None = self._task.delegate_to
         return delegate
-
-    def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._execute_module(module_args=arguments, task_vars=variables)
-        return answer
 
     @contextmanager
     def _landing(self, host: str, size: int) -> Iterator[str]:

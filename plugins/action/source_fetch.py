@@ -52,7 +52,7 @@ class ActionModule(Action):
     def _apt(self, source: Source, draft: Path) -> str:
         call = {"package": source["apt"], "release": source["release"], "file": source["file"]}
         call["scratch"] = self._scratch
-        answer = self._execute_module(module_args=call, task_vars=self._variables)
+        answer = self.ask(call, self._variables)
         if answer.get("failed"):
             raise ConnectionError(f"{source['apt']}: {answer.get('msg')}")
         self._connection.fetch_file(path_of(answer), str(draft))

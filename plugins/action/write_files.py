@@ -44,9 +44,7 @@ class ActionModule(AsksAhead, Action):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Writes the files."""
         files = [self._rendered(file, variables) for file in arguments["files"]]
-        call = {"files": files, "sweep": arguments["sweep"]}
-        answer: dict[str, Any] = self._execute_module(module_args=call, task_vars=variables)
-        return answer
+        return self.ask({"files": files, "sweep": arguments["sweep"]}, variables)
 
     def _rendered(self, file: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         wanted = {

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farandole.cli.node import cluster_of
-from farandole.cli.options import BY_KEY, Inventory, with_login
+from farandole.cli.options import BY_KEY, AsObject, Inventory, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import natural
 from farandole.core.schema import fields, load, many, number, optional, text, whole, words
@@ -84,7 +84,7 @@ def history(
     since: Annotated[str, typer.Option(metavar="TIME", help="Since 2026-01-31, or in the last 12h or 7d.")] = "",
     node: Annotated[str, typer.Option(metavar="NAME", help="Only what concerns this node.")] = "",
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")] = False,
+    as_json: AsObject = False,
     login: Login,
 ) -> None:
     """List who did what on the cluster, and when: playbooks that ran here, validations, and programs that ran there.

@@ -49,6 +49,7 @@ PrivateKey = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="Log in to the nodes with this key.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
+AsObject = Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")]
 Hosts = Annotated[str, typer.Option(help="Only these nodes, separated by commas.")]
 Forks = Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")]
 # What of site.yml is meant.

@@ -1,7 +1,7 @@
 """The lock that lets one run at a time change a cluster, and the keeper that proves to the head that the run is alive.
 
-`python -m farandole.runs PID STARTED COMMAND…` is the keeper: it holds a connection to the head open while that
-process is alive. On the head, the process that the connection started represents the run.
+`python -m farandole.inventory.run_lock PID STARTED COMMAND…` is the keeper: it holds a connection to the head open
+while that process is alive. On the head, the process that the connection started represents the run.
 """
 
 import fcntl

@@ -65,6 +65,11 @@ class Action(ActionBase):  # type: ignore[misc]
         documentation = yaml_load(next(filter(None, sources)))
         return argument_spec(documentation.get("options") or {})
 
+    def ask(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Calls the module of the same name on the node and returns its answer."""
+        answer: dict[str, Any] = self._execute_module(module_args=arguments, task_vars=variables)
+        return answer
+
     def tell(self, variables: Mapping[str, Any], text: str) -> None:
         """Tells those who watch the run what this task is doing."""
         if not self._task.no_log:

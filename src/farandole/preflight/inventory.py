@@ -295,8 +295,3 @@ def declared_options(specs: Mapping[str, Any]) -> Options:
     """All options in one meta/argument_specs.yml, of all entry points."""
     entries = (specs.get("argument_specs") or {}).values()
     return {name: option for entry in entries for name, option in (entry.get("options") or {}).items()}
-
-
-def declared_names(specs: Mapping[str, Any]) -> frozenset[str]:
-    """The names of the variables in one meta/argument_specs.yml."""
-    return frozenset(declared_options(specs))

@@ -6,6 +6,7 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.schema import UnfitError, fields, load, many, named, whole, words
+from farandole.inventory import cluster
 from farandole.inventory.cluster import HostVars, node_address
 
 # MiB that are left to the system: a twentieth, and at least this.
@@ -142,5 +143,5 @@ def people(
 ) -> dict[int, list[str]]:
     """The accounts that each person may use, by uid."""
     known = accounts(users, job_user, more)
-    uids = {job_user: int(job_user_id), **{str(person["name"]): int(person["uid"]) for person in users}}
+    uids = cluster.accounts(users, job_user, job_user_id)
     return {uid: [account for account, share in known.items() if name in share["users"]] for name, uid in uids.items()}

@@ -83,7 +83,7 @@ def bare(url: str) -> str:
 def indexes() -> list[str]:
     """The indexes that pip uses on this machine, the main one last."""
     settings = pip_settings()
-    return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or default_index()]
+    return [*settings.get("extra-index-url", "").split(), settings.get("index-url") or _default_index(PIP)]
 
 
 def no_index() -> bool:
@@ -91,13 +91,9 @@ def no_index() -> bool:
     return pip_settings().get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
-def default_index() -> str:
-    """The index that pip uses if none is set; only its help names it."""
-    return _named_in_help(PIP)
-
-
 @cache
-def _named_in_help(pip: tuple[str, ...]) -> str:
+def _default_index(pip: tuple[str, ...]) -> str:
+    """The index that pip uses if none is set; only its help names it."""
     done = subprocess.run([*pip, "download", "--help"], capture_output=True, text=True, check=False)
     if not (found := re.search(r"\(default\s+(https?://[^\s)]+)\)", done.stdout)):
         raise FarandoleError("pip has no package index: set one with `pip config set global.index-url URL`")
