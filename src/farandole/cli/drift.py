@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from farandole.cli.node import cluster_of
-from farandole.cli.options import ExtraVars, Forks, Inventory, Limit, SkipTags, Tags, with_login, words
+from farandole.cli.options import AsObject, ExtraVars, Forks, Inventory, Limit, SkipTags, Tags, with_login, words
 from farandole.core.findings import Line, count, joined, natural, several, together
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -71,7 +71,7 @@ def drift(
     diff: Annotated[bool, typer.Option("--diff", "-D", help="Show what differs in files.")] = False,
     forks: Forks = None,
     login: Login,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")] = False,
+    as_json: AsObject = False,
 ) -> None:
     """Show what differs on the nodes from what site.yml would leave; nothing is changed.
 

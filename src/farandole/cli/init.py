@@ -20,8 +20,7 @@ from farandole.core.project import version
 from farandole.core.table import table
 from farandole.core.text import visible
 from farandole.inventory.cluster import LABEL
-from farandole.inventory.host_keys import KNOWN, HostKey, known, place, scan
-from farandole.inventory.host_keys import SHOW as SHOW
+from farandole.inventory.host_keys import KNOWN, SHOW, HostKey, known, place, scan
 from farandole.inventory.reading import FOLDER
 
 # In the inventory's folder, where Ansible does not take it for a list of hosts.

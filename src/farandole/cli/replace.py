@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.init import KNOWN_HOSTS, SHOW, ask
+from farandole.cli.init import KNOWN_HOSTS, ask
 from farandole.cli.node import Name, cluster_of, refuse_stranger
 from farandole.cli.options import Inventory, with_login
 from farandole.cli.upgrade import Change, alone
@@ -18,7 +18,7 @@ from farandole.core.files import write
 from farandole.core.findings import several
 from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts
-from farandole.inventory.host_keys import KNOWN, HostKey, known, place
+from farandole.inventory.host_keys import KNOWN, SHOW, HostKey, known, place
 from farandole.inventory.run_lock import person
 from farandole.inventory.variables import folder_of, host_variables
 from farandole.plays.playbook import Login

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from farandole.cli.node import cluster_of
-from farandole.cli.options import BY_KEY, Inventory, with_login
+from farandole.cli.options import BY_KEY, AsObject, Inventory, with_login
 from farandole.core.findings import count, several
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -67,12 +67,7 @@ class Status:
 
 
 @with_login(*BY_KEY)
-def status(
-    inventory: Inventory,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")] = False,
-    login: Login,
-) -> None:
+def status(inventory: Inventory, *, as_json: AsObject = False, login: Login) -> None:
     """Show how the nodes are, what runs, and the last verdict, in seconds; nothing is changed.
 
     Exits with 0 if all nodes answer, take part and have the stack of the lock, and the queue, if there is one, answers
