@@ -93,12 +93,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--delay-ms", nargs="+", type=float, default=[])
-    parser.add_argument("--loss", type=float, default=0)
+    parser.add_argument("--loss", type=float, default=0, help="per cent of node-2's packets; no sum of 64 MiB then")
     wanted = parser.parse_args()
     if wanted.loss and not wanted.delay_ms:
         parser.error("--loss needs --delay-ms")
     try:
         own = ("--kernel", "own", "--memory", "5000") if wanted.delay_ms else ()
+        options = [*(["--no-training"] if own else []), *(["--largest", "16"] if wanted.loss else [])]
         lab("up", "--nodes", "2", *own)
         farandole("apply", "-i", f"inventory/{LAB}")
         with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +112,7 @@ def main() -> None:
                 for number in range(wanted.rounds):
                     print(f"round {number + 1} of {wanted.rounds}", file=sys.stderr, flush=True)
                     for launcher, some in jobs.items():
-                        some.append(measured(launcher, Path(folder), *(["--no-training"] if own else [])))
+                        some.append(measured(launcher, Path(folder), *options))
                 for launcher, some in jobs.items():
                     print(f"\n{launcher}\n")
                     sums(some)

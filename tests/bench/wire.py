@@ -70,10 +70,10 @@ def timed(meet: Callable[[], None], action: Callable[[], object], seconds: float
     return took
 
 
-def sums(meet: Callable[[], None], wire: Wire) -> dict[int, dict[str, float]]:
+def sums(meet: Callable[[], None], wire: Wire, largest: int) -> dict[int, dict[str, float]]:
     """The median seconds of a sum of each size in each way."""
     result = {}
-    for size in SIZES:
+    for size in [size for size in SIZES if size <= largest]:
         tensor = torch.ones(size // 4)
         ways: dict[str, Callable[[], object]] = {
             "wire": partial(wire.exchange, bytearray(size), bytearray(size)),
@@ -128,6 +128,7 @@ def main() -> None:
     """Measure, and print what rank 0 has measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--largest", type=int, default=SIZES[-1] >> 20, help="MiB of the largest sum")
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
@@ -147,7 +148,11 @@ def main() -> None:
     before = time.process_time()
     time.sleep(IDLE_S)
     idle = (time.process_time() - before) / IDLE_S
-    result = {"sums": sums(meet, wire), "idle": idle, "training": {} if options.no_training else training(meet)}
+    result = {
+        "sums": sums(meet, wire, options.largest << 20),
+        "idle": idle,
+        "training": {} if options.no_training else training(meet),
+    }
     if rank == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()

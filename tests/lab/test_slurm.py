@@ -106,6 +106,13 @@ def queue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.rmtree(variables.parent, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def shown(cluster: Cluster) -> Iterator[None]:
+    """What the queue says, should the test fail."""
+    yield
+    print(cluster.shell("node-1", "date; sinfo -Nl; squeue; scontrol show jobs; journalctl -u slurmctld -n 60").stdout)
+
+
 def test_the_next_run_changes_nothing(cluster: Cluster) -> None:
     until(lambda: nodes(cluster) == IDLE)
     assert cluster.play_ok().changes == set()
@@ -333,8 +340,8 @@ def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_pa
         cluster.ssh("node-1", "touch", "/home/bob/go")
         until(lambda: told(cluster, job) == "PENDING")
         cluster.ssh("node-1", "rm", "/home/bob/go")
-        # Slurm would wait for two minutes.
-        cluster.ssh("node-1", "scontrol", "update", f"jobid={job}", "starttime=now")
+        # Slurm would wait for two minutes, and refuses another time for a job that it is still putting back.
+        until(lambda: cluster.ssh("node-1", "scontrol", "update", f"jobid={job}", "starttime=now").returncode == 0)
 
     program = "/usr/local/libexec/farandole/prolog"
     cluster.ssh("node-1", "mount", "--bind", "/bin/true", program)
@@ -391,11 +398,9 @@ def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     cluster.lab("fault", "start", "node-3")
     until(lambda: nodes(cluster)["node-3"] == "idle", 90)
 
-    # Only the job that asked for it starts again. Slurm would wait for two minutes, and refuses another time for a job
-    # that it is still putting back.
+    # Only the job that asked for it starts again.
     def is_done() -> bool:
         on_head(cluster, f"scontrol update jobid={again} starttime=now")
-        print(cluster.ssh("node-1", "scontrol", "show", "job", again).stdout)
         return told(cluster, again) == "COMPLETED"
 
     until(is_done, 300)
