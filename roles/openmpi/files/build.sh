@@ -12,9 +12,11 @@ for patch in $PATCHES; do
     echo "patch $patch"
     patch --strip=1 --fuzz=0 --forward <"../$patch"
 done
-# Its settings lie outside of what is packed: they are the node's own. CONFIGURE is a list of words.
+# Its settings lie outside of what is packed: they are the node's own. What only this builder may have, as where the queue
+# has brought libpmix-dev, would be missing on others. CONFIGURE is a list of words.
 # shellcheck disable=SC2086
-./configure --prefix="$MPI" --sysconfdir=/etc/farandole/openmpi CC="gcc-$GXX" CXX="g++-$GXX" $CONFIGURE
+./configure --prefix="$MPI" --sysconfdir=/etc/farandole/openmpi CC="gcc-$GXX" CXX="g++-$GXX" \
+    --with-pmix=internal --with-libevent=internal --with-hwloc=internal $CONFIGURE
 # dash, if the release has it as its sh, runs the thousands of calls of libtool faster than the bash that configure chooses.
 make --jobs="$(nproc)" SHELL=/bin/sh
 make --jobs="$(nproc)" SHELL=/bin/sh install DESTDIR="$PWD/../made"
