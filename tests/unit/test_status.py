@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farandole.cli.status import LEFT_OUT, NO_JOBS, NOT_SET_UP, REVOKED, NodeState, Status, judge, told
+from farandole.cli.status import LEFT_OUT, NO_JOBS, NOT_SET_UP, REVOKED, UPGRADING, NodeState, Status, judge, told
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
 from farandole.jobs.login import Head
@@ -104,7 +104,7 @@ def test_why_there_is_no_answer(output: str, status: int, code: str) -> None:
         (Answer(True, STACK), "its fan is broken", STACK, HEAD, LEFT_OUT),
         (Answer(True, STACK), "its fan is broken", STACK, DRAINS, LEFT_OUT),
         (Answer(True, STACK), "", STACK, DRAINS, NO_JOBS),
-        (Answer(True, STACK, upgrading=True), "", STACK, HEAD, NO_JOBS),
+        (Answer(True, STACK, upgrading=True), "", STACK, HEAD, UPGRADING),
         (Answer(up=False, code="login-timeout"), "", STACK, HEAD, "login-timeout"),
         (Answer(up=False, code="login-timeout"), "its fan is broken", STACK, HEAD, "login-timeout"),
         (None, "", STACK, HEAD, REVOKED),

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from farandole.cli.app import app
-from farandole.cli.upgrade import CODE, Change, alone
+from farandole.cli.upgrade import CODE, Change, alone, go
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -160,6 +160,8 @@ def test_a_node_that_is_not_proven_stays_left_out(
     else:
         assert back()
     assert excluded.read(tmp_path) == {"node-2": left_out}
+    with alone(tmp_path):
+        assert excluded.read(tmp_path) == {"node-2": left_out}
     # The head learns of it last, or that it came to nothing.
     steps = [("site.yml", "--limit", "node-2"), ("playbooks/validate.yml", "--tags", "quick")]
     head = ("site.yml", "--limit", "node-1")
@@ -168,15 +170,13 @@ def test_a_node_that_is_not_proven_stays_left_out(
     assert back() == "" and excluded.read(tmp_path) == {}
 
 
-@pytest.mark.parametrize("of_replace", [False, True])
-def test_a_power_cut_leaves_a_node_out_that_was_being_proven(
-    of_replace: bool, tmp_path: Path, left_out: excluded.Entry
-) -> None:
-    entry = replace(left_out, code="replace") if of_replace else left_out
+def test_a_power_cut_leaves_a_node_out_that_was_being_proven(tmp_path: Path, left_out: excluded.Entry) -> None:
+    entry = replace(left_out, code="replace")
     script = (
         "import os, pathlib, sys; from farandole.inventory import excluded; from farandole.cli.upgrade import alone\n"
         "state = pathlib.Path(sys.argv[1])\n"
-        f"with alone(state), excluded.proving(state, 'node-2', excluded.{entry!r}):\n"
+        "with alone(state):\n"
+        f"    excluded.begin_proof(state, 'node-2', excluded.{entry!r})\n"
         "    print(excluded.read(state), flush=True); sys.stdin.read(1); os._exit(9)"
     )
     with subprocess.Popen(
@@ -188,32 +188,49 @@ def test_a_power_cut_leaves_a_node_out_that_was_being_proven(
         with excluded.changing(tmp_path) as entries:
             entries["node-3"] = left_out
         command.communicate("x")
-    assert excluded.read(tmp_path) == {"node-3": left_out, "node-2": entry}
+    assert [*excluded.read(tmp_path)] == ["node-2", "node-3"]
     change = changing(tmp_path)
-    # Another proof does not forget it, and a person can take it back.
+    # Another proof does not forget it, and what is not being proven is as earlier versions have it.
     with alone(tmp_path):
         assert change.brought_back("node-3", left_out, lambda: "") == ""
         assert excluded.read(tmp_path) == {"node-2": entry}
-    with excluded.changing(tmp_path) as entries:
-        del entries["node-2"]
-    assert excluded.read(tmp_path) == {}
+    assert "proving" not in (tmp_path / excluded.FILE).read_text()
 
 
-def test_a_node_that_a_check_leaves_out_meanwhile_is_not_proven(
+def test_what_a_person_decides_during_a_proof_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
+) -> None:
+    smoke = excluded.by_person("dave", "smoke")
+    monkeypatch.setattr(Change, "run", lambda *_: True)
+
+    def steps() -> str:
+        with excluded.changing(tmp_path) as entries:
+            entries["node-2"] = smoke
+        return why
+
+    for why in ("", "its validation is red"):
+        with alone(tmp_path):
+            failed = changing(tmp_path).brought_back("node-2", left_out, steps)
+        assert failed == (why or "somebody has left it out meanwhile")
+        assert excluded.read(tmp_path) == {"node-2": smoke}
+
+
+@pytest.mark.parametrize("bad", ["node-1", "node-2"])
+def test_a_node_is_not_proven_if_a_check_leaves_it_or_its_partner_out(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
 ) -> None:
     def run(_change: Change, playbook: str, *_: str) -> bool:
         # As preflight does with on_bad_node, and the validation of the other node is green.
         if playbook == "playbooks/validate.yml":
             with excluded.changing(tmp_path) as entries:
-                entries["node-2"] = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
+                entries[bad] = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
         return True
 
     monkeypatch.setattr(Change, "run", run)
     change = changing(tmp_path)
     with alone(tmp_path):
         assert change.brought_back("node-2", left_out, lambda: change.returning("node-2")) == "its validation is red"
-    assert excluded.read(tmp_path) == {"node-2": left_out}
+    assert excluded.read(tmp_path)["node-2"] == left_out
 
 
 @pytest.mark.parametrize(("name", "good"), [("a", 2), ("b", 3), ("c", 3)])
@@ -225,8 +242,10 @@ def test_an_upgrade_is_remembered_until_its_end(
     # The node takes part again, and the head has perhaps heard of it.
     done = iter([True] * good + [False] * 2)
     monkeypatch.setattr(Change, "run", lambda *_: next(done))
-    why = change.upgrade([name], "{}")
-    assert why.startswith("site.yml failed after its upgrade") and ("the head gives it jobs" in why) == (name != "a")
+    with pytest.raises(FarandoleError, match="failed after its upgrade") as refused:
+        go(change, [[name]], "{}")
+    assert ("the head may give it jobs until" in str(refused.value)) == (name == "c")
+    assert ("As all depend on it, it is not" in str(refused.value)) == (name != "c")
     assert change.begun() == {name}
     # Jobs go on where all depend on a node.
     assert [entry.code for entry in excluded.read(tmp_path).values()] == ([CODE] if name == "c" else [])

@@ -28,6 +28,7 @@ from farandole.watch.events import is_alive, latest
 FORMAT = 1
 # Why a node is not as it should be, where that is not a cause in the catalogue: its ssh works, or is not tried.
 LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS = "node-left-out", "node-not-set-up", "node-revoked", "node-gets-no-jobs"
+UPGRADING = "head-upgrading"
 # More lines than that about what runs would push the rest off the screen.
 SHOWN = 10
 
@@ -124,8 +125,8 @@ def judge(answer: Answer | None, out: str, lock: str, head: Answer, name: str) -
         wrong.append(f"the queue gives it no jobs ({why})")
         code = code or NO_JOBS
     if answer.upgrading:
-        wrong.append("it starts no run while it or the builder is upgraded; if none is: farandole apply")
-        code = code or NO_JOBS
+        wrong.append("it starts no run while it or the builder is upgraded")
+        code = code or UPGRADING
     return NodeState(True, answer.stack, head.slots.get(name, 0), tuple(wrong), code)
 
 
@@ -140,8 +141,10 @@ def told(seen: Status, now: float) -> list[str]:
         lines.append(f"a run changes or checks the nodes now: farandole watch {again}")
     lines += [*jobs(seen, now), validation(seen, again)]
     codes = {node.code for node in seen.nodes.values()} - {""}
-    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS}:
+    if codes - {LEFT_OUT, NOT_SET_UP, REVOKED, NO_JOBS, UPGRADING}:
         lines.append(f"next, to find out why a node does not answer: farandole preflight {again}")
+    elif UPGRADING in codes:
+        lines.append(f"next, if no upgrade is at work: farandole apply {again}")
     elif NOT_SET_UP in codes:
         lines.append(f"next, to set the nodes up: farandole apply {again}")
     elif LEFT_OUT in codes:

@@ -91,10 +91,12 @@ class Change:
 
     def is_proven(self, names: Sequence[str]) -> bool:
         """Run jobs on these nodes and another one."""
-        pair = json.dumps({"validation_hosts": ",".join([self.partner(names), *names])})
-        if not self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair):
-            return False
-        # With on_bad_node, a check may have left it out, and the other one was validated alone.
+        hosts = [self.partner(names), *names]
+        pair = json.dumps({"validation_hosts": ",".join(hosts)})
+        return self.run("playbooks/validate.yml", "--tags", "quick", "--extra-vars", pair) and self.are_in(hosts)
+
+    def are_in(self, names: Sequence[str]) -> bool:
+        """Whether no check has left one of these out in the last run, which with on_bad_node went on without it."""
         out = excluded.read(self.cluster.state)
         return not any(name in out and out[name].by == "check" for name in names)
 
@@ -104,19 +106,19 @@ class Change:
 
     def brought_back(self, name: str, entry: excluded.Entry, steps: Callable[[], str]) -> str:
         """Let a node take part while it is set up and proven, and leave it out again if that fails; returns why."""
-        why = "it was interrupted"
-        with excluded.proving(self.cluster.state, name, entry):
-            try:
-                why = steps()
-            finally:
-                if why:
-                    with excluded.changing(self.cluster.state) as entries:
-                        entries[name] = entry
+        state, why = self.cluster.state, "it was interrupted"
+        excluded.begin_proof(state, name, entry)
+        try:
+            why = steps()
+        finally:
+            excluded.end_proof(state, name, entry, good=not why)
+        if not why and name in excluded.read(state):
+            why = "somebody has left it out meanwhile"
         return f"{why}{self.untold()}" if why else ""
 
     def untold(self) -> str:
         """Tell the head that a node is left out again; returns what follows if it cannot be told."""
-        return "" if self.tell_head() else f", and the head gives it jobs until this succeeds: {self.apply}"
+        return "" if self.tell_head() else f", and the head may give it jobs until this succeeds: {self.apply}"
 
     def returning(self, name: str) -> str:
         """Set a node up that was left out, and prove it before the head gives it jobs; returns what failed."""
@@ -139,9 +141,9 @@ class Change:
             return "its validation is red after its upgrade"
         self.take_back(names)
         if not self.run("site.yml", "--limit", f"{limit},{head}"):
-            why = "site.yml failed after its upgrade"
-            self.leave_out(names, why)
-            return f"{why}{self.untold()}" if names != [head] else why
+            return "site.yml failed after its upgrade"
+        if not self.are_in(names):
+            return "preflight has left it out after its upgrade"
         self.note_begun(self.begun() - {*names})
         return ""
 
@@ -230,8 +232,12 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
         if why := change.upgrade(part, settings):
             change.leave_out(part, why)
             state = "It is" if len(part) == 1 else "They are"
-            if part[0] in change.needed:
-                state = f"Until it is mended or applied again ({change.apply}), the queue gives it no jobs. It is not"
+            if part[0] not in change.needed:
+                why += change.untold()
+            elif change.cluster.queue:
+                state = f"The queue may give it no jobs until {change.apply} has run; as all depend on it, it is not"
+            else:
+                state = "As all depend on it, it is not"
             raise FarandoleError(
                 f"{several(part)}: {why}. {state} left out of jobs, and nothing else was begun; when that is "
                 f"mended, to continue: {change.again}"
@@ -241,14 +247,12 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
     """Refuse a second upgrade of the same cluster on this machine."""
-    # What a killed one was proving is left out, and stays so.
-    with excluded.changing(state):
-        pass
     with (state / excluded.AT_WORK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FarandoleError("another upgrade of this cluster is running on this machine") from None
+        excluded.end_proofs(state)
         yield
 
 

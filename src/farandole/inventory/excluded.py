@@ -15,12 +15,12 @@ import yaml
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
 from farandole.core.findings import Finding, finding, refused
-from farandole.core.schema import UnfitError, fields, named, text, words
+from farandole.core.schema import UnfitError, fields, named, text, words, yes_or_no
 from farandole.core.text import one_line
 
 FILE = "excluded.yml"
-# Nodes that take part so that they can be proven, as long as the command that does so holds its lock.
-PROVING, AT_WORK = "proving.yml", ".upgrade.lock"
+# Whoever proves nodes holds this lock.
+AT_WORK = ".upgrade.lock"
 HEADER = "# Nodes that are left out. To change this: farandole node exclude, include, confirm\n---\n"
 LONGEST = 1 << 20
 # How the nodes are checked before a run.
@@ -40,6 +40,8 @@ class Entry:
     why: str
     # What a check measured. The node has to pass the same to be taken back.
     measurement: str
+    # It takes part so that it can be proven, as long as the command that does so holds its lock.
+    proving: bool = False
 
     @property
     def words(self) -> str:
@@ -59,7 +61,8 @@ ENTRIES = named(
             "code": words("[a-z0-9-]{0,64}"),
             "why": text(400),
             "measurement": words("[a-z0-9-]{0,32}"),
-        }
+        },
+        {"proving": yes_or_no},
     ),
 )
 
@@ -75,10 +78,13 @@ def by_person(person: str, why: str) -> Entry:
 
 def read(state: Path) -> dict[str, Entry]:
     """The nodes that are left out, in the order in which they were."""
-    return _read(state / FILE) | ({} if _proves(state) else _read(state / PROVING))
+    entries = _all(state)
+    proven = any(entry.proving for entry in entries.values()) and _at_work(state)
+    return {name: entry for name, entry in entries.items() if not (entry.proving and proven)}
 
 
-def _read(path: Path) -> dict[str, Entry]:
+def _all(state: Path) -> dict[str, Entry]:
+    path = state / FILE
     try:
         content = path.read_text()
         if len(content) > LONGEST:
@@ -93,16 +99,8 @@ def _read(path: Path) -> dict[str, Entry]:
     return {name: Entry(**entry) for name, entry in entries.items()}
 
 
-def _write(path: Path, entries: Mapping[str, Entry]) -> None:
-    # Ansible's own kinds of strings become plain ones.
-    plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
-    write_private(path, HEADER + yaml.safe_dump(plain, sort_keys=False, width=1000), durable=True)
-
-
-def _proves(state: Path) -> bool:
-    """Whether a command still proves the nodes that it has let take part; one that was killed leaves them unproven."""
-    if not (state / PROVING).exists():
-        return False
+def _at_work(state: Path) -> bool:
+    """Whether a command that proves nodes still runs; one that was killed leaves them unproven."""
     with (state / AT_WORK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -112,27 +110,58 @@ def _proves(state: Path) -> bool:
 
 
 @contextmanager
-def changing(state: Path) -> Iterator[dict[str, Entry]]:
-    """The nodes that are left out, to be changed by one program at a time; written at the end if they were."""
+def _rewriting(state: Path) -> Iterator[dict[str, Entry]]:
+    """All entries, to be changed by one program at a time; written at the end if they were."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (state / f".{FILE}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        entries = read(state)
+        entries = _all(state)
+        before = dict(entries)
         yield entries
-        if entries != _read(state / FILE):
-            _write(state / FILE, entries)
-            if not _proves(state):
-                (state / PROVING).unlink(missing_ok=True)
+        if entries != before:
+            # Ansible's own kinds of strings become plain ones.
+            plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
+            for entry in plain.values():
+                # Earlier versions do not know it.
+                if not entry["proving"]:
+                    del entry["proving"]
+            content = yaml.safe_dump(plain, sort_keys=False, width=1000)
+            write_private(state / FILE, HEADER + content, durable=True)
 
 
 @contextmanager
-def proving(state: Path, name: str, entry: Entry) -> Iterator[None]:
-    """Let a node take part that would be left out again if this were killed; its caller holds the lock."""
-    _write(state / PROVING, {name: entry})
-    with changing(state) as entries:
-        entries.pop(name, None)
-    yield
-    (state / PROVING).unlink()
+def changing(state: Path) -> Iterator[dict[str, Entry]]:
+    """The nodes that are left out, to be changed by one program at a time."""
+    with _rewriting(state) as entries:
+        known = read(state)
+        proven = {name: entry for name, entry in entries.items() if name not in known}
+        yield known
+        entries.clear()
+        entries |= proven | known
+
+
+def begin_proof(state: Path, name: str, entry: Entry) -> None:
+    """Let a node take part that is left out again by this entry if its proof fails, or is cut off."""
+    with _rewriting(state) as entries:
+        entries[name] = replace(entry, proving=True)
+
+
+def end_proof(state: Path, name: str, entry: Entry, *, good: bool) -> None:
+    """Take a node back, or leave it out again; what a person has decided meanwhile stays."""
+    with _rewriting(state) as entries:
+        if (now := entries.get(name)) and now.person and not now.proving:
+            return
+        if good:
+            entries.pop(name, None)
+        else:
+            entries[name] = replace(entry, proving=False)
+
+
+def end_proofs(state: Path) -> None:
+    """Leave out for good what killed commands were proving."""
+    with _rewriting(state) as entries:
+        for name, entry in entries.items():
+            entries[name] = replace(entry, proving=False)
 
 
 def members(cluster: Iterable[str], *left_out: Collection[str]) -> list[str]:
