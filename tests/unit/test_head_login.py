@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -56,6 +57,24 @@ def test_no_other_key_than_the_one_that_is_typed_is_tried(
     others = ["-v", "-o", "UserKnownHostsFile=/a b", "-p", "22", "-oPort=1"]
     assert [*without_keys(others)] == others
     assert not {*"kabcdef"} & {*typed["identityfile"], *typed.get("certificatefile", ())}
+
+
+def test_the_socket_of_a_connection_fits_below_a_long_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as short:
+        monkeypatch.setenv("HOME", f"{short}/{'x' * (60 - len(short))}")
+        ways: list[dict[str, str]] = [{}, {"ansible_port": "2222"}, {"ansible_user": "other"}]
+        ways += [{"ansible_ssh_common_args": "-J gate"}, {"ansible_host": "192.0.2.2"}]
+        sockets = [
+            logs_in(tmp_path, login, **way)["controlpath"] for way in ways for login in (Login(), Login("typed"))
+        ]
+        sockets += [logs_in(tmp_path, Login(private_key=Path("typed")))["controlpath"]]
+        again = logs_in(tmp_path, Login())["controlpath"]
+    # The typed user replaces the inventory's.
+    assert sockets[5] == sockets[1]
+    assert len({path for (path,) in sockets}) == len(sockets) - 1
+    assert again == sockets[0]
+    # While ssh makes it, a dot and 16 characters follow the name; the kernel takes less than 108.
+    assert {len(path) + 17 < 108 for (path,) in sockets} == {True}
 
 
 def test_a_typed_key_that_does_not_exist_is_no_reason_to_try_others(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """How to log in to the head of a cluster, or to another node, and become the job user there."""
 
 import hashlib
+import os
+import platform
 import re
 import shlex
 import subprocess
@@ -95,18 +97,20 @@ def login_to(name: str, known: dict[str, Any], login: Login) -> Head:
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)
     ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"]
     ssh += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-    # Somebody else's key opens a connection of its own.
-    kind = hashlib.sha256(str(key).encode()).hexdigest()[:8]
-    ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={shared}/farandole-{kind}-%C"]
-    # ssh takes the first user that it is told, and tries every key.
-    ssh += [*(["-p", str(port)] if port else []), *(["-o", f"User={user}"] if user else [])]
-    ssh += ["-i", str(key)] if key else []
+    address = str(known.get("ansible_host") or name)
     arguments = [
         *shlex.split(str(known.get("ansible_ssh_common_args") or "")),
         *shlex.split(str(known.get("ansible_ssh_extra_args") or "")),
     ]
+    # Any other way to log in, as with somebody else's key, opens a connection of its own. ssh's own %C, and 17 more
+    # characters while it makes the socket, do not fit into the 107 of a path below a long home.
+    way = repr((platform.node(), os.getuid(), address, port, user, str(key), arguments))
+    control = shared / hashlib.sha256(way.encode()).hexdigest()[:10]
+    ssh += ["-o", "ControlMaster=auto", "-o", "ControlPersist=120", "-o", f"ControlPath={control}"]
+    # ssh takes the first user that it is told, and tries every key.
+    ssh += [*(["-p", str(port)] if port else []), *(["-o", f"User={user}"] if user else [])]
+    ssh += ["-i", str(key)] if key else []
     ssh += ["-o", "IdentitiesOnly=yes", *without_keys(arguments)] if login.private_key else arguments
-    address = str(known.get("ansible_host") or name)
     # People with accounts of their own start jobs as themselves.
     account, themselves = job_user(known), dict.fromkeys(job_users(known), ())
     become = {"root": ("runuser", "-u", account, "--"), **themselves}.get(user, ("sudo", "-n", "-u", account, "--"))
