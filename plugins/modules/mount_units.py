@@ -156,9 +156,10 @@ def helped(kind: str) -> bool:
 
 
 def bounded(command: list[str]) -> tuple[int | None, str]:
-    """The status and the words of a command; no status if it takes too long."""
+    """The status and the words of a command, in English; no status if it takes too long."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        process = subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, env=env, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except FileNotFoundError:
         return 127, ""
     try:

@@ -133,6 +133,13 @@ def test_who_uses_a_file_system_is_named(tmp_path: Path) -> None:
         process.kill()
 
 
+def test_why_nothing_was_unmounted_is_read_in_english_whatever_the_node_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("PLACE", "/data")
+    command = ["sh", "-c", 'echo "$LC_ALL $PLACE" >&2; exit 32']
+    assert mount_units.bounded(command) == (32, "C /data")
+
+
 def test_homes_are_mounted_one_by_one() -> None:
     people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002, "admin": True}]
     users = storage.shared_homes(people, "trainer")
