@@ -5,7 +5,7 @@ import glob
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -24,10 +24,28 @@ def checksums(folder: Path) -> dict[str, str]:
     return {path.name: checksum(path) for path in folder.iterdir()} if plain else {}
 
 
+def make(folder: Path) -> None:
+    """Make a folder, and those above it, so that everybody can enter them, whatever umask the login has."""
+    umask = os.umask(0o022)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    finally:
+        os.umask(umask)
+
+
+def opened(folders: Iterable[Path], *, check_mode: bool) -> list[Path]:
+    """Let everybody enter folders of ours that earlier versions made by the login's umask; returns these."""
+    present = {folder: folder.stat() for folder in folders if folder.is_dir()}
+    closed = [path for path, about in present.items() if about.st_uid == os.geteuid() and not about.st_mode & 0o001]
+    for folder in closed if not check_mode else ():
+        folder.chmod(0o755)
+    return closed
+
+
 @contextmanager
 def replacing(target: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Write a file that replaces the target as a whole; an error leaves the target as it is."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make(target.parent)
     # Drafts of killed runs; a module of theirs that is still writing fails, and the newer content stays.
     for old in target.parent.glob(f".{glob.escape(target.name)}.*.new"):
         old.unlink(missing_ok=True)

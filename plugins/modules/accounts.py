@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.accounts import account, group
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import opened, put
 from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all, processes
 
 GROUP = "farandole-jobs"
@@ -140,6 +140,7 @@ def apply(module: AnsibleModule, users: dict[str, int]) -> list[str]:
         module.run_command(command, check_rc=True)
     done = [" ".join(command) for command in due]
     done += keep(SUDOERS, sudoers(module.params["admins"]), 0o440, check_mode=module.check_mode)
+    done += [f"open {folder}" for folder in opened([LISTED.parent], check_mode=module.check_mode)]
     # Before anything is ended, so that no job starts afterwards.
     done += keep(LISTED, "".join(f"{uid}\n" for uid in users.values()), 0o644, check_mode=module.check_mode)
     for name, known in former.items() if module.params["end_jobs"] else ():

@@ -147,7 +147,6 @@ def is_loopback(address: str) -> bool:
 
 def write(module: AnsibleModule, path: Path, text: str, *validate: str) -> None:
     """Replace a file, once its draft is known to be valid."""
-    path.parent.mkdir(exist_ok=True)
     with replacing(path, 0o644) as draft:
         draft.write(text.encode())
         draft.flush()

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.folders import put
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import make, put
 from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
 
 UNITS = Path("/etc/systemd/system")
@@ -211,7 +211,7 @@ def change(module: AnsibleModule, wanted: dict[str, str], differing: list[str], 
     for name in differing:
         where = place(wanted[name])
         if where not in mounted():
-            Path(where).mkdir(parents=True, exist_ok=True)
+            make(Path(where))
         put(UNITS / name, wanted[name])
     for name, text in gone.items():
         (UNITS / name).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.farandole.cluster.plugins.module_utils.folders import make, opened
 
 HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
 KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
@@ -46,7 +47,7 @@ def certificate(key: Path) -> Path:
 
 def generate(module: AnsibleModule, key: Path, user: str) -> None:
     """Generate a key under another name first, so that an incomplete one is never used."""
-    key.parent.mkdir(parents=True, exist_ok=True)
+    make(key.parent)
     draft = key.with_name(f".{key.name}.new")
     for leftover in (draft, public(draft)):
         leftover.unlink(missing_ok=True)
@@ -123,13 +124,14 @@ def main() -> None:
     wanted = {path for key in job_keys.values() for path in (key, public(key), certificate(key))}
     ours = [path for pattern in ("id_job*", "id_jobs/*", "id_files*") for path in folder.glob(pattern)]
     unwanted = [path for path in ours if path.is_file() and path not in wanted]
+    closed = opened(dict.fromkeys([folder, *(path.parent for path in wanted)]), check_mode=module.check_mode)
     if not module.check_mode:
         for key, user in due:
             generate(module, key, user)
         for path in unwanted:
             path.unlink()
     module.exit_json(
-        changed=bool(due or unwanted),
+        changed=bool(due or unwanted or closed),
         host_key=read(HOST_KEY),
         # In check mode, a key that would be replaced still exists.
         job_keys={

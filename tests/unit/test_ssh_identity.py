@@ -63,3 +63,20 @@ def test_check_mode_does_not_return_a_job_key_that_will_be_removed(
         left = run(monkeypatch, job_key, check_mode=check_mode, job_keys={})
         assert (left["changed"], left["job_keys"]) == (True, {})
         assert job_key.exists() is check_mode
+
+
+def test_jobs_find_their_keys_whatever_the_umask_of_the_login(job_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = job_key.parent / "ssh"
+    arguments: dict[str, Any] = {"folder": str(folder), "job_keys": {ME: str(folder / "id_jobs/me")}}
+    before = os.umask(0o027)
+    try:
+        run(monkeypatch, job_key, **arguments)
+    finally:
+        os.umask(before)
+    for closed in (folder, folder / "id_jobs"):
+        assert closed.stat().st_mode & 0o777 == 0o755
+        # As earlier versions left it.
+        closed.chmod(0o750)
+        for check_mode, changed, mode in ((True, True, 0o750), (False, True, 0o755), (False, False, 0o755)):
+            assert run(monkeypatch, job_key, check_mode=check_mode, **arguments)["changed"] is changed
+            assert closed.stat().st_mode & 0o777 == mode

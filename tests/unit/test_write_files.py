@@ -50,6 +50,16 @@ def test_writes_only_what_differs(tmp_path: Path) -> None:
     assert (folder / "a").read_text() == "other\n"
 
 
+def test_folders_are_open_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folders.put(tmp_path / "made/here/a", "text")
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "made", tmp_path / "made/here")} == {0o755}
+
+
 def test_check_mode_writes_nothing_and_shows_a_diff(tmp_path: Path) -> None:
     there, new = tmp_path / "there", tmp_path / "made" / "new"
     there.write_text("old\n")
