@@ -9,13 +9,14 @@ description:
 options:
   name: {description: Name of the service., type: str, required: true}
   files: {description: Files that it reads when it is started or reloaded., type: list, elements: path, required: true}
-  port: {description: "TCP port on which it must accept connections afterwards, if it has one.", type: int}
+  port: {description: "TCP port, if it has one, that must accept connections afterwards, at any address.", type: int}
   start: {description: Also enable and start it; its unit must then be one of O(files)., type: bool, default: false}
   restart: {description: "Restart it, as it reads these files only when it starts.", type: bool, default: false}
 """
 
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -26,15 +27,15 @@ TIMEOUT_S = 15
 SETTLE_S = 0.3
 
 
-def answers(port: int) -> bool:
-    """Whether the port accepts connections before the timeout."""
+def answers(module: AnsibleModule, port: int) -> bool:
+    """Whether the port accepts connections before the timeout, at any address of this machine."""
+    _, own, _ = module.run_command(["hostname", "--all-ip-addresses"])
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
-        try:
-            with socket.create_connection(("localhost", port), timeout=1):
+        for address in ("localhost", *own.split()):
+            with suppress(OSError), socket.create_connection((address, port), timeout=1):
                 return True
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     return False
 
 
@@ -78,7 +79,7 @@ def main() -> None:
         if code:
             module.fail_json(msg=f"{name} could not be reloaded: {err.strip()}; see `journalctl --unit {name}`")
         time.sleep(SETTLE_S)
-        if port and not answers(port):
+        if port and not answers(module, port):
             module.fail_json(msg=f"{name} does not answer on port {port} {TIMEOUT_S} s after it was reloaded")
     module.exit_json(changed=due)
 
