@@ -55,6 +55,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "slurm_settings": slurm.settings,
     "ssh_nodes": cluster.ssh_nodes,
     "ssh_options": lambda *folders: host_keys.ssh_options(state.state_folder(*folders)),
+    "ssh_ports": cluster.ssh_ports,
     "stack_archives": parts.stack_archives,
     "stack_built": parts.stack_built,
     "stack_cached": parts.stack_cached,

@@ -1,13 +1,17 @@
 """For whom the CA signs, and what it revokes; ssh-keygen checks what it produces."""
 
+import os
+import pwd
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment, FileSystemLoader
 
 from farandole.core.errors import FarandoleError
+from farandole.inventory.cluster import ssh_ports
 from farandole.inventory.host_keys import ssh_options
 from farandole.trust import rules as trust
 from farandole.trust.rules import Signed
@@ -36,6 +40,7 @@ from .authority import (
     shown,
     without,
 )  # fmt: skip
+from .loading import ROOT
 
 WORKERS_KEY = Signed(OTHER_KEY, "node-2", "host")
 
@@ -381,3 +386,46 @@ def test_ssh_reads_what_is_revoked_and_takes_only_keys_that_can_be(tmp_path: Pat
     known.parent.mkdir(parents=True)
     known.touch()
     assert "hostkeyalgorithms ssh-ed25519-cert-v01@openssh.com,ssh-ed25519" in settings()
+
+
+def ssh_settings(user: str, **nodes: dict[str, Any]) -> str:
+    """The settings of ssh on each node, if this account is the job user."""
+    environment = Environment(  # noqa: S701
+        loader=FileSystemLoader(ROOT / "roles/ssh_trust/templates"), trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template("ssh.conf.j2").render(
+        __ssh_trust_users=["alice", user], __ssh_trust_job_keys={"alice": "/key/alice", user: "/key"},
+        __ssh_trust_folder="/f", _ssh_trust_ports=ssh_ports([*nodes], nodes),
+    )  # fmt: skip
+
+
+def test_jobs_use_the_port_of_sshd(tmp_path: Path) -> None:
+    def port(target: str) -> str:
+        command = ["ssh", "-G", "-F", tmp_path / "ssh.conf", target]
+        told = subprocess.run(command, text=True, capture_output=True, check=True).stdout
+        assert f"stricthostkeychecking {'true' if user == me else 'ask'}" in told.splitlines()
+        return next(line for line in told.splitlines() if line.startswith("port "))
+
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    nodes: dict[str, dict[str, Any]] = {
+        "one": {"ansible_host": "192.0.2.1"},
+        "two": {"ansible_host": "192.0.2.2", "cluster_ip": "10.0.0.2", "ansible_port": 2222},
+        "three": {"ansible_host": "192.0.2.3", "ansible_port": "2223", "ssh_trust_aliases": ["fd00::3", "drei"]},
+        "four": {"ansible_host": "192.0.2.4", "ansible_port": "22"},
+    }
+    wanted = dict.fromkeys(("two", "10.0.0.2", "192.0.2.2"), "2222")
+    wanted |= dict.fromkeys(("three", "192.0.2.3", "fd00::3", "drei"), "2223")
+    for user in (me, "nobody-else"):
+        (tmp_path / "ssh.conf").write_text(ssh_settings(user=user, **nodes))
+        for target in (*wanted, "one", "192.0.2.1", "four", "elsewhere"):
+            assert port(target) == f"port {wanted.get(target, '22') if user == me else '22'}"
+
+
+def test_where_all_ports_are_usual_no_file_changes() -> None:
+    nodes = {"one": {"ansible_host": "192.0.2.1"}, "two": {"ansible_host": "192.0.2.2", "ansible_port": 22}}
+    assert ssh_settings(user="trainer", **nodes) == (
+        "# Managed by Farandole, role ssh_trust.\n"
+        "Match localuser alice\n  IdentityFile /key/alice\nMatch localuser trainer\n  IdentityFile /key\n"
+        "Match localuser alice,trainer\n  StrictHostKeyChecking yes\n  RevokedHostKeys /f/revoked_keys\n"
+        "  ConnectTimeout 10\n  ServerAliveInterval 15\n  ServerAliveCountMax 4\n"
+    )

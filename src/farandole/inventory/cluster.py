@@ -110,6 +110,14 @@ def _called(variables: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in (node_address(variables), variables.get("ansible_host"), *aliases) if name]
 
 
+def ssh_ports(names: Sequence[str], hostvars: HostVars) -> dict[str, str]:
+    """The ports of sshd other than 22, by the names and addresses of their node, separated by commas."""
+    ports = {name: str(hostvars[name].get("ansible_port") or 22) for name in names}
+    return {
+        ",".join(dict.fromkeys([name, *_called(hostvars[name])])): port for name, port in ports.items() if port != "22"
+    }
+
+
 def login_name(variables: Mapping[str, Any]) -> str:
     """The account with which Ansible logs in to a node; empty if the inventory does not say."""
     return _last(USER_VARIABLES, variables)
