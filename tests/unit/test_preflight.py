@@ -210,6 +210,24 @@ def recorded(verdict: dict[str, Any]) -> list[tuple[str, str]]:
     return [(finding["host"], finding["code"]) for finding in verdict["findings"]]
 
 
+@pytest.mark.parametrize(
+    ("hostname", "own", "refused"),
+    [
+        ("server.example.org", {"base_set_hostname": False}, True),
+        ("server.example.org", {"base_set_hostname": "false"}, True),
+        ("server.example.org", {"base_set_hostname": True}, False),
+        ("server.example.org", {}, False),
+        ("node-2", {"base_set_hostname": False}, False),
+    ],
+)
+def test_a_name_that_is_not_the_inventory_s_is_refused_unless_it_will_be_set(
+    tmp_path: Path, hostname: str, own: dict[str, Any], refused: bool
+) -> None:
+    variables = cluster(hostname=hostname)
+    variables["hostvars"]["node-2"] |= own
+    assert recorded(checked(variables, tmp_path)) == [("node-2", "hostname-differs")] * refused
+
+
 def test_success_is_one_line_and_the_network_is_recorded(tmp_path: Path) -> None:
     verdict = checked(cluster(), tmp_path)
     assert (verdict["failed"], verdict["msg"]) == (False, "2 nodes, Debian 12: no finding")

@@ -16,7 +16,7 @@ from farandole.links.examine import Examined, Wanted, carries, examine, links_in
 from farandole.links.judge import Bars
 from farandole.preflight import networks
 from farandole.preflight.machines import former_record, judge_machines, judge_queues
-from farandole.preflight.nodes import Probe, about, judge_hosts, judge_machine_ids, probes_of, record
+from farandole.preflight.nodes import Probe, about, judge_hostnames, judge_hosts, judge_machine_ids, probes_of, record
 
 Read = Callable[[Iterable[str]], tuple[list[Node], list[Finding]]]
 JudgeStack = Callable[[str, Probe], Iterable[Finding]]
@@ -107,6 +107,7 @@ def _look(
     answers = {node.name: answer_of(hostvars[node.name]) for node in nodes}
     findings = [*broken, *judge_hosts(nodes, answers, request.accounts)]
     probes = probes_of(answers)
+    findings += judge_hostnames(probes, hostvars)
     if request.stack:
         findings += [finding for name, probe in probes.items() for finding in judge_stack(name, probe)]
     return Seen(nodes, probes, findings)

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from ipaddress import ip_address
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from farandole.core.findings import Finding, count, finding, some
-from farandole.inventory.cluster import Node
+from farandole.inventory.cluster import HostVars, Node
 from farandole.links.fabric import Fabric, address_absent
 from farandole.preflight.unreachable import judge_unreachable
 
@@ -63,6 +65,13 @@ def judge_address(node: Node, probe: Probe) -> Iterator[Finding]:
         yield finding("ip-missing", node.name)
     elif node.address not in [ip_address(text) for text in probe["addresses"]]:
         yield address_absent(node.name, str(node.address), probe["addresses"])
+
+
+def judge_hostnames(probes: Mapping[str, Probe], hostvars: HostVars) -> Iterator[Finding]:
+    """Report nodes that have another name than in the inventory, and are to keep it."""
+    for name, probe in probes.items():
+        if probe["hostname"] != name and not boolean(hostvars[name].get("base_set_hostname", True), strict=False):
+            yield finding("hostname-differs", name, seen=probe["hostname"])
 
 
 def judge_account(name: str, account: str, wanted: int, ids: Mapping[str, Any]) -> Iterator[Finding]:
