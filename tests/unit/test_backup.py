@@ -231,7 +231,7 @@ def farandole(*words: str | Path) -> tuple[int, str]:
 def test_a_state_is_saved_and_taken_over(tmp_path: Path, inventory: Path) -> None:
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     # What a killed command has left.
-    (tmp_path / ".farandole-backup-old/state").mkdir(parents=True)
+    (tmp_path / "mine/.farandole-backup-old/state").mkdir(parents=True)
     command = (
         "backup",
         tmp_path / "out.far",
@@ -250,7 +250,7 @@ def test_a_state_is_saved_and_taken_over(tmp_path: Path, inventory: Path) -> Non
     assert (code, "Next, which asks all nodes what was revoked since" in told) == (0, True)
     assert (tmp_path / "mine/ca/user_ca").read_text() == "secret"
     assert (tmp_path / "mine/inventory").read_text() == f"{inventory}\n"
-    assert [*tmp_path.glob(".farandole-backup-*")] == []
+    assert [*tmp_path.rglob(".farandole-backup-*")] == []
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
@@ -293,13 +293,14 @@ def test_gpg_says_that_a_disk_is_full() -> None:
         output.write(bytes(1 << 20))
 
 
-def test_what_is_not_encrypted_is_never_beside_the_file(
+def test_what_is_not_encrypted_is_only_in_the_state_folder(
     tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside, sync = list[bytes](), os.fsync
+    beside, places, sync = list[bytes](), set[Path](), os.fsync
 
     def look(handle: int) -> None:
         beside.extend(path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file())
+        places.update(path.parents[1] for path in tmp_path.rglob(".farandole-backup-*/state"))
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", look)
@@ -308,6 +309,7 @@ def test_what_is_not_encrypted_is_never_beside_the_file(
     assert farandole("backup", tmp_path / "to/file", "-i", inventory, "--state-only", *secret)[0] == 0
     # The draft, and the file.
     assert [content == (tmp_path / "to/file").read_bytes() for content in beside] == [True, True]
+    assert places == {tmp_path / "mine"}
 
 
 def test_there_is_nothing_to_back_up_before_the_first_run(tmp_path: Path, inventory: Path) -> None:

@@ -24,7 +24,7 @@ from farandole.inventory.state import claim
 from farandole.inventory.variables import folder_of
 from farandole.plays.playbook import Login, play
 
-# The folders for what is not complete; what is not encrypted is only beside the state folder.
+# The folders for what is not complete; what is not encrypted is only in the state folder or beside it.
 STAGED = ".farandole-backup-"
 PasswordFile = Annotated[
     Path | None,
@@ -55,7 +55,7 @@ def backup(
     refuse_empty(state)
     refuse_existing(target)
     password = password_of(password_file, confirm=True) if encrypt or password_file else ""
-    with space(target), private_folder(target.parent) as beside, space(state), private_folder(state.parent) as folder:
+    with space(target), private_folder(target.parent) as beside, space(state), private_folder(state) as folder:
         if state_only:
             take(state, this_run(os.getpid()))
             save(state, folder)
