@@ -7,7 +7,11 @@ options:
   folder: {description: "The folder, which only its owner can enter.", type: path, required: true}
   state_dir: {description: State folder of the cluster on the control machine., type: path, required: true}
   queue: {description: Whether the head has a queue., type: bool, required: true}
-  accounts: {description: Who starts jobs., type: list, elements: str, required: true}
+  accounts:
+    description: Who starts jobs. The first one is the job user; the others may have no account yet.
+    type: list
+    elements: str
+    required: true
   homes:
     description: Whether their homes are saved, instead of the records of their runs alone.
     type: bool
@@ -17,7 +21,7 @@ options:
 from pathlib import Path
 from typing import Any
 
-from farandole.backup.head import wanted
+from farandole.backup.head import REFUSE_STRANGERS, wanted
 from farandole.backup.state import save
 from farandole.plays.streaming import Streaming
 
@@ -28,6 +32,7 @@ class ActionModule(Streaming):
         if self._task.check_mode:
             return {"changed": False, "skipped": True}
         folder = Path(arguments["folder"])
+        self.stream(REFUSE_STRANGERS, arguments["accounts"][0], what="the accounts")
         save(Path(arguments["state_dir"]), folder)
         notes = []
         for part in wanted(arguments["accounts"], queue=arguments["queue"], homes=arguments["homes"]):

@@ -374,13 +374,21 @@ def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespa
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("homes", [False, True])
 def test_a_person_without_an_account_hinders_no_backup(
-    tmp_path: Path, connection: SimpleNamespace, homes: bool
+    tmp_path: Path, connection: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, homes: bool
 ) -> None:
-    wanted = {"folder": str(tmp_path / "new"), "state_dir": str(tmp_path / "mine"), "queue": False, "homes": homes}
-    done = act("backup", {**wanted, "accounts": ["no-such-account"]}, connection=connection)
     kind = "homes" if homes else "runs"
+    # Root, who is the job user here, has a home that is this machine's.
+    monkeypatch.setitem(head._SAVE, kind, head._ACCOUNT)
+    wanted = {"folder": str(tmp_path / "new"), "state_dir": str(tmp_path / "mine"), "queue": False, "homes": homes}
+    done = act("backup", {**wanted, "accounts": ["root", "no-such-account"]}, connection=connection)
     assert done["msg"] == f"the {kind} of no-such-account: nothing to save, as there is no account yet"
     assert [*(tmp_path / "new/head" / kind).iterdir()] == []
+
+
+def test_without_the_account_of_the_job_user_nothing_is_saved(tmp_path: Path, connection: SimpleNamespace) -> None:
+    wanted = {"folder": str(tmp_path / "new"), "state_dir": str(tmp_path / "mine"), "queue": False, "homes": False}
+    why = act("backup", {**wanted, "accounts": ["no-such-account"]}, connection=connection)["msg"]
+    assert why.endswith("the head does not have no-such-account yet; nothing was changed. First run farandole apply")
 
 
 def test_without_the_accounts_of_its_people_nothing_is_restored(folder: Path, connection: SimpleNamespace) -> None:
