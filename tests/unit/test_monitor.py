@@ -93,12 +93,19 @@ def test_a_gpu_that_does_not_count_errors(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("own", "fits"), [({}, True), ({"firewall_enabled": "yes"}, True), ({"firewall_enabled": False}, False)]
+    ("own", "code"),
+    [
+        ({}, ""),
+        ({"firewall_enabled": "yes"}, ""),
+        ({"firewall_enabled": False}, "monitoring-open"),
+        ({"monitoring_interval": "120"}, ""),
+        ({"monitoring_interval": 121}, "monitoring-rare"),
+    ],
 )
-def test_nobody_is_watched_in_the_open(own: dict[str, Any], fits: bool) -> None:
+def test_nobody_is_watched_in_the_open_or_too_rarely(own: dict[str, Any], code: str) -> None:
     watched = {"monitoring_enabled": True, "firewall_enabled": True, **own}
     found = judge_monitoring({"node-1": watched, "node-2": {}})
-    assert [(one.host, one.code) for one in found] == ([] if fits else [("node-1", "monitoring-open")])
+    assert [(one.host, one.code) for one in found] == ([("node-1", code)] if code else [])
 
 
 def alert(name: str, instance: str, what: str, state: str = "firing") -> dict[str, Any]:

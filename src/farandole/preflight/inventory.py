@@ -29,6 +29,8 @@ KNOWN_OF_CLUSTER = frozenset({"cluster_facts", "cluster_state", "node_facts"})
 TAGS = frozenset({"quick"})
 # What Ansible takes for a tag itself, and what Molecule skips in every playbook.
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
+# Prometheus needs two measurements in the five minutes for which it looks back.
+RAREST_S = 120
 # What overrides an option of ansible-playbook.
 LOGIN_VARIABLES = {"--user": USER_VARIABLES, "--private-key": KEY_VARIABLES}
 # What overrides a password that the user was asked for.
@@ -257,13 +259,14 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def judge_monitoring(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Report exporters that everybody could read."""
-    hosts = [
-        host
-        for host, own in values.items()
-        if boolean(own.get("monitoring_enabled", False)) and not boolean(own.get("firewall_enabled", False))
-    ]
-    return per_host({finding("monitoring-open", "all"): hosts} if hosts else {}, len(values))
+    """Report exporters that everybody could read, and measurements that are too rare."""
+    hosts: dict[Finding, list[str]] = {}
+    for host, own in values.items():
+        if boolean(own.get("monitoring_enabled", False)) and not boolean(own.get("firewall_enabled", False)):
+            hosts.setdefault(finding("monitoring-open", "all"), []).append(host)
+        if float(own.get("monitoring_interval") or 0) > RAREST_S:
+            hosts.setdefault(finding("monitoring-rare", "all", seen=own["monitoring_interval"]), []).append(host)
+    return per_host(hosts, len(values))
 
 
 def judge_values(values: Mapping[str, Mapping[str, Any]], options: Options) -> list[Finding]:
