@@ -144,6 +144,11 @@ def test_many_nodes_that_are_alike_fit_in_one_line() -> None:
     assert lines[-1].endswith("farandole preflight -i inventory/mine")
 
 
+def test_what_ends_an_upgrade_that_was_cut_off_is_told() -> None:
+    lines = cluster({"node-1": judge(Answer(True, STACK, upgrading=True), "", STACK, HEAD, "node-1")})
+    assert lines[-1] == "next, if no upgrade is at work: farandole apply -i inventory/mine"
+
+
 def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
     up = {"node-1": NodeState(True, STACK, 4, ())}
     run = {"number": 7, "owner": "alice", "since": 100.0, "slots": {"node-1": 2}}
