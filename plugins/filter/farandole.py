@@ -15,6 +15,7 @@ from farandole.links import fabric
 from farandole.monitor import settings as monitor
 from farandole.plays import folders, removal
 from farandole.preflight import networks
+from farandole.preflight.nodes import last_known
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, peers, plan, sources
 from farandole.trust import rules as trust
@@ -41,6 +42,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "monitor_scrape": monitor.scrape,
     "monitor_target": monitor.target,
     "nccl_decision": nccl.decision,
+    "last_known": last_known,
     "job_keys": trust.job_keys,
     "login_files": trust.login_files,
     "node_address": cluster.node_address,

@@ -120,6 +120,23 @@ def test_the_hostfile_has_a_line_per_node_in_inventory_order() -> None:
     assert fabric.hostfile(["d"], hostvars) == "d slots=1\n"
 
 
+def test_nodes_outside_limit_stay_as_last_known() -> None:
+    head, other = node(link("10.0.0.1/24")), node(link("10.0.0.2/24", "ens3"), gpus=4)
+    names, every, _ = arguments("", {"head": ("10.0.0.1", head), "node-2": ("10.0.0.2", other)})
+    last = {name: own["_preflight_probe"]["probe"] for name, own in every.items()}
+    limited = {**every, "node-2": {"cluster_ip": "10.0.0.2"}}
+    assert fabric.hostfile(names, limited, last) == fabric.hostfile(names, every) == "head slots=1\nnode-2 slots=4\n"
+    assert fabric.choice(names, limited, "", last) == fabric.choice(names, every)
+    # What this run has seen counts more.
+    assert fabric.hostfile(names, every, {"node-2": {**last["node-2"], "gpus": 8}}) == fabric.hostfile(names, every)
+    # What is outdated refuses nothing.
+    moved = {**every, "node-2": {"cluster_ip": "10.0.0.3"}}
+    choice = {"network": "10.0.0.0/24", "interfaces": {"head": "eth0"}, "refusal": ""}
+    assert fabric.choice(names, moved, "", last) == choice
+    nobody: dict[str, dict[str, Any]] = {name: {} for name in names}
+    assert "[nodes-unknown]" in fabric.choice(names, nobody, "", last)["refusal"]
+
+
 def test_the_probe_reads_the_interfaces() -> None:
     said = [
         {"ifname": "lo", "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},

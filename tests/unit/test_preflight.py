@@ -262,6 +262,21 @@ def test_a_network_that_is_not_shared_is_in_the_first_list(tmp_path: Path) -> No
     assert recorded(checked({**variables, "ssh_trust_revoked": ["node-2"]}, tmp_path)) == []
 
 
+def test_a_limited_run_keeps_what_was_known_of_the_others(tmp_path: Path) -> None:
+    variables = cluster(gpus=4)
+    assert "elsewhere" not in checked(variables, tmp_path)
+    known = nodes.last_known(tmp_path)
+    assert [known["node-2"][fact] for fact in ("gpus", "interfaces")] == [4, [link("192.0.2.2")]]
+    del variables["hostvars"]["node-2"]["_preflight_probe"]
+    variables["ansible_play_hosts_all"] = ["node-1"]
+    for _ in range(2):
+        verdict = checked(variables, tmp_path)
+        assert [[*verdict[place]] for place in ("hosts", "elsewhere")] == [["node-1"], ["node-2"]]
+    assert nodes.last_known(tmp_path) == known
+    (tmp_path / "preflight.json").write_text('{"hosts": {"node-1": {"gpus": "many"}}}')
+    assert nodes.last_known(tmp_path) == {}
+
+
 def test_the_network_is_not_reported_if_no_node_answers(tmp_path: Path) -> None:
     silent, reason = cluster(), "ssh: connect to host a port 22: Connection refused"
     for own in silent["hostvars"].values():

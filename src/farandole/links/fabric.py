@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, ip_address
+from types import MappingProxyType
 from typing import Any
 
 from farandole.core.findings import Finding, finding, report, some
 from farandole.inventory.cluster import HostVars, node_addresses, parse_address, probe_of
 
 Links = Sequence[Mapping[str, Any]]
+# What was last known of nodes, by name; it counts for those that were not probed in this run.
+Last = Mapping[str, Mapping[str, Any]]
 # More networks than these besides the first are not compared.
 COMPARED = 3
 
@@ -24,12 +27,13 @@ class Fabric:
     addresses: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> Fabric:
-    """Choose a network that contains every node's address; only probed nodes have interfaces to check."""
+def choose(names: Sequence[str], hostvars: HostVars, wanted: str = "", last: Last = MappingProxyType({})) -> Fabric:
+    """Choose a network that contains every node's address; only nodes that are known have interfaces to check."""
     addresses = node_addresses(names, hostvars)
     probed = {name: links for name in names if (links := _links(hostvars[name]))}
     if not probed:
         return Fabric()
+    probed |= {name: last[name]["interfaces"] for name in names if name in last and not probe_of(hostvars[name])}
     try:
         network = IPv4Network(wanted, strict=False) if wanted else _shared(addresses, probed)
     except ValueError:
@@ -55,9 +59,14 @@ def others(names: Sequence[str], hostvars: HostVars, first: Fabric) -> list[Fabr
     return [fabric for fabric in chosen if fabric.network][:COMPARED]
 
 
-def choice(names: Sequence[str], hostvars: HostVars, wanted: str = "") -> dict[str, Any]:
+def choice(
+    names: Sequence[str], hostvars: HostVars, wanted: str = "", last: Last = MappingProxyType({})
+) -> dict[str, Any]:
     """The network and interfaces for a role's templates, or the refusal for the user."""
-    chosen = choose(names, hostvars, wanted)
+    chosen = choose(names, hostvars, wanted, last)
+    if chosen.findings:
+        # What was last known may be outdated, and refuses nothing.
+        chosen = choose(names, hostvars, wanted)
     findings = chosen.findings or ([] if chosen.network else [finding("nodes-unknown", "all")])
     heading = "found {problems} with the network for jobs; the settings of jobs were not changed."
     refusal = report(findings, heading) if findings else ""
@@ -70,12 +79,12 @@ def address_absent(name: str, address: str, own: Iterable[str]) -> Finding:
     return finding("address-absent", name, address=address, seen=", ".join(usable) or "none")
 
 
-def hostfile(names: Sequence[str], hostvars: HostVars) -> str:
-    """A line per node for mpirun and horovodrun. A node outside --limit gets as many slots as the largest inside."""
+def hostfile(names: Sequence[str], hostvars: HostVars, last: Last = MappingProxyType({})) -> str:
+    """A line per node for mpirun and horovodrun. A node that was never probed gets as many slots as the largest."""
     known = {}
     for name in names:
-        probe = probe_of(hostvars[name])
-        # From the inventory, else the number of GPUs, at least 1; 0 if the node was not probed.
+        probe = probe_of(hostvars[name]) or last.get(name, {})
+        # From the inventory, else the number of GPUs, at least 1; 0 if the node was never probed.
         known[name] = int(hostvars[name].get("fabric_slots") or (max(1, probe.get("gpus", 0)) if probe else 0))
     most = max(known.values(), default=0) or 1
     return "".join(f"{name} slots={slots or most}\n" for name, slots in known.items())

@@ -16,7 +16,16 @@ from farandole.links.examine import Examined, Wanted, carries, examine, links_in
 from farandole.links.judge import Bars
 from farandole.preflight import networks
 from farandole.preflight.machines import former_record, judge_machines, judge_queues
-from farandole.preflight.nodes import Probe, about, judge_hostnames, judge_hosts, judge_machine_ids, probes_of, record
+from farandole.preflight.nodes import (
+    Probe,
+    about,
+    judge_hostnames,
+    judge_hosts,
+    judge_machine_ids,
+    last_known,
+    probes_of,
+    record,
+)
 
 Read = Callable[[Iterable[str]], tuple[list[Node], list[Finding]]]
 JudgeStack = Callable[[str, Probe], Iterable[Finding]]
@@ -94,7 +103,9 @@ def check(
         if not request.check_mode and not refused(findings):
             entries.clear()
             entries.update(decision.entries)
-    write_private(request.record, record(findings, probes, network, links.links, chosen.known()))
+    known = last_known(request.state)
+    elsewhere = {name: known[name] for name in checked.cluster if name in known and name not in probes}
+    write_private(request.record, record(findings, probes, network, links.links, chosen.known(), elsewhere))
     left_out = {name: entry.words for name, entry in decision.entries.items()}
     return Outcome(findings, left_out, ", ".join(filter(None, [about(probes), links.about])))
 

@@ -4,13 +4,16 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from farandole.core.findings import Finding, count, finding, some
+from farandole.core.schema import UnfitError, fields, many, named, whole, words
 from farandole.inventory.cluster import HostVars, Node
 from farandole.links.fabric import Fabric, address_absent
+from farandole.preflight.answer import interface
 from farandole.preflight.unreachable import judge_unreachable
 
 Probe = Mapping[str, Any]
@@ -20,6 +23,8 @@ SCHEMA = 1
 SKEW_LIMIT_S = 300
 SUPPORTED = {"debian": ("12", "13"), "ubuntu": ("22.04", "24.04")}
 ARCHITECTURES = ("x86_64", "aarch64")
+# What is read of probes in an earlier preflight.json, which may be of another version.
+LAST = named(words(r"[a-z0-9-]{1,63}"), fields({"interfaces": many(interface), "gpus": whole(1024)}, {}))
 
 
 def judge_hosts(nodes: Sequence[Node], answers: Mapping[str, Answer], accounts: Mapping[str, int]) -> list[Finding]:
@@ -145,10 +150,23 @@ def about(probes: Mapping[str, Probe]) -> str:
 
 def record(
     findings: Sequence[Finding], probes: Mapping[str, Probe], network: Fabric, links: Mapping[str, Any] | None = None,
-    others: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None, elsewhere: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
-    """The content of preflight.json: facts, the network for jobs, its connections, and findings."""
+    """The content of preflight.json: facts, the network for jobs, its connections, and findings.
+
+    Of nodes elsewhere, which were not probed, it keeps what was last known.
+    """
     known = [asdict(item) for item in findings]
     chosen = {"network": network.network, "interfaces": network.interfaces, **(others or {})} if network.network else {}
     content = {"schema": SCHEMA, "findings": known, "fabric": chosen, "links": links or {}, "hosts": probes}
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(content | ({"elsewhere": elsewhere} if elsewhere else {}), indent=2) + "\n"
+
+
+def last_known(state: str | Path) -> dict[str, dict[str, Any]]:
+    """The interfaces and GPUs of nodes, as preflight has last seen them, maybe in an earlier run."""
+    try:
+        content = json.loads((Path(state) / "preflight.json").read_text())
+        known: dict[str, dict[str, Any]] = LAST({**content.get("elsewhere", {}), **content["hosts"]})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, UnfitError):
+        return {}
+    return known
