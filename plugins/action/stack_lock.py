@@ -40,6 +40,7 @@ options:
 
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ class ActionModule(LocalAction):
         nodes = read(probes)
         if path.exists():
             lock = locks.read(path)
+            if len(probes) < len(asked):
+                # Where the lock or the user says CUDA, the toolkit is on a node outside --limit.
+                elsewhere = "cuda" in (lock["wanted"]["accelerator"], wanted.accelerator)
+                nodes = replace(nodes, toolkit_elsewhere=elsewhere)
             locks.check(path, lock, nodes, wanted, configure)
             return lock, False
         # Slow to import, and most runs have a lock.

@@ -18,7 +18,7 @@ from farandole.stack.problem import request
 
 from .loading import ROOT, act
 from .packages import CP311, write_wheel
-from .test_solver import BOOKWORM, TRIXIE, cluster
+from .test_solver import BOOKWORM, GPU, TRIXIE, cluster
 
 Offer = Callable[..., None]
 pytestmark = pytest.mark.usefixtures("small_index")
@@ -52,9 +52,12 @@ class Inventory:
         assert (done.exception is not None) is fails, done.output
         return f"{done.output}{f'error: {done.exception}' if fails else ''}"
 
-    def task(self, *, check_mode: bool = False, **arguments: Any) -> dict[str, Any]:
+    def task(self, *, check_mode: bool = False, limit: str = "", **arguments: Any) -> dict[str, Any]:
         """What the task of a playbook returns, or of what it refuses."""
-        hostvars = {name: {"_preflight_probe": {"probe": probe}} for name, probe in self.probes.items()}
+        asked = {limit} if limit else self.probes.keys()
+        hostvars = {
+            name: {"_preflight_probe": {"probe": probe}} if name in asked else {} for name, probe in self.probes.items()
+        }
         given = {"inventory_dir": str(self.folder), "nodes": [*self.probes], "frameworks": ["tensorflow", "pytorch"]}
         return act("stack_lock", {**given, **arguments}, {"hostvars": hostvars}, check_mode=check_mode)
 
@@ -248,3 +251,26 @@ def test_a_playbook_writes_a_lock_once_and_then_reads_it(mine: Inventory) -> Non
     assert (predicted["changed"], predicted["lock"]["id"]) == (True, lock["id"])
     assert (made["changed"], made["lock"]) == (True, lock)
     assert mine.task() == {**made, "changed": False}
+
+
+def test_the_toolkit_may_be_on_a_node_outside_limit(mine: Inventory) -> None:
+    without = {**GPU, "cuda": ""}
+    mine.probed(cluster(GPU, without))
+    made = mine.task(frameworks=["pytorch"])
+    assert made["lock"]["wanted"]["accelerator"] == "cuda"
+    for accelerator in ("auto", "cuda"):
+        limited = mine.task(limit="node-2", frameworks=["pytorch"], accelerator=accelerator)
+        assert limited == {**made, "changed": False}
+    gone = "accelerator: the lock says cuda, now it is cpu"
+    mine.probed(cluster(GPU, BOOKWORM))
+    assert gone in mine.task(limit="node-2", frameworks=["pytorch"])["msg"]
+    mine.probed(cluster(without, without))
+    assert gone in mine.task(frameworks=["pytorch"])["msg"]
+    assert "but no CUDA toolkit" in mine.task(frameworks=["pytorch"], accelerator="cuda")["msg"]
+
+
+def test_a_limited_run_for_gpus_with_a_lock_for_cpus_is_refused_for_the_lock(mine: Inventory) -> None:
+    mine.probed(cluster(GPU, {**GPU, "cuda": ""}))
+    mine.task(frameworks=["pytorch"], accelerator="cpu")
+    refusal = mine.task(limit="node-2", frameworks=["pytorch"], accelerator="cuda")["msg"]
+    assert "accelerator: the lock says cpu, now it is cuda" in refusal

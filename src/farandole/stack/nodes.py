@@ -19,6 +19,8 @@ class Nodes:
     platform: Platform
     drivers: Mapping[str, str]
     toolkits: Mapping[str, str]
+    # Whether the toolkit is on a node that is not among these, as with --limit.
+    toolkit_elsewhere: bool = False
 
     @property
     def driver(self) -> str:
@@ -27,16 +29,17 @@ class Nodes:
 
     def accelerator(self, wanted: str) -> str:
         """Resolve auto to cpu or cuda; refuse cuda if the nodes lack what it needs."""
+        toolkit = self.toolkits or self.toolkit_elsewhere
         if wanted == "auto":
             self._refuse_half("set stack_accelerator: cpu to leave the GPUs alone")
-            return "cuda" if self.drivers and self.toolkits else "cpu"
+            return "cuda" if self.drivers and toolkit else "cpu"
         if wanted == "cuda":
             self._refuse_half("take the others out of group cluster")
             if not self.drivers:
                 raise FarandoleError(
                     f"{some(self.hosts)}: no NVIDIA driver is loaded: install it, or set stack_accelerator: cpu"
                 )
-            if not self.toolkits:
+            if not toolkit:
                 raise FarandoleError(
                     f"{some(self.hosts)}: an NVIDIA driver ({self.driver}) but no CUDA toolkit, and Horovod's CUDA "
                     "part is compiled with nvcc: install the toolkit on the builder, or set stack_accelerator: cpu"
