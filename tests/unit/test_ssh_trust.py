@@ -401,7 +401,7 @@ def ssh_settings(user: str, **nodes: dict[str, Any]) -> str:
 
 def test_jobs_use_the_port_of_sshd(tmp_path: Path) -> None:
     def port(target: str) -> str:
-        command = ["ssh", "-G", "-F", tmp_path / "ssh.conf", target]
+        command = ["ssh", "-G", "-F", str(tmp_path / "ssh.conf"), target]
         told = subprocess.run(command, text=True, capture_output=True, check=True).stdout
         assert f"stricthostkeychecking {'true' if user == me else 'ask'}" in told.splitlines()
         return next(line for line in told.splitlines() if line.startswith("port "))
@@ -422,7 +422,7 @@ def test_jobs_use_the_port_of_sshd(tmp_path: Path) -> None:
 
 
 def test_where_all_ports_are_usual_no_file_changes() -> None:
-    nodes = {"one": {"ansible_host": "192.0.2.1"}, "two": {"ansible_host": "192.0.2.2", "ansible_port": 22}}
+    nodes: dict[str, dict[str, Any]] = {"one": {"ansible_host": "192.0.2.1"}, "two": {"ansible_port": 22}}
     assert ssh_settings(user="trainer", **nodes) == (
         "# Managed by Farandole, role ssh_trust.\n"
         "Match localuser alice\n  IdentityFile /key/alice\nMatch localuser trainer\n  IdentityFile /key\n"
