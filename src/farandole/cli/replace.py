@@ -67,7 +67,9 @@ def replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
         )
         if why := change.brought_back(name, left_out, lambda: failure(change, name)):
-            raise FarandoleError(f"{name}: {why}. It is left out of jobs; when that is mended, run again: {again}")
+            raise FarandoleError(
+                f"{name}: {why}{change.untold()}. It is left out of jobs; when that is mended, run again: {again}"
+            )
     others = [*excluded.read(cluster.state)]
     but = f" but {several(others)}, which learn it when they are back" if others else ""
     typer.echo(f"{name} is replaced and takes part in jobs; the former machine's keys are refused by all nodes{but}")

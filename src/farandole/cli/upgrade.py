@@ -30,6 +30,8 @@ CODE = "upgrade"
 # In the state folder, the nodes whose upgrade has begun and has not come to its end.
 BEGUN = ".upgrade.begun"
 PLAYBOOK = "playbooks/upgrade.yml"
+# What failed after the head has perhaps heard that a node takes part again.
+FAILED_LATE, BAD_LATE = "site.yml failed after its upgrade", "preflight has left it out after its upgrade"
 
 
 class Reboot(StrEnum):
@@ -114,7 +116,7 @@ class Change:
             excluded.end_proof(state, name, entry, good=not why)
         if not why and name in excluded.read(state):
             why = "somebody has left it out meanwhile"
-        return f"{why}{self.untold()}" if why else ""
+        return why
 
     def untold(self) -> str:
         """Tell the head that a node is left out again; returns what follows if it cannot be told."""
@@ -126,7 +128,9 @@ class Change:
             return "site.yml failed"
         if not self.is_proven([name]):
             return "its validation is red"
-        return "" if self.tell_head() else "the head could not be told"
+        return (
+            "" if self.tell_head() else f"the head could not be told, and may give it jobs until {self.apply} succeeds"
+        )
 
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
@@ -141,9 +145,9 @@ class Change:
             return "its validation is red after its upgrade"
         self.take_back(names)
         if not self.run("site.yml", "--limit", f"{limit},{head}"):
-            return "site.yml failed after its upgrade"
+            return FAILED_LATE
         if not self.are_in(names):
-            return "preflight has left it out after its upgrade"
+            return BAD_LATE
         self.note_begun(self.begun() - {*names})
         return ""
 
@@ -233,7 +237,7 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
             change.leave_out(part, why)
             state = "It is" if len(part) == 1 else "They are"
             if part[0] not in change.needed:
-                why += change.untold()
+                why += change.untold() if why in (FAILED_LATE, BAD_LATE) else ""
             elif change.cluster.queue:
                 state = f"The queue may give it no jobs until {change.apply} has run; as all depend on it, it is not"
             else:
