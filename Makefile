@@ -9,10 +9,10 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-faults test-kernels test-kill test-samples test-cuda test-backup test-monitor test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-all test-kernels test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/ready ## create the Python environment in .venv
 
@@ -60,35 +60,20 @@ unit: setup ## run the unit tests only
 check: setup ## lint, test and twice apply one role on a lab that is kept: make check ROLE=base [WITH='slurm_enabled=true']
 	python tests/check.py "$(ROLE)" "$(WITH)"
 
-test-kill: setup ## kill site.yml at each of its tasks (half an hour)
-	FARANDOLE_EVERY_KILL_POINT=1 pytest tests/lab/test_kill.py
-
-test-faults: setup ## inject every fault, not only those that `make test` has time for (more than half an hour)
+test-%: setup ## every test of a lab or scenario by its name, also those for which `make test` has no time: make test-slurm
 	farandole lab setup
-	FARANDOLE_EVERY_FAULT=1 pytest tests/lab/test_faults.py tests/lab/test_job_faults.py
+	FARANDOLE_EVERY=1 python tests/run.py "$*"
 
-test-samples: setup ## run every sample on two nodes, and jobs that crash, hang, lose a node or fill a disk (ten minutes)
+test-all: setup ## all that hosts in containers can show (three hours)
 	farandole lab setup
-	python tests/run.py "lab samples"
+	FARANDOLE_EVERY=1 python tests/run.py
 
 test-kernels: setup ## what containers cannot show, on hosts with kernels of their own (three hours, with nothing else on the machine)
 	farandole lab setup --kernel own
 	farandole lab setup --kernel stock
 	@failed=; for lab in kernels waves many_kernels administrator delay rdma; do \
-	  FARANDOLE_EVERY_KERNEL_TEST=1 python tests/run.py "lab $$lab" || failed="$$failed $$lab"; done; \
+	  FARANDOLE_EVERY=1 python tests/run.py "lab $$lab" || failed="$$failed $$lab"; done; \
 	if [ "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
-
-test-monitor: setup ## monitoring, and with it alerts on what is really wrong, until they fire (twenty minutes)
-	farandole lab setup
-	FARANDOLE_EVERY_ALERT=1 python tests/run.py "lab monitor"
-
-test-cuda: setup ## compile and load the stack for GPUs on a node without one (ten minutes, downloads 3 GB)
-	farandole lab setup
-	python tests/run.py "lab cuda"
-
-test-backup: setup ## back up, lose the head and this machine's state, and take over from the file (five minutes)
-	farandole lab setup
-	python tests/run.py "lab backup"
 
 test-horovod: setup ## run Horovod's own tests and ours of Keras 3 on two nodes: make test-horovod TESTS=horovod/test
 	@test -n "$(TESTS)" || { echo "TESTS has to be the folder test of Horovod's sources: https://github.com/horovod/horovod" >&2; exit 2; }

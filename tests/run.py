@@ -17,9 +17,14 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
-LONG = tuple(
-    f"lab {name}" for name in ["administrator", "backup", "cuda", "delay", "many_kernels", "rdma", "samples", "waves"]
-)
+# Want the machine for themselves, and some of them Debian's own kernel.
+ALONE = ("lab administrator", "lab delay", "lab kernels", "lab many_kernels", "lab rdma", "lab waves")
+# Run by name, or with FARANDOLE_EVERY.
+LONG = (
+    "lab administrator", "lab backup", "lab caffe", "lab cuda", "lab delay", "lab frameworks", "lab job_faults",
+    "lab many_kernels", "lab peers", "lab rdma", "lab samples", "lab upgrade", "lab waves", "molecule trixie",
+)  # fmt: skip
+EVERY = "FARANDOLE_EVERY" in os.environ
 # Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
 # Compiles the stack that the others use, until its log says this.
@@ -28,13 +33,13 @@ HAS_BUILT = re.compile(r"converge\W+Executed")
 # These use it, or compile as much themselves. What takes longest comes first, and the others fill the gaps.
 AFTERWARDS = (
     "lab stack", "molecule trixie", "lab site", "lab slurm", "lab storage", "lab trust_life", "lab upgrade", "lab kill",
-    "lab peers", "lab caffe", "lab installed", "lab job_faults",
+    "lab peers", "lab caffe", "lab frameworks", "lab installed",
 )  # fmt: skip
 # On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
 AT_A_TIME, WHILE_BUILDING = 3, 2
 SLOWEST = 10
-# Letters of the reason of a failure.
-REASON = 300
+# Letters of the beginning and of the end of the reason of a failure: how it ends is often the cause.
+BEGINNING, END = 200, 800
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -166,11 +171,16 @@ def count(stage: Stage, code: int) -> Result:
     failed += int(suite.get("errors", 0))
     tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
     why = [
-        f"{stage.name}: {test.get('name')}: {broken.get('message', '').partition(chr(10))[0][:REASON]}"
+        f"{stage.name}: {test.get('name')}: {shortened(broken.get('message', ''))}"
         for test in suite.iter("testcase")
         for broken in (*test.iter("failure"), *test.iter("error"))
     ]
     return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests, why)
+
+
+def shortened(reason: str) -> str:
+    words = " ".join(reason.split())
+    return words if len(words) <= BEGINNING + END else f"{words[:BEGINNING]} [...] {words[-END:]}"
 
 
 def show(stage: Stage, result: Result, progress: str) -> None:
@@ -195,8 +205,11 @@ def main() -> int:
     chosen = [
         stage
         for stage in stages()
-        if (any(word in stage.name for word in wanted) if wanted else stage.name not in LONG)
+        if (any(word in stage.name for word in wanted) if wanted else stage.name not in (ALONE if EVERY else LONG))
     ]
+
+    if not chosen:
+        console.print(f"no stage has that in its name: {', '.join(stage.name for stage in stages())}")
 
     def report(stage: Stage, code: int) -> None:
         results.append(count(stage, code))

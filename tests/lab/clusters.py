@@ -1,6 +1,7 @@
 """Real clusters for tests, driven by the commands that users run."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -10,12 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from plays import ENVIRONMENT, ROOT, Play, Run
 
 from farandole.lab import lab
 from farandole.stack.cache import Builds, lab_builds
 
-__all__ = ["ENVIRONMENT", "ROOT", "Cluster", "Run", "built_stack", "people", "person", "until", "web"]
+__all__ = ["ENVIRONMENT", "EVERY", "LONG", "ROOT", "Cluster", "Run", "built_stack", "people", "person", "until", "web"]
+# `make test` has no time for those that are marked.
+EVERY = "FARANDOLE_EVERY" in os.environ
+LONG = pytest.mark.skipif(not EVERY, reason="takes long: CONTRIBUTING.md says what runs it")
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.

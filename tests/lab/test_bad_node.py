@@ -7,6 +7,8 @@ import pytest
 from clusters import QUICK, Cluster
 
 NODES = 4
+# Other labs have Debian 12.
+KIND = ("--suite", "trixie")
 # What starts jobs is not needed to see who takes part.
 SITE = QUICK
 EXCLUDE = (*QUICK, "--extra-vars", "on_bad_node=exclude")

@@ -1,7 +1,6 @@
 """One fault at a time: it is named by code and host, in time, and the cluster is green after the printed cure."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, QUICK, ROOT, Cluster, Run
+from clusters import ENVIRONMENT, LONG, QUICK, ROOT, Cluster, Run
 from faults import FAULTS, LOST, NO_CONNECTION, SHORT, Fault, console, verb
 
 from farandole.core.findings import Finding
@@ -20,7 +19,6 @@ from farandole.lab import lab
 NODES = 3
 # Ansible tries to reach a silent node several times, for ten seconds each.
 SECONDS = 90
-LONG = pytest.mark.skipif("FARANDOLE_EVERY_FAULT" not in os.environ, reason="`make test-faults` runs it")
 Record = Callable[[str, object], None]
 
 

@@ -1,7 +1,6 @@
 """One fault at a time that a job or its stack meets: it is named, and jobs run again after the printed cure."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from farandole.core.causes import causes
 
 NODES = 2
 SECONDS = 120
-pytestmark = pytest.mark.skipif("FARANDOLE_EVERY_FAULT" not in os.environ, reason="`make test-faults` runs it")
 Record = Callable[[str, object], None]
 # Reduces something again and again, and says when it has begun to; the last rank may want a lot of memory then.
 TRAIN = """

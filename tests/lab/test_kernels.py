@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from clusters import Cluster, until
+from clusters import EVERY, LONG, Cluster, until
 
-# Without it, `make test` tests the least of it.
-EVERY = "FARANDOLE_EVERY_KERNEL_TEST" in os.environ
-LONG = pytest.mark.skipif(not EVERY, reason="`make test-kernels` runs it")
 # What takes minutes to install there.
 PACKAGES = (
     *("curl", "git", "nfs-kernel-server", "rsync", "vim", "wget", "zstd"),

@@ -1,12 +1,11 @@
 """A run that is killed at any task, and started again, ends in the same state as an undisturbed one; also a removal."""
 
 import itertools
-import os
 import re
 import signal
 
 import pytest
-from clusters import QUICK, Cluster, Run
+from clusters import LONG, QUICK, Cluster, Run
 
 NODES = 2
 PICKED = (
@@ -59,7 +58,7 @@ def test_killed_runs_recover(bare: Cluster) -> None:
     assert_recovers(bare, run.tasks[-1], finished)
 
 
-@pytest.mark.skipif("FARANDOLE_EVERY_KILL_POINT" not in os.environ, reason="`make test-kill` runs it")
+@LONG
 def test_a_run_can_be_killed_at_every_task(bare: Cluster) -> None:
     """The first run is killed at its first task, the next one at its second: each finds what a bare node has become by
     the tasks before, and one more that was killed on it."""
@@ -147,6 +146,7 @@ def test_a_removal_leaves_packages_and_accounts_and_site_yml_brings_everything_b
     assert third.ssh("node-1", "test", "-e", "/home/trainer/result").returncode == 0
 
 
+@LONG
 def test_a_removal_that_is_killed_or_refused_can_be_run_again(third: Cluster) -> None:
     # As if it were started by a job.
     busy = "FARANDOLE_JOB=x setsid --fork runuser -u trainer sleep 600 >/dev/null 2>&1 </dev/null"

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import socket
 import time
 import urllib.parse
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from browser import browser, missing
-from clusters import QUICK, ROOT, Cluster, until
+from clusters import LONG, QUICK, ROOT, Cluster, until
 
 from farandole.core.causes import causes
 from farandole.monitor.settings import rules
@@ -20,7 +19,6 @@ NODES = 3
 ON = {"monitoring_enabled": True, "firewall_enabled": True, "monitoring_interval": 5}
 SITE = (*QUICK, "--extra-vars", json.dumps(ON))
 OFF = (*QUICK, "--extra-vars", json.dumps({"firewall_enabled": True}))
-EVERY = pytest.mark.skipif("FARANDOLE_EVERY_ALERT" not in os.environ, reason="takes ten minutes; make test-monitor")
 UNITS = "farandole-prometheus farandole-node-exporter farandole-metrics.timer"
 # Every 30 seconds a value: good for 20 of them, bad for 200, and good again.
 GOOD, BAD, AGAIN = 20, 200, 200
@@ -260,7 +258,7 @@ def troubled(site: Cluster) -> Iterator[Cluster]:
     site.lab("fault", "heal", "node-1")
 
 
-@EVERY
+@LONG
 def test_what_is_wrong_is_seen_and_goes_away(troubled: Cluster) -> None:
     wanted = {
         "node-1": {"alert-health", "alert-verdict"},

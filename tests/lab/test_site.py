@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import QUICK, Cluster, web
+from clusters import LONG, QUICK, Cluster, web
 from elsewhere import SAFE, install, run
 from plays import play
 
@@ -108,6 +108,7 @@ def test_the_second_run_changes_nothing_and_asks_each_node_once(site: Cluster) -
     assert min(logins.values()) == 1, logins
 
 
+@LONG
 def test_the_user_and_the_key_that_are_typed_win_over_the_inventory(site: Cluster, tmp_path: Path) -> None:
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
@@ -197,6 +198,7 @@ def test_apply_says_what_was_done_when_it_is_interrupted(site: Cluster) -> None:
     assert "run the same command again" in error
 
 
+@LONG
 def test_apply_ends_with_cause_and_cure(site: Cluster) -> None:
     site.lab("fault", "cut", "node-2")
     try:
@@ -294,6 +296,7 @@ def test_all_nodes_have_the_same_host_table(site: Cluster) -> None:
     assert len(tables) == 1
 
 
+@LONG
 def test_the_validation_play_is_green_and_names_faults(site: Cluster) -> None:
     assert "clean connections: 6" in site.play("--tags", "quick", playbook="playbooks/validate.yml").output
     limited = site.play_failing("--limit", "node-2", playbook="playbooks/validate.yml")
@@ -341,6 +344,7 @@ def test_a_user_with_sudo_works_like_root(site: Cluster) -> None:
     assert "[1] node-2" in site.farandole("run", "-u", "admin", "--", "hostname").stdout
 
 
+@LONG
 def test_the_installed_collection_does_the_same_from_another_folder(site: Cluster, tmp_path: Path) -> None:
     install(tmp_path)
     (tmp_path / "ansible.cfg").write_text(

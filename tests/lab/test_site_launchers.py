@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from clusters import ROOT, Cluster
+from clusters import LONG, ROOT, Cluster
 from programs import lines, meet
 
 NODES = 3
@@ -73,7 +73,10 @@ def run(site: Cluster, folder: Path, options: str, program: str, text: str) -> s
     return done
 
 
-@pytest.mark.parametrize(("page", "line"), lines("horovod", "keras", "torchrun", "tensorflow", "each"))
+OTHERS = [pytest.param(*line, marks=LONG) for line in lines("keras", "tensorflow", "each")]
+
+
+@pytest.mark.parametrize(("page", "line"), [*lines("horovod", "torchrun"), *OTHERS])
 def test_the_line_of_a_page_works(site: Cluster, tmp_path: Path, page: str, line: str) -> None:
     meet(site, tmp_path, page, line, NODES)
 
@@ -108,6 +111,7 @@ def test_what_is_not_meant_to_meet_is_not_called_alone(
     assert run(site, tmp_path, options, program, text).returncode == 0
 
 
+@LONG
 def test_of_independent_programs_one_may_fail(site: Cluster, tmp_path: Path) -> None:
     text = "import os, time; n = int(os.environ['FARANDOLE_SLOT']); time.sleep(n); print('end', n); exit(7 * (n == 0))"
     done = run(site, tmp_path, "--each", "python train.py", text)
@@ -131,6 +135,7 @@ def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_pa
     assert process.returncode == 130
 
 
+@LONG
 def test_a_rank_that_lets_the_others_wait_is_named(site: Cluster, tmp_path: Path) -> None:
     done = run(site, tmp_path, "--meet-within 25", "python train.py", LATE)
     assert done.returncode != 0
@@ -151,6 +156,7 @@ def test_bytes_that_are_no_text_lose_nothing(site: Cluster, tmp_path: Path) -> N
     assert (done.returncode, done.stdout.count("after them")) == (0, 3)
 
 
+@LONG
 def test_a_run_that_starts_again_ends_with_the_same_accuracy(site: Cluster, tmp_path: Path) -> None:
     for name in ("pytorch_mnist", "mnist", "proof"):
         shutil.copy(ROOT / f"files/samples/{name}.py", tmp_path)

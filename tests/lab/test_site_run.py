@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import QUICK, Cluster, people, person, until
+from clusters import LONG, QUICK, Cluster, people, person, until
 
 from farandole.node.head.reap import GRACE
 
@@ -102,6 +102,7 @@ def test_an_interrupt_ends_a_run_on_every_node(site: Cluster, project: Path) -> 
     assert "has already ended: stopped after" in twice.stderr
 
 
+@LONG
 def test_a_lost_control_machine_ends_nothing_and_another_can_attach(site: Cluster, project: Path) -> None:
     process = begin(site, project, "--", "python", "train.py", "10")
     os.killpg(process.pid, signal.SIGKILL)
@@ -127,6 +128,7 @@ def test_a_node_that_is_lost_in_mid_run_ends_it_and_is_named(site: Cluster, proj
     assert running(site) == []
 
 
+@LONG
 def test_a_head_that_is_lost_in_mid_run_is_named_and_keeps_what_was_saved(site: Cluster, project: Path) -> None:
     process = begin(site, project, "--", "python", "train.py", "600")
     site.lab("fault", "kill", "node-1")
@@ -143,6 +145,7 @@ def test_a_head_that_is_lost_in_mid_run_is_named_and_keeps_what_was_saved(site: 
     assert running(site) == []
 
 
+@LONG
 def test_a_full_disk_on_a_node_is_named_and_leaves_nothing_running(site: Cluster, project: Path) -> None:
     full = "mount -t tmpfs -o size=32k,uid=2000 tmpfs /home/trainer/runs"
     assert site.shell("node-2", full).returncode == 0
@@ -154,6 +157,7 @@ def test_a_full_disk_on_a_node_is_named_and_leaves_nothing_running(site: Cluster
     assert running(site) == []
 
 
+@LONG
 def test_a_node_that_is_off_when_a_run_starts_is_named(site: Cluster, project: Path) -> None:
     site.lab("fault", "cut", "node-2")
     done = site.farandole("run", "--", "python", "train.py", folder=project)
@@ -163,6 +167,7 @@ def test_a_node_that_is_off_when_a_run_starts_is_named(site: Cluster, project: P
     assert "the folder could not be copied: node-2" in site.farandole("runs").stdout.splitlines()[-1]
 
 
+@LONG
 def test_a_full_disk_on_the_head_ends_no_run(site: Cluster, project: Path) -> None:
     runs = "/home/trainer/runs"
     small = f"mount -t tmpfs -o size=1m,uid=2000,mode=700 tmpfs {runs}"
@@ -206,6 +211,7 @@ for part in ("repository/objects", "repository/refs", "clone/.git"):
         shutil.rmtree(project / "out")
 
 
+@LONG
 def test_who_keeps_the_lock_of_the_slots_is_named(site: Cluster, project: Path) -> None:
     lock = "/run/farandole/slots/.lock"
     site.ssh("node-1", "systemd-run", "--unit=hog", "--uid=nobody", "flock", lock, "sleep", "60")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import ENVIRONMENT, ROOT, Cluster
+from clusters import ENVIRONMENT, LONG, ROOT, Cluster
 from poisoned import poison
 
 from farandole.stack.cache import Builds, lab_builds
@@ -160,6 +160,7 @@ def test_a_good_job_starts_without_a_warning(cluster: Cluster) -> None:
     assert done.stderr == ""
 
 
+@LONG
 def test_a_third_node_joins_without_a_compiler_from_an_archive_that_was_damaged(cluster: Cluster) -> None:
     spoil = "for f in /srv/farandole/stacks/*.zst; do printf spoilt | dd of=$f bs=1 seek=5000000 conv=notrunc; done"
     assert cluster.shell("node-1", spoil).returncode == 0
@@ -173,6 +174,7 @@ def test_a_third_node_joins_without_a_compiler_from_an_archive_that_was_damaged(
     assert proven(cluster, "node-1", "node-2", "node-3")
 
 
+@LONG
 def test_an_archive_damaged_in_transit_is_refused_before_unpacking(three: Cluster) -> None:
     call = f"id=000000000000 mpi=0 user=trainer url=http://node-1:8480/stacks/none sha256={'0' * 64} size=8 unpacked=1"
     assert three.shell("node-1", "echo nothing >/srv/farandole/spoilt").returncode == 0
@@ -213,6 +215,7 @@ def jobs_of(cluster: Cluster) -> list[str]:
     return [pid for node in ("node-1", "node-2") for pid in cluster.shell(node, OF_JOB).stdout.split()]
 
 
+@LONG
 def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> None:
     """On the nodes a job that would hang for two minutes, here the playbook with all its processes."""
     with cluster.begin("validate", "--hosts", "node-1,node-2") as run:
@@ -232,6 +235,7 @@ def test_an_interrupted_validation_ends_what_it_started(cluster: Cluster) -> Non
     assert subprocess.run(["pgrep", "--full", playbook], stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
+@LONG
 def test_a_half_removed_openmpi_is_detected_and_repaired(cluster: Cluster) -> None:
     """As after a kill during its removal: mpirun still prints its version."""
     assert proof(cluster, "node-2")["status"] == "green"
@@ -256,6 +260,7 @@ def forget_stack(cluster: Cluster, node: str) -> None:
     assert cluster.shell(node, away).returncode == 0
 
 
+@LONG
 def test_a_full_disk_is_reported_before_anything_changes(three: Cluster) -> None:
     forget_stack(three, "node-3")
     three.ssh("node-3", "mount", "-t", "tmpfs", "-o", "size=300m", "none", "/opt/farandole")
@@ -269,6 +274,7 @@ def test_a_full_disk_is_reported_before_anything_changes(three: Cluster) -> None
         three.ssh("node-3", "umount", "/opt/farandole")
 
 
+@LONG
 def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_is_packed_again(
     three: Cluster, tmp_path: Path
 ) -> None:
@@ -297,6 +303,7 @@ def test_a_node_that_loses_power_while_unpacking_recovers_and_a_missing_archive_
     assert proven(three, "node-1", "node-3")
 
 
+@LONG
 def test_a_second_lab_reuses_builds_but_not_those_of_another_cluster(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster("test-stack-second")
     second.reset(1)
@@ -320,6 +327,7 @@ def ran_as(cluster: Cluster) -> list[str]:
     return cluster.shell("node-1", "cat /tmp/poisoned /root/poisoned").stdout.split()
 
 
+@LONG
 def test_packages_of_the_users_own_cost_only_themselves(three: Cluster) -> None:
     """One with a wheel and one of which there are only sources, on a builder and two nodes that have the stack."""
     before, settings = locked(three), three.inventory / "group_vars/all.yml"

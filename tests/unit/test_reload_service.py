@@ -16,7 +16,10 @@ OWN = subprocess.run(["hostname", "--all-ip-addresses"], capture_output=True, te
 def test_a_service_answers_at_any_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(run_command=lambda _: (0, OWN, ""))
     monkeypatch.setattr(reload_service, "TIMEOUT_S", 0.5)
-    with socket.create_server((address, 0)) as server:
-        port = server.getsockname()[1]
+    with socket.socket() as closed:
+        # Nobody else can listen there meanwhile.
+        closed.bind(("", 0))
+        port = closed.getsockname()[1]
+        assert not reload_service.answers(module, port)
+    with socket.create_server((address, port)):
         assert reload_service.answers(module, port)
-    assert not reload_service.answers(module, port)
