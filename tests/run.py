@@ -27,15 +27,17 @@ LONG = (
 EVERY = "FARANDOLE_EVERY" in os.environ
 # Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
-# Compiles the stack that the others use, until its log says this.
+# Compiles the stack that other labs use, until its log says this.
 BUILDS = "molecule default"
 HAS_BUILT = re.compile(r"converge\W+Executed")
-# These use it, or compile as much themselves. What takes longest comes first, and the others fill the gaps.
-AFTERWARDS = (
+# Labs that do without; molecule trixie compiles as much itself.
+WITHOUT = ("lab bad_node", "lab build", "lab depot", "lab kernels")
+# What takes longest comes first, and the others fill the gaps.
+LONGEST = (
     "lab stack", "molecule trixie", "lab site", "lab slurm", "lab storage", "lab trust_life", "lab upgrade", "lab kill",
-    "lab peers", "lab caffe", "lab frameworks", "lab installed",
+    "lab hostile", "lab monitor", "lab peers", "lab caffe", "lab frameworks", "lab installed",
 )  # fmt: skip
-# On two cores, as stages also wait; while the stack is compiled, for which AFTERWARDS waits, only one beside it.
+# On two cores, as stages also wait; while the stack is compiled, only one beside it.
 AT_A_TIME, WHILE_BUILDING = 3, 2
 SLOWEST = 10
 # Letters of the beginning and of the end of the reason of a failure: how it ends is often the cause.
@@ -108,12 +110,16 @@ def has_hosts(stage: Stage) -> bool:
 
 def in_order(chosen: Iterable[Stage]) -> list[Stage]:
     """The stages in the order in which they start, unless one has to wait."""
-    first = (BUILDS, *AFTERWARDS)
+    first = (BUILDS, *LONGEST)
 
     def place(stage: Stage) -> tuple[bool, bool, int]:
         return stage.name != NO_LABS, has_hosts(stage), (*first, stage.name).index(stage.name)
 
     return sorted(chosen, key=place)
+
+
+def wants_stack(stage: Stage) -> bool:
+    return stage.name == "molecule trixie" or (stage.name.startswith("lab ") and stage.name not in (NO_LABS, *WITHOUT))
 
 
 def building(running: list[Stage]) -> bool:
@@ -126,7 +132,7 @@ def may_start(stage: Stage, running: list[Stage]) -> bool:
     if any(other.name == NO_LABS for other in running) and has_hosts(stage):
         return False
     if building(running):
-        return len(running) < WHILE_BUILDING and stage.name not in AFTERWARDS
+        return len(running) < WHILE_BUILDING and not wants_stack(stage)
     return len(running) < AT_A_TIME
 
 

@@ -1,6 +1,6 @@
 """`make bench-train`: how sums and training on two nodes compare with the network, torch.distributed and one node.
 
-    train.py [--rounds N] [--delay-ms MS [MS ...] [--loss PERCENT]]
+    train.py [--rounds N] [--delay-ms MS [MS ...] [--loss PERCENT]] [--largest MIB]
 
 Only ratios can be compared between machines. With delays the nodes have kernels of their own, as only these can delay
 and lose packets; their processors are slower.
@@ -93,13 +93,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--delay-ms", nargs="+", type=float, default=[])
-    parser.add_argument("--loss", type=float, default=0, help="per cent of node-2's packets; no sum of 64 MiB then")
+    parser.add_argument("--loss", type=float, default=0, help="per cent of node-2's packets")
+    parser.add_argument("--largest", default="64", help="MiB of the largest sum: 64 take up to half a minute with loss")
     wanted = parser.parse_args()
     if wanted.loss and not wanted.delay_ms:
         parser.error("--loss needs --delay-ms")
     try:
         own = ("--kernel", "own", "--memory", "5000") if wanted.delay_ms else ()
-        options = [*(["--no-training"] if own else []), *(["--largest", "16"] if wanted.loss else [])]
+        options = [*(["--no-training"] if own else []), "--largest", wanted.largest]
         lab("up", "--nodes", "2", *own)
         farandole("apply", "-i", f"inventory/{LAB}")
         with tempfile.TemporaryDirectory() as folder:

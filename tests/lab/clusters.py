@@ -17,10 +17,23 @@ from plays import ENVIRONMENT, ROOT, Play, Run
 from farandole.lab import lab
 from farandole.stack.cache import Builds, lab_builds
 
-__all__ = ["ENVIRONMENT", "EVERY", "LONG", "ROOT", "Cluster", "Run", "built_stack", "people", "person", "until", "web"]
+__all__ = [
+    "ENVIRONMENT",
+    "EVERY",
+    "LONG",
+    "PREPARED",
+    "ROOT",
+    "Cluster",
+    "Run",
+    "built_stack",
+    "people",
+    "person",
+    "until",
+    "web",
+]
 # `make test` has no time for those that are marked.
 EVERY = "FARANDOLE_EVERY" in os.environ
-LONG = pytest.mark.skipif(not EVERY, reason="takes long: CONTRIBUTING.md says what runs it")
+LONG = pytest.mark.skipif(not EVERY, reason="takes long: `make test-NAME` runs it, with the name of its lab")
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
@@ -45,6 +58,10 @@ def built_stack() -> tuple[str, ...]:
     locks = [one.about["lock"] for one in built]
     ids = [lock["id"] for lock in locks if lock["platform"]["os"] == "debian-12" and lock.get("wanted") == wanted]
     return ("--stack", ids[-1]) if ids else ()
+
+
+# Options of `farandole lab up` for nodes on which little is left to install.
+PREPARED = ("--packages", "build-essential,cmake,curl,git,rsync,vim,wget,zstd", *built_stack())
 
 
 def person(name: str, uid: int, folder: Path, **more: object) -> dict[str, object]:

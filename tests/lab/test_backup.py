@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import Cluster, until
+from clusters import PREPARED, Cluster, until
 
 NODES = 3
+KIND = PREPARED
 SITE = ("--skip-tags", "stack,build_tools")
 # The name of a table with which the former head would give orders to the next one's MariaDB.
 ORDER = "`zz` TO slurm_acct_db.q; CREATE DATABASE told; #"

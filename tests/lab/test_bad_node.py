@@ -31,7 +31,7 @@ def off(cluster: Cluster) -> Iterator[Cluster]:
 def without(cluster: Cluster) -> Cluster:
     """One that was set up without its last node, which is back now."""
     if not (cluster.applied in (QUICK, EXCLUDE) and "node-4:" in excluded(cluster)):
-        cluster.reset(NODES)
+        cluster.reset(NODES, *KIND)
         cluster.lab("fault", "kill", "node-4")
         cluster.ensure(*EXCLUDE)
         cluster.lab("fault", "start", "node-4")

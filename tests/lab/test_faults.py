@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, LONG, QUICK, ROOT, Cluster, Run
+from clusters import ENVIRONMENT, LONG, PREPARED, QUICK, ROOT, Cluster, Run
 from faults import FAULTS, LOST, NO_CONNECTION, SHORT, Fault, console, verb
 
 from farandole.core.findings import Finding
 from farandole.lab import lab
 
 NODES = 3
+KIND = PREPARED
 # Ansible tries to reach a silent node several times, for ten seconds each.
 SECONDS = 90
 Record = Callable[[str, object], None]
@@ -55,7 +56,7 @@ def site(cluster: Cluster, finding: Finding) -> None:
 @LONG
 @pytest.mark.parametrize(("fault", "cure"), [("kill", "start"), ("cut", "heal"), ("pause", "resume"), ("reboot", "")])
 def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: str, record_property: Record) -> None:
-    cluster.reset(NODES)
+    cluster.reset(NODES, *KIND)
     run = cluster.start(*QUICK)
     unpacking = "until grep -qs half-installed /var/lib/dpkg/updates/*; do sleep 0.02; done"
     assert cluster.ssh("node-2", "timeout", "300", "sh", "-c", unpacking).returncode == 0

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import PREPARED, Cluster
 from programs import lines, meet, program
 
 NODES = 2
+KIND = PREPARED
 PACKAGES = "stack_packages: [accelerate, jax, lightning, mpi4py, ray]\n"
 QUEUE = "slurm_enabled: true\n"
 # Of each page, in the queue.

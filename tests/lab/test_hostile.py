@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import PREPARED, Cluster
 
 from farandole.inventory import excluded
 from farandole.lab import lab
 
 NODES = 6
+KIND = PREPARED
 LIARS = [f"node-{number}" for number in range(2, NODES + 1)]
 PYTHON = "/usr/bin/python3.11"
 # Time for preflight on a busy machine: 40 s for a node that sends without end, and the rest of the play.

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import ENVIRONMENT, ROOT, Cluster
+from clusters import ENVIRONMENT, PREPARED, ROOT, Cluster
 from faults import LOST, console
 
 from farandole.core.causes import causes
 
 NODES = 2
+KIND = PREPARED
 SECONDS = 120
 Record = Callable[[str, object], None]
 # Reduces something again and again, and says when it has begun to; the last rank may want a lot of memory then.

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from browser import browser, missing
-from clusters import LONG, QUICK, ROOT, Cluster, until
+from clusters import LONG, PREPARED, QUICK, ROOT, Cluster, until
 
 from farandole.core.causes import causes
 from farandole.monitor.settings import rules
 
 NODES = 3
+KIND = PREPARED
 ON = {"monitoring_enabled": True, "firewall_enabled": True, "monitoring_interval": 5}
 SITE = (*QUICK, "--extra-vars", json.dumps(ON))
 OFF = (*QUICK, "--extra-vars", json.dumps({"firewall_enabled": True}))

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from clusters import Cluster
+from clusters import PREPARED, Cluster
 
 from farandole.validation.judge import explain, failure
 from farandole.validation.nodes import program, task
 from farandole.validation.plan import SAMPLES, horovodrun
 
 NODES = 2
+KIND = PREPARED
 SITE = ()
 pytestmark = pytest.mark.usefixtures("site")
 BOTH = ("node-1", "node-2")

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import LONG, QUICK, Cluster, web
+from clusters import LONG, PREPARED, QUICK, Cluster, web
 from elsewhere import SAFE, install, run
 from plays import play
 
 from farandole.jobs.ask import COMMAND
 
 NODES = 2
+KIND = PREPARED
 TWO = ("--limit", "node-1,node-2")
 SECRET = "correct horse battery staple"  # noqa: S105, it protects the CA of a lab
 
@@ -41,7 +42,7 @@ def joining(cluster: Cluster) -> Cluster:
     """Two nodes after site.yml, and a third one that a run has left out."""
     if cluster.applied != TWO:
         if cluster.running() != 2:
-            cluster.reset(2)
+            cluster.reset(2, *KIND)
         cluster.ensure()
         cluster.lab("up", "--nodes", "3")
         cluster.ensure(*TWO)

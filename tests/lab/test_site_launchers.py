@@ -8,10 +8,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from clusters import LONG, ROOT, Cluster
+from clusters import LONG, PREPARED, ROOT, Cluster
 from programs import lines, meet
 
 NODES = 3
+KIND = PREPARED
 SITE = ()
 
 DDP = """

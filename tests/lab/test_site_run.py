@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import LONG, QUICK, Cluster, people, person, until
+from clusters import LONG, PREPARED, QUICK, Cluster, people, person, until
 
 from farandole.node.head.reap import GRACE
 
 NODES = 3
+KIND = PREPARED
 SITE = ()
 
 TRAIN = """

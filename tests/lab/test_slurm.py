@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import LONG, QUICK, Cluster, people, person, until
+from clusters import LONG, PREPARED, QUICK, Cluster, people, person, until
 
 from farandole.validation import nodes as validation
 from farandole.validation import plan
 from farandole.validation.judge import Bars
 
 NODES = 2
+KIND = PREPARED
 JOB = "/opt/farandole/samples/jobs/slurm.sh"
 # What starts a sample on each node without anything by which ranks find each other.
 ALONE = "unset $(env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p'); exec python /opt/farandole/samples/pytorch_mnist.py"

@@ -365,6 +365,7 @@ def test_packages_of_the_users_own_cost_only_themselves(three: Cluster) -> None:
     assert stack_of(three, "node-3") == before
 
 
+@LONG
 def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
     before = locked(three)
     assert three.farandole("lock", "--want", EARLIER_NUMPY).returncode == 0
@@ -391,6 +392,7 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
     assert stack_of(three, "node-3") == locked(three)
 
 
+@LONG
 def test_a_cluster_with_two_releases_is_refused(cluster: Cluster) -> None:
     cluster.lab("up", "--nodes", "4", "--suite", "trixie")
     refused = cluster.play_failing()

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, QUICK, ROOT, Cluster, Run, people, person
+from clusters import ENVIRONMENT, PREPARED, QUICK, ROOT, Cluster, Run, people, person
 
 NODES = 3
+KIND = PREPARED
 MESH = ("--extra-vars", "ssh_trust_mesh=true")
 REVOKE = ("--extra-vars", '{"ssh_trust_revoked": ["node-3"], "ssh_trust_mesh": true}')
 JOB_KEY = "/etc/farandole/ssh/id_job"
