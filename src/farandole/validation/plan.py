@@ -13,7 +13,7 @@ MODULES = {"pytorch": "torch", "tensorflow": "tensorflow"}
 KERAS_3 = "keras_3.py"
 # By sample: its framework, Horovod's controller, the learning rate of one worker, and how long it trains.
 TRAINING: Mapping[str, tuple[str, str, float, str, int]] = {
-    "tensorflow_session.py": ("tensorflow", "mpi", 0.001, "--steps", 600),
+    "tensorflow_session.py": ("tensorflow", "mpi", 0.001, "--steps", 300),
     "tensorflow_tape.py": ("tensorflow", "gloo", 0.001, "--epochs", 12),
     "Keras_TF_MultiNode_GPU.py": ("tensorflow", "mpi", 1.0, "--epochs", 12),
     KERAS_3: ("tensorflow", "gloo", 0.001, "--epochs", 12),
