@@ -1,4 +1,4 @@
-"""`make test`: all stages, up to three at a time, each with its output in a log."""
+"""`make test`: its stages, two at a time, each with its output in a log."""
 
 import os
 import re
@@ -17,28 +17,27 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".farandole" / "test"
-# Want the machine for themselves, and some of them Debian's own kernel.
-ALONE = ("lab administrator", "lab delay", "lab kernels", "lab many_kernels", "lab rdma", "lab waves")
-# Run by name, or with FARANDOLE_EVERY.
-LONG = (
-    "lab administrator", "lab backup", "lab caffe", "lab cuda", "lab delay", "lab frameworks", "lab job_faults",
-    "lab many_kernels", "lab peers", "lab rdma", "lab samples", "lab upgrade", "lab waves", "molecule trixie",
-)  # fmt: skip
-EVERY = "FARANDOLE_EVERY" in os.environ
 # Wants no other lab on this machine, so it comes before all that start one.
 NO_LABS = "lab lab"
+# Want the machine for themselves, and some of them Debian's own kernel.
+ALONE = ("lab administrator", "lab delay", "lab kernels", "lab many_kernels", "lab rdma", "lab waves")
+# The labs of `make test`; the others run by name, or with FARANDOLE_EVERY.
+LABS = (NO_LABS, "lab build", "lab hostile", "lab kernels", "lab kill", "lab site", "lab stack", "lab trust_life")
+EVERY = "FARANDOLE_EVERY" in os.environ
 # Compiles the stack that other labs use, until its log says this.
 BUILDS = "molecule default"
 HAS_BUILT = re.compile(r"converge\W+Executed")
-# Labs that do without; molecule trixie compiles as much itself.
+# Labs that do without.
 WITHOUT = ("lab bad_node", "lab build", "lab depot", "lab kernels")
+# Compiles another one.
+SECOND = "molecule trixie"
 # What takes longest comes first, and the others fill the gaps.
 LONGEST = (
-    "lab stack", "molecule trixie", "lab site", "lab slurm", "lab storage", "lab trust_life", "lab upgrade", "lab kill",
+    "lab stack", SECOND, "lab site", "lab slurm", "lab storage", "lab trust_life", "lab upgrade", "lab kill",
     "lab hostile", "lab monitor", "lab peers", "lab caffe", "lab frameworks", "lab installed",
 )  # fmt: skip
-# On two cores, as stages also wait; while the stack is compiled, only one beside it.
-AT_A_TIME, WHILE_BUILDING = 3, 2
+# With more, two cores answer so late that tests fail.
+AT_A_TIME = 2
 SLOWEST = 10
 # Letters of the beginning and of the end of the reason of a failure: how it ends is often the cause.
 BEGINNING, END = 200, 800
@@ -104,6 +103,12 @@ def stages() -> Iterator[Stage]:
         yield Stage(f"lab {name}", ["pytest", *map(str, modules)])
 
 
+def by_default(stage: Stage) -> bool:
+    if EVERY:
+        return stage.name not in ALONE
+    return stage.name in LABS if is_lab(stage) else stage.name != SECOND
+
+
 def has_hosts(stage: Stage) -> bool:
     return stage.name.startswith(("molecule ", "lab "))
 
@@ -118,8 +123,12 @@ def in_order(chosen: Iterable[Stage]) -> list[Stage]:
     return sorted(chosen, key=place)
 
 
+def is_lab(stage: Stage) -> bool:
+    return stage.name.startswith("lab ")
+
+
 def wants_stack(stage: Stage) -> bool:
-    return stage.name == "molecule trixie" or (stage.name.startswith("lab ") and stage.name not in (NO_LABS, *WITHOUT))
+    return stage.name == SECOND or (is_lab(stage) and stage.name not in (NO_LABS, *WITHOUT))
 
 
 def building(running: list[Stage]) -> bool:
@@ -131,9 +140,7 @@ def may_start(stage: Stage, running: list[Stage]) -> bool:
     """Whether a stage can run beside those that are running."""
     if any(other.name == NO_LABS for other in running) and has_hosts(stage):
         return False
-    if building(running):
-        return len(running) < WHILE_BUILDING and not wants_stack(stage)
-    return len(running) < AT_A_TIME
+    return len(running) < AT_A_TIME and not (building(running) and wants_stack(stage))
 
 
 def run(waiting: list[Stage], report: Callable[[Stage, int], None]) -> None:
@@ -209,11 +216,8 @@ def main() -> int:
     begun, results = time.monotonic(), list[Result]()
     wanted = sys.argv[1:]
     chosen = [
-        stage
-        for stage in stages()
-        if (any(word in stage.name for word in wanted) if wanted else stage.name not in (ALONE if EVERY else LONG))
+        stage for stage in stages() if (any(word in stage.name for word in wanted) if wanted else by_default(stage))
     ]
-
     if not chosen:
         console.print(f"no stage has that in its name: {', '.join(stage.name for stage in stages())}")
 

@@ -124,6 +124,7 @@ def third(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@LONG
 def test_a_removal_leaves_packages_and_accounts_and_site_yml_brings_everything_back(third: Cluster) -> None:
     third.ensure()
     bare = state(third, "node-3")

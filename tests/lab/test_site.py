@@ -75,11 +75,13 @@ def test_check_mode_changes_nothing_and_predicts_the_changes(bare: Cluster) -> N
     assert web(bare) == ["8480", "masked"]
 
 
+@LONG
 def test_limit_leaves_a_third_node_bare(joining: Cluster) -> None:
     assert joining.ssh("node-3", "id", "trainer").returncode == 1
     assert joining.ssh("node-3", "test", "-e", "/etc/farandole").returncode == 1
 
 
+@LONG
 def test_a_node_that_loses_power_while_joining_recovers_and_leaves_the_others_unchanged(joining: Cluster) -> None:
     # The run is killed before it turns to the other nodes.
     killed = joining.play_while("node-3", "grep -qs half-installed /var/lib/dpkg/updates/*")
@@ -214,6 +216,7 @@ def test_apply_ends_with_cause_and_cure(site: Cluster) -> None:
     assert "cure:" in why.splitlines()[-1] + why.splitlines()[-2]
 
 
+@LONG
 def test_state_of_another_inventory_with_the_same_name_is_refused(site: Cluster, tmp_path: Path) -> None:
     other = shutil.copytree(site.inventory, tmp_path / site.name)
     refused = play(other)

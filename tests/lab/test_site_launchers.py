@@ -121,6 +121,7 @@ def test_of_independent_programs_one_may_fail(site: Cluster, tmp_path: Path) -> 
     assert "program 0 on node-1 ended with exit status 7" in done.stdout
 
 
+@LONG
 def test_a_port_of_the_first_node_can_be_reached_from_here(site: Cluster, tmp_path: Path) -> None:
     (tmp_path / "page").write_text("hello from the node")
     serve = "python -m http.server 8791 --bind 127.0.0.1"

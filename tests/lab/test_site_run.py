@@ -223,6 +223,7 @@ def test_who_keeps_the_lock_of_the_slots_is_named(site: Cluster, project: Path) 
     assert site.farandole("run", "--", "python", "train.py", folder=project).returncode == 0
 
 
+@LONG
 def test_runs_wait_for_each_other_or_take_free_nodes(site: Cluster, project: Path) -> None:
     first = begin(site, project, "-np", "2", "--", "python", "train.py", "600")
     refused = site.farandole("run", "-np", "2", "--", "python", "train.py", folder=project)

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import LONG, PREPARED, QUICK, Cluster, Run
+from clusters import LONG, QUICK, Cluster, Run
 
 NODES = 3
-KIND = PREPARED
 # The third node is the server of the data, and does not take part.
 PART = (*QUICK, "--limit", "node-1,node-2")
 # What a person waits for; a server that hangs would keep them for minutes, or for ever.
