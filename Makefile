@@ -42,7 +42,7 @@ demo: setup ## set up and validate two hosts on this machine
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)
 
-test: setup ## run lint, unit tests, Molecule scenarios and tests on hosts in containers and with kernels of their own (an hour and more)
+test: setup ## run lint, unit tests, Molecule scenarios, and the core of the tests on hosts in containers and with kernels of their own (an hour)
 	farandole lab setup --kernel own
 	python tests/browser.py
 	python tests/run.py
@@ -60,11 +60,11 @@ unit: setup ## run the unit tests only
 check: setup ## lint, test and twice apply one role on a lab that is kept: make check ROLE=base [WITH='slurm_enabled=true']
 	python tests/check.py "$(ROLE)" "$(WITH)"
 
-test-%: setup ## every test of a lab or scenario by its name, also those for which `make test` has no time: make test-slurm
+test-%: setup ## run every test of a lab or scenario by its name, also those for which `make test` has no time: make test-slurm
 	farandole lab setup
 	FARANDOLE_EVERY=1 python tests/run.py "$*"
 
-test-all: setup ## all that hosts in containers can show (three hours)
+test-all: setup ## run every test for which hosts in containers are enough (hours)
 	farandole lab setup
 	FARANDOLE_EVERY=1 python tests/run.py
 

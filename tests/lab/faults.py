@@ -186,8 +186,3 @@ FAULTS = [
         "few files may be open", "limit-low", "echo 'trainer - nofile 512' >/etc/security/limits.d/99-site.conf", "512"
     ),
 ]  # fmt: skip
-SHORT = {
-    "no sshd runs", "a firewall lets in nothing but ssh", "a firewall drops what one other node sends",
-    "a link carries 100 Mbit/s", "a clock is an hour ahead", "a full disk",
-    "another OpenMPI and a conda Python come first in PATH",
-}  # fmt: skip

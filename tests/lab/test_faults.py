@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import ENVIRONMENT, LONG, PREPARED, QUICK, ROOT, Cluster, Run
-from faults import FAULTS, LOST, NO_CONNECTION, SHORT, Fault, console, verb
+from clusters import ENVIRONMENT, PREPARED, QUICK, ROOT, Cluster, Run
+from faults import FAULTS, LOST, NO_CONNECTION, Fault, console, verb
 
 from farandole.core.findings import Finding
 from farandole.lab import lab
@@ -53,7 +53,6 @@ def site(cluster: Cluster, finding: Finding) -> None:
     cluster.play_ok(*QUICK)
 
 
-@LONG
 @pytest.mark.parametrize(("fault", "cure"), [("kill", "start"), ("cut", "heal"), ("pause", "resume"), ("reboot", "")])
 def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: str, record_property: Record) -> None:
     cluster.reset(NODES, *KIND)
@@ -78,9 +77,7 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
     assert cluster.play(*QUICK).changes == set()
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, id=fault.name, marks=() if fault.name in SHORT else LONG) for fault in FAULTS]
-)
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
 def test_a_fault_is_named_and_its_cure_helps(ready: Cluster, fault: Fault, record_property: Record) -> None:
     for command in fault.verbs:
         name, *options = command.split()
@@ -129,7 +126,6 @@ def again(cluster: Cluster, code: str, severity: str = "warn") -> None:
     )
 
 
-@LONG
 def test_a_changed_host_key_is_named_and_accepted_by_hand(ready: Cluster, record_property: Record) -> None:
     new = "rm /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub && ssh-keygen -A && systemctl restart ssh"
     console(ready, "node-2", f"{new}; {NO_CONNECTION}")
@@ -169,7 +165,6 @@ EXPIRED = ("-V", "20200101:20210101")
         pytest.param("user_ca", "node-1", "/etc/farandole/ssh/id_job", ["-n", "trainer"], id="the job user"),
     ],
 )
-@LONG
 def test_an_expired_certificate_is_named_and_renewed(
     ready: Cluster, record_property: Record, tmp_path: Path, ca: str, node: str, key: str, options: list[str]
 ) -> None:
@@ -192,7 +187,6 @@ def test_an_expired_certificate_is_named_and_renewed(
     assert ready.play(*QUICK).changes == set()
 
 
-@LONG
 def test_an_address_that_two_machines_have_is_named(ready: Cluster, record_property: Record) -> None:
     address = lab.node(ready.name, "node-2").address
     mac = console(ready, "node-3", "cat /sys/class/net/eth0/address").strip()
@@ -207,7 +201,6 @@ def test_an_address_that_two_machines_have_is_named(ready: Cluster, record_prope
     again(ready, "pair-address-shared")
 
 
-@LONG
 def test_a_wrong_line_in_the_host_table_is_named(ready: Cluster, record_property: Record) -> None:
     console(ready, "node-2", "sed -i '1i 10.94.255.1 node-3' /etc/hosts")
     fault = Fault("a name means another address", "pair-name-wrong", site, severity="warn")
@@ -221,7 +214,6 @@ def test_a_wrong_line_in_the_host_table_is_named(ready: Cluster, record_property
 DECOY = "ip link add docker0 type bridge; ip address add 172.17.0.1/16 dev docker0; ip link set docker0 up"
 
 
-@LONG
 def test_a_bridge_with_one_address_on_every_node_is_never_the_network(ready: Cluster, record_property: Record) -> None:
     nodes = [f"node-{index}" for index in range(1, NODES + 1)]
     for node in nodes:
@@ -262,7 +254,6 @@ def storm(cluster: Cluster) -> list[str]:
     return [line for text in output for line in text.splitlines()]
 
 
-@LONG
 def test_a_storm_of_logins_is_let_in(record_property: Record) -> None:
     cluster = Cluster("test-faults-storm")
     cluster.reset(32)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 from browser import browser, missing
-from clusters import LONG, PREPARED, QUICK, ROOT, Cluster, until
+from clusters import PREPARED, QUICK, ROOT, Cluster, until
 
 from farandole.core.causes import causes
 from farandole.monitor.settings import rules
@@ -259,7 +259,6 @@ def troubled(site: Cluster) -> Iterator[Cluster]:
     site.lab("fault", "heal", "node-1")
 
 
-@LONG
 def test_what_is_wrong_is_seen_and_goes_away(troubled: Cluster) -> None:
     wanted = {
         "node-1": {"alert-health", "alert-verdict"},

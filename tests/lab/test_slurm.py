@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import LONG, PREPARED, QUICK, Cluster, people, person, until
+from clusters import PREPARED, QUICK, Cluster, people, person, until
 
 from farandole.validation import nodes as validation
 from farandole.validation import plan
@@ -212,7 +212,6 @@ def test_a_job_that_uses_too_much_memory_is_ended(cluster: Cluster) -> None:
     assert "exceeded memory limit" in printed(cluster, job) or "oom-kill" in printed(cluster, job)
 
 
-@LONG
 def test_the_validation_finds_that_limits_hold_and_that_a_job_over_its_time_leaves_nothing(cluster: Cluster) -> None:
     both = ["node-1", "node-2"]
     jobs = plan.jobs(both, ["pytorch"], 120, Bars(), quick=False, queue=both)
@@ -224,7 +223,6 @@ def test_the_validation_finds_that_limits_hold_and_that_a_job_over_its_time_leav
     assert len({rank["machine"] for rank in answer["ranks"]}) == 2
 
 
-@LONG
 def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Cluster) -> None:
     assert cluster.shell("node-2", "mount -t tmpfs -o size=1m x /opt").returncode == 0
     took = until(lambda: nodes(cluster)["node-2"] == "drained", 60)
@@ -278,7 +276,6 @@ def test_an_excluded_node_is_drained_with_who_and_why(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("service", ["slurmctld", "slurmdbd", "mariadb"])
-@LONG
 def test_a_job_goes_on_while_a_part_of_the_queue_is_dead(cluster: Cluster, service: str) -> None:
     job = submit(cluster, "--nodes=2", "--wrap='srun sleep 16; echo done'")
     until(lambda: told(cluster, job) == "RUNNING")
@@ -309,7 +306,6 @@ def test_farandole_run_goes_through_the_queue(cluster: Cluster, tmp_path: Path) 
     until(lambda: nodes(cluster) == IDLE)
 
 
-@LONG
 def test_other_launchers_of_farandole_run_go_through_the_queue(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DDP)
     for launcher, shape in (("torchrun", "torchrun"), ("python", "Horovod")):
@@ -321,7 +317,6 @@ def test_other_launchers_of_farandole_run_go_through_the_queue(cluster: Cluster,
         assert launcher == "torchrun" or nodes_of_ranks == {"0": "0", "1": "1"}
 
 
-@LONG
 def test_validation_runs_a_job_through_the_queue(cluster: Cluster) -> None:
     done = cluster.play("--tags", "quick", playbook="playbooks/validate.yml")
     assert re.search(r"^ +queue +green ", done.output, re.MULTILINE), done.output
@@ -361,7 +356,6 @@ def test_a_person_who_was_removed_runs_nothing_any_more(cluster: Cluster, tmp_pa
     until(lambda: nodes(cluster) == IDLE)
 
 
-@LONG
 def test_running_jobs_of_a_person_who_was_removed_are_cancelled_if_wished(cluster: Cluster, tmp_path: Path) -> None:
     listed = people(person("alice", 2101, tmp_path), person("bob", 2102, tmp_path))
     cluster.play_ok(*QUICK, *listed)
@@ -372,7 +366,6 @@ def test_running_jobs_of_a_person_who_was_removed_are_cancelled_if_wished(cluste
     assert ended(cluster, job).startswith("CANCELLED")
 
 
-@LONG
 def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition_gets_another_name(
     cluster: Cluster,
 ) -> None:
@@ -396,7 +389,6 @@ def test_jobs_go_on_while_a_node_joins_another_has_less_memory_and_the_partition
     assert sorted(printed(cluster, joined).split()) == ["node-1", "node-2", "node-3"]
 
 
-@LONG
 def test_a_node_lost_in_mid_job_is_named(cluster: Cluster) -> None:
     job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
     again = submit(cluster, "--requeue", "--nodelist=node-3", "--wrap='sleep 20'")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import LONG, QUICK, Cluster, Run
+from clusters import QUICK, Cluster, Run
 
 NODES = 3
 # The third node is the server of the data, and does not take part.
@@ -104,7 +104,6 @@ def test_data_is_mounted_and_proven(server: Cluster) -> None:
     assert "green" in validated(server, *mounts({"options": f"{MOUNT['options']},ro"}))
 
 
-@LONG
 def test_a_server_that_dies_hangs_neither_a_job_nor_a_run_nor_the_boot(data: Cluster) -> None:
     write_on(data, "node-2", MOUNT["where"])
     comes(data, "node-2", "written")
@@ -159,7 +158,6 @@ def test_what_would_hide_files_or_cannot_be_mounted_is_refused(
     assert "node-2" not in refused.changed_hosts
 
 
-@LONG
 def test_a_killed_run_is_repaired_and_a_mount_is_taken_off_although_its_server_is_dead(data: Cluster) -> None:
     # As a run leaves it that is killed after it has written the units.
     data.shell("node-2", "systemctl disable --now data-re\\\\x2dsults.automount")
@@ -290,7 +288,6 @@ def test_these_attacks_succeed_without_the_protection(homes: Cluster, tmp_path: 
     ).changes
 
 
-@LONG
 def test_a_head_that_dies_and_comes_back(homes: Cluster) -> None:
     write_on(homes, "node-2", "/home/bob", "bob")
     comes(homes, "node-2", "written", "bob")
