@@ -28,8 +28,9 @@ driver = "overlay"
 graphroot = "{store}/graph"
 runroot = "{run[1]}"
 # Nobody needs a node's disk after this machine has lost power, so no sync of a node waits for this machine's disk.
+# As on any disk, a folder that was in the image can be renamed.
 [storage.options.overlay]
-mountopt = "volatile"
+mountopt = "volatile,redirect_dir=on"
 """
 
 
