@@ -62,7 +62,7 @@ check: setup ## lint, test and twice apply one role on a lab that is kept: make 
 
 test-%: setup ## run every test of a lab or scenario by its name, also those for which `make test` has no time: make test-slurm
 	farandole lab setup
-	FARANDOLE_EVERY=1 python tests/run.py "$*"
+	FARANDOLE_EVERY=1 python tests/run.py " $*"
 
 test-all: setup ## run every test for which hosts in containers are enough (hours)
 	farandole lab setup
