@@ -74,7 +74,7 @@ def test_a_node_is_lost_while_it_is_set_up(cluster: Cluster, fault: str, cure: s
     if cure:
         cluster.lab("fault", cure, "node-2")
     cluster.play_ok(*QUICK)
-    assert cluster.play(*QUICK).changes == set()
+    assert cluster.play_ok(*QUICK).changes == set()
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
@@ -184,7 +184,7 @@ def test_an_expired_certificate_is_named_and_renewed(
     assert "[pair-login-failed]" in red.output
     site(ready, failures[0])
     again(ready, "pair-login-failed")
-    assert ready.play(*QUICK).changes == set()
+    assert ready.play_ok(*QUICK).changes == set()
 
 
 def test_an_address_that_two_machines_have_is_named(ready: Cluster, record_property: Record) -> None:

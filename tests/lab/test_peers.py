@@ -70,7 +70,7 @@ def test_the_head_sends_the_archive_to_two_nodes(cluster: Cluster) -> None:
     assert archives["node-1"] < 3
     assert 1.9 < archives["node-2"] < 3
     assert have_the_stack(cluster) == WORKERS
-    again = cluster.play(*SITE)
+    again = cluster.play_ok(*SITE)
     assert set(again.count("changed").values()) == {0}, again.output
     until(lambda: not listening(cluster), 60)
 

@@ -96,7 +96,7 @@ def test_data_is_mounted_and_proven(server: Cluster) -> None:
     # The packages that the login key's removal needs no change for.
     assert {task for task, _ in done.changes} == {task for task, _ in predicted.changes}
     assert ("storage : Mount the file systems on first use", "node-2") in done.changes
-    assert server.play(*PART, *mounts()).changed_hosts == set()
+    assert server.play_ok(*PART, *mounts()).changed_hosts == set()
     assert as_user(server, "node-1", "trainer", "echo here >/data/re-sults/a").returncode == 0
     assert as_user(server, "node-2", "trainer", "cat /data/re-sults/a").stdout == "here\n"
     assert "green" in validated(server, *mounts())
@@ -170,7 +170,7 @@ def test_a_killed_run_is_repaired_and_a_mount_is_taken_off_although_its_server_i
     for node in ("node-1", "node-2"):
         assert "/data" not in data.ssh(node, "cat", "/proc/mounts").stdout
         assert data.shell(node, "ls /etc/systemd/system | grep data").stdout == ""
-    assert data.play(*PART).changed_hosts == set()
+    assert data.play_ok(*PART).changed_hosts == set()
     data.lab("fault", "start", "node-3")
 
 
@@ -184,7 +184,7 @@ def homes(cluster: Cluster) -> Cluster:
 
 
 def test_homes_are_shared_and_proven(homes: Cluster) -> None:
-    assert homes.play(*QUICK, *HOMES).changed_hosts == set()
+    assert homes.play_ok(*QUICK, *HOMES).changed_hosts == set()
     for node in ("node-1", "node-3"):
         assert as_user(homes, node, "alice", "cat ~/a; stat -c %U:%a ~/a ~/sub").stdout.split() == [
             "here", "alice:600", "alice:700",
