@@ -35,9 +35,12 @@ COMMANDS = {
 
 def record() -> Path:
     """The folder for the calls of this kind of run, beside the states: root on the nodes runs what is kept there."""
-    options = [list(context.CLIARGS.get(key) or ()) for key in ("args", "inventory", "tags", "skip_tags")]
-    kind = json.dumps([str(Path.cwd()), *options])
-    inventory = next(iter(context.CLIARGS.get("inventory") or ()), "")
+    given = context.CLIARGS
+    options = [list(given.get(key) or ()) for key in ("args", "inventory")]
+    # Ansible's own order of these is another one in each process.
+    tags = [sorted(given.get(key) or ()) for key in ("tags", "skip_tags")]
+    kind = json.dumps([str(Path.cwd()), *options, *tags])
+    inventory = next(iter(given.get("inventory") or ()), "")
     return states(inventory) / ".calls" / hashlib.sha256(kind.encode()).hexdigest()[:16]
 
 

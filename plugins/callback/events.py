@@ -31,7 +31,8 @@ from farandole.watch.watched import summary
 
 def options() -> dict[str, Any]:
     given = context.CLIARGS
-    lists = {name: list(given.get(name) or ()) for name in ("tags", "skip_tags")}
+    # Ansible's own order is another one in each process.
+    lists = {name: sorted(given.get(name) or ()) for name in ("tags", "skip_tags")}
     return {
         "playbook": " ".join(map(str, given.get("args") or ())),
         "inventory": str((given.get("inventory") or ("/etc/ansible/hosts",))[0]),

@@ -58,6 +58,17 @@ def test_another_ansible_asks_nothing_ahead_and_says_so(
     )
 
 
+def test_runs_with_the_same_tags_share_a_record_whatever_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = load("callback", "ask_ahead")
+
+    def record(*tags: str) -> object:
+        given = {"args": ("site.yml",), "inventory": ("inventory/lab",), "tags": tags}
+        monkeypatch.setattr(callback, "context", SimpleNamespace(CLIARGS=given))
+        return callback.record()
+
+    assert record("fabric", "slurm") == record("slurm", "fabric") != record("fabric")
+
+
 def test_a_host_that_changes_again_and_again_is_asked_a_limited_number_of_times(host: HostCalls) -> None:
     assert [bool(host.due(call("a"))) for _ in range(ATTEMPTS + 1)] == [True] * ATTEMPTS + [False]
 

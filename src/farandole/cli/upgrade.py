@@ -144,7 +144,7 @@ class Change:
         if not self.is_proven(names):
             return "its validation is red after its upgrade"
         self.take_back(names)
-        if not self.run("site.yml", "--limit", f"{limit},{head}"):
+        if not self.run("site.yml", "--limit", ",".join(dict.fromkeys([*names, head]))):
             return FAILED_LATE
         if not self.are_in(names):
             return BAD_LATE
