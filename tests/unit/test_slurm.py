@@ -35,6 +35,12 @@ def test_the_hardware_of_a_node_that_does_not_answer_is_remembered() -> None:
     assert plan.hardware(["a", "b"], answered(a=ONE), "") == {"a": ONE}
 
 
+def test_another_boot_changes_no_setting_but_another_memory_module_does() -> None:
+    record = json.dumps({"a": ONE})
+    for memory, told in ((15990, 16000), (16100, 16000), (15800, 15800), (32000, 32000)):
+        assert plan.hardware(["a"], answered(a={**ONE, "memory": memory}), record)["a"]["memory"] == told
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -44,9 +44,11 @@ def hardware(members: Sequence[str], hostvars: HostVars, record: str) -> dict[st
     for name in members:
         if (answer := hostvars[name].get("_slurm_probe", {}).get("hardware")) is not None:
             try:
-                known[name] = HARDWARE(answer)
+                present = HARDWARE(answer)
             except UnfitError as error:
                 raise FarandoleError(f"{name}: Slurm cannot use what it says of its hardware: {error}") from None
+            recorded = known.get(name, present)["memory"]
+            known[name] = {**present, "memory": recorded if same(recorded, present["memory"]) else present["memory"]}
     return {name: known[name] for name in members if name in known}
 
 
@@ -86,6 +88,11 @@ def _cgroups(kinds: set[str]) -> str:
     if len(kinds) < 2:
         return min(kinds, default="v2")
     return "v2-memory" if kinds == {"v2", "v2-memory"} else "none"
+
+
+def same(recorded: int, memory: int) -> bool:
+    """Whether memory differs only as much as it does from boot to boot, which changes no settings."""
+    return abs(recorded - memory) * 100 < memory
 
 
 def usable_mib(memory: int) -> int:
