@@ -194,6 +194,21 @@ def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_h
     assert due.farandole("status").returncode == 0
 
 
+def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> None:
+    assert site.farandole("node exclude", "node-3", "--why", "its fan is loud").returncode == 0
+    site.play_ok("--limit", "node-1", "--tags", "fabric")
+    hosts = site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
+    assert "node-3" not in hosts and "node-2" in hosts
+    # Meanwhile somebody has changed it.
+    site.shell("node-3", "echo >>/opt/farandole/current/venv/pyvenv.cfg; rm /etc/farandole/hostfile")
+    done = site.farandole("node include", "node-3", "--prove")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "green" in done.stdout and "node-3 takes part again" in done.stdout
+    assert "node-3" in site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
+    assert site.farandole("status").returncode == 0
+
+
 def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> None:
     former = site.ssh("node-4", "cat", "/etc/ssh/ssh_host_ed25519_key").stdout
     print_of = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d ' ' -f 2"
@@ -214,18 +229,3 @@ def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> Non
     assert site.console("node-4", back).returncode == 0
     assert "revoked by file" in site.job_ssh("node-1", "node-4", "true").stderr
     assert site.farandole("status").returncode == 1
-
-
-def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> None:
-    assert site.farandole("node exclude", "node-3", "--why", "its fan is loud").returncode == 0
-    site.play_ok("--limit", "node-1", "--tags", "fabric")
-    hosts = site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
-    assert "node-3" not in hosts and "node-2" in hosts
-    # Meanwhile somebody has changed it.
-    site.shell("node-3", "echo >>/opt/farandole/current/venv/pyvenv.cfg; rm /etc/farandole/hostfile")
-    done = site.farandole("node include", "node-3", "--prove")
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "green" in done.stdout and "node-3 takes part again" in done.stdout
-    assert "node-3" in site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
-    assert site.farandole("status").returncode == 0
