@@ -184,11 +184,17 @@ def count(stage: Stage, code: int) -> Result:
     failed += int(suite.get("errors", 0))
     tests = [(float(test.get("time", 0)), f"{stage.name}: {test.get('name')}") for test in suite.iter("testcase")]
     why = [
-        f"{stage.name}: {test.get('name')}: {shortened(broken.get('message', ''))}"
+        f"{stage.name}: {test.get('name')}: {shortened(reason(broken))}"
         for test in suite.iter("testcase")
         for broken in (*test.iter("failure"), *test.iter("error"))
     ]
     return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests, why)
+
+
+def reason(broken: ET.Element) -> str:
+    """Why a test failed: the lines that pytest marks so, because it cuts the end of its message."""
+    text = broken.text or ""
+    return " ".join(line[1:] for line in text.splitlines() if line.startswith("E  ")) or broken.get("message") or text
 
 
 def shortened(reason: str) -> str:
