@@ -322,22 +322,30 @@ TORCH = (f"{SAMPLES}/pytorch_elastic.py", "--json", "--images", "60000", "--epoc
      ("-c", f"import os; os.environ['KERAS_BACKEND'] = 'torch'{ELASTIC}")],
     ids=["pytorch", "keras on tensorflow", "keras on pytorch"],
 )  # fmt: skip
-def test_an_elastic_job_survives_the_loss_and_return_of_a_node(cluster: Cluster, program: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_elastic_job_survives_the_loss_and_return_of_a_node(
+    cluster: Cluster, count: int, program: tuple[str, ...]
+) -> None:
+    nodes = tuple(f"node-{number}" for number in range(1, count + 1))
+    if cluster.running() < count:
+        cluster.lab("up", "--nodes", str(count), *KIND)
+        cluster.play_ok()
     argv = (
-        "/usr/local/bin/horovodrun", "-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "2", "60",
-        "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh", "python", *program,
+        "/usr/local/bin/horovodrun", "-np", str(count), "--min-np", str(count - 1),
+        "--blacklist-cooldown-range", "2", "60", "--host-discovery-script", f"{SAMPLES}/discover_hosts.sh",
+        "python", *program,
     )  # fmt: skip
     log = f"{HOME}/elastic.log"
     cluster.ssh("node-1", "rm", "-f", log)
     command = ("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} 2>&1 | tee {log}")
     with injected(
         cluster,
-        (f"grep -q '2 workers from epoch' {log} && sleep 2", "kill"),
-        (f"grep -q '1 worker from epoch' {log}", "start"),
+        (f"grep -q '{count} workers from epoch' {log} && sleep 2", "kill"),
+        (f"grep -Eq '{count - 1} workers? from epoch' {log}", "start"),
     ):
-        done = job(cluster, command, seconds=240)
+        done = job(cluster, command, nodes, seconds=240)
     assert done["code"] == 0, done["said"]
     assert done["accuracy"] >= 0.95
     turns = re.findall(r"(\d) workers? from epoch", cluster.ssh("node-1", "cat", log).stdout)
-    assert turns == ["2", "1", "2"], done["said"]
-    assert [rank["host"] for rank in done["ranks"]] == list(BOTH)
+    assert turns == [str(count), str(count - 1), str(count)], done["said"]
+    assert [rank["host"] for rank in done["ranks"]] == list(nodes)
