@@ -26,6 +26,10 @@ Networks = Mapping[str, ipaddress.IPv4Network]
 # 64 networks of 1000 nodes each, away from podman's and docker's own ranges.
 _NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
 _FIRST_NODE = 10
+# A node that shares this machine's kernel must not set its clock, load modules, create devices or read its log.
+# As settings of the node's systemd, they would also be taken from what this machine's kernel starts, until it reboots.
+# podman leaves a privileged container all of them.
+_NEVER = "-mknod,-sys_module,-sys_rawio,-sys_time,-syslog,-mac_admin,-mac_override,-wake_alarm"
 # Until a node answers: those with kernels of their own boot them, beside others.
 SSH_SECONDS = {Kernel.shared: 90, Kernel.own: 300, Kernel.stock: 900}
 # How many kernels boot at once: with more, each takes longer, and all of them no less.
@@ -226,7 +230,7 @@ def _create(lab: str, index: int, kind: Kind, image: str, disk: Path | None, net
         own, command = machine.options(container, kind.mib), machine.command(kind.kernel, disk, links, kind.mib)
     else:
         own = ["--systemd=always", "--shm-size=1g", "--tmpfs=/tmp", f"--env=LAB_DECOY={int(kind.decoy)}"]
-        command = ["/sbin/init"]
+        command = ["setpriv", f"--bounding-set={_NEVER}", "/sbin/init"]
     podman(
         "run",
         "--detach",
