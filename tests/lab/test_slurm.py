@@ -238,6 +238,38 @@ def test_a_health_check_drains_and_takes_back_only_what_it_drained(cluster: Clus
     cluster.ssh("node-1", "scontrol", "update", "nodename=node-2", "state=resume")
 
 
+def check_every(cluster: Cluster, seconds: int) -> None:
+    change = f"sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval={seconds}/' /etc/slurm/slurm.conf"
+    assert cluster.shell("node-1", f"{change} && scontrol reconfigure").returncode == 0
+
+
+def test_a_node_is_checked_before_and_after_each_job(cluster: Cluster) -> None:
+    fill, found = "mount -t tmpfs -o size=1m x /opt", r"farandole health: /opt is full"
+    try:
+        check_every(cluster, 3600)
+        cluster.ssh("node-2", *fill.split())
+        job = submit(cluster, "--nodelist=node-2", "--wrap='echo ran >>once'")
+        until(lambda: nodes(cluster)["node-2"] == "drained")
+        assert (bool(re.match(found, reason(cluster, "node-2"))), told(cluster, job)) == (True, "PENDING")
+        cluster.ssh("node-2", "umount", "/opt")
+        check_every(cluster, INTERVAL)
+        until(lambda: nodes(cluster)["node-2"] == "idle")
+        cluster.ssh("node-1", "scontrol", "update", f"jobid={job}", "starttime=now")
+        assert ended(cluster, job) == "COMPLETED"
+        assert cluster.ssh("node-2", "cat", "/home/trainer/once").stdout == "ran\n"
+        check_every(cluster, 3600)
+        waits = "'until [ -e filled ]; do sleep 0.2; done; rm filled'"
+        job = submit(cluster, "--nodelist=node-2", f"--wrap={waits}")
+        until(lambda: told(cluster, job) == "RUNNING")
+        cluster.shell("node-2", f"{fill} && touch /home/trainer/filled")
+        assert ended(cluster, job) == "COMPLETED"
+        until(lambda: bool(re.match(found, reason(cluster, "node-2"))))
+    finally:
+        cluster.shell("node-2", "umount /opt")
+        check_every(cluster, INTERVAL)
+    until(lambda: nodes(cluster)["node-2"] == "idle")
+
+
 def test_a_gpu_belongs_to_one_job_and_a_lost_one_is_no_longer_offered(cluster: Cluster) -> None:
     # There is none here: Slurm itself looks at the devices alone, and gives them out by number.
     device = "touch {0} && mount --bind /dev/null {0}"

@@ -28,7 +28,9 @@ TWO = {"node-1": 1, "node-2": 1}
 
 def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 1, **more: str) -> tuple[Any, Any]:
     """What a program prints as a rank, and what is told of it."""
-    install(folder / "node", "farandole.node.rank", rank="main")
+    # A stack in that folder would be damaged.
+    stacks = {'STACKS = Path("/opt/farandole")': f"STACKS = Path({str(folder)!r})"}
+    install(folder / "node", "farandole.node.rank", stacks, rank="main")
     run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m", "program": program}
     own = {"FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": str(rank), "PYTHONDONTWRITEBYTECODE": "1", **more}
     done = subprocess.run(
@@ -142,6 +144,24 @@ def test_independent_programs_have_a_number_and_nothing_of_a_launcher(tmp_path: 
 @pytest.mark.parametrize(("script", "status"), [("exit 5", 5), ("kill -9 $$", -9), ("kill -15 $$", -15)])
 def test_a_rank_ends_as_its_program_does(script: str, status: int, tmp_path: Path) -> None:
     assert started(tmp_path, "sh", "-c", script)[0].returncode == status
+
+
+UNFIT = f"{socket.gethostname()} is not fit for jobs: the stack is damaged; run site.yml\n"
+
+
+def test_nothing_is_started_on_a_node_with_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to("gone")
+    done, said = started(tmp_path, "echo", "ran", rank=0)
+    assert (done.returncode, done.stdout, done.stderr, said) == (1, "", UNFIT, {0: {"told": [], "status": 1}})
+    # Its first rank has looked, which ends the others.
+    assert started(tmp_path, "echo", "ran", rank=1)[0].stdout == "ran\n"
+    done, said = started(tmp_path, "echo", "ran", launcher="each", rank=1)
+    assert (done.returncode, done.stdout, done.stderr, said) == (0, "", UNFIT, {1: {"told": [], "status": 1}})
+
+
+def test_a_fault_that_a_job_has_left_is_told(tmp_path: Path) -> None:
+    done, said = started(tmp_path, "ln", "-s", "gone", "current", rank=0)
+    assert (done.returncode, done.stderr, said) == (0, UNFIT, {0: {"told": [], "status": 0}})
 
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 #!/usr/bin/python3 -I
-"""Check this node for Slurm, which runs this every few minutes. Drains a node, and takes back only what it drained."""
+"""Check this node for Slurm, which runs this every few minutes, and with --job before and after each job.
+
+Drains a node, and takes back only what it drained; with --job takes back none, and ends with 1 if there is a fault.
+"""
 
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as LateError
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Thread
 
 # Reasons that begin so are ours. What a person has drained stays drained.
 OURS = "farandole health: "
@@ -67,19 +71,30 @@ def gpus() -> Iterator[str]:
 CHECKS: dict[str, Check] = {"disks": disks, "shared memory": shared_memory, "stack": stack, "GPUs": gpus}
 
 
-def faults(checks: dict[str, Check], limit: float = LIMIT) -> list[str]:
+def faults(checks: Mapping[str, Check], limit: float = LIMIT) -> list[str]:
     """What is wrong here. A check that hangs is a fault, too, and does not keep the others from being made."""
-    pool = ThreadPoolExecutor(len(checks))
-    running = {name: pool.submit(lambda made: [*made()], check) for name, check in checks.items()}
-    problems: list[str] = []
-    for name, made in running.items():
+    made: dict[str, list[str]] = {}
+
+    def make(name: str) -> None:
         try:
-            problems += made.result(limit)
-        except (LateError, subprocess.TimeoutExpired):
-            problems.append(f"the check of {name} does not end; restart the node")
+            made[name] = [*checks[name]()]
+        except subprocess.TimeoutExpired:
+            pass
         except OSError as error:
-            problems.append(f"the check of {name} failed: {error}")
-    return problems
+            made[name] = [f"the check of {name} failed: {error}"]
+
+    # As daemons, those that hang do not keep this program alive.
+    threads = [Thread(target=make, args=[name], daemon=True) for name in checks]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.join(max(0, deadline - time.monotonic()))
+    return [
+        problem
+        for name in checks
+        for problem in made.get(name, [f"the check of {name} does not end; restart the node"])
+    ]
 
 
 def scontrol(*arguments: str) -> str | None:
@@ -112,13 +127,16 @@ def decide(problems: list[str], drained: bool, reason: str, before: str) -> tupl
     return ("resume" if drained and ours else ""), ""
 
 
-def main() -> None:
+def main() -> int:
     """Check this node, and tell Slurm."""
+    problems, at_job = faults(CHECKS), "--job" in sys.argv[1:]
+    if at_job and not problems:
+        return 0
     name = socket.gethostname().partition(".")[0]
     shown = scontrol("show", "node", name)
     if shown is not None:
         before = RECORD.read_text() if RECORD.exists() else ""
-        wish, reason = decide(faults(CHECKS), *state(shown), before)
+        wish, reason = decide(problems, *state(shown), before)
         if reason:
             RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             RECORD.write_text(reason)
@@ -126,9 +144,8 @@ def main() -> None:
             scontrol("update", f"NodeName={name}", f"State={wish}", *([f"Reason={reason}"] if reason else []))
         if not reason:
             RECORD.unlink(missing_ok=True)
-    # Threads of checks that hang would keep this alive.
-    os._exit(0)
+    return int(at_job)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from farandole.node.health import CHECKS, Check, faults
 from farandole.node.rank.place import (
     OF_RUN,
     PATIENCE,
@@ -56,17 +57,31 @@ def main() -> int:
     at = place(sum(list(slots.values())[:number]) if per_node else number, slots)
     program = run["program"] if launcher == "each" else [*with_hook(run["program"])]
     program = on_node(program, at, slots, run["port"]) if per_node else program
+    # Once on each node, unless the others would start all the same.
+    checks = {} if at.local_rank and launcher != "each" else CHECKS
+    if is_at_fault(checks):
+        report(mark, sys.stdout, number=number, told=[], status=1)
+        return int(launcher != "each")
     with meeting(FOLDER.format(mark, os.urandom(8).hex())) as listener:
         # Meanwhile the program prints, which is rarely a part of a line there.
         told = Told(
             listener, lambda **said: report(mark, sys.stderr, number=number, **said), None if per_node else at.rank
         )
         status = execute(program, environment(launcher, at, run, listener.getsockname()), told)
+    is_at_fault(checks)
     report(mark, sys.stdout, number=number, told=sorted(told.words), status=status)
     if status < 0 and launcher != "each":
         die(-status)
     # The end of one of many independent programs must not be that of the others.
     return 0 if launcher == "each" else status
+
+
+def is_at_fault(checks: Mapping[str, Check]) -> bool:
+    """Whether something is wrong with this node, which is told."""
+    found = faults(checks)
+    for fault in found:
+        print(f"{socket.gethostname()} is not fit for jobs: {fault}", file=sys.stderr, flush=True)
+    return bool(found)
 
 
 def with_hook(program: list[str]) -> Iterator[str]:
