@@ -10,11 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from farandole.cli import upgrade
 from farandole.cli.app import app
 from farandole.cli.upgrade import CODE, Change, alone, go
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
+from farandole.inventory.run_lock import take, this_run
 from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
 
@@ -252,6 +254,17 @@ def test_an_upgrade_is_remembered_until_its_end(
     monkeypatch.setattr(Change, "run", lambda *_: True)
     assert change.upgrade([name], "{}") == ""
     assert change.begun() == set() and excluded.read(tmp_path) == {}
+
+
+def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(upgrade, "LOOK_S", 0.1)
+    with subprocess.Popen(["sleep", "1"]) as other:
+        take(tmp_path, this_run(other.pid))
+        monkeypatch.setattr(upgrade, "play", lambda *_, **__: other.poll())
+        assert changing(tmp_path).run("site.yml")
+    assert capsys.readouterr().out.count("waiting: this cluster is being changed by ") == 1
 
 
 def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

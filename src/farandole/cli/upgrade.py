@@ -2,8 +2,10 @@
 
 import fcntl
 import json
+import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ from farandole.core.findings import several
 from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts
-from farandole.inventory.run_lock import person
+from farandole.inventory.run_lock import person, refuse_another, this_run
 from farandole.plays.playbook import Login, play
 from farandole.plays.upgrade import Due, noted, plain, shown, waves
 
@@ -30,6 +32,8 @@ CODE = "upgrade"
 # In the state folder, the nodes whose upgrade has begun and has not come to its end.
 BEGUN = ".upgrade.begun"
 PLAYBOOK = "playbooks/upgrade.yml"
+# Seconds between two looks whether another run has ended.
+LOOK_S = 2
 # What failed after the head has perhaps heard that a node takes part again.
 FAILED_LATE, BAD_LATE = "site.yml failed after its upgrade", "preflight has left it out after its upgrade"
 
@@ -62,8 +66,21 @@ class Change:
         """The command that tells all nodes who takes part."""
         return f"farandole apply -i {shlex.quote(str(self.inventory))}"
 
+    def wait_for_others(self) -> None:
+        """Let a run end that somebody has started on this machine between two steps."""
+        told = False
+        while True:
+            try:
+                return refuse_another(self.cluster.state, this_run(os.getpid()))
+            except FarandoleError as refused:
+                if not told:
+                    typer.echo(f"waiting: {refused}")
+                told = True
+                time.sleep(LOOK_S)
+
     def run(self, playbook: str, *arguments: str) -> bool:
         """Run a playbook; returns whether it succeeded."""
+        self.wait_for_others()
         interrupted = (
             f"nodes that are not proven yet stay left out; to continue: {self.again}; if not, so that the head knows "
             f"who takes part: {self.apply}"
