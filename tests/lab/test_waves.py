@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -63,15 +64,19 @@ mkdir -p updates
 sed 's/version=1\\.8/version=1.9/' "$(modinfo -n 8021q)" >updates/8021q.ko
 depmod
 """
-WAITS = "import time\nfor _ in range(90):\n    time.sleep(1)\nprint('whole')\n"
-
-
+WAITS = (
+    "import pathlib, time\nwhile not pathlib.Path.home().joinpath('go').exists():\n    time.sleep(1)\nprint('whole')\n"
+)
+TRIES = "for try in $(seq 20000); do ps -eo args | grep -q '^dpkg .*--configure' && exit; done; exit 1"
+# Until a file is gone.
 LOCKED = """
+touch /run/locked
 python3 -c '
-import fcntl, time
+import fcntl, pathlib, time
 with open("/var/lib/dpkg/lock-frontend", "w") as file:
     fcntl.lockf(file, fcntl.LOCK_EX)
-    time.sleep(60)
+    while pathlib.Path("/run/locked").exists():
+        time.sleep(0.5)
 ' >/dev/null 2>&1 &
 """
 
@@ -122,10 +127,21 @@ def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, t
     started = due.farandole("run", "--detach", "--hosts", "node-3,node-4", "--", "python", "wait.py", folder=tmp_path)
     assert started.returncode == 0, started.stderr
     before = boots(due)
-    done = due.farandole("upgrade", "--yes", "--reboot", "always")
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^queue\.node-2 +not measured .* the queue gives it no jobs now$", done.stdout, re.MULTILINE)
+    upgrade = due.begin("upgrade", "--yes", "--reboot", "always")
+    # node-3 waits for its run, and what is submitted now for node-3.
+    until(lambda: "node-3" in due.farandole("node list").stdout, 1800)
+    batch = "sbatch --parsable --nodelist=node-3 --output=/dev/null --wrap=true"
+    job = due.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
+    time.sleep(60)
+    assert (versions(due)[2], boots(due)[2]) == ("1", before[2])
+    for node in ("node-3", "node-4"):
+        due.ssh(node, "touch", "/home/trainer/go")
+    said, failed = upgrade.communicate()
+    print(said)
+    assert upgrade.returncode == 0, said + failed
+    assert re.search(r"^queue\.node-2 +not measured .* the queue gives it no jobs now$", said, re.MULTILINE)
+    state = f"sacct --noheader --parsable2 --allocations --jobs={job} --format=state,nodelist"
+    assert due.shell("node-1", state).stdout == "COMPLETED|node-3\n"
     assert "drain" not in due.ssh("node-1", "sinfo", "--noheader", "--format=%T").stdout
     assert versions(due) == ["2"] * NODES
     assert not {*before} & {*boots(due)}
@@ -174,6 +190,11 @@ def test_an_upgrade_goes_on_after_power_cuts_of_the_control_machine_and_of_the_h
     until(lambda: not configures(due, "node-2"))
     assert due.shell("node-2", LOCKED).returncode == 0
     upgrade = due.begin("upgrade", *wave)
+    for _ in range(2):
+        assert due.shell("node-2", TRIES).returncode == 0
+        # Each one ends at once, and the next comes after five seconds.
+        time.sleep(3)
+    due.ssh("node-2", "rm", "/run/locked")
     until(partial(configures, due, "node-1"), 900)
     refused = due.farandole("run", "--hosts", "node-3", "--", "true", folder=tmp_path)
     assert "the head or the builder is being upgraded, and may reboot: try again later" in refused.stderr, (
