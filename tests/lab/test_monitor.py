@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import socket
 import time
 import urllib.parse
@@ -292,6 +293,9 @@ def look(cluster: Cluster) -> None:
             assert session.run("return document.title").startswith("3 of 3 nodes answer, ")
             page = session.run("return document.body.innerText")
             assert "<img src=x onerror" in page and "broken.service" in page
+            # What was found in a month, how often and for how long.
+            found = session.run("return document.getElementById('lemons').innerText")
+            assert re.search(r"^node-2\s+alert-unit\s+1\s+\d", found, re.MULTILINE), found
             session.picture(cluster.state / "monitor.png")
     finally:
         way.terminate()

@@ -1,5 +1,6 @@
 """What Prometheus is told and asked, without one."""
 
+import fcntl
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from farandole.core.causes import causes, parse
 from farandole.core.errors import FarandoleError
 from farandole.monitor import settings
 from farandole.node import metrics
+from farandole.node.head import status
 from farandole.preflight.inventory import judge_monitoring
 
 VARIABLES = {"node-1": {"ansible_host": "192.0.2.1"}, "node-2": {"cluster_ip": "2001:db8::2", "ansible_host": "x"}}
@@ -90,6 +92,35 @@ def test_a_gpu_that_does_not_count_errors(monkeypatch: pytest.MonkeyPatch) -> No
         "farandole_gpu_memory_used_mib": ({"gpu": "0"}, 1024),
         "farandole_gpu_celsius": ({"gpu": "0"}, 61),
     }
+
+
+def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostfile").write_text("node-1 slots=2\nnode-2 slots=4\n")
+    for name in ("slots", "depot"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "depot/archive").write_bytes(b"0" * 1000)
+    (tmp_path / "depot/link").symlink_to(tmp_path / "hostfile")
+    monkeypatch.setattr(status, "HOSTFILE", tmp_path / "hostfile")
+    monkeypatch.setattr(status, "SLOTS_IN_USE", tmp_path / "slots")
+    monkeypatch.setattr(status, "QUEUE", tmp_path / "hostfile")
+    # Of the queue: a job that waits, two that run, and processors in use.
+    for name, rows in (("squeue", "RUNNING\nPENDING\nRUNNING"), ("sinfo", "node-1|1/1/0/2|mixed|none")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{rows}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with (tmp_path / "slots/1-7-run").open("w") as held:
+        held.write('{"node-2": 3}')
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert sorted(metrics.exposed(metrics.of_head(tmp_path / "depot")).splitlines()) == [
+            "farandole_head_depot_bytes{} 1000",
+            'farandole_head_jobs{state="pending"} 1',
+            'farandole_head_jobs{state="running"} 2',
+            'farandole_head_slots_used{node="node-1"} 1',
+            'farandole_head_slots_used{node="node-2"} 3',
+            'farandole_head_slots{node="node-1"} 2',
+            'farandole_head_slots{node="node-2"} 4',
+        ]
 
 
 @pytest.mark.parametrize(
