@@ -187,6 +187,16 @@ def test_a_destroyed_head_is_replaced_from_a_backup(
         print("".join(f"\n{seconds:6.0f} s  {what}" for what, seconds in told.items()))
 
 
+def test_homes_are_saved_if_that_is_wished(queue: Cluster, tmp_path: Path) -> None:
+    file = str(tmp_path / "file")
+    on(queue, "node-2", "mkdir results && cd results && echo old | tee one >both && ln -s /etc/shadow link")
+    well(queue.farandole("backup", file, "--homes"))
+    on(queue, "node-2", "cd results && rm one link && echo new >both")
+    well(queue.farandole("restore", file, "--head", "--replace"))
+    # What is there stays.
+    assert on(queue, "node-2", "cd results && cat one both && readlink link").split() == ["old", "new", "/etc/shadow"]
+
+
 def test_a_former_head_is_a_node_like_others(queue: Cluster) -> None:
     move_head(queue, "node-3")
     done = queue.play_ok(*SITE)
