@@ -302,6 +302,20 @@ def look(cluster: Cluster) -> None:
         way.wait()
 
 
+def test_a_full_disk_of_the_head_is_told_and_loses_nothing(site: Cluster) -> None:
+    data = "/var/lib/farandole/prometheus"
+    small = f"cp -a {data} /root/data && mount -t tmpfs -o size=64m data {data} && cp -a /root/data/. {data}"
+    stop, start = "systemctl stop farandole-prometheus", "systemctl start farandole-prometheus"
+    assert site.shell("node-1", f"{stop} && {small} && chown prometheus: {data} && {start}").returncode == 0
+    until(lambda: site.farandole("monitor", "--text").returncode != 2)
+    site.shell("node-1", f"dd if=/dev/zero of={data}/filler bs=1M")
+    until(lambda: "df /var/lib/farandole/prometheus on node-1" in site.farandole("monitor", "--text").stderr, 600)
+    site.shell("node-1", f"rm {data}/filler")
+    until(lambda: site.farandole("monitor", "--text").returncode != 2, 600)
+    assert len(prometheus(site, "up offset 10m")) == NODES
+    site.shell("node-1", f"{stop} && umount {data} && {start}")
+
+
 def test_nothing_is_left_of_it(site: Cluster) -> None:
     site.play_ok(*OFF)
     for node in ("node-1", "node-2"):
