@@ -59,7 +59,6 @@ _OF_MACHINES = (
     "systemd-modules-load.service", "systemd-networkd.service", "systemd-remount-fs.service",
     "systemd-resolved.service", "systemd-sysctl.service", "systemd-udevd.service",
 )  # fmt: skip
-_STACKS = "opt/farandole/stacks"
 # The nodes reach their mirror in the same way as this machine.
 _APT_SETTINGS = ("Acquire::http", "Acquire::https", "Acquire::Check-", "Acquire::Retries", "Acquire::ForceIP")
 
@@ -73,11 +72,7 @@ def ensure(suite: Suite, packages: Sequence[str] = (), stack: Path | None = None
         root = _root(suite, Kernel.shared, packages, stack)
         packed = root.with_suffix(".tar")
         options = ("--xattrs", "--xattrs-include=*", "--numeric-owner", "--file", str(packed), "--directory", str(root))
-        manifests = [str(path.relative_to(root)) for path in root.glob(f"{_STACKS}/*/manifest.json")]
-        run("tar", "--create", *(f"--exclude=./{path}" for path in manifests), *options, ".")
-        if manifests:
-            # Unpacked last, so that nothing seems to have been changed later than this.
-            run("tar", "--append", *options, *manifests)
+        run("tar", "--create", *options, ".")
         _forget(root)
         podman("import", "--quiet", str(packed), name)
         packed.unlink()
@@ -113,8 +108,9 @@ def _root(suite: Suite, kernel: Kernel, packages: Sequence[str], stack: Path | N
         folder = root / "opt/farandole"
         folder.mkdir()
         run("tar", "--extract", "--zstd", "--no-same-owner", "--file", str(stack), "--directory", str(folder))
-        # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run.
-        for manifest in root.glob(f"{_STACKS}/*/manifest.json"):
+        # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run. In
+        # a container, where folders are written last, the first boot sees to it.
+        for manifest in root.glob("opt/farandole/stacks/*/manifest.json"):
             manifest.chmod(0o644)
     return root
 
