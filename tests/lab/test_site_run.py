@@ -85,6 +85,17 @@ def test_a_failed_run_says_which_rank_and_why(site: Cluster, project: Path) -> N
     assert "ValueError: the learning rate" in site.farandole("logs").stdout
 
 
+def test_nothing_is_started_on_a_node_with_a_fault(site: Cluster, project: Path) -> None:
+    site.lab("fault", "fill", "node-2", "/tmp")  # noqa: S108
+    try:
+        done = site.farandole("run", "--", "python", "train.py", folder=project)
+    finally:
+        site.lab("fault", "heal", "node-2")
+    assert done.returncode == 1
+    assert re.search(r"^cause: .*node-2 is not fit for jobs: /tmp is full \(.* \[job-node-faulty\]$", done.stderr, re.M)
+    assert "[1] rank 1" not in done.stdout
+
+
 def test_an_interrupt_ends_a_run_on_every_node(site: Cluster, project: Path) -> None:
     process = begin(site, project, "--", "python", "train.py", "600")
     assert len(running(site)) > 3
