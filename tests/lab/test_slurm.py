@@ -250,13 +250,16 @@ def test_a_node_is_checked_before_and_after_each_job(cluster: Cluster) -> None:
         cluster.ssh("node-2", *fill.split())
         job = submit(cluster, "--nodelist=node-2", "--wrap='echo ran >>once'")
         until(lambda: nodes(cluster)["node-2"] == "drained")
-        assert (bool(re.match(found, reason(cluster, "node-2"))), told(cluster, job)) == (True, "PENDING")
+        assert re.match(found, reason(cluster, "node-2"))
+        until(lambda: told(cluster, job) == "PENDING")
         cluster.ssh("node-2", "umount", "/opt")
         check_every(cluster, INTERVAL)
         until(lambda: nodes(cluster)["node-2"] == "idle")
         cluster.ssh("node-1", "scontrol", "update", f"jobid={job}", "starttime=now")
         assert ended(cluster, job) == "COMPLETED"
         assert cluster.ssh("node-2", "cat", "/home/trainer/once").stdout == "ran\n"
+        # As before, it would not start again after the loss of its node.
+        assert " Requeue=0 " in cluster.ssh("node-1", "scontrol", "show", "job", job).stdout
         check_every(cluster, 3600)
         waits = "'until [ -e filled ]; do sleep 0.2; done; rm filled'"
         job = submit(cluster, "--nodelist=node-2", f"--wrap={waits}")
