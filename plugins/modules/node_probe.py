@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""The node's part of action node_probe: report what the node is, without changing anything."""
+"""The node's part of action node_probe: report what the node is, without changing it."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def free_mib(directory: Path) -> int:
     return shutil.disk_usage(existing).free // 2**20
 
 
-def stacks(root: Path) -> dict[str, Any]:
+def stacks(root: Path, *, note: bool = False) -> dict[str, Any]:
     current = stack_of(root / "current")
     complete = {path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)}
-    # A stack that is no longer what was installed is installed again.
-    if current and drift(root, current):
+    # A stack that is no longer what was installed is installed again. One that was only touched is not read again.
+    if current and drift(root, current, note=note):
         complete -= {
             name for tree in trees(root / "stacks" / current) if (name := tree.name) in complete and drift(root, name)
         }
@@ -153,7 +153,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
-        "stacks": stacks(Path("/opt/farandole")),
+        "stacks": stacks(Path("/opt/farandole"), note=os.geteuid() == 0 and not module.check_mode),
         "data": sums(Path("/opt/farandole/data/mnist")),
         "time": time.time(),
         "root": os.geteuid() == 0,

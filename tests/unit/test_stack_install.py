@@ -41,7 +41,7 @@ def test_a_stack_is_installed_once(tmp_path: Path, depot: str, root: Path) -> No
     # What was touched and not changed stays.
     stack = root / "stacks" / NEW
     (stack / "venv/bin/python").touch()
-    assert contents.touched(stack, (stack / "manifest.json").stat().st_ctime_ns)
+    assert contents.touched(stack, contents.proven(stack / "manifest.json"))
     assert not run_module("stack_install", again)["changed"]
 
 
@@ -107,6 +107,32 @@ def test_only_what_was_touched_is_read_again(tmp_path: Path, monkeypatch: pytest
     (tmp_path / contents.LIST).touch()
     contents.verify(tmp_path, since=since)
     assert read == {"x", "y", "z"}
+
+
+def test_what_was_touched_and_is_whole_is_read_once(
+    tmp_path: Path, depot: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_module("stack_install", request(archive(tmp_path), depot, root))["changed"]
+    stack, read = root / "stacks" / NEW, list[str]()
+    original: Callable[[str], str] = contents.sha256
+    python = stack / "venv/bin/python"
+
+    def noted(path: str) -> str:
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(contents, "sha256", noted)
+    # The kernel's clock for files goes in steps.
+    time.sleep(0.1)
+    python.touch()
+    time.sleep(0.1)
+    for note, times in ((False, 1), (True, 1), (True, 0)):
+        read.clear()
+        assert contents.drift(root, NEW, note=note) == []
+        assert read.count(str(python)) == times
+    rewrite(stack)
+    for _ in range(2):
+        assert contents.drift(root, NEW, note=True) == [f"in stacks/{NEW}, venv/bin/python has different content"]
 
 
 def test_what_is_not_the_archive_is_not_unpacked(tmp_path: Path, depot: str, root: Path) -> None:
