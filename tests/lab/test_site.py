@@ -111,7 +111,7 @@ def test_the_second_run_changes_nothing_and_asks_each_node_once(site: Cluster) -
     assert min(logins.values()) == 1, logins
     # Of a stack in which nothing was touched since, no file has to be read.
     for node in ("node-1", "node-3"):
-        assert site.shell(node, "cd /opt/farandole/current/ && find . -newercc manifest.json").stdout == ""
+        assert site.shell(node, "cd /opt/farandole/current/ && find . -newercm manifest.json").stdout == ""
 
 
 @LONG
@@ -220,6 +220,33 @@ def test_apply_ends_with_cause_and_cure(site: Cluster) -> None:
 
 
 @LONG
+def test_a_node_that_a_check_left_out_is_proven_before_it_takes_part_again(site: Cluster) -> None:
+    # No check of nodes sees this, but jobs do.
+    site.shell("node-3", "printf 'exit 7\\n' >~trainer/.bashrc")
+    site.lab("fault", "kill", "node-3")
+    try:
+        without = site.farandole("apply", "-e", "on_bad_node=exclude")
+        assert (without.returncode, "[node-excluded]" in without.stdout) == (0, True), without.stdout + without.stderr
+    finally:
+        site.lab("fault", "start", "node-3")
+    red = site.farandole("apply")
+    print(red.stdout, red.stderr)
+    assert red.returncode == 1
+    assert "[node-mended]" in red.stdout and "proven now, before they take part again: node-3" in red.stdout
+    assert "left out as before, node-3: its validation is red" in red.stderr
+    assert "node-3" in site.farandole("node list").stdout
+    assert "node-3" not in site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
+    site.shell("node-3", "rm ~trainer/.bashrc")
+    done = site.farandole("apply")
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "taking part again: node-3" in done.stdout
+    assert site.farandole("node list").stdout == "no node is left out\n"
+    assert "node-3" in site.ssh("node-1", "cat", "/etc/farandole/hostfile").stdout
+    assert site.play_ok().changes == set()
+
+
+@LONG
 def test_state_of_another_inventory_with_the_same_name_is_refused(site: Cluster, tmp_path: Path) -> None:
     other = shutil.copytree(site.inventory, tmp_path / site.name)
     refused = play(other)
@@ -291,8 +318,16 @@ def test_drift_is_predicted_and_mended_although_most_tasks_ask_no_node(site: Clu
     for _, command in DRIFT:
         assert site.shell("node-2", command).returncode == 0
     expected = {(task, "node-2") for task, _ in DRIFT}
-    assert site.play_ok("--check").changes == expected
+
+    def told(changes: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {(change["task"], host) for change in changes for host in change["hosts"]}
+
+    looked = site.farandole("drift", "--json")
+    assert looked.returncode == 1, looked.stdout + looked.stderr
+    assert told(json.loads(looked.stdout)["changes"]) == expected
     assert site.play_ok().changes == expected
+    last = json.loads(site.farandole("history", "--json").stdout)["events"][-1]
+    assert (last["what"], told(last["changes"])) == ("apply", expected)
     account = site.shell("node-2", "id -gn trainer; getent shadow trainer | cut -d : -f 2").stdout
     assert account.split() == ["trainer", "*"]
     assert site.play_ok().changes == set()

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,15 @@ def test_a_bad_link_costs_an_end_that_has_two_of_them(findings: list[str], names
 
 
 @pytest.mark.parametrize("exclude", [True, False])
-def test_only_the_same_check_takes_back_what_it_excluded(exclude: bool) -> None:
+def test_what_passes_the_same_check_again_waits_for_its_proof(exclude: bool) -> None:
     entries = {"node-2": CHECK, "node-3": CONFIRMED, "node-4": PERSON, "node-5": ELSEWHERE, "gone": CHECK}
     decision = decide(entries=entries, exclude=exclude)
-    assert [*decision.entries] == ["node-3", "node-4", "node-5", "gone"]
-    assert ("node-2", "node-returned", "note") in told(decision)
+    mended = replace(CHECK, mended=True)
+    assert decision.entries == entries | {"node-2": mended}
+    assert ("node-2", "node-mended", "warn") in told(decision)
+    # It may fail again before that, and what is not asked stays as it is.
+    assert decide(bad("node-2"), entries={"node-2": mended}, exclude=exclude).entries == {"node-2": CHECK}
+    assert decide(entries={"node-2": mended}, exclude=exclude, tested=["node-1"]).entries == {"node-2": mended}
     # Not if it was not asked, or is still bad: that stops no run any more.
     assert decide(entries=entries, exclude=exclude, tested=["node-1", "node-6"]).entries == entries
     still = decide(bad("node-2"), entries=entries, exclude=exclude)
@@ -149,7 +154,13 @@ def test_a_run_stops_if_it_is_limited_to_a_node_that_is_left_out_or_it_is_the_he
     decision = decide(bad(name), entries={name: entry}, **changes)
     assert decision.entries == {name: entry}
     assert told(decision) == [(name, "login-timeout", "stop"), (name, "node-excluded", "stop")]
-    assert decide(entries={name: entry}, **changes).entries == ({name: entry} if entry is ELSEWHERE else {})
+    # The head, as nothing could prove it without itself, takes part as soon as it passes.
+    passed = decide(entries={name: entry}, **changes)
+    if entry is CHECK and name == "node-1":
+        assert (passed.entries, passed.findings) == ({}, [])
+    else:
+        assert passed.entries == {name: entry}
+        assert told(passed) == [(name, "node-mended" if entry is CHECK else "node-excluded", "stop")]
 
 
 @pytest.mark.parametrize(
@@ -329,8 +340,8 @@ def test_preflight_goes_on_without_a_node_that_is_down(tmp_path: Path) -> None:
     assert [*json.loads((tmp_path / "preflight.json").read_text())["hosts"]] == ["node-1", "node-2", "node-4"]
     # Known to be bad, it stops no run.
     assert not preflight(tmp_path, {**FINE, "node-3": DOWN}, on_bad_node="stop")["failed"]
-    assert "excluded" not in preflight(tmp_path, FINE, on_bad_node="stop")
-    assert excluded.read(tmp_path) == {}
+    assert [*preflight(tmp_path, FINE, on_bad_node="stop")["excluded"]] == ["node-3"]
+    assert excluded.read(tmp_path)["node-3"].mended
 
 
 @pytest.mark.parametrize(

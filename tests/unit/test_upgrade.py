@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from farandole.cli import upgrade
 from farandole.cli.app import app
-from farandole.cli.upgrade import CODE, Change, alone, go
+from farandole.cli.upgrade import CODE, Change, alone, go, prove_mended
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory import excluded
 from farandole.inventory.facts import describe
@@ -152,7 +153,7 @@ def test_a_node_that_is_not_proven_stays_left_out(
 
     def back() -> str:
         with alone(tmp_path):
-            return change.brought_back("node-2", left_out, lambda: change.returning("node-2"))
+            return change.brought_back({"node-2": left_out}, lambda: change.returning(["node-2"]))
 
     monkeypatch.setattr(Change, "run", run)
     change = changing(tmp_path)
@@ -194,9 +195,40 @@ def test_a_power_cut_leaves_a_node_out_that_was_being_proven(tmp_path: Path, lef
     change = changing(tmp_path)
     # Another proof does not forget it, and what is not being proven is as earlier versions have it.
     with alone(tmp_path):
-        assert change.brought_back("node-3", left_out, lambda: "") == ""
+        assert change.brought_back({"node-3": left_out}, lambda: "") == ""
         assert excluded.read(tmp_path) == {"node-2": entry}
     assert "proving" not in (tmp_path / excluded.FILE).read_text()
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_apply_takes_back_what_is_mended_once_it_is_proven(
+    good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = excluded.Entry(excluded.now(), "check", "", "login-timeout", "it was off", "preflight")
+    mended = replace(failed, mended=True)
+    before = {"node-2": mended, "node-3": replace(mended, person="carol"), "node-4": failed, "gone": mended}
+    with excluded.changing(tmp_path) as entries:
+        entries |= before
+    ran: list[tuple[str, ...]] = []
+
+    def run(change: Change, playbook: str, *arguments: str) -> bool:
+        ran.append((playbook, *arguments[:2], *change.more))
+        return good or playbook == "site.yml"
+
+    monkeypatch.setattr(Change, "run", run)
+    nodes = [f"node-{number}" for number in range(1, 5)]
+    cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path)
+    monkeypatch.setattr("farandole.cli.upgrade.cluster_of", lambda *_, **__: cluster)
+    prove_mended(tmp_path, Login(ask_become_pass=True), [], as_json=False)
+    assert ran == []
+    with nullcontext() if good else pytest.raises(FarandoleError, match="left out as before, node-2: its validation"):
+        prove_mended(tmp_path, Login(), ["--forks", "9"], as_json=False)
+    assert ran[:2] == [
+        ("site.yml", "--limit", "node-2", "--forks", "9"),
+        ("playbooks/validate.yml", "--tags", "quick", "--forks", "9"),
+    ]
+    left = excluded.read(tmp_path)
+    assert left == (before if not good else {name: entry for name, entry in before.items() if name != "node-2"})
 
 
 def test_what_a_person_decides_during_a_proof_stays(
@@ -212,7 +244,7 @@ def test_what_a_person_decides_during_a_proof_stays(
 
     for why in ("", "its validation is red"):
         with alone(tmp_path):
-            failed = changing(tmp_path).brought_back("node-2", left_out, steps)
+            failed = changing(tmp_path).brought_back({"node-2": left_out}, steps)
         assert failed == (why or "somebody has left it out meanwhile")
         assert excluded.read(tmp_path) == {"node-2": smoke}
 
@@ -231,7 +263,9 @@ def test_a_node_is_not_proven_if_a_check_leaves_it_or_its_partner_out(
     monkeypatch.setattr(Change, "run", run)
     change = changing(tmp_path)
     with alone(tmp_path):
-        assert change.brought_back("node-2", left_out, lambda: change.returning("node-2")) == "its validation is red"
+        assert (
+            change.brought_back({"node-2": left_out}, lambda: change.returning(["node-2"])) == "its validation is red"
+        )
     assert excluded.read(tmp_path)["node-2"] == left_out
 
 
@@ -264,7 +298,7 @@ def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
         take(tmp_path, this_run(other.pid))
         monkeypatch.setattr(upgrade, "play", lambda *_, **__: other.poll())
         assert changing(tmp_path).run("site.yml")
-    assert capsys.readouterr().out.count("waiting: this cluster is being changed by ") == 1
+    assert capsys.readouterr().err.count("waiting: this cluster is being changed by ") == 1
 
 
 def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -21,8 +22,11 @@ from farandole.cli.options import (
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory.variables import refuse_unknown
 from farandole.plays.playbook import Login, play
-from farandole.watch.events import is_alive, latest, run_of
+from farandole.watch.events import LOG, is_alive, latest, run_of
 from farandole.watch.viewer import LOOK, Viewer
+
+# What a run says of a node that passes again what it had failed.
+MENDED = "[node-mended]"
 
 
 @with_login()
@@ -53,7 +57,14 @@ def apply(
     )
     if status:
         raise typer.Exit(status)
-    if not as_json and not (limit or tags or skip_tags):
+    whole = not (limit or tags or skip_tags)
+    # To read the inventory takes longer than the log.
+    if whole and not check and (folder := latest(inventory)) and MENDED in (folder / LOG).read_text(errors="replace"):
+        # It takes time to import.
+        import_module("farandole.cli.upgrade").prove_mended(
+            inventory, login, words({"--forks": forks}, extra_vars), as_json=as_json
+        )
+    if whole and not as_json:
         verb, purpose = ("apply", "to make these changes") if check else ("validate", "next")
         typer.echo(f"{purpose}: farandole {verb} -i {shlex.quote(str(inventory))}")
 

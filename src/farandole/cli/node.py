@@ -49,7 +49,8 @@ def show(inventory: Inventory) -> None:
         hand = entry.by == "person"
         gone = "" if name in known.nodes else " (no longer in the inventory)"
         who = [entry.person, ""] if hand else [entry.measurement, entry.person]
-        rows.append([f"{name}{gone}", entry.since, *who, entry.code, entry.why])
+        again = " (it passes again, and is not proven yet)" if entry.mended and not entry.person else ""
+        rows.append([f"{name}{gone}", entry.since, *who, entry.code, f"{entry.why}{again}"])
     typer.echo(on_terminal(table(rows)) if rows[1:] else "no node is left out")
 
 
@@ -109,7 +110,7 @@ def include(
             why = "the head could not be told to leave it out"
             # It may not know yet.
             if change.tell_head():
-                why = change.brought_back(name, entry, lambda: change.returning(name))
+                why = change.brought_back({name: entry}, lambda: change.returning([name]))
         if why:
             raise FarandoleError(f"{name}: {why}. It stays left out; when that is mended: {change.again}")
     typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))

@@ -66,7 +66,7 @@ def replace(
         left_out = dataclasses.replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
         )
-        if why := change.brought_back(name, left_out, lambda: failure(change, name)):
+        if why := change.brought_back({name: left_out}, lambda: failure(change, name)):
             raise FarandoleError(
                 f"{name}: {why}{change.untold()}. It is left out of jobs; when that is mended, run again: {again}"
             )

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -55,6 +55,9 @@ class Change:
     cluster: ClusterFacts
     # The command that continues it.
     again: str
+    # What its runs are told besides.
+    more: Sequence[str] = ()
+    as_json: bool = False
 
     @property
     def needed(self) -> list[str]:
@@ -74,7 +77,7 @@ class Change:
                 return refuse_another(self.cluster.state, this_run(os.getpid()))
             except FarandoleError as refused:
                 if not told:
-                    typer.echo(f"waiting: {refused}")
+                    typer.echo(f"waiting: {refused}", err=True)
                 told = True
                 time.sleep(LOOK_S)
 
@@ -85,7 +88,8 @@ class Change:
             f"nodes that are not proven yet stay left out; to continue: {self.again}; if not, so that the head knows "
             f"who takes part: {self.apply}"
         )
-        return play(playbook, self.inventory, self.login, *arguments, interrupted=interrupted) == 0
+        more, login = (*self.more, *arguments), self.login
+        return play(playbook, self.inventory, login, *more, as_json=self.as_json, interrupted=interrupted) == 0
 
     def leave_out(self, names: Sequence[str], why: str) -> None:
         """Leave nodes out of jobs, if they can be."""
@@ -123,15 +127,17 @@ class Change:
         """Let the queue and those who start jobs on the head know who takes part; what runs goes on."""
         return self.run("site.yml", "--limit", self.cluster.head, "--tags", "fabric,slurm,monitoring")
 
-    def brought_back(self, name: str, entry: excluded.Entry, steps: Callable[[], str]) -> str:
-        """Let a node take part while it is set up and proven, and leave it out again if that fails; returns why."""
+    def brought_back(self, entries: Mapping[str, excluded.Entry], steps: Callable[[], str]) -> str:
+        """Let nodes take part while they are set up and proven, and leave them out again if it fails; returns why."""
         state, why = self.cluster.state, "it was interrupted"
-        excluded.begin_proof(state, name, entry)
+        for name, entry in entries.items():
+            excluded.begin_proof(state, name, entry)
         try:
             why = steps()
         finally:
-            excluded.end_proof(state, name, entry, good=not why)
-        if not why and name in excluded.read(state):
+            for name, entry in entries.items():
+                excluded.end_proof(state, name, entry, good=not why)
+        if not why and entries.keys() & excluded.read(state).keys():
             why = "somebody has left it out meanwhile"
         return why
 
@@ -139,11 +145,11 @@ class Change:
         """Tell the head that a node is left out again; returns what follows if it cannot be told."""
         return "" if self.tell_head() else f", and the head may give it jobs until this succeeds: {self.apply}"
 
-    def returning(self, name: str) -> str:
-        """Set a node up that was left out, and prove it before the head gives it jobs; returns what failed."""
-        if not self.run("site.yml", "--limit", name):
+    def returning(self, names: Sequence[str]) -> str:
+        """Set nodes up that were left out, and prove them before the head gives them jobs; returns what failed."""
+        if not self.run("site.yml", "--limit", ",".join(names)):
             return "site.yml failed"
-        if not self.is_proven([name]):
+        if not self.is_proven(names):
             return "its validation is red"
         return (
             "" if self.tell_head() else f"the head could not be told, and may give it jobs until {self.apply} succeeds"
@@ -233,6 +239,26 @@ def upgrade(
         confirm(yes)
         go(change, parts, settings)
         typer.echo(f"upgraded: {several(todo)}")
+
+
+def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
+    """Take nodes back that pass again what they had failed, if jobs on them and another one pass."""
+    cluster = cluster_of(inventory, write=True)
+    folder = shlex.quote(str(inventory))
+    change = Change(inventory, login, cluster, f"farandole apply -i {folder}", more, as_json)
+    entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.nodes}
+    mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
+    # A password would be asked for again and again.
+    if not mended or login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
+        return
+    names = [*mended]
+    typer.echo(f"proven now, before they take part again: {several(names)}", err=as_json)
+    with alone(cluster.state):
+        why = change.brought_back(mended, lambda: change.returning(names))
+    if why:
+        one = f"; to prove one alone: farandole node include {names[0]} --prove -i {folder}" if names[1:] else ""
+        raise FarandoleError(f"left out as before, {several(names)}: {why}; when that is mended: {change.again}{one}")
+    typer.echo(f"taking part again: {several(names)}", err=as_json)
 
 
 def asked(change: Change, names: Sequence[str]) -> dict[str, Due]:

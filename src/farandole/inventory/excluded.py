@@ -42,6 +42,13 @@ class Entry:
     measurement: str
     # It takes part so that it can be proven, as long as the command that does so holds its lock.
     proving: bool = False
+    # It passes what it had failed, and takes part once it is proven.
+    mended: bool = False
+
+    @property
+    def note(self) -> str:
+        """The cause by which a run tells of it."""
+        return "node-set-aside" if self.person else "node-mended" if self.mended else "node-excluded"
 
     @property
     def words(self) -> str:
@@ -62,7 +69,7 @@ ENTRIES = named(
             "why": text(400),
             "measurement": words("[a-z0-9-]{0,32}"),
         },
-        {"proving": yes_or_no},
+        {"proving": yes_or_no, "mended": yes_or_no},
     ),
 )
 
@@ -122,9 +129,10 @@ def _rewriting(state: Path) -> Iterator[dict[str, Entry]]:
             # Ansible's own kinds of strings become plain ones.
             plain = json.loads(json.dumps({name: asdict(entry) for name, entry in entries.items()}))
             for entry in plain.values():
-                # Earlier versions do not know it.
-                if not entry["proving"]:
-                    del entry["proving"]
+                # Earlier versions do not know these.
+                for mark in ("proving", "mended"):
+                    if not entry[mark]:
+                        del entry[mark]
             content = yaml.safe_dump(plain, sort_keys=False, width=1000)
             write_private(state / FILE, HEADER + content, durable=True)
 
@@ -209,7 +217,12 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
     """
     stops = [fault for fault in findings if fault.severity == "stop"]
     bad = {name for stop in stops for name in _about(stop)}
-    kept = {name: entry for name, entry in entries.items() if not _healed(name, entry, bad, checked)}
+    kept = {
+        name: replace(entry, mended=_healed(name, entry, bad, checked)) if name in checked.tested else entry
+        for name, entry in entries.items()
+    }
+    # Nothing goes on without these, so nothing could prove them.
+    kept = {name: entry for name, entry in kept.items() if not (entry.mended and name in checked.servers)}
     new = _culprits([stop for stop in stops if not kept.keys() & _about(stop)], checked)
     possible = bool(new) and _goes_on(stops, kept, new, checked)
     added = {
@@ -227,20 +240,16 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
         told += [finding("exclusion-possible", name, inventory=shlex.quote(checked.inventory)) for name in new]
     if refused(told):
         return Decision(entries, told)
-    back = {name: entry for name, entry in entries.items() if name not in out}
-    return Decision(out, [*told, *_findings("node-returned", back, checked)])
-
-
-def _findings(code: str, entries: Mapping[str, Entry], checked: Checked) -> list[Finding]:
-    inventory = shlex.quote(checked.inventory)
-    return [finding(code, name, seen=entry.words, host=name, inventory=inventory) for name, entry in entries.items()]
+    return Decision(out, told)
 
 
 def _noted(out: Mapping[str, Entry], checked: Checked) -> list[Finding]:
     """Tell which nodes of this run are left out, and stop it if it needs them."""
     here = {name: entry for name, entry in out.items() if name in checked.tested or name in checked.servers}
-    notes = _findings("node-excluded", {name: entry for name, entry in here.items() if not entry.person}, checked)
-    notes += _findings("node-set-aside", {name: entry for name, entry in here.items() if entry.person}, checked)
+    inventory = shlex.quote(checked.inventory)
+    notes = [
+        finding(entry.note, name, seen=entry.words, host=name, inventory=inventory) for name, entry in here.items()
+    ]
     needed = _needed(out, checked)
     return [replace(note, severity="stop") if note.host in needed else note for note in notes]
 
