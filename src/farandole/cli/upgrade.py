@@ -58,6 +58,8 @@ class Change:
     # What its runs are told besides.
     more: Sequence[str] = ()
     as_json: bool = False
+    # Whether all nodes learn who takes part, as from apply, and not only the head.
+    everyone: bool = False
 
     @property
     def needed(self) -> list[str]:
@@ -125,7 +127,8 @@ class Change:
 
     def tell_head(self) -> bool:
         """Let the queue and those who start jobs on the head know who takes part; what runs goes on."""
-        return self.run("site.yml", "--limit", self.cluster.head, "--tags", "fabric,slurm,monitoring")
+        limit = [] if self.everyone else ["--limit", self.cluster.head]
+        return self.run("site.yml", *limit, "--tags", "fabric,slurm,monitoring")
 
     def brought_back(self, entries: Mapping[str, excluded.Entry], steps: Callable[[], str]) -> str:
         """Let nodes take part while they are set up and proven, and leave them out again if it fails; returns why."""
@@ -245,7 +248,7 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     """Take nodes back that pass again what they had failed, if jobs on them and another one pass."""
     cluster = cluster_of(inventory, write=True)
     folder = shlex.quote(str(inventory))
-    change = Change(inventory, login, cluster, f"farandole apply -i {folder}", more, as_json)
+    change = Change(inventory, login, cluster, f"farandole apply -i {folder}", more, as_json, everyone=True)
     entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.nodes}
     mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
     # A password would be asked for again and again.
