@@ -42,7 +42,8 @@ def test_what_one_cure_mends_is_one_item_with_a_line_for_each_value() -> None:
     ("code", "reason", "words"),
     [
         ("login-no-route", "ssh: connect to host 192.0.2.1 port 22: No route to host", ""),
-        ("login-failed", "no complete answer in 60 s", " shows where it stops"),
+        ("login-failed", "Connection closed by UNKNOWN port 65535", " shows where it stops"),
+        ("login-incomplete", "no complete answer in 60 s", " top -bn1"),
     ],
 )
 def test_nodes_that_are_off_are_one_item_although_each_has_a_login_of_its_own(
