@@ -373,8 +373,9 @@ def test_a_run_that_is_told_to_end_names_what_it_changed(clone: Path) -> None:
 
 # Ansible itself sometimes ends without a word.
 TIDY = f"""{FOLLOW}
-# nohup, under which the tests may run, has it ignored.
+# nohup, and a script's &, under which the tests may run, have these ignored.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 script = "trap 'sleep 1; echo tidied up; exit' INT; touch ready; while true; do sleep .1; done"
 try:
     playbook._follow(["sh", "-c", f"cd {{folder}}; {{script}}"], folder, viewer)
