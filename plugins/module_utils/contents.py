@@ -22,6 +22,8 @@ NOT_LISTED = (LIST, "manifest.json", f"{LIST}.new", "manifest.json.new")
 BLOCK = 1 << 20
 # The kernel's clock for files goes in steps, which are shorter than this.
 STEP_NS = 50_000_000
+# The time of all files in an archive, 2020-01-01 UTC.
+PACKED_S = 1_577_836_800
 Entry = tuple[str, str, str]
 
 
@@ -157,9 +159,9 @@ def trees(folder: Path) -> list[Path]:
 
 
 def proven(manifest: Path) -> int:
-    """Since when a stack is known to be whole. Its manifest's time of change alone would be that of unpacking it."""
+    """Since when a stack is known to be whole: since it was unpacked, or as was noted later."""
     status = manifest.stat()
-    return min(status.st_ctime_ns, status.st_mtime_ns)
+    return status.st_ctime_ns if status.st_mtime == PACKED_S else min(status.st_ctime_ns, status.st_mtime_ns)
 
 
 def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:

@@ -249,8 +249,6 @@ def install(module: AnsibleModule, root: Path) -> dict[str, Any]:
         flush(root)
         marks.append(time.monotonic())
         test(module, target, incoming)
-        # Its time says since when the stack is whole.
-        (incoming / "manifest.json").touch()
         (incoming / "manifest.json").rename(target / "manifest.json")
         marks.append(time.monotonic())
     finally:

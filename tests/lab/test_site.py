@@ -111,7 +111,7 @@ def test_the_second_run_changes_nothing_and_asks_each_node_once(site: Cluster) -
     assert min(logins.values()) == 1, logins
     # Of a stack in which nothing was touched since, no file has to be read.
     for node in ("node-1", "node-3"):
-        assert site.shell(node, "cd /opt/farandole/current/ && find . -newercm manifest.json").stdout == ""
+        assert site.shell(node, "cd /opt/farandole/current/ && find . -newercc manifest.json").stdout == ""
 
 
 @LONG
