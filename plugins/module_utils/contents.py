@@ -169,13 +169,15 @@ def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:
     folder = root / "stacks" / stack
     since, now = proven(folder / "manifest.json"), time.time_ns()
     # If nothing was touched, this takes a fraction of a second.
-    late = [tree for tree in trees(folder) if not tree.is_dir() or touched(tree, since)]
-    problems = [
-        f"in {tree.parent.name}/{tree.name}, {problem}" for tree in late for problem in verify(tree, since=since) or ()
-    ]
-    if note and late and not problems:
+    found = {tree: verify(tree, since=since) for tree in trees(folder) if not tree.is_dir() or touched(tree, since)}
+    # Not of a tree that cannot be verified.
+    if note and found and all(problems == [] for problems in found.values()):
         os.utime(folder / "manifest.json", ns=(now - STEP_NS, now - STEP_NS))
-    return problems
+    return [
+        f"in {tree.parent.name}/{tree.name}, {problem}"
+        for tree, problems in found.items()
+        for problem in problems or ()
+    ]
 
 
 def beside(stack: Path, names: Sequence[str]) -> Iterator[str]:

@@ -133,6 +133,12 @@ def test_what_was_touched_and_is_whole_is_read_once(
         read.clear()
         assert contents.drift(root, NEW, note=note) == []
         assert read.count(str(python)) == times
+    # What cannot be verified is not noted as whole.
+    before, kept = contents.proven(stack / "manifest.json"), (stack / contents.LIST).read_text()
+    (stack / contents.LIST).unlink()
+    python.touch()
+    assert contents.drift(root, NEW, note=True) == [] and contents.proven(stack / "manifest.json") == before
+    (stack / contents.LIST).write_text(kept)
     rewrite(stack)
     for _ in range(2):
         assert contents.drift(root, NEW, note=True) == [f"in stacks/{NEW}, venv/bin/python has different content"]
