@@ -60,6 +60,7 @@ class ActionModule(Action):
         if self._task.check_mode:
             return {"changed": True}
         host, wait = variables.get("inventory_hostname", ""), arguments.pop("wait")
+        quiet = {**variables, "ansible_no_target_syslog": True}
         answer = self.ask({**arguments, "start": True}, variables)
         shown = time.monotonic()
         while wait and answer.get("running"):
@@ -69,6 +70,7 @@ class ActionModule(Action):
             if time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()
                 Display().display(at.line(Display().columns))
-            # If the running step is another one of the same build, this one has yet to be started.
-            answer = self.ask({**arguments, "start": answer.get("start") is True}, variables)
+            # If the running step is another one of the same build, this one has yet to be started. The node has logged
+            # it, and need not log each look at it.
+            answer = self.ask({**arguments, "start": answer.get("start") is True}, quiet)
         return answer

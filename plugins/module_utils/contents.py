@@ -161,6 +161,7 @@ def trees(folder: Path) -> list[Path]:
 def proven(manifest: Path) -> int:
     """Since when a stack is known to be whole: since it was unpacked, or as was noted later."""
     status = manifest.stat()
+    # Earlier versions left the time of the archive.
     return status.st_ctime_ns if status.st_mtime == PACKED_S else min(status.st_ctime_ns, status.st_mtime_ns)
 
 

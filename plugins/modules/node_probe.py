@@ -153,7 +153,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
-        "stacks": stacks(Path("/opt/farandole"), note=os.geteuid() == 0 and not module.check_mode),
+        "stacks": stacks(Path("/opt/farandole"), note=os.geteuid() == 0 and module.params["note"]),
         "data": sums(Path("/opt/farandole/data/mnist")),
         "time": time.time(),
         "root": os.geteuid() == 0,
@@ -164,7 +164,11 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"accounts": {"type": "dict", "required": True}, "user": {"type": "str", "default": ""}},
+        argument_spec={
+            "accounts": {"type": "dict", "required": True},
+            "user": {"type": "str", "default": ""},
+            "note": {"type": "bool", "default": False},
+        },
         supports_check_mode=True,
     )
     module.exit_json(changed=False, probe=probe(module))

@@ -249,6 +249,8 @@ def install(module: AnsibleModule, root: Path) -> dict[str, Any]:
         flush(root)
         marks.append(time.monotonic())
         test(module, target, incoming)
+        # That this is the time at which it was whole stays known if something touches all files.
+        os.utime(incoming / "manifest.json")
         (incoming / "manifest.json").rename(target / "manifest.json")
         marks.append(time.monotonic())
     finally:

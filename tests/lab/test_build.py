@@ -60,6 +60,9 @@ def test_a_build_survives_its_control_machine_and_is_not_restarted(head: Head) -
     assert head.shell("cat ended") == ""
     head.build_well(step)
     assert head.shell("cat begun ended").split() == ["begun", "ended"]
+    # Each run is in the node's log, and not each look at how far it is.
+    logged = head.shell("journalctl --quiet --output=cat --grep='^Invoked with .*echo ended >ended'")
+    assert len(logged.splitlines()) == 2, logged
 
 
 def two_steps(build: str, seconds: int) -> list[Step]:

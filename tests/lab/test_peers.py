@@ -2,8 +2,10 @@
 
 import base64
 import re
+import signal
 
 from clusters import Cluster, until
+from plays import Play
 
 NODES = 6
 SITE = ("--extra-vars", '{"firewall_enabled": true}')
@@ -53,6 +55,23 @@ def put_bad_peer(cluster: Cluster, node: str, kind: str) -> None:
     assert cluster.shell(node, start).returncode == 0
 
 
+def lacking(cluster: Cluster) -> None:
+    """Take the stack away from all nodes but the head."""
+    for node in WORKERS:
+        assert cluster.shell(node, "cd /opt/farandole && rm -rf stacks mpi current").returncode == 0
+
+
+def passing_on(cluster: Cluster) -> Play:
+    """A run in which the nodes that the head sends the archive to, slowly, have a part of it and pass it on."""
+    cluster.ensure(*SITE)
+    lacking(cluster)
+    cluster.lab("fault", "throttle", "node-1")
+    run = cluster.start(*SITE)
+    until(lambda: listening(cluster) == ["node-2", "node-3"], 300)
+    until(lambda: sent(cluster, "node-3") > 100 << 20, 300)
+    return run
+
+
 def have_the_stack(cluster: Cluster) -> list[str]:
     return [
         node for node in WORKERS if cluster.shell(node, "test -e /opt/farandole/current/manifest.json").returncode == 0
@@ -77,8 +96,7 @@ def test_the_head_sends_the_archive_to_two_nodes(cluster: Cluster) -> None:
 
 def test_bad_peers_cost_a_retry_and_are_named(cluster: Cluster) -> None:
     cluster.ensure(*SITE)
-    for node in WORKERS:
-        assert cluster.shell(node, "cd /opt/farandole && rm -rf stacks mpi current").returncode == 0
+    lacking(cluster)
     for node, kind in (("node-2", "lying"), ("node-3", "silent"), ("node-4", "slow")):
         put_bad_peer(cluster, node, kind)
     # Two at a time: each fetches from the one two places before it.
@@ -92,3 +110,35 @@ def test_bad_peers_cost_a_retry_and_are_named(cluster: Cluster) -> None:
     assert have_the_stack(cluster) == WORKERS
     # The others have no children.
     assert listening(cluster) == []
+
+
+def test_a_peer_that_loses_its_power_costs_the_others_a_retry(cluster: Cluster) -> None:
+    run = passing_on(cluster)
+    cluster.lab("fault", "kill", "node-2")
+    done = run.end()
+    cluster.lab("fault", "heal", "node-1")
+    cluster.lab("fault", "start", "node-2")
+    assert {host for _, host in done.failures} == {"node-2"}, done.output
+    assert re.search(r"node-2 sent \d+ KiB", done.flat), done.output
+    cluster.play_ok(*SITE)
+    assert have_the_stack(cluster) == WORKERS
+
+
+def test_a_peer_that_is_revoked_meanwhile_is_asked_by_nobody_and_gets_nothing(cluster: Cluster) -> None:
+    run = passing_on(cluster)
+    revoked = (*SITE, "--extra-vars", '{"ssh_trust_revoked": ["node-3"]}')
+    # Nobody changes the cluster beside another run, so that one has to end.
+    assert "is being changed" in cluster.play_failing(*revoked).flat
+    run.end(signal.SIGINT)
+    cluster.lab("fault", "heal", "node-1")
+    before = int(cluster.console("node-3", "cat /sys/class/net/eth0/statistics/tx_bytes").stdout)
+    done = cluster.play_ok(*revoked)
+    assert "node-3 sent" not in done.flat
+    after = int(cluster.console("node-3", "cat /sys/class/net/eth0/statistics/tx_bytes").stdout)
+    assert after - before < 10 << 20
+    assert have_the_stack(cluster) == [node for node in WORKERS if node != "node-3"]
+    ask = "wget --quiet --timeout=5 --tries=1 --output-document=/dev/null http://node-2:8480/"
+    assert cluster.console("node-3", ask).returncode == 4
+    cluster.readmit("node-3")
+    cluster.play_ok(*SITE)
+    assert have_the_stack(cluster) == WORKERS

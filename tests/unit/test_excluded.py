@@ -130,6 +130,9 @@ def test_what_passes_the_same_check_again_waits_for_its_proof(exclude: bool) -> 
     # It may fail again before that, and what is not asked stays as it is.
     assert decide(bad("node-2"), entries={"node-2": mended}, exclude=exclude).entries == {"node-2": CHECK}
     assert decide(entries={"node-2": mended}, exclude=exclude, tested=["node-1"]).entries == {"node-2": mended}
+    # So does one that all others depend on now: it takes part once it was asked.
+    waits = decide(entries={"node-1": mended}, exclude=exclude, tested=["node-2", "node-3"])
+    assert (waits.entries, told(waits)) == ({"node-1": mended}, [("node-1", "node-mended", "stop")])
     # Not if it was not asked, or is still bad: that stops no run any more.
     assert decide(entries=entries, exclude=exclude, tested=["node-1", "node-6"]).entries == entries
     still = decide(bad("node-2"), entries=entries, exclude=exclude)

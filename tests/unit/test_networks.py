@@ -116,6 +116,23 @@ def test_without_measurements_the_interfaces_speeds_count() -> None:
     assert f"{FIRST} has interfaces of 1000 Mbit/s; {SECOND} was not measured" in note.cause
 
 
+def test_the_addresses_of_nodes_that_are_left_out_are_known_too() -> None:
+    hostvars = cluster()
+    former = known(choose(hostvars, {FIRST: 110.0, SECOND: 900.0}), hostvars)
+    away = {**hostvars, "c": {"cluster_ip": "10.0.0.3"}}
+    here = networks.choose(NAMES[:2], hostvars, "", former, never, again=False, others=["c"])
+    gone = networks.choose(NAMES[:2], away, "", former, never, again=False, others=["c"])
+    new = networks.choose(NAMES[:2], hostvars, "", NEW, None, again=False, others=["c"])
+    assert here.addresses == gone.addresses == new.addresses == former["addresses"]
+    # In other networks than then, it has to say them; one that is in none of them is let in by its first address only.
+    unknown = networks.choose(
+        NAMES[:2], away, "", {**former, "networks": {FIRST: 1.0}}, None, again=False, others=["c"]
+    )
+    assert [*unknown.addresses] == NAMES[:2]
+    alone = {**hostvars, "c": {**node(3), "_preflight_probe": {"probe": {"interfaces": [link("eth0", "10.0.0.3")]}}}}
+    assert [*networks.choose(NAMES[:2], alone, "", NEW, None, again=False, others=["c"]).addresses] == NAMES[:2]
+
+
 def test_limit_keeps_what_was_chosen_for_all() -> None:
     hostvars = cluster()
     former = known(choose(hostvars, {FIRST: 110.0, SECOND: 900.0}), hostvars)

@@ -241,13 +241,27 @@ def file_of(path: Path) -> dict[str, Any]:
     return {"sha256": sha256(path), "size": path.stat().st_size}
 
 
+def as_packed(made: Path) -> None:
+    """Set the times of all files to that of an archive."""
+    for path in made.rglob("*"):
+        os.utime(path, (contents.PACKED_S, contents.PACKED_S), follow_symlinks=False)
+
+
 def test_a_stack_is_completed_with_what_another_one_has(tmp_path: Path, depot: str, root: Path) -> None:
-    packed, asked = changes(tmp_path, depot, root, "python", "mpirun")
+    packed, asked = changes(tmp_path, depot, root, "python", "mpirun", spoil=as_packed)
     answer = run_module("stack_install", request(packed, depot, root, **asked))
     assert answer["changed"], answer
     assert not answer.get("warnings")
     assert contents.drift(root, NEW) == []
     came, made = tree(root / "stacks" / NEW), tree(tmp_path / "made/stacks" / NEW)
+    # A change is not hidden by whatever touches all files afterwards, the manifest last, and leaves their times.
+    changed = root / "stacks" / NEW / "venv/bin/python"
+    before = changed.read_bytes()
+    for content, found in ((b"other", ["has different content"]), (before, [])):
+        changed.write_bytes(content)
+        for path in sorted(root.rglob("*"), key=lambda path: path.name == "manifest.json"):
+            os.utime(path, ns=(0, path.lstat().st_mtime_ns), follow_symlinks=False)
+        assert [problem[-21:] for problem in contents.drift(root, NEW)] == found
     assert {path: text for path, (_, text) in came.items()} == {path: text for path, (_, text) in made.items()}
     # A file that both stacks had would be changed in both.
     assert {path.stat().st_nlink for path in root.rglob("*") if path.is_file()} == {1}

@@ -206,7 +206,13 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
 ) -> None:
     failed = excluded.Entry(excluded.now(), "check", "", "login-timeout", "it was off", "preflight")
     mended = replace(failed, mended=True)
-    before = {"node-2": mended, "node-3": replace(mended, person="carol"), "node-4": failed, "gone": mended}
+    before = {
+        "node-2": mended,
+        "node-3": replace(mended, person="carol"),
+        "node-4": failed,
+        "gone": mended,
+        "node-5": mended,
+    }
     with excluded.changing(tmp_path) as entries:
         entries |= before
     ran: list[tuple[str, ...]] = []
@@ -216,8 +222,8 @@ def test_apply_takes_back_what_is_mended_once_it_is_proven(
         return good or playbook == "site.yml"
 
     monkeypatch.setattr(Change, "run", run)
-    nodes = [f"node-{number}" for number in range(1, 5)]
-    cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path)
+    nodes = [f"node-{number}" for number in range(1, 6)]
+    cluster = describe({"cluster": nodes, "head": nodes[:1]}, tmp_path, revoked=["node-5"])
     monkeypatch.setattr("farandole.cli.upgrade.cluster_of", lambda *_, **__: cluster)
     prove_mended(tmp_path, Login(ask_become_pass=True), [], as_json=False)
     assert ran == []
@@ -248,28 +254,62 @@ def test_what_a_person_decides_during_a_proof_stays(
     for why in ("", "its validation is red"):
         with alone(tmp_path):
             failed = changing(tmp_path).brought_back({"node-2": left_out}, steps)
-        assert failed == (why or "somebody has left it out meanwhile")
+        assert failed == (why or "somebody has left out node-2 meanwhile")
         assert excluded.read(tmp_path) == {"node-2": smoke}
 
 
-@pytest.mark.parametrize("bad", ["node-1", "node-2"])
+@pytest.mark.parametrize("person", [True, False])
+@pytest.mark.parametrize(
+    ("bad", "step", "why"),
+    [
+        ("node-1", 2, "its validation is red"),
+        ("node-2", 2, "its validation is red"),
+        ("node-2", 3, "preflight has left it out again"),
+    ],
+)
 def test_a_node_is_not_proven_if_a_check_leaves_it_or_its_partner_out(
-    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
-) -> None:
-    def run(_change: Change, playbook: str, *_: str) -> bool:
-        # As preflight does with on_bad_node, and the validation of the other node is green.
-        if playbook == "playbooks/validate.yml":
+    bad: str, step: int, why: str, person: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry,
+) -> None:  # fmt: skip
+    steps = iter(range(1, 4))
+    late = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
+    former = left_out if person else replace(late, why="it was off", mended=True)
+
+    def run(*_: object) -> bool:
+        # As preflight does with on_bad_node, and what was run on the other nodes is green.
+        if next(steps) == step:
             with excluded.changing(tmp_path) as entries:
-                entries[bad] = excluded.Entry(excluded.now(), "check", "", "clock-skewed", "late", "preflight")
+                entries[bad] = late
         return True
 
     monkeypatch.setattr(Change, "run", run)
     change = changing(tmp_path)
     with alone(tmp_path):
-        assert (
-            change.brought_back({"node-2": left_out}, lambda: change.returning(["node-2"])) == "its validation is red"
-        )
-    assert excluded.read(tmp_path)["node-2"] == left_out
+        assert change.brought_back({"node-2": former}, lambda: change.returning(["node-2"])) == why
+    # What a person has said is not forgotten for what a check has found since, and else that is what is known.
+    assert excluded.read(tmp_path)["node-2"] == (former if person or bad == "node-1" else late)
+
+
+def test_who_was_left_out_during_a_proof_of_several_is_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended = excluded.Entry(excluded.now(), "check", "", "login-timeout", "it was off", "preflight", mended=True)
+
+    def run(_change: Change, playbook: str, *_: str) -> bool:
+        if playbook == "playbooks/validate.yml":
+            with excluded.changing(tmp_path) as entries:
+                entries["node-3"] = excluded.by_person("dave", "smoke")
+        return True
+
+    with excluded.changing(tmp_path) as entries:
+        entries |= dict.fromkeys(["node-2", "node-3"], mended)
+    monkeypatch.setattr(Change, "run", run)
+    cluster = describe({"cluster": ["node-1", "node-2", "node-3"], "head": ["node-1"]}, tmp_path)
+    monkeypatch.setattr("farandole.cli.upgrade.cluster_of", lambda *_, **__: cluster)
+    with pytest.raises(FarandoleError, match="left out as before, node-3: somebody has left out node-3 meanwhile"):
+        prove_mended(tmp_path, Login(), [], as_json=False)
+    assert "taking part again: node-2\n" in capsys.readouterr().out
+    assert [*excluded.read(tmp_path)] == ["node-3"]
 
 
 @pytest.mark.parametrize(("name", "good"), [("a", 2), ("b", 3), ("c", 3)])

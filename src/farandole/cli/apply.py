@@ -21,8 +21,8 @@ from farandole.cli.options import (
 )
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.inventory.variables import refuse_unknown
-from farandole.plays.playbook import Login, play
-from farandole.watch.events import LOG, is_alive, latest, run_of
+from farandole.plays.playbook import Login, viewed
+from farandole.watch.events import LOG, is_alive, latest, new_folder, run_of
 from farandole.watch.viewer import LOOK, Viewer
 
 # What a run says of a node that passes again what it had failed.
@@ -47,19 +47,14 @@ def apply(
     refuse_unknown(inventory.absolute(), "--limit", limit)
     options = {"--limit": limit, "--tags": tags, "--skip-tags": skip_tags, "--forks": forks}
     arguments = [*words(options, extra_vars), *["--check"] * check, *["--diff"] * diff]
-    status = play(
-        "site.yml",
-        inventory,
-        login,
-        *arguments,
-        as_json=as_json,
-        interrupted="run the same command again to continue where this one stopped",
-    )
+    folder = new_folder(inventory)
+    interrupted = "run the same command again to continue where this one stopped"
+    status = viewed(Viewer(folder, as_json=as_json), "site.yml", inventory, login, *arguments, interrupted=interrupted)
     if status:
         raise typer.Exit(status)
     whole = not (limit or tags or skip_tags)
     # To read the inventory takes longer than the log.
-    if whole and not check and (folder := latest(inventory)) and MENDED in (folder / LOG).read_text(errors="replace"):
+    if whole and not check and MENDED in (folder / LOG).read_text(errors="replace"):
         # It takes time to import.
         import_module("farandole.cli.upgrade").prove_mended(
             inventory, login, words({"--forks": forks}, extra_vars), as_json=as_json

@@ -148,7 +148,7 @@ def told(seen: Status, now: float) -> list[str]:
     elif NOT_SET_UP in codes:
         lines.append(f"next, to set the nodes up: farandole apply {again}")
     elif LEFT_OUT in codes:
-        lines.append(f"next, once a node is fixed: farandole node include NAME {again}")
+        lines.append(f"next, once a node is fixed: farandole node include NAME --prove {again}")
     elif NO_JOBS in codes:
         lines.append("next, once a node is fixed, on the head: scontrol update nodename=NAME state=resume")
     return lines

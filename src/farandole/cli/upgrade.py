@@ -140,8 +140,8 @@ class Change:
         finally:
             for name, entry in entries.items():
                 excluded.end_proof(state, name, entry, good=not why)
-        if not why and entries.keys() & excluded.read(state).keys():
-            why = "somebody has left it out meanwhile"
+        if not why and (out := entries.keys() & excluded.read(state).keys()):
+            why = f"somebody has left out {several(sorted(out))} meanwhile"
         return why
 
     def untold(self) -> str:
@@ -154,9 +154,9 @@ class Change:
             return "site.yml failed"
         if not self.is_proven(names):
             return "its validation is red"
-        return (
-            "" if self.tell_head() else f"the head could not be told, and may give it jobs until {self.apply} succeeds"
-        )
+        if not self.tell_head():
+            return f"the head could not be told, and may give it jobs until {self.apply} succeeds"
+        return "" if self.are_in(names) else "preflight has left it out again"
 
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
@@ -249,7 +249,7 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     cluster = cluster_of(inventory, write=True)
     folder = shlex.quote(str(inventory))
     change = Change(inventory, login, cluster, f"farandole apply -i {folder}", more, as_json, everyone=True)
-    entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.nodes}
+    entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.trusted}
     mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
     # A password would be asked for again and again.
     if not mended or login.ask_pass or login.ask_become_pass or login.ask_vault_pass:
@@ -258,10 +258,12 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     typer.echo(f"proven now, before they take part again: {several(names)}", err=as_json)
     with alone(cluster.state):
         why = change.brought_back(mended, lambda: change.returning(names))
-    if why:
-        one = f"; to prove one alone: farandole node include {names[0]} --prove -i {folder}" if names[1:] else ""
-        raise FarandoleError(f"left out as before, {several(names)}: {why}; when that is mended: {change.again}{one}")
-    typer.echo(f"taking part again: {several(names)}", err=as_json)
+    still = excluded.read(cluster.state)
+    if back := [name for name in names if name not in still]:
+        typer.echo(f"taking part again: {several(back)}", err=as_json)
+    if out := [name for name in names if name in still]:
+        one = f"; to prove one alone: farandole node include {out[0]} --prove -i {folder}" if out[1:] else ""
+        raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
 
 
 def asked(change: Change, names: Sequence[str]) -> dict[str, Due]:

@@ -155,11 +155,13 @@ def begin_proof(state: Path, name: str, entry: Entry) -> None:
 
 
 def end_proof(state: Path, name: str, entry: Entry, *, good: bool) -> None:
-    """Take a node back, or leave it out again; what a person has decided meanwhile stays."""
+    """Take a node back, or leave it out again; what a person or a check has decided meanwhile stays."""
     with _rewriting(state) as entries:
-        if (now := entries.get(name)) and now.person and not now.proving:
+        now = entries.get(name)
+        decided = now is not None and not now.proving
+        if now and decided and (now.person or not entry.person):
             return
-        if good:
+        if good and not decided:
             entries.pop(name, None)
         else:
             entries[name] = replace(entry, proving=False)
@@ -222,7 +224,8 @@ def decide(findings: Sequence[Finding], entries: Mapping[str, Entry], checked: C
         for name, entry in entries.items()
     }
     # Nothing goes on without these, so nothing could prove them.
-    kept = {name: entry for name, entry in kept.items() if not (entry.mended and name in checked.servers)}
+    proven = {*checked.servers} & {*checked.tested}
+    kept = {name: entry for name, entry in kept.items() if not (entry.mended and name in proven)}
     new = _culprits([stop for stop in stops if not kept.keys() & _about(stop)], checked)
     possible = bool(new) and _goes_on(stops, kept, new, checked)
     added = {

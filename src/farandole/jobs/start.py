@@ -80,7 +80,9 @@ def left_out(inventory: Path, hosts: str) -> list[str]:
     for name, why in out.items():
         note = on_terminal(f"{name} is left out: {why}")
         if hosts:
-            raise FarandoleError(f"--hosts: {note}; to use it again: farandole node include {name} -i {inventory}")
+            raise FarandoleError(
+                f"--hosts: {note}; to use it again: farandole node include {name} --prove -i {inventory}"
+            )
         console.print(note, markup=False)
     return [*out]
 

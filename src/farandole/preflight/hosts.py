@@ -91,7 +91,7 @@ def check(
         seen = _look(request, read(asked), hostvars, judge_stack)
         # Like role fabric: all nodes, whatever --limit says.
         members = excluded.members(checked.cluster, entries)
-        chosen, network, links = _measure(request, seen, members, hostvars, say)
+        chosen, network, links = _measure(request, seen, members, checked.cluster, hostvars, say)
         # What follows from a comparison of nodes says nothing about one of them, as any of them may lie.
         compared = {*judge_machine_ids(seen.probes)}
         single = [finding for finding in seen.findings if finding not in compared]
@@ -125,11 +125,13 @@ def _look(
 
 
 def _measure(
-    request: Request, seen: Seen, members: Sequence[str], hostvars: HostVars, say: Callable[[str], None]
-) -> tuple[networks.Networks, fabric.Fabric, Examined]:
+    request: Request, seen: Seen, members: Sequence[str], trusted: Sequence[str], hostvars: HostVars,
+    say: Callable[[str], None],
+) -> tuple[networks.Networks, fabric.Fabric, Examined]:  # fmt: skip
     """Choose the network for jobs, and judge the machines and the connections in it."""
     last = networks.former_in(request.record)
-    chosen = _choose(request, seen, excluded.members(members, stopped(seen.findings)), hostvars, last)
+    able = excluded.members(members, stopped(seen.findings))
+    chosen = _choose(request, seen, able, trusted, hostvars, last)
     network = fabric.choose(members, hostvars, chosen.wanted)
     former = former_record(request.record, time.time())
     seen.findings += judge_machines(seen.probes, hostvars, network.interfaces, request.job_user, request.stack, former)
@@ -144,10 +146,13 @@ def _measure(
 
 
 def _choose(
-    request: Request, seen: Seen, names: Sequence[str], hostvars: HostVars, last: Mapping[str, Any]
-) -> networks.Networks:
+    request: Request, seen: Seen, names: Sequence[str], trusted: Sequence[str], hostvars: HostVars,
+    last: Mapping[str, Any],
+) -> networks.Networks:  # fmt: skip
     """The network for jobs; what several carry is measured only between all nodes."""
     able = [node for node in seen.sound() if node.name in names and login_of(hostvars, node.name).get("shared")]
     measurable = len(able) == len(names) and request.measure in ("auto", "all")
     measure = partial(carries, able, hostvars) if measurable else None
-    return networks.choose(names, hostvars, request.network, last, measure, again=request.measure == "all")
+    again = request.measure == "all"
+    others = excluded.members(trusted, names)
+    return networks.choose(names, hostvars, request.network, last, measure, again=again, others=others)

@@ -65,9 +65,11 @@ def shared_in(state_dir: str) -> dict[str, Any]:
 
 def choose(
     names: Sequence[str], hostvars: HostVars, pinned: str, former: Mapping[str, Any], measure: Measure | None,
-    *, again: bool,
+    *, again: bool, others: Sequence[str] = (),
 ) -> Networks:  # fmt: skip
-    """Choose the network for these nodes; what each carries is measured if that is not known, or is wanted again."""
+    """Choose the network for these nodes; what each carries is measured if that is not known, or is wanted again.
+
+    Others are left out, but their addresses are known, too, so that firewalls let them in when they are proven."""
     first = fabric.choose(names, hostvars, pinned)
     shared = {candidate.network: candidate for candidate in (first, *fabric.others(names, hostvars, first))}
     # With --limit, the networks of the other nodes are not known.
@@ -78,6 +80,10 @@ def choose(
     same = former["networks"].keys() == shared.keys()
     rates: dict[str, Rate] = dict(former["networks"]) if same else dict.fromkeys(shared)
     addresses = {name: [candidate.addresses[name] for candidate in shared.values()] for name in names}
+    addresses |= {name: former["addresses"][name] for name in others if same and name in former["addresses"]}
+    for name in others:
+        own = [fabric.choose([name], hostvars, network).addresses.get(name, "") for network in shared]
+        addresses |= {name: own} if all(own) else {}
     if pinned:
         return Networks(pinned, first.network, rates, addresses)
     speeds = {network: speed(candidate, hostvars) for network, candidate in shared.items()}
