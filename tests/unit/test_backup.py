@@ -43,7 +43,6 @@ def folder(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "mine/reports/latest").symlink_to("2026-01")
-    (tmp_path / "mine/reports/out").symlink_to("../../secrets")
     staged = tmp_path / "staged"
     state.save(tmp_path / "mine", staged)
     (staged / "head").mkdir()
@@ -190,6 +189,59 @@ def test_a_newer_state_is_replaced_only_if_asked_and_what_is_revoked_stays(tmp_p
     state.refuse_newer(tmp_path / "file", ABOUT, folder, tmp_path / "none", replace=False)
     texts = [(mine / name).read_text() for name in ("ca/revoked_keys", "ca/user_ca", "excluded.yml")]
     assert texts == [f"{B} node-2\n", "secret", "node-3: {}\n"]
+
+
+def test_a_restored_state_knows_no_key_of_the_queue_and_refuses_revoked_hosts(tmp_path: Path, folder: Path) -> None:
+    mine = tmp_path / "mine"
+    (folder / "state/ca/known_hosts").write_text("@cert-authority * ca\n")
+    (mine / "ca/revoked_keys").write_text(f"{B} node-2\n")
+    state.place(folder, mine, ABOUT)
+    assert (mine / "ca/known_hosts").read_text() == f"@cert-authority * ca\n@revoked * {B}\n"
+    assert [path.name for path in (mine / "slurm").iterdir()] == ["h.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("slurm/munge.key", ""),
+        ("builds/stacks/x.tar.zst", ""),
+        ("inventory", ""),
+        ("ca/restored", ""),
+        ("ca/restored", "gone"),
+        ("ca/revoked_keys", "none"),
+        ("ca/issued", "user_ca"),
+    ],
+)
+def test_what_no_backup_has_is_refused(tmp_path: Path, folder: Path, inventory: Path, name: str, link: str) -> None:
+    path = folder / "state" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if link:
+        path.symlink_to(link)
+    else:
+        path.write_text("evil")
+    files.pack(tmp_path / "file", tmp_path, folder, ABOUT, "")
+    before = found(tmp_path / "mine")
+    code, told = farandole("restore", tmp_path / "file", "-i", inventory, "--replace")
+    assert (code, f"has {name}, which farandole backup does not write" in told) == (1, True), told
+    assert found(tmp_path / "mine") == before
+
+
+def test_what_is_elsewhere_is_not_silently_left_out(tmp_path: Path, inventory: Path) -> None:
+    (tmp_path / "mine/ca").rename(tmp_path / "stick")
+    (tmp_path / "mine/ca").symlink_to(tmp_path / "stick")
+    command = ("backup", tmp_path / "new", "-i", inventory, "--state-only")
+    assert f"mine/ca is a link to {tmp_path}/stick, and what is elsewhere is not saved" in farandole(*command)[1]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_password_is_not_asked_for_in_vain(tmp_path: Path, folder: Path, inventory: Path) -> None:
+    files.pack(tmp_path / "file", tmp_path, folder, ABOUT, "")
+    (tmp_path / "password").write_text(PASSWORD)
+    again = ("restore", tmp_path / "file", "-i", inventory)
+    code, told = farandole(*again, "--password-file", tmp_path / "password")
+    assert (code, "is not encrypted, so anybody may have put it there" in told) == (1, True)
+    assert "is not encrypted: whoever could change it decides what is restored" in farandole(*again)[1]
 
 
 @pytest.mark.usefixtures("folder")
@@ -400,6 +452,31 @@ def test_without_the_accounts_of_its_people_nothing_is_restored(folder: Path, co
     assert why == "the accounts: the head does not have new-1 new-2 yet; nothing was changed. First run farandole apply"
 
 
+def test_a_home_is_restored_as_a_whole_and_what_is_there_stays(tmp_path: Path) -> None:
+    saved, home = tmp_path / "saved", tmp_path / "home"
+    for path, text in {"a/one": "1" * 200_000, "a/b/two": "2", "mine": "saved"}.items():
+        (saved / path).parent.mkdir(parents=True, exist_ok=True)
+        (saved / path).write_text(text)
+    (saved / "link").symlink_to("a/one")
+    (saved / "a/b").chmod(0o750)
+    home.mkdir()
+    (home / "mine").write_text("newer")
+    pack = ["tar", "--create", "--gzip", "--directory", str(saved), "."]
+    content = subprocess.run(pack, check=True, capture_output=True).stdout
+
+    def restored(content: bytes) -> int:
+        script = f"set -- root; home={home}; {head._LOAD_HOME}"
+        return subprocess.run(["bash", "-euc", script], input=content, capture_output=True, check=False).returncode
+
+    # What is cut off leaves nothing, and the whole is complete.
+    assert restored(content[:-100]) and [path.name for path in home.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert restored(content) == 0
+        assert found(home) == {**found(saved), "mine": files.content(home / "mine")}
+        assert (home / "mine").read_text() == "newer"
+        assert (home / "a/b").stat().st_mode & 0o777 == 0o750
+
+
 def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:
     for homes in (False, True):
         parts = head.wanted(["trainer", "a.b"], queue=True, homes=homes)
@@ -409,7 +486,7 @@ def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:
             for script in (part.save, part.load):
                 subprocess.run(["bash", "-n", "-c", script], check=True)
         assert {*head.saved(tmp_path / str(homes))} == {*parts}
-    # The accounting comes first, as the queue depends on it.
+    # The accounting comes first, as the queue depends on it, and is stopped until the queue is there.
     kinds = [part.kind for part in head.saved(tmp_path / "True")]
-    assert kinds == ["accounting", "homes", "homes", "queue"]
+    assert kinds == ["accounting", "queue", "homes", "homes"]
     assert [part.kind for part in head.wanted(["trainer"], queue=False, homes=False)] == ["runs"]

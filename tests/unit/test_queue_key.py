@@ -33,6 +33,17 @@ def test_it_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path, monkeypa
     assert not key.keep(path, check_mode=False)
 
 
+def test_a_former_key_is_never_used_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "munge.key", tmp_path / "munge-0123456789ab.key"
+    key.keep(first, check_mode=False)
+    known = first.read_text()
+    assert key.keep(second, check_mode=True) and first.exists()
+    # A node is revoked, and later its name is taken out of the list again.
+    assert key.keep(second, check_mode=False) and not first.exists()
+    assert key.keep(first, check_mode=False) and not second.exists()
+    assert first.read_text() not in ("", known)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "a" * 255, "a" * 257, "a" * 255 + "\n\n", "a" * 200 + "\0" * 56, "ä" * 256])
 @pytest.mark.parametrize("check_mode", [True, False])
 def test_a_damaged_key_is_refused_by_the_name_of_its_file(tmp_path: Path, text: str, check_mode: bool) -> None:

@@ -1,5 +1,6 @@
 """A new machine in the place of a node: whose key is believed. tests/lab/test_waves.py replaces one."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_the_new_key_takes_the_place_of_the_former_one(host: str, tmp_path: Path
     remember(file, host, new)
     assert known((host,), (str(file),)) == [new]
     assert known(("192.0.2.30",), (str(file),)) == [other]
+
+
+def test_what_a_person_has_said_of_other_hosts_stays(tmp_path: Path) -> None:
+    file, former, new, other = tmp_path / "known_hosts", made(), made(), made()
+    key = f"{former.kind} {former.blob}"
+    revoked = f"@revoked * {other.kind} {other.blob}"
+    lines = [revoked, f"@cert-authority 192.0.2.* {key}", f"192.0.2.* {key}", f"192.0.2.4,192.0.2.3 {key}"]
+    file.write_text("\n".join([*lines, f"192.0.2.3 {key}", "# mine", ""]))
+    remember(file, "192.0.2.3", new)
+    kept = [*lines[:3], f"192.0.2.4 {key}", "# mine", f"192.0.2.3 {new.kind} {new.blob}", ""]
+    assert file.read_text() == "\n".join(kept)
+    subprocess.run(["ssh-keygen", "-H", "-f", file], check=True, capture_output=True)
+    remember(file, "192.0.2.3", other)
+    assert other.blob in file.read_text() and new.blob not in file.read_text()
 
 
 def test_a_key_of_this_cluster_is_no_new_machines(tmp_path: Path) -> None:

@@ -47,9 +47,10 @@ known=$(runuser -u slurm -- gzip --decompress --stdout | {
 # After an interruption it is stopped, and may have no spool.
 jobs=""
 if [ -e "$spool" ]; then
-    systemctl start slurmctld
+    systemctl start slurmctld || [ "$1" = True ]
     for i in $(seq 20); do scontrol ping | grep -q DOWN || break; sleep 0.5; done
-    jobs=$(queued)
+    # It may be damaged.
+    jobs=$(queued) || [ "$1" = True ]
 fi
 systemctl stop slurmctld slurmdbd
 lost=$(comm -23 <(echo "$jobs") <(echo "$known" | sort -u) | cut -d @ -f 1)
@@ -119,8 +120,32 @@ _SAVE_HOME = """
 runuser -u "$1" -- tar --create --gzip --sparse --one-file-system --ignore-failed-read --directory "$home" . 9<&- ||
     [ $? = 1 ]
 """
-_LOAD_HOME = """
-runuser -u "$1" -- tar --extract --gzip --skip-old-files --directory "$home" 9<&-
+# What is there stays. It is complete before any of it has its name, so that nothing incomplete stays, either.
+_LOAD_HOME = r"""
+merge=$(cat <<'END'
+import os, shutil, sys
+made = []
+for folder, folders, files in os.walk(sys.argv[1]):
+    for path in (os.path.join(folder, name) for name in folders + files):
+        target = os.path.relpath(path, sys.argv[1])
+        try:
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.mkdir(target)
+                made.append((path, target))
+            else:
+                os.link(path, target, follow_symlinks=False)
+        except FileExistsError:
+            pass
+for path, target in reversed(made):
+    shutil.copystat(path, target)
+END
+)
+runuser -u "$1" -- sh -euc '
+    cd "$1" && rm -rf .restored-*
+    new=$(mktemp -d .restored-XXXXXX) && trap "rm -rf $new" EXIT
+    tar --extract --gzip --directory "$new"
+    python3 -I -c "$2" "$new"
+' sh "$home" "$merge" 9<&-
 """
 _SAVE_RUNS = r"""
 runuser -u "$1" -- sh -euc '
@@ -192,8 +217,8 @@ def wanted(accounts: Sequence[str], *, queue: bool, homes: bool) -> list[Part]:
 
 
 def saved(folder: Path) -> Iterator[Part]:
-    """What was saved: first the accounting, on which the queue depends."""
-    for path in sorted(folder.rglob(f"*{ENDING}")):
+    """What was saved: first the accounting, on which the queue depends, then that, which stands still meanwhile."""
+    for path in sorted(folder.rglob(f"*{ENDING}"), key=lambda path: (path.parent != folder, path)):
         name = path.relative_to(folder)
         kind, account = (name.parts[0], path.stem) if len(name.parts) > 1 else (path.stem, "")
         if kind in _LOAD:

@@ -10,14 +10,17 @@ from farandole.core.files import write_private
 from farandole.core.text import visible
 from farandole.inventory.excluded import FILE
 from farandole.inventory.state import OWNER, WRITER
+from farandole.queue import key
 from farandole.trust.authority import AUTHORITIES, LEDGER, RESTORED, REVOKED
+from farandole.trust.rules import key_of
 
 # What is this machine's own, and what can be compiled again.
 LEFT_OUT = (OWNER, WRITER, "run", "builds")
 # A new key is made instead, as nodes that were revoked since may know this one.
-QUEUE_KEYS = "slurm/munge*.key"
+QUEUE_KEYS = f"slurm/{key.KEYS}"
 # Lists of which no line is ever lost.
 GROWING = tuple(f"ca/{name}" for name in (REVOKED, LEDGER, AUTHORITIES))
+MARK, KNOWN = f"ca/{RESTORED}", "ca/known_hosts"
 
 
 def refuse_empty(state: Path) -> None:
@@ -31,6 +34,11 @@ def save(state: Path, folder: Path) -> None:
     for path in sorted(state.rglob("*")):
         name = path.relative_to(state)
         beside = path.is_symlink() and "/" not in str(path.readlink())
+        if _wanted(name) and path.is_symlink() and not beside:
+            raise FarandoleError(
+                f"{path} is a link to {path.readlink()}, and what is elsewhere is not saved; nothing was backed up: "
+                "move it to that place, or back up that folder yourself"
+            )
         if _wanted(name) and (beside or (path.is_file() and not path.is_symlink())):
             target = folder / "state" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +56,19 @@ def describe(cluster: str, folder: Path) -> About:
     return About(cluster, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", [*lines(folder / "state/ca" / AUTHORITIES)])
 
 
+def refuse_planted(file: Path, folder: Path) -> None:
+    """Refuse a file with what no backup has: somebody has changed it."""
+    for path in sorted((folder / "state").rglob("*")):
+        name = path.relative_to(folder / "state")
+        if (path.is_symlink() or path.is_file()) and (
+            not _wanted(name) or str(name) == MARK or (path.is_symlink() and name.parts[0] == "ca")
+        ):
+            raise FarandoleError(
+                f"{file} has {visible(str(name))}, which farandole backup does not write, so somebody has changed it; "
+                "nothing was restored: use another copy or backup"
+            )
+
+
 def refuse_other(file: Path, about: About, state: Path, *, replace: bool) -> None:
     """Refuse the backup of another cluster; where no CA can tell, its name does."""
     present = lines(state / "ca" / AUTHORITIES)
@@ -56,7 +77,7 @@ def refuse_other(file: Path, about: About, state: Path, *, replace: bool) -> Non
             f"{file} is the backup of another cluster, {visible(about.cluster)}: none of its CAs is in {state}; "
             f"nothing was restored. If that folder is not needed any more, move it away: mv {state} {state}.before"
         )
-    if not present and about.cluster != state.name and not replace:
+    if not (present and about.authorities) and about.cluster != state.name and not replace:
         raise FarandoleError(
             f"{file} is the backup of a cluster called {visible(about.cluster)}, and this one is {state.name}; nothing "
             "was restored. If it is the same under another name: --replace"
@@ -79,7 +100,8 @@ def place(folder: Path, state: Path, about: About) -> None:
 
     The first file makes the next run ask all nodes what they know to be revoked, and replace the CA.
     """
-    write_private(state / "ca" / RESTORED, f"{about.made}\n", durable=True)
+    write_private(state / MARK, f"{about.made}\n", durable=True)
+    key.forget(state / "slurm")
     for name in GROWING:
         if any(path.exists() for path in (folder / "state" / name, state / name)):
             merged = {**lines(folder / "state" / name), **lines(state / name)}
@@ -90,5 +112,10 @@ def place(folder: Path, state: Path, about: About) -> None:
         if path.is_symlink():
             target.unlink(missing_ok=True)
             target.symlink_to(path.readlink())
-        elif path.is_file() and name not in (*GROWING, f"ca/{RESTORED}") and not (name == FILE and target.exists()):
+        elif name == KNOWN and path.is_file():
+            # Until a run has written it anew.
+            revoked = dict.fromkeys(f"@revoked * {key_of(line)}" for line in lines(state / "ca" / REVOKED))
+            known = {**lines(path), **revoked}
+            write_private(target, "".join(f"{line}\n" for line in known), durable=True)
+        elif path.is_file() and name not in GROWING and not (name == FILE and target.exists()):
             write_private(target, path.read_bytes(), durable=True)

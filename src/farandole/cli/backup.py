@@ -87,13 +87,21 @@ def restore(
 ) -> None:
     """Put back a cluster's state folder, or with --head what only its head had."""
     from farandole.backup.file import is_encrypted, unpack
-    from farandole.backup.state import place, refuse_newer, refuse_other
+    from farandole.backup.state import place, refuse_newer, refuse_other, refuse_planted
 
     state, again = of_inventory(inventory).state, f"-i {shlex.quote(str(inventory))}"
     claim(state, folder_of(inventory), write=False)
     with space(state), private_folder(state.parent) as folder:
-        password = password_of(password_file) if is_encrypted(file) else ""
-        about = unpack(file, folder, password)
+        encrypted = is_encrypted(file)
+        if password_file and not encrypted:
+            raise FarandoleError(
+                f"{file} is not encrypted, so anybody may have put it there; nothing was restored. If it is yours: "
+                "without --password-file"
+            )
+        about = unpack(file, folder, password_of(password_file) if encrypted else "")
+        if not encrypted:
+            typer.echo(f"{file} is not encrypted: whoever could change it decides what is restored", err=True)
+        refuse_planted(file, folder)
         refuse_other(file, about, state, replace=replace)
         if head:
             choice = json.dumps({"restore_folder": str(folder), "restore_replace": replace})

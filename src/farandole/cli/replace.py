@@ -22,6 +22,7 @@ from farandole.inventory.host_keys import KNOWN, SHOW, HostKey, known, place
 from farandole.inventory.run_lock import person
 from farandole.inventory.variables import folder_of, host_variables
 from farandole.plays.playbook import Login
+from farandole.queue.key import forget
 
 # Marks a node that is left out because a new machine has not taken its place yet.
 CODE = "replace"
@@ -62,6 +63,8 @@ def replace(
         if not begun:
             refuse_former(name, key, cluster)
             confirm(name, address, key, host_key)
+            # The former machine knows the queue's.
+            forget(cluster.state / "slurm")
             remember(file, host, key)
         left_out = dataclasses.replace(
             excluded.by_person(person(), "it was replaced, and is not proven yet"), code=CODE
@@ -111,9 +114,16 @@ def confirm(name: str, address: str, key: HostKey, fingerprint: str) -> None:
 
 
 def remember(file: Path, host: str, key: HostKey) -> None:
-    """Put the new key in the place of the former one."""
+    """Put the new key in the place of the former one; what is said of other hosts as well stays."""
     former = subprocess.run(["ssh-keygen", "-F", host, "-f", file], text=True, capture_output=True, check=False).stdout
-    gone = {line for line in former.splitlines() if not line.startswith("#")}
+    gone = {line for line in former.splitlines() if not line.startswith(("#", "@"))}
     lines = file.read_text().splitlines() if file.exists() else []
-    kept = [line for line in lines if line not in gone]
+    kept = [left for line in lines if (left := without(line, host) if line in gone else line)]
     write(file, "\n".join([*kept, f"{host} {key.kind} {key.blob}", ""]), durable=True)
+
+
+def without(line: str, host: str) -> str:
+    """A line of known_hosts that is about a host, without it; empty if it is about no other one."""
+    names, _, key = line.partition(" ")
+    others = [name for name in names.split(",") if name != host and not name.startswith("|")]
+    return f"{','.join(others)} {key}" if others else ""

@@ -9,11 +9,17 @@ from farandole.core.files import write_private
 from farandole.core.findings import FindingsError, finding
 
 LENGTH = 256
+# A key has another name when other nodes are revoked.
+KEYS = "munge*.key"
 CHARACTERS = string.ascii_letters + string.digits
 
 
 def keep(path: Path, *, check_mode: bool) -> bool:
-    """Make the key if there is none, or refuse one that is damaged; returns whether one was or would be made."""
+    """Make the key if there is none, or refuse one that is damaged; returns whether one was or would be made.
+
+    There is no other one beside it, so that no former key, which somebody may know, is ever used again."""
+    if not check_mode:
+        forget(path.parent, but=path.name)
     if path.exists():
         text = path.read_text(errors="replace")
         if not re.fullmatch(f"[a-zA-Z0-9]{{{LENGTH}}}\n?", text):
@@ -23,3 +29,10 @@ def keep(path: Path, *, check_mode: bool) -> bool:
     if not check_mode:
         write_private(path, "".join(secrets.choice(CHARACTERS) for _ in range(LENGTH)) + "\n", durable=True)
     return True
+
+
+def forget(folder: Path, but: str = "") -> None:
+    """Remove keys, so that the next run makes a new one."""
+    for path in folder.glob(KEYS):
+        if path.name != but:
+            path.unlink()
