@@ -18,6 +18,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.slurm import patient
 
 OURS = "farandole: "
+# With which node/health.py drains its own node, and takes it back once the fault is gone.
+HEALTH = "farandole health: "
 # Slurm's own words. It drains such a node again if it still has less than it should.
 LESS = re.compile(r"Low (RealMemory|CPUs|socket\*core\S*|TmpDisk)\b|gres/gpu count ")
 PATIENCE_S = 20
@@ -40,7 +42,7 @@ def changes(known: dict[str, tuple[bool, str]], excluded: dict[str, str]) -> dic
     for name, (drained, reason) in known.items():
         if name in excluded:
             wanted = re.sub(r'[\s"]+', " ", OURS + excluded[name])[:400].strip()
-            if not drained or (reason.startswith(OURS) and reason != wanted):
+            if not drained or (reason.startswith((OURS, HEALTH)) and reason != wanted):
                 due[name] = ("drain", wanted)
         elif drained and (reason.startswith(OURS) or LESS.match(reason)):
             due[name] = ("resume", "")

@@ -195,6 +195,8 @@ SHOWN = """NodeName=a State=IDLE Partitions=normal
 NodeName=b State=IDLE+DRAIN Partitions=normal Reason=farandole: excluded: fan [root@2026-01-01T00:00:00]
 NodeName=c State=MIXED+DRAIN Partitions=normal Reason=fan [root@2026-01-01T00:00:00]
 """
+# As a node's own check drains it, which would take it back by itself.
+SICK = f"NodeName=d State=IDLE+DRAIN Partitions=normal Reason={health.OURS}/ is full [root@2026-01-01T00:00:00]\n"
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,12 @@ NodeName=c State=MIXED+DRAIN Partitions=normal Reason=fan [root@2026-01-01T00:00
         # A person's reason stays.
         ({"b": "excluded: fan", "c": "excluded: dust"}, {}),
         ({"b": "excluded: dust"}, {"b": ("drain", "farandole: excluded: dust")}),
+        ({"b": "excluded: fan", "d": "excluded: dust"}, {"d": ("drain", "farandole: excluded: dust")}),
     ],
 )
 def test_excluded_nodes_are_drained(excluded: dict[str, str], wanted: dict[str, tuple[str, str]]) -> None:
     drains = load("modules", "slurm_drains")
-    assert drains.changes(drains.nodes(SHOWN), excluded) == wanted
+    assert drains.changes(drains.nodes(SHOWN + SICK), excluded) == wanted
 
 
 def test_what_slurmd_says_of_the_hardware(tmp_path: Path) -> None:
