@@ -124,6 +124,21 @@ def test_a_run_waits_for_slots_if_asked(head: Path, capfd: pytest.CaptureFixture
     assert "farandole: waiting for 4 slots: run 3 of" in capfd.readouterr().out
 
 
+def test_a_run_that_waits_gets_no_node_that_is_left_out_meanwhile(head: Path) -> None:
+    hostfile = status.HOSTFILE.read_text()
+    with ThreadPoolExecutor() as pool:
+        with taken(head, node_1=1, node_2=2):
+            waits, waits_for_all = pool.submit(slots_of, np=2, wait=True), pool.submit(slots_of, wait=True)
+            time.sleep(0.5)
+            status.HOSTFILE.write_text("".join(line for line in hostfile.splitlines(True) if "node-2" not in line))
+        assert waits.result() == {"node-1": 1, "node-3": 1}
+        time.sleep(1.5)
+        assert not waits_for_all.done()
+        assert slots.in_the_way(FREE) == "node-2 is left out"
+        status.HOSTFILE.write_text(hostfile)
+        assert waits_for_all.result() == FREE
+
+
 NONSENSE = [
     *("", "{", "[]", "3", '"node-1"', "null", "[" * 9999, '{"node-1": "1"}', '{"node-1": [1]}', '{"node-1": {"a": 1}}'),
     *('{"node-1": -9}', '{"node-1": true}', '{"node-1": 1.0}', '{"node-1": Infinity}', '{"node-1": NaN}'),

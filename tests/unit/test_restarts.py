@@ -110,6 +110,18 @@ def test_other_slots_are_taken_instead(head: Path) -> None:
             assert instead({"node-1"}, 0) == {"node-2": 1, "node-3": 1}
 
 
+def test_a_node_that_is_left_out_meanwhile_is_not_taken_again(head: Path) -> None:
+    with claimed(Run(9), {**WISH, "np": 2}) as (first, _, instead):
+        assert first == {"node-1": 1, "node-2": 1}
+        (head / "hostfile").write_text("node-2 slots=2\nnode-3 slots=1\n")
+        assert instead({"node-3"}, 0) == {"node-2": 2}
+        (head / "hostfile").write_text("node-3 slots=1\n")
+        assert instead(set(), 0) == {}
+        # It no longer keeps others from that node.
+        (claim,) = (head / "slots").glob("*-9-*")
+        assert claim.read_text() == "{}"
+
+
 def test_checkpoints_are_copied_meanwhile_and_not_from_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.node.head.restarts.COPY_EVERY", 0.01)
     monkeypatch.setattr(runs, "HERE", "node-1")

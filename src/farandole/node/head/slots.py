@@ -101,7 +101,7 @@ def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
         claim = fill(ranks, free)
         enough = bool(claim) and len(claim) >= least
         # Nobody else gets those that it still has, while it waits for others.
-        rewrite(file, claim if enough else {node: before[node] for node in before if node in slots})
+        rewrite(file, claim if enough else {node: before[node] for node in before if node in free})
         return claim if enough else {}
 
 
@@ -113,8 +113,9 @@ def rewrite(file: TextIO, claim: Slots) -> None:
 
 
 def free_of(slots: Slots) -> Slots:
-    """What other runs leave of these slots."""
-    free = dict(slots)
+    """What other runs leave of these slots, on nodes that have not been left out since."""
+    known = hostfile()
+    free = {node: slots[node] for node in slots if node in known}
     for _, _, _, uses in others():
         for node in uses.keys() & free.keys():
             free[node] -= uses[node]
@@ -122,12 +123,14 @@ def free_of(slots: Slots) -> Slots:
 
 
 def in_the_way(nodes: Iterable[str]) -> str:
-    """The runs that use slots of these nodes."""
+    """The runs that use slots of these nodes, and which of the nodes are left out."""
+    known = hostfile()
     runs = [
         f"run {number} of {who}, since {clock(since)}, on {', '.join(uses)}"
         for number, who, since, uses in others()
         if uses.keys() & set(nodes)
     ]
+    runs += [f"{node} is left out" for node in nodes if node not in known]
     return "; ".join(runs) or "another run is just starting or ending"
 
 
