@@ -344,11 +344,28 @@ def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
     assert capsys.readouterr().err.count("waiting: this cluster is being changed by ") == 1
 
 
-def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {"hosts": dict.fromkeys(["node-1", "node-2", "node-3"]), "vars": {"base_state_dir": str(tmp_path)}}
-    inventory = tmp_path / "mine/hosts.yml"
+def inventory_of(folder: Path) -> Path:
+    """An inventory of three nodes that do not answer."""
+    where = {"ansible_host": "127.0.0.1", "ansible_port": 1, "base_state_dir": str(folder)}
+    nodes = {"hosts": dict.fromkeys(["node-1", "node-2", "node-3"]), "vars": where}
+    inventory = folder / "mine/hosts.yml"
     inventory.parent.mkdir()
     inventory.write_text(yaml.safe_dump({"cluster": nodes, "head": {"hosts": {"node-1": None}}}))
+    return inventory
+
+
+def test_what_is_shown_meanwhile_is_not_part_of_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARANDOLE_STATE", str(tmp_path))
+    command = ["upgrade", "-i", str(inventory_of(tmp_path)), "--json"]
+    told = CliRunner().invoke(app, [*command, "--check"])
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "node-1" in told.stderr
+    error = CliRunner().invoke(app, [*command, "--yes"]).exception
+    assert isinstance(error, FarandoleError) and "--check" in str(error)
+
+
+def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = inventory_of(tmp_path)
     with excluded.changing(tmp_path) as entries:
         entries["node-3"] = excluded.by_person("carol", "its fan is loud")
     # What an earlier one has noted.
@@ -356,11 +373,12 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
     note(tmp_path, {"node-1": good, "node-3": good})
     ran: list[str] = []
 
-    def run(_change: Change, *arguments: str) -> bool:
-        ran.extend(arguments)
-        return True
+    def run(*arguments: object, **_: str) -> int:
+        ran.extend(map(str, arguments))
+        return 0
 
     monkeypatch.setattr(Change, "run", run)
+    monkeypatch.setattr(upgrade, "viewed", run)
     command = ["upgrade", "-i", str(inventory), "--hosts", "node-3"]
     for more in ([], ["--check"], ["--yes", "--reboot", "always"]):
         error = CliRunner().invoke(app, [*command, *more]).exception

@@ -24,8 +24,10 @@ from farandole.core.text import on_terminal
 from farandole.inventory import excluded
 from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.run_lock import person, refuse_another, this_run
-from farandole.plays.playbook import Login, play
+from farandole.plays.playbook import Login, play, viewed
 from farandole.plays.upgrade import Due, noted, plain, shown, waves
+from farandole.watch.events import new_folder
+from farandole.watch.viewer import Glance
 
 # Marks a node that is left out because it is being upgraded, or because that failed.
 CODE = "upgrade"
@@ -207,6 +209,8 @@ def upgrade(
     it again to continue.
     If sudo needs a password, set ansible_become_password: nobody is asked for it.
     """
+    if as_json and not check:
+        raise FarandoleError("--json changes nothing and goes with --check: add that, or leave --json out")
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
     change = Change(inventory, login, cluster, f"farandole upgrade -i {shlex.quote(str(inventory))}")
@@ -225,7 +229,7 @@ def upgrade(
                 f"left out, and so not upgraded: {several(out)}; to take one back first: "
                 f"farandole node include {out[0]} --prove -i {shlex.quote(str(inventory))}"
             )
-        due = asked(change, names)
+        due = asked(change, names, as_json=as_json)
         if as_json:
             typer.echo(json.dumps({"format": 1, "left_out": out, "nodes": plain(due)}))
             raise typer.Exit
@@ -266,13 +270,21 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
         raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
 
 
-def asked(change: Change, names: Sequence[str]) -> dict[str, Due]:
-    """What is due on these nodes, as they say."""
+def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, Due]:
+    """What is due on these nodes, as they say; as JSON, nothing else is printed but errors."""
     # An empty limit would be none.
     if not names:
         return {}
     # What waits for jobs would not be seen in a moment.
-    if not change.run(PLAYBOOK, "--check", "--limit", ",".join(names)):
+    limit = ("--check", "--limit", ",".join(names))
+    if as_json:
+        change.wait_for_others()
+        viewer = Glance(new_folder(change.inventory))
+        failed = viewed(viewer, PLAYBOOK, change.inventory, change.login, *limit, interrupted="nothing was changed")
+        viewer.lines(viewer.watched.closing() if failed else [])
+    else:
+        failed = not change.run(PLAYBOOK, *limit)
+    if failed:
         raise typer.Exit(1)
     return {name: one for name, one in noted(change.cluster.state).items() if name in names}
 
