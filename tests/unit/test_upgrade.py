@@ -333,6 +333,28 @@ def test_an_upgrade_is_remembered_until_its_end(
     assert change.begun() == set() and excluded.read(tmp_path) == {}
 
 
+def test_who_is_left_out_by_a_person_after_an_upgrade_has_begun_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: excluded.Entry
+) -> None:
+    ran: list[str] = []
+
+    def run(_change: Change, playbook: str, *_: str) -> bool:
+        ran.append(playbook)
+        if playbook == upgrade.PLAYBOOK:
+            with excluded.changing(tmp_path) as entries:
+                entries["node-3"] = left_out
+        return True
+
+    monkeypatch.setattr(Change, "run", run)
+    change = changing(tmp_path)
+    # Before its wave, and in the middle of it.
+    with pytest.raises(FarandoleError, match="node-2: somebody has left out node-2 meanwhile"):
+        go(change, [["node-2"]], "{}")
+    assert ran == [] and excluded.read(tmp_path) == {"node-2": left_out}
+    assert change.upgrade(["node-3"], "{}") == "" and change.begun() == set()
+    assert excluded.read(tmp_path) == {"node-2": left_out, "node-3": left_out}
+
+
 def test_a_run_of_somebody_else_between_two_steps_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,10 +103,11 @@ class Change:
                     entries[name] = replace(excluded.by_person(person(), why), code=CODE)
 
     def take_back(self, names: Sequence[str]) -> None:
-        """Let nodes take part again."""
+        """Let nodes take part again that nobody else has left out meanwhile."""
         with excluded.changing(self.cluster.state) as entries:
             for name in names:
-                entries.pop(name, None)
+                if name in entries and entries[name].code == CODE:
+                    entries.pop(name)
 
     def partner(self, names: Sequence[str]) -> str:
         """A node that takes part in jobs, with which these are proven: the head if possible."""
@@ -163,8 +164,11 @@ class Change:
     def upgrade(self, names: Sequence[str], settings: str) -> str:
         """Upgrade a few nodes and prove them before they take part again; returns what failed, if anything did."""
         head, limit = self.cluster.head, ",".join(names)
-        self.note_begun({*self.begun(), *names})
         self.leave_out(names, "it is being upgraded")
+        out = excluded.read(self.cluster.state)
+        if others := [name for name in names if name in out and out[name].code != CODE and name not in self.needed]:
+            return f"somebody has left out {several(others)} meanwhile"
+        self.note_begun({*self.begun(), *names})
         if names != [head] and not self.tell_head():
             return "the head could not be told to leave it out"
         if not self.run(PLAYBOOK, "--limit", limit, "--extra-vars", settings):
