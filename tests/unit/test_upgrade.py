@@ -411,6 +411,30 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
     assert [*json.loads(told.stdout)["nodes"]] == ["node-1"] and ran[-2:] == ["--limit", "node-1"]
 
 
+@pytest.mark.parametrize(
+    ("reboot", "parts"),
+    [
+        ("needed", [["node-3"], ["node-2"], ["node-1"]]),
+        ("always", [["node-3"], ["node-2"], ["node-1"]]),
+        # The reboot of node-3 is left to somebody else.
+        ("never", [["node-2"], ["node-1"]]),
+    ],
+)
+def test_a_reboot_that_is_not_wanted_is_not_due(
+    reboot: str, parts: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory, went = inventory_of(tmp_path), list[list[str]]()
+    old = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": True}
+    new = old | {"packages": [["curl", "7", "8"]], "reboot": False}
+    note(tmp_path, {"node-1": new, "node-2": old, "node-3": old})
+    # It was cut off before its proof.
+    changing(tmp_path).note_begun(["node-2"])
+    monkeypatch.setattr(Change, "run", lambda *_: True)
+    monkeypatch.setattr(upgrade, "go", lambda _change, parts, _settings: went.extend(parts))
+    command = ["upgrade", "-i", str(inventory), "--yes", "--canary", "node-3", "--reboot", reboot]
+    assert CliRunner().invoke(app, command).exit_code == 0 and went == parts
+
+
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:
     with (
         alone(tmp_path),

@@ -242,7 +242,11 @@ def upgrade(
             typer.echo(f"left out, and so not upgraded: {several(out)}")
         # What is left out and not in `out` is so by an upgrade, maybe of a state that was restored.
         begun = change.begun() | {*excluded.read(cluster.state)}
-        todo = [name for name, one in due.items() if one.any or name in begun or reboot is Reboot.always]
+        todo = [
+            name
+            for name, one in due.items()
+            if one.packages or name in begun or reboot is Reboot.always or (one.reboot and reboot is Reboot.needed)
+        ]
         if check or not todo:
             raise typer.Exit
         parts = waves(todo, change.needed, canary, wave)

@@ -39,10 +39,6 @@ class Due:
     drivers: Sequence[str]
     reboot: bool
 
-    @property
-    def any(self) -> bool:
-        return bool(self.packages) or self.reboot
-
     def words(self) -> str:
         """The cells of a table but the first one."""
         kernels = [f"kernel {self.kernel} to {self.next_kernel}"] if self.kernel != self.next_kernel else []
