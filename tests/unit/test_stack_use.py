@@ -1,5 +1,7 @@
 """What uses the stack of a node, and how its end is waited for."""
 
+import fcntl
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,9 +11,14 @@ from typing import Any
 
 import pytest
 
+from farandole.node.head import status
+from farandole.node.head.runs import Run
+from farandole.node.head.slots import claimed
+
 from .loading import load
 
 stack_use = load("modules", "stack_use")
+assert stack_use.CLAIMS == status.SLOTS_IN_USE
 
 
 class AnsweredError(Exception):
@@ -19,12 +26,12 @@ class AnsweredError(Exception):
 
 
 class Module:
-    """A module that is called with `wait` only."""
+    """A module that is called with these arguments."""
 
     check_mode = False
 
-    def __init__(self, wait: int) -> None:
-        self.params: dict[str, Any] = {"wait": wait, "end": False}
+    def __init__(self, wait: int, node: str) -> None:
+        self.params: dict[str, Any] = {"wait": wait, "end": False, "node": node, "queue": True}
 
     def run_command(self, command: list[str]) -> tuple[int, str, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,8 +59,8 @@ def job(folder: Path, seconds: str) -> Iterator[None]:
         process.kill()
 
 
-def answer(wait: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(stack_use, "AnsibleModule", lambda **_: Module(wait))
+def answer(wait: int, monkeypatch: pytest.MonkeyPatch, node: str = "") -> str:
+    monkeypatch.setattr(stack_use, "AnsibleModule", lambda **_: Module(wait, node))
     with pytest.raises(AnsweredError) as answered:
         stack_use.main()
     return str(answered.value)
@@ -79,3 +86,61 @@ def test_a_job_of_the_queue_is_found_by_its_step(monkeypatch: pytest.MonkeyPatch
         found = {*stack_use.queued()}
         step.kill()
     assert "job 7777777 of the queue" in found
+
+
+@pytest.mark.parametrize("command", ["srun", "/usr/bin/salloc"])
+def test_a_command_that_holds_a_job_elsewhere_is_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with subprocess.Popen(["bash", "-c", f"exec -a {command} sleep 60"]) as client:
+        time.sleep(0.5)
+        found = {*stack_use.queued()}
+        client.kill()
+    assert f"{Path(command).name} of {status.owner(os.getuid())}" in found
+
+
+def test_a_run_has_its_nodes_before_and_between_its_processes(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue(head, monkeypatch, "")
+    monkeypatch.setattr(stack_use, "CLAIMS", head / "slots")
+    wish = {"np": 2, "hosts": "", "wait": False}
+    os.mkfifo(head / "slots/0-1-fifo")
+    (head / "slots/0-2-link").symlink_to("/dev/zero")
+    with claimed(Run(9), wish), (head / "slots/0-3-x").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write("[" * 9999)
+        other.flush()
+        # An upgrade has left it out first.
+        status.HOSTFILE.write_text("node-3")
+        found = [answer(0, monkeypatch, f"node-{number}") for number in (1, 2, 3)]
+    mine = f"['run 9 of {status.owner(os.getuid())}']"
+    assert found == [mine, mine, "[]"] and answer(0, monkeypatch, "node-1") == "[]"
+
+
+def squeue(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    (folder / "squeue").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(stack_use, "CLAIMS", folder / "none")
+    monkeypatch.setattr(stack_use, "LOOK_S", 0.1)
+    monkeypatch.setattr(stack_use, "SQUEUE_S", 1)
+    monkeypatch.setattr(stack_use, "PATIENCE_S", 0)
+
+
+def test_a_job_that_has_a_node_is_waited_for_without_a_process_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It has the node at the first two looks.
+    log = tmp_path / "log"
+    squeue(tmp_path, monkeypatch, f'echo "$*" >>{log}; [ $(wc -l <{log}) -gt 2 ] || echo 7')
+    assert answer(60, monkeypatch, "node-2") == "[]"
+    asked = log.read_text().splitlines()
+    assert len(asked) == 3 and all(" --nodelist=node-2" in line and "running" in line for line in asked)
+    squeue(tmp_path, monkeypatch, "echo 7; echo 8")
+    assert "still runs after 1 s: job 7 of the queue, job 8 of the queue" in answer(1, monkeypatch, "node-2")
+
+
+@pytest.mark.parametrize(("script", "why"), [("echo gone >&2; exit 1", "gone"), ("sleep 60", "squeue ended with 124")])
+def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(
+    script: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue(tmp_path, monkeypatch, script)
+    assert f"does not say who has node-2: {why}" in answer(60, monkeypatch, "node-2")

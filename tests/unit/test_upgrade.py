@@ -21,7 +21,7 @@ from farandole.inventory.run_lock import take, this_run
 from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
 
-from .loading import load
+from .loading import ROOT, load
 
 module = load("modules", "system_upgrade")
 SIMULATION = """\
@@ -409,6 +409,16 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
     assert json.loads(told.stdout) == {"format": 1, "left_out": ["node-3"], "nodes": {}} and ran == []
     told = CliRunner().invoke(app, [*command[:-1], "node-1,node-3", "--check", "--json"])
     assert [*json.loads(told.stdout)["nodes"]] == ["node-1"] and ran[-2:] == ["--limit", "node-1"]
+
+
+def test_the_head_says_that_no_job_has_a_node_before_it_is_upgraded() -> None:
+    tasks = yaml.safe_load((ROOT / "roles/base/tasks/upgrade.yml").read_text())[0]["block"]
+    asks = [task for task in tasks if task.get("farandole.cluster.stack_use", {}).get("node")]
+    upgrades = [task for task in tasks if "farandole.cluster.system_upgrade" in task]
+    assert len(asks) == 1 and tasks.index(asks[0]) < tasks.index(upgrades[0])
+    assert asks[0]["delegate_to"] == "{{ cluster_facts.head }}"
+    # Once it is drained, it gets no other one meanwhile.
+    assert tasks.index(asks[0]) > max(i for i, task in enumerate(tasks) if "farandole.cluster.slurm_drains" in task)
 
 
 @pytest.mark.parametrize(
