@@ -169,6 +169,61 @@ def test_when_a_node_drains_itself(
     assert health.state("NodeName=node-2\n   State=IDLE\n") == (False, "")
 
 
+# A queue that has one node, and can be told to set nothing.
+SCONTROL = """#!/bin/bash
+cd "$(dirname "$0")"
+case "$1 $3" in
+show*) cat node ;;
+*) test ! -e busy || exit 1 ;;&
+*drain) printf ' State=IDLE+DRAIN\\n %s [root@2026-01-01T00:00:00]\\n' "$4" >node ;;
+*resume) echo ' State=IDLE' >node ;;
+esac
+"""
+
+
+def test_a_queue_that_sets_nothing_once_keeps_no_node_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "node").write_text(" State=IDLE\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(health, "RECORD", tmp_path / "state/drained")
+    monkeypatch.setattr(health, "CHECKS", {"one": lambda: iter(found)})
+    monkeypatch.setattr("sys.argv", ["health"])
+
+    def reason(*faults: str) -> str:
+        found[:] = faults
+        health.main()
+        return health.state((tmp_path / "node").read_text())[1]
+
+    assert reason("/ is full") == FULL
+    (tmp_path / "busy").touch()
+    assert reason() == FULL
+    assert reason("a GPU is lost") == FULL
+    (tmp_path / "busy").unlink()
+    assert reason() == ""
+    assert not health.RECORD.exists()
+
+
+def test_a_fault_that_is_told_has_no_figure_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = os.statvfs("/")
+    monkeypatch.setattr(health, "PLACES", ["/"])
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nrm one 2>/dev/null && echo UUID\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    for name in ("nvidia0", "nvidia1", "one"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(health, "DRIVER", tmp_path)
+    monkeypatch.setattr(health, "DEVICES", tmp_path)
+    told = set()
+    for free in (0, 1):
+        few = os.statvfs_result([*facts[:3], free, free, facts[5], free, free, 0, facts[9]])
+        monkeypatch.setattr(os, "statvfs", lambda _, few=few: few)
+        told |= {fault for check in (health.disks, health.shared_memory, health.gpus) for fault in check()}
+    assert len(told) == 3, told
+
+
 def test_a_check_that_hangs_or_fails_is_a_fault_and_hides_no_other(tmp_path: Path) -> None:
     def hangs() -> Iterator[str]:
         time.sleep(0.5)

@@ -2,6 +2,7 @@
 """Check this node for Slurm, which runs this every few minutes, and with --job before and after each job.
 
 Drains a node, and takes back only what it drained; with --job takes back none, and ends with 1 if there is a fault.
+No fault is told with a figure that changes: for the queue and for Prometheus, each text is another fault.
 """
 
 import os
@@ -16,7 +17,7 @@ from threading import Thread
 
 # Reasons that begin so are ours. What a person has drained stays drained.
 OURS = "farandole health: "
-# The reason with which this program has drained the node.
+# The reasons with which this program may have drained the node, in lines.
 RECORD = Path("/var/lib/farandole/drained")
 STACKS = Path("/opt/farandole")
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -39,15 +40,16 @@ def disks() -> Iterator[str]:
         if facts.f_flag & os.ST_RDONLY:
             yield f"{place} can only be read; look at  dmesg"
         elif free < FULL[0] or (facts.f_files and facts.f_favail < FULL[1]):
-            seen = f"{free} MiB, {facts.f_favail} inodes free"
-            yield f"{place} is full ({seen}); find what fills it:  du -x -d1 -h {place}"
+            wanted = f"{FULL[0]} MiB or {FULL[1]} inodes"
+            yield f"{place} is full (less than {wanted} free); find what fills it:  du -x -d1 -h {place}"
 
 
 def shared_memory() -> Iterator[str]:
     """Whether ranks of this node can exchange data."""
     facts = os.statvfs(SHM)
-    if (free := facts.f_bavail * facts.f_frsize >> 20) < SHM_FULL_MIB:
-        yield f"{SHM} has {free} MiB free; remove what nobody uses, or  mount -o remount,size=50% {SHM}"
+    if facts.f_bavail * facts.f_frsize >> 20 < SHM_FULL_MIB:
+        seen = f"{SHM} has less than {SHM_FULL_MIB} MiB free"
+        yield f"{seen}; remove what nobody uses, or  mount -o remount,size=50% {SHM}"
 
 
 def stack() -> Iterator[str]:
@@ -64,8 +66,8 @@ def gpus() -> Iterator[str]:
     devices = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     # Slurm shows this where a driver hangs, instead of jobs that hang.
     done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=LIMIT, check=False)
-    if (seen := done.stdout.count("UUID")) < len(devices):
-        yield f"the driver sees {seen} of {len(devices)} GPUs; look at  dmesg | grep -i xid , then restart the node"
+    if done.stdout.count("UUID") < len(devices):
+        yield f"the driver does not see all {len(devices)} GPUs; look at  dmesg | grep -i xid , then restart the node"
 
 
 CHECKS: dict[str, Check] = {"disks": disks, "shared memory": shared_memory, "stack": stack, "GPUs": gpus}
@@ -115,8 +117,8 @@ def state(shown: str) -> tuple[bool, str]:
 
 
 def decide(problems: list[str], drained: bool, reason: str, before: str) -> tuple[str, str]:
-    """The state to set, if any, and the reason to remember. `before` is the reason that was remembered."""
-    ours = bool(before) and reason == before
+    """The state to set, if any, and the reason to remember. `before` are those that were remembered."""
+    ours = bool(reason) and reason in before.splitlines()
     if problems:
         wanted = OURS + "; also: ".join(problems)
         # Slurm joins lines, and a quotation mark would end the reason.
@@ -137,12 +139,16 @@ def main() -> int:
     if shown is not None:
         before = RECORD.read_text() if RECORD.exists() else ""
         wish, reason = decide(problems, *state(shown), before)
-        if reason:
-            RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            RECORD.write_text(reason)
         if wish:
-            scontrol("update", f"NodeName={name}", f"State={wish}", *([f"Reason={reason}"] if reason else []))
-        if not reason:
+            RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # Until Slurm has set it, the node may have any.
+            RECORD.write_text("\n".join({*before.splitlines(), reason}))
+            given = [f"Reason={reason}"] if reason else []
+            if scontrol("update", f"NodeName={name}", f"State={wish}", *given) is None:
+                return int(at_job)
+        if reason:
+            RECORD.write_text(reason)
+        else:
             RECORD.unlink(missing_ok=True)
     return int(at_job)
 
