@@ -19,6 +19,7 @@ from farandole.watch import events
 from .test_watched import CONTROL, HOSTILE
 
 Make = Callable[..., Path]
+RUNS = history.runs
 WHO = {"who": "alice@desk", "since": "", "place": "elsewhere", "pid": 7, "started": 7, "source": ""}
 START = {"event": "start", "format": events.FORMAT, "playbook": "/x/site.yml", "limit": "node-2", "run": WHO}
 DONE = (
@@ -42,7 +43,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine"
 
 
-def silent() -> list[history.Entry]:
+def silent() -> dict[str, list[history.Entry] | None]:
     raise FarandoleError("no answer")
 
 
@@ -83,6 +84,38 @@ def test_who_did_what_when_and_what_changed(mine: Path, make: Make) -> None:
     assert "2 changes on node-1, node-2" in lines[1]
     detail = called(mine, "2026-01-02").stdout.splitlines()
     assert (detail[0][:10], detail[1]) == ("2026-01-02", "  changed: base : Write on node-1, node-2")
+
+
+# An ssh to a head where bob has no account.
+SSH = """#!/bin/sh
+eval "last=\\${$#}"
+case "$last" in *"-u bob "*) exit 1 ;; *-u*) set -- ${last#*-u }; who=$1 ;; *) who=alice ;; esac
+echo "{\\"number\\": 1, \\"owner\\": \\"$who\\", \\"created\\": 1, \\"program\\": \\"x\\", \\"how\\": \\"y\\"}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "listed", "not_listed"),
+    [
+        ("root", ["trainer", "alice"], "bob"),
+        ("admin", ["trainer", "alice"], "bob"),
+        ("alice", ["alice"], "trainer, bob"),
+    ],
+)
+def test_it_says_whose_programs_are_listed(
+    user: str, listed: list[str], not_listed: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "runs", RUNS)
+    people = [{"name": "alice", "uid": 2001}, {"name": "bob", "uid": 2002}]
+    groups = yaml.safe_load((mine / "hosts.yml").read_text())
+    groups["cluster"]["vars"] = {"cluster_users": people, "ansible_user": user}
+    (mine / "hosts.yml").write_text(yaml.safe_dump(groups))
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert [entry["who"] for entry in told(mine)] == listed
+    assert json.loads(called(mine, "--json").stdout)["runs_of"] == listed
+    assert f"programs of {not_listed} are not listed" in called(mine).stderr
 
 
 def test_since_and_node_choose(mine: Path, make: Make) -> None:

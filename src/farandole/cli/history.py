@@ -3,7 +3,8 @@
 import json
 import textwrap
 from argparse import ArgumentTypeError
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ from farandole.core.schema import fields, load, many, number, optional, text, wh
 from farandole.core.table import table
 from farandole.core.text import one_line
 from farandole.inventory import excluded, run_lock
+from farandole.inventory.cluster import job_users
+from farandole.inventory.variables import host_variables
 from farandole.jobs.ask import CONNECT_S, PERSON, SLOTS
-from farandole.jobs.login import head_of
+from farandole.jobs.login import Head, login_to
 from farandole.node.arguments import duration
 from farandole.plays.playbook import Login
 from farandole.watch import events
@@ -93,24 +96,33 @@ def history(
     """
     begin = start_of(since) if since else 0.0
     state, notes = cluster_of(inventory, write=False).state, Console(stderr=True, highlight=False, markup=False)
-    known = [*validated(plays(inventory, node), state), *left_out(state)]
+    known, of = [*validated(plays(inventory, node), state), *left_out(state)], dict[str, list[Entry] | None]()
     try:
-        known += runs(inventory, login)
+        of = runs(inventory, login)
     except FarandoleError as error:
         notes.print(f"programs that ran there are not listed: {error}", soft_wrap=True)
+    if others := ", ".join(account for account, entries in of.items() if entries is None):
+        notes.print(f"programs of {others} are not listed: this login cannot become them", soft_wrap=True)
+    known += [entry for entries in of.values() for entry in entries or ()]
     wanted = [
         entry for entry in sorted(known, key=lambda entry: entry.time)
         if entry.time >= begin and entry.at.startswith(when) and (not node or node in entry.nodes)
     ]  # fmt: skip
     if as_json:
-        typer.echo(json.dumps({"format": FORMAT, "events": [entry.data() for entry in wanted]}))
+        people = [account for account, entries in of.items() if entries is not None]
+        typer.echo(json.dumps({"format": FORMAT, "events": [entry.data() for entry in wanted], "runs_of": people}))
         return
     if not wanted:
         notes.print("nothing is known of that time, or that node" if when or since or node else "nothing is known yet")
+    else:
+        show(wanted, whole=bool(when))
+
+
+def show(wanted: Sequence[Entry], *, whole: bool) -> None:
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    for line, entry in zip(table([row(entry) for entry in wanted]).splitlines() if wanted else (), wanted, strict=True):
+    for line, entry in zip(table([row(entry) for entry in wanted]).splitlines(), wanted, strict=True):
         console.print(Text(line))
-        for more in entry.lines if when else ():
+        for more in entry.lines if whole else ():
             console.print(Text("  ").append_text(more))
 
 
@@ -228,10 +240,27 @@ def left_out(state: Path) -> Iterator[Entry]:
 # What the head says
 
 
-def runs(inventory: Path, login: Login) -> list[Entry]:
-    """The programs that ran on the cluster."""
-    head = head_of(inventory, login)
+def runs(inventory: Path, login: Login) -> dict[str, list[Entry] | None]:
+    """The programs that ran on the cluster, by account; None for one that this login cannot become."""
+    name, known = next(iter(host_variables(inventory.absolute(), "head").items()))
+    head, accounts = login_to(name, known, login), job_users(known)
     head = replace(head, ssh=(head.ssh[0], "-o", f"ConnectTimeout={CONNECT_S}", *head.ssh[1:]))
+
+    def of_other(account: str) -> list[Entry] | None:
+        with suppress(FarandoleError):
+            return programs(replace(head, become=(*head.become[:-2], account, "--"))) if head.become else None
+        return None
+
+    own = accounts[0] if head.become else head.target.partition("@")[0]
+    found: dict[str, list[Entry] | None] = {own: programs(head)}
+    others = [account for account in accounts if account != own]
+    # sshd allows ten sessions in a connection.
+    with ThreadPoolExecutor(8) as pool:
+        return found | dict(zip(others, pool.map(of_other, others), strict=True))
+
+
+def programs(head: Head) -> list[Entry]:
+    """The programs of the account that this becomes."""
     return [entry for line in head.ask("farandole", "_runs").splitlines() if (entry := program(line))]
 
 
