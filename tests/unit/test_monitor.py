@@ -131,6 +131,10 @@ def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch:
         ({"firewall_enabled": False}, "monitoring-open"),
         ({"monitoring_interval": "120"}, ""),
         ({"monitoring_interval": 121}, "monitoring-rare"),
+        ({"monitoring_node_port": "1024"}, ""),
+        ({"monitoring_node_port": 1023}, "monitoring-port"),
+        ({"monitoring_port": 1023}, ""),
+        ({"monitoring_port": "9090"}, "monitoring-port"),
     ],
 )
 def test_nobody_is_watched_in_the_open_or_too_rarely(own: dict[str, Any], code: str) -> None:

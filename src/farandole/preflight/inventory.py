@@ -31,6 +31,8 @@ TAGS = frozenset({"quick"})
 COMMON_TAGS = frozenset({"all", "always", "never", "tagged", "untagged", "notest", "molecule-notest"})
 # Prometheus needs two measurements in the five minutes for which it looks back.
 RAREST_S = 120
+# Above 1023 the firewall keeps strangers out, and below 1024 no account can listen.
+PORTS = {"monitoring_node_port": (1024, 65535), "monitoring_port": (1, 1023)}
 # What overrides an option of ansible-playbook.
 LOGIN_VARIABLES = {"--user": USER_VARIABLES, "--private-key": KEY_VARIABLES}
 # What overrides a password that the user was asked for.
@@ -259,13 +261,18 @@ def judge_mounts(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def judge_monitoring(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Report exporters that everybody could read, and measurements that are too rare."""
+    """Report exporters that everybody could read, a port that accounts could take, and measurements too rare."""
     hosts: dict[Finding, list[str]] = {}
     for host, own in values.items():
         if boolean(own.get("monitoring_enabled", False)) and not boolean(own.get("firewall_enabled", False)):
             hosts.setdefault(finding("monitoring-open", "all"), []).append(host)
         if float(own.get("monitoring_interval") or 0) > RAREST_S:
             hosts.setdefault(finding("monitoring-rare", "all", seen=own["monitoring_interval"]), []).append(host)
+        for variable, (least, most) in PORTS.items():
+            if not least <= float(own.get(variable) or least) <= most:
+                wanted = f"{least} to {most}"
+                wrong = finding("monitoring-port", "all", variable=variable, seen=own[variable], wanted=wanted)
+                hosts.setdefault(wrong, []).append(host)
     return per_host(hosts, len(values))
 
 
