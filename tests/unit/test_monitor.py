@@ -3,6 +3,7 @@
 import fcntl
 import json
 from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,14 @@ def test_a_gpu_that_does_not_count_errors(monkeypatch: pytest.MonkeyPatch) -> No
         "farandole_gpu_memory_used_mib": ({"gpu": "0"}, 1024),
         "farandole_gpu_celsius": ({"gpu": "0"}, 61),
     }
+
+
+def test_how_long_a_certificate_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"ssh-keygen": ["        Valid: from 2026-01-01T00:00:00 to 2026-01-31T00:00:00"]}
+    monkeypatch.setattr(metrics, "said", lambda *command: said.get(command[0], []))
+    monkeypatch.setattr(metrics, "faults", lambda _: [])
+    told = {name: value for name, _, value in metrics.of_node(datetime(2026, 1, 21).timestamp())}
+    assert (told["farandole_certificate_days"], told["farandole_certificate_lifetime_days"]) == (10, 30)
 
 
 def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,10 @@ def of_node(now: float) -> Iterator[Sample]:
     yield from (("farandole_failed_unit", {"unit": unit}, 1) for unit in units[:MOST])
     yield "farandole_reboot_required", {}, float(REBOOT.exists())
     for line in said("ssh-keygen", "-L", "-f", str(CERTIFICATE)):
-        if until := re.search(r"Valid: from \S+ to (\d\S+)", line):
-            left = datetime.fromisoformat(until[1]).timestamp() - now
-            yield "farandole_certificate_days", {}, round(left / 86400, 2)
+        if valid := re.search(r"Valid: from (\d\S+) to (\d\S+)", line):
+            begin, end = (datetime.fromisoformat(time).timestamp() for time in valid.groups())
+            yield "farandole_certificate_days", {}, round((end - now) / 86400, 2)
+            yield "farandole_certificate_lifetime_days", {}, round((end - begin) / 86400, 2)
     asked = f"--query-gpu=index,{','.join(GPU.values())}"
     for line in said("nvidia-smi", asked, "--format=csv,noheader,nounits")[:MOST]:
         index, *values = (word.strip() for word in line.split(","))
