@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -33,8 +34,22 @@ def test_nodes_are_read_at_the_address_of_the_cluster() -> None:
     assert "honor_labels" not in job and job["sample_limit"]
 
 
+def test_a_node_cannot_give_its_samples_labels_of_alerts() -> None:
+    job = yaml.safe_load(settings.scrape(["node-1"], VARIABLES, "node-1", 9100, 30))["scrape_configs"][0]
+    dropped = [one["regex"] for one in job["metric_relabel_configs"] if one.get("action") == "labeldrop"]
+    of_alerts = {"alertname", *(name for rule in rules_of_alerts() for name in rule["labels"])}
+    assert all(any(re.fullmatch(regex, label) for regex in dropped) for label in of_alerts)
+    # Nor are two alerts of a node that differ by another label.
+    assert all(re.match(r"max by \(instance(, \w+)?\) \(", rule["expr"]) for rule in rules_of_alerts())
+
+
+def rules_of_alerts() -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = yaml.safe_load(settings.rules())["groups"][0]["rules"]
+    return made
+
+
 def test_each_alert_has_a_text_about_its_node() -> None:
-    made = yaml.safe_load(settings.rules())["groups"][0]["rules"]
+    made = rules_of_alerts()
     assert [rule["alert"] for rule in made] == [code for code in causes() if code.startswith("alert-")]
     for rule in made:
         what = rule["annotations"]["what"]
@@ -185,16 +200,22 @@ def test_the_head_says_what_it_saw_and_not_what_to_do(monkeypatch: pytest.Monkey
         monitor.alerts("http://127.0.0.1:1", set())
 
 
+BOTH = ["node-1", "node-2"]
+FAILS = {"name": "alert-disk", "health": "err", "lastError": "same labelset\x1b[2J"}
+
+
 @pytest.mark.parametrize(
-    ("measured", "words"),
+    ("measured", "failing", "words"),
     [
-        (["node-1", "node-2"], []),
-        (["node-1", "node-9"], ["of node-2 from", "farandole apply -i", "systemctl status"]),
-        ([], ["of node-1, node-2 from", "systemctl status", "farandole apply -i"]),
+        (BOTH, [], []),
+        (["node-1", "node-9"], [], ["of node-2 from", "farandole apply -i", "systemctl status"]),
+        ([], [], ["of node-1, node-2 from", "systemctl status", "farandole apply -i"]),
+        (BOTH, [FAILS, {**FAILS, "name": "alert-x"}], ["alert-disk, alert-x", "same labelset", "systemctl status"]),
+        (BOTH, [{"name": "alert-disk", "health": "unknown"}], ["alert-disk", "ask again"]),
     ],
 )
-def test_nothing_is_green_about_nodes_that_are_not_measured(
-    measured: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_green_that_is_not_measured_or_computed(
+    measured: list[str], failing: list[Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"base_state_dir": str(tmp_path), "ssh_trust_revoked": ["node-3"]}
     nodes = {"hosts": dict.fromkeys(["node-1", "node-2", "node-3"]), "vars": own}
@@ -204,6 +225,7 @@ def test_nothing_is_green_about_nodes_that_are_not_measured(
     (tmp_path / monitor.RECORD).touch()
     said = {
         monitor.MEASURED: {"result": [{"metric": {"instance": name}, "value": [0, "1"]} for name in measured]},
+        "api/v1/rules": {"groups": [{"rules": [{"name": "alert-clock", "health": "ok"}, *failing]}]},
         "api/v1/alerts": {"alerts": []},
     }
     monkeypatch.setattr(monitor, "asked", lambda _base, path, _head: json.dumps({"data": said[path]}))
@@ -212,4 +234,4 @@ def test_nothing_is_green_about_nodes_that_are_not_measured(
     error = str(done.exception or "")
     assert isinstance(done.exception, FarandoleError) is bool(words), done.output
     assert [error.index(word) for word in words] == sorted(error.index(word) for word in words)
-    assert ("no finding" in done.output) is (not words)
+    assert ("no finding" in done.output) is (not words) and "\x1b" not in error

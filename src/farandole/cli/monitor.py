@@ -51,6 +51,8 @@ ALERTS = fields(
 # One result for each node, however many the node itself sends.
 MEASURED = f"api/v1/query?{urllib.parse.urlencode({'query': 'count by (instance) (up)'})}"
 NODES = fields({"result": many(fields({"metric": fields({"instance": text(100)}, {})}, {}))}, {})
+RULE = fields({"name": text(64), "health": words("ok|err|unknown")}, {"lastError": text(200)})
+RULES = fields({"groups": many(fields({"rules": many(RULE)}, {}))}, {})
 
 
 @with_login(*BY_KEY)
@@ -65,7 +67,7 @@ def monitor(
     """Open the page of the cluster's monitoring, through ssh, until Ctrl-C.
 
     With --text or --json, exits with 1 if there is anything to fix that is more than a note, and with 2 if it cannot
-    ask or a node is not watched.
+    ask, or a node or an alert is not watched.
     """
     cluster = cluster_of(inventory, write=False)
     known = next(iter(host_variables(inventory.absolute(), "head").values()))
@@ -84,6 +86,7 @@ def monitor(
                 raise typer.Exit from None
             raise FarandoleError("ssh has ended: run the same command again")
         refuse_unwatched(base, cluster, inventory)
+        refuse_failing(base, cluster.head)
         found, since = alerts(base, {*host_variables(inventory.absolute())})
     if as_json:
         about = [{**one.data(), "cause": one.cause, "since": since[one]} for one in found]
@@ -169,6 +172,18 @@ def refuse_unwatched(base: str, cluster: ClusterFacts, inventory: Path) -> None:
         "would not be seen. If a node has just joined, or Prometheus has just started, ask again after "
         f"monitoring_interval seconds; else: {likely}; if that is not it: {other}"
     )
+
+
+def refuse_failing(base: str, head: str) -> None:
+    """Refuse to report while Prometheus cannot compute an alert, which would not be seen."""
+    rules = [rule for group in answer(base, "api/v1/rules", RULES, head)["groups"] for rule in group["rules"]]
+    failing = {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"}
+    if failing:
+        why = next(filter(None, failing.values()), "it has just started: ask again after monitoring_interval seconds")
+        raise FarandoleError(
+            f"{head}: Prometheus does not compute {several([*failing])}, so such a fault would not be seen ({why}); "
+            f"systemctl status farandole-prometheus and df /var/lib/farandole/prometheus on {head} show more"
+        )
 
 
 def alerts(base: str, names: set[str]) -> tuple[Sequence[Finding], dict[Finding, str]]:

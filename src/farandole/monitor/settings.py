@@ -20,6 +20,8 @@ MANAGED = "# Managed by Farandole, role monitoring.\n"
 # Metrics whose names begin so are believed from the head alone.
 OF_HEAD = "farandole_head_"
 MARK = "__tmp_head"
+# The labels that Prometheus gives alerts.
+OF_ALERTS = "alertname|alertstate|severity"
 OWN = "127.0.0.1:908"
 
 
@@ -27,8 +29,8 @@ def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval:
     """prometheus.yml. A node is called what the inventory calls it, whatever it says."""
     targets = [{"targets": [target(name, hostvars, head, port)], "labels": {"instance": name}} for name in nodes]
     relabel = [
-        # A node may send it, too.
-        {"regex": MARK, "action": "labeldrop"},
+        # A node may send them, too.
+        {"regex": f"{MARK}|{OF_ALERTS}", "action": "labeldrop"},
         {"source_labels": ["instance"], "regex": head, "target_label": MARK, "replacement": "yes"},
         {"source_labels": ["__name__", MARK], "regex": f"{OF_HEAD}.*;", "action": "drop"},
         # What the head says of a node counts as that node's.
@@ -74,11 +76,14 @@ def rules() -> str:
 
 
 def rule(cause: Cause) -> dict[str, Any]:
-    shown = "{{ $value | %s }}" if cause.shows.startswith("humanize") else "{{ $labels.%s }}"
+    of_value = cause.shows.startswith("humanize")
+    shown = "{{ $value | %s }}" if of_value else "{{ $labels.%s }}"
     told = {"host": "{{ $labels.instance }}", "seen": shown % cause.shows}
+    # Two results that become equal as alerts, by labels that a node sends, would end the alert for all nodes.
+    labels = "instance" if of_value else f"instance, {cause.shows}"
     return {
         "alert": cause.code,
-        "expr": cause.alert,
+        "expr": f"max by ({labels}) ({cause.alert})",
         "for": cause.lasting,
         "labels": {"severity": cause.severity},
         "annotations": {"what": cause.description(told), "cure": cause.remedy(told)},
