@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,3 +118,19 @@ def test_validation_goes_on_without_a_node_that_preflight_has_excluded_in_the_sa
     # They are validated before somebody includes them.
     assert "--limit excludes the head" in refusal("node-3", *exclude)
     assert "--limit excludes the head" in refusal("node-2")
+
+
+@pytest.mark.parametrize(("hosts", "unknown"), [("node-1 node-2", '"node-1 node-2"'), ("node-1 , node-3", '"node-3"')])
+def test_names_without_a_comma_between_them_are_not_taken_for_the_first_one(
+    tmp_path: Path, hosts: str, unknown: str
+) -> None:
+    nodes = {name: {"ansible_host": "127.0.0.1", "ansible_port": 1} for name in ("node-1", "node-2")}
+    cluster = {"hosts": nodes, "vars": {"base_state_dir": f"{tmp_path}/state"}}
+    groups = {"cluster": cluster, "head": {"hosts": {"node-1": None}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    command = [str(Path(sys.executable).with_name("farandole")), "validate", "-i", str(tmp_path), "--hosts", hosts]
+    done = subprocess.run(
+        command, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert f"validation_hosts names {unknown}, not in group cluster" in done.stdout

@@ -52,14 +52,14 @@ def validate(
     if evidence_key and not evidence:
         raise FarandoleError("--evidence-key signs the file of --evidence, which is missing")
     begun = time.time()
+    names = [name.strip() for name in hosts.split(",")] if hosts else []
     busy: list[str] = []
     if idle:
-        names, busy = idle_nodes(inventory, login, hosts)
-        hosts = ",".join(names)
-    arguments = ["--tags", "quick"] if quick else []
-    arguments += ["--extra-vars", f"validation_hosts={hosts}"] if hosts else []
-    arguments += ["--extra-vars", f"validation_busy={','.join(busy)}"] if busy else []
-    arguments += ["--extra-vars", f"on_bad_node={on_bad_node}"] if on_bad_node else []
+        names, busy = idle_nodes(inventory, login, names)
+    given = {"validation_hosts": ",".join(names), "validation_busy": ",".join(busy), "on_bad_node": on_bad_node}
+    # As NAME=VALUE, a value would end at its first space.
+    settings = json.dumps({name: value for name, value in given.items() if value})
+    arguments = [*(["--tags", "quick"] if quick else []), "--extra-vars", settings]
     status = play(
         "playbooks/validate.yml",
         inventory,
@@ -74,7 +74,7 @@ def validate(
         raise typer.Exit(1)
 
 
-def idle_nodes(inventory: Path, login: Login, hosts: str) -> tuple[list[str], list[str]]:
+def idle_nodes(inventory: Path, login: Login, names: list[str]) -> tuple[list[str], list[str]]:
     """Those of these nodes, or of all, that run no job, as far as the head knows, and those that run one."""
     cluster = cluster_of(inventory, write=False)
     answer = ask(head_of(inventory, login))
@@ -82,7 +82,7 @@ def idle_nodes(inventory: Path, login: Login, hosts: str) -> tuple[list[str], li
         raise FarandoleError(f"{cluster.head}: {answer.why}")
     if answer.used is None:
         raise FarandoleError(f"{cluster.head}: its queue does not answer, so nobody knows which nodes are idle")
-    wanted = [name.strip() for name in hosts.split(",")] if hosts else cluster.members
+    wanted = names or cluster.members
     busy = [name for name in wanted if answer.used.get(name)]
     idle = [name for name in wanted if name not in busy]
     if busy and len(idle) < 2:
