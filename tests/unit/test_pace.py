@@ -62,6 +62,14 @@ def test_a_busy_machine_is_no_slow_node() -> None:
     assert paced(10.0, 50.0, ranks=[{**first, "crowded": True}, second])[1].status == SLOW
 
 
+def test_a_busy_machine_hides_no_slow_node() -> None:
+    took = (10.0, 90.0, 50.0, 10.0, 10.0)
+    busy = [{**rank, "crowded": rank["rank"] == 1} for rank in ranks(*took)]
+    check = paced(*took, ranks=busy)[1]
+    assert (check.status, check.code, check.hosts, check.value) == (SLOW, "worker-slow", ["node-3"], 0.2)
+    assert "50 ms on node-3" in check.words and "node exclude node-3" in check.cure
+
+
 def test_the_inventory_is_quoted() -> None:
     assert "-i '$(id)'" in paced(10.0, 50.0, inventory="$(id)")[1].cure
 

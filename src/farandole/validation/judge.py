@@ -240,25 +240,24 @@ def _pace(result: Result, bar: float, inventory: str) -> Iterator[Check]:
     if sorted(took) != [*range(len(nodes))] or len(nodes) < 2:
         return
     others = {rank: statistics.median(took[other] for other in took if other != rank) for rank in took}
-    slowest = min(took, key=lambda rank: others[rank] / took[rank])
-    ratio = others[slowest] / took[slowest]
+    ratios = {rank: others[rank] / took[rank] for rank in sorted(took)}
+    slow = [rank for rank, ratio in ratios.items() if ratio < bar]
+    crowded = {rank["rank"] for rank in result["ranks"] if rank.get("crowded")}
+    judged = [rank for rank in slow if rank not in crowded]
+    slowest = min(judged or ratios, key=lambda rank: ratios[rank])
     summary = f"a step takes {took[slowest]:.3g} ms on {nodes[slowest]}, {others[slowest]:.3g} ms on the others: ratio"
     common: dict[str, Any] = {"hosts": list(nodes), "seconds": result["seconds"]}
-    check = Check(f"{job['id']}.pace", GREEN, summary, round(ratio, 4), bar, **common)
-    if ratio < bar:
-        slow = [rank for rank in sorted(took) if others[rank] / took[rank] < bar]
-        busy = [nodes[rank["rank"]] for rank in result["ranks"] if rank["rank"] in slow and rank.get("crowded")]
-        if busy:
-            check.status = NOT_MEASURED
-            check.words = f"other programs keep all processors busy on {', '.join(busy)}; {summary}"
-            yield check
-            return
-        check.status, check.hosts = SLOW, [nodes[rank] for rank in slow]
+    check = Check(f"{job['id']}.pace", GREEN, summary, round(ratios[slowest], 4), bar, **common)
+    if judged:
+        check.status, check.hosts = SLOW, [nodes[rank] for rank in judged]
         seen = "; ".join(
             f"{nodes[rank]} needs {took[rank]:.3g} ms for a step that takes {others[rank]:.3g} ms on the others"
-            for rank in slow
+            for rank in judged
         )
         check.explain(explanation("worker-slow", nodes, inventory, host=nodes[slowest], seen=seen))
+    elif slow:
+        check.status = NOT_MEASURED
+        check.words = f"other programs keep all processors busy on {', '.join(nodes[r] for r in slow)}; {summary}"
     yield check
 
 
