@@ -5,6 +5,7 @@ import json
 import re
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +71,36 @@ def test_what_this_machine_knows(tmp_path: Path) -> None:
     assert settings.known(cluster).splitlines() == [*left_out, *verdict]
 
 
-def test_a_validation_of_some_nodes_says_nothing_about_the_others(tmp_path: Path) -> None:
-    def verdict_after(day: int, verdict: str, *hosts: str) -> list[str]:
-        about = {"time": f"2026-01-0{day}T00:00:00Z", "verdict": verdict, "hosts": hosts}
-        folder = tmp_path / f"reports/2026010{day}T000000Z"
-        folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps(about))
-        (tmp_path / "reports/latest").unlink(missing_ok=True)
-        (tmp_path / "reports/latest").symlink_to(folder.name)
-        cluster = {"state": str(tmp_path), "trusted": [], "excluded": {}, "members": ["node-1", "node-2", "node-3"]}
-        return [line.split()[1] for line in settings.known(cluster).splitlines() if "verdict " in line]
+def known_verdict(state: Path, day: int, verdict: str, *hosts: str, quick: bool = False) -> list[str]:
+    """What the head is told after a further validation."""
+    about = {"time": f"2026-01-0{day}T00:00:00Z", "verdict": verdict, "hosts": hosts, "quick": quick}
+    folder = state / f"reports/2026010{day}T000000Z"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(about))
+    (state / "reports/latest").unlink(missing_ok=True)
+    (state / "reports/latest").symlink_to(folder.name)
+    cluster = {"state": str(state), "trusted": [], "excluded": {}, "members": ["node-1", "node-2", "node-3"]}
+    return [line.split()[1] for line in settings.known(cluster).splitlines() if "verdict " in line]
 
+
+def test_a_validation_of_some_nodes_says_nothing_about_the_others(tmp_path: Path) -> None:
+    verdict_after = partial(known_verdict, tmp_path)
     assert verdict_after(1, "red", "node-1", "node-2", "node-3") == ["2"]
     assert verdict_after(2, "green", "node-1", "node-2") == ["2"]
     assert verdict_after(3, "slow", "node-2", "node-3") == ["1"]
     assert verdict_after(4, "red", "node-1") == ["2"]
     assert verdict_after(5, "green", "node-1", "node-2", "node-3") == ["0"]
+
+
+def test_a_quick_validation_counts_but_does_not_hide_the_last_whole_one(tmp_path: Path) -> None:
+    verdict_after, every = partial(known_verdict, tmp_path), ("node-1", "node-2", "node-3")
+    assert verdict_after(1, "red", *every) == ["2"]
+    assert verdict_after(2, "green", *every, quick=True) == ["2"]
+    assert verdict_after(3, "slow", *every) == ["1"]
+    assert verdict_after(4, "red", "node-1", "node-2", quick=True) == ["2"]
+    # The same checks again.
+    assert verdict_after(5, "green", *every, quick=True) == ["1"]
+    assert verdict_after(6, "green", *every) == ["0"]
 
 
 def test_no_word_of_a_node_ends_a_line_or_a_label() -> None:

@@ -26,13 +26,17 @@ def last_verdict(state: Path, report: str = "latest") -> Mapping[str, Any] | Non
 
 
 def worst_verdict(state: Path, members: Collection[str]) -> Mapping[str, Any] | None:
-    """The worst of each member's last one, as a validation of some nodes proves nothing about the others."""
-    worst, left = last_verdict(state), {*members}
+    """The worst of each member's last one and last whole one, as a validation of some nodes proves nothing about the
+    others, and a quick one nothing about training and speed."""
+    worst, left, left_whole = last_verdict(state), {*members}, {*members}
     for folder in sorted((state / "reports").glob("2*"), reverse=True):
-        if not left:
+        if not left_whole:
             break
-        one = last_verdict(state, folder.name)
-        if worst and one and left & (hosts := {*one.get("hosts", left)}):
-            left -= hosts
+        if not (worst and (one := last_verdict(state, folder.name))):
+            continue
+        hosts, quick = {*one.get("hosts", left_whole)}, one.get("quick", False)
+        if hosts & (left if quick else left_whole):
             worst = max(worst, one, key=lambda known: VERDICTS.index(known["verdict"]))
+        left -= hosts
+        left_whole -= set() if quick else hosts
     return worst
