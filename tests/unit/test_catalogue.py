@@ -5,7 +5,7 @@ import re
 import pytest
 
 from farandole.core.errors import FarandoleError
-from farandole.stack.catalogue import allows, load
+from farandole.stack.catalogue import Catalogue, Evidence, allows, load
 
 CATALOGUE = load()
 
@@ -82,3 +82,24 @@ def test_frameworks() -> None:
     for names, message in ((["tensorflw"], r"did you mean tensorflow\?"), ([], "no framework is requested")):
         with pytest.raises(FarandoleError, match=message):
             CATALOGUE.check_frameworks(names)
+
+
+def test_a_set_ran_only_if_its_frameworks_and_its_cuda_did() -> None:
+    base = {"openmpi": "4.1.4", "numpy": "2.5.5"}
+    torch, both = {**base, "torch": "2.13.0"}, {**base, "torch": "2.13.0", "tensorflow": "2.21.0"}
+    cuda = {"cuda": "13.0"}
+    rows = [
+        Evidence("debian-13", works=True, ran=ran, set=own, others=others)
+        for ran, own, others in (("torch", torch, {}), ("torch on GPUs", torch, cuda), ("both", both, {}))
+    ]
+
+    def seen(versions: dict[str, str], *runs: Evidence) -> str | None:
+        found = Catalogue(CATALOGUE.data, runs).seen(versions, "debian-13")
+        return found.ran if found else None
+
+    assert seen({**torch, "cuda": "none", "six": "1.17.0"}, *rows) == "torch"
+    assert seen({**torch, **cuda}, *rows) == "torch on GPUs"
+    assert seen({**both, "cuda": "none"}, *rows) == "both"
+    assert seen({**both, "cuda": "none"}, *rows[:2]) is None
+    assert seen({**both, **cuda}, *rows) is None
+    assert seen({**torch, "cuda": "none"}, *rows[1:]) is None

@@ -246,7 +246,15 @@ class Catalogue:
 
     def seen(self, versions: Mapping[str, str], os: str) -> Evidence | None:
         """What was seen of exactly these versions on a system; None if nobody tried."""
-        runs = [run for run in self.evidence if run.system == os and run.set.items() <= versions.items()]
+        # What a set leaves out makes another one of it.
+        telling = (*self.frameworks.values(), "cuda")
+        runs = [
+            run
+            for run in self.evidence
+            if run.system == os
+            and run.set.items() <= versions.items()
+            and all(run.versions.get(name, NONE) == versions.get(name, NONE) for name in telling)
+        ]
         return max(runs, key=lambda run: len(run.set), default=None)
 
     def rank(self, row: Row, os: str) -> tuple[int, bool, Version]:
