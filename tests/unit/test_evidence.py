@@ -119,8 +119,28 @@ def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
         "validation on 3 nodes of others: 6 green, 1 not measured, 1 red (link-slow); "
         "kernel 6.1.0-50-amd64, 10000 Mbit/s, 2 GPUs a node"
     )
-    assert (row["system"], row["verdict"], row["set"]) == ("debian-12", "fails", "openmpi==4.1.4 torch==2.13.0")
+    assert (row["system"], row["verdict"], row["set"]) == (
+        "debian-12",
+        "fails",
+        "openmpi==4.1.4 cuda==13.0 torch==2.13.0",
+    )
     assert row["by"].startswith("SHA256:")
+
+
+def test_what_says_less_replaces_no_failure(tmp_path: Path, found: evidence.Evidence) -> None:
+    rows, file = tmp_path / "rows.yml", tmp_path / "file.json"
+    green = {**found, "verdict": "green", "checks": found["checks"][:1]}
+    for content, fails in (
+        ({**found, "verdict": "green"}, False), ({**green, "quick": True}, True), ({**green, "nodes": 1}, True),
+        # Of the same versions on CPUs.
+        ({**green, "versions": {**found["versions"], "cuda": "none"}}, False),
+    ):  # fmt: skip
+        evidence.write(file, content, None)
+        done = CliRunner().invoke(app, ["prove", "--add", str(file), "--unsigned", "--evidence", str(rows)])
+        assert isinstance(done.exception, FarandoleError) is fails, done.output
+    verdicts = [(row["verdict"], "cuda" in row["set"]) for row in yaml.safe_load(rows.read_text())]
+    # One red check is a failure, whatever the verdict is.
+    assert verdicts == [("fails", True), ("works", False)]
 
 
 def test_one_that_was_edited_is_refused(signed: Path) -> None:

@@ -30,7 +30,9 @@ LAB = "prove"
 INVENTORY = ROOT / "inventory" / LAB
 SETTINGS = INVENTORY / "group_vars" / "all.yml"
 # What a row is about; everything else in the environment comes after it.
-HEADLINE = ("gxx", "openmpi", "horovod", "torch", "tensorflow", "tf-keras", "keras", "numpy", "protobuf", "setuptools")
+HEADLINE = (
+    "gxx", "openmpi", "cuda", "horovod", "torch", "tensorflow", "tf-keras", "keras", "numpy", "protobuf", "setuptools",
+)  # fmt: skip
 HEAD = """\
 ---
 # What was built and ran together, and what was seen to fail; `farandole prove` adds rows. See docs/catalogue.md.

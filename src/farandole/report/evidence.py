@@ -165,9 +165,13 @@ def _ssh_keygen(command: list[str], content: bytes) -> subprocess.CompletedProce
 
 
 def row(evidence: Evidence, fingerprint: str) -> dict[str, str]:
-    """It as a row of the catalogue."""
+    """It as a row of the catalogue, where it replaces what these people have seen of the same set before."""
+    if evidence["quick"] or evidence["nodes"] < 2:
+        raise FarandoleError(
+            "no row was added: it is of a validation that was quick or of one node, and does not say whether the set "
+            "works; take that of a whole one of at least two nodes, without --quick"
+        )
     counts = Counter(check["status"] for check in evidence["checks"])
-    kind = "quick validation" if evidence["quick"] else "validation"
     seen = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     where = [f"kernel {' and '.join(evidence['kernels'])}" if evidence["kernels"] else ""]
     where += [f"{evidence['mbit'][0]} Mbit/s" if evidence["mbit"] else "", "RDMA" if evidence["rdma"] else ""]
@@ -177,8 +181,8 @@ def row(evidence: Evidence, fingerprint: str) -> dict[str, str]:
     return {
         "system": evidence["platform"]["os"],
         "date": evidence["date"],
-        "verdict": "fails" if evidence["verdict"] == "red" else "works",
-        "ran": f"{kind} on {evidence['nodes']} nodes of others: {seen}{causes}; {', '.join(filter(None, where))}",
+        "verdict": "fails" if evidence["verdict"] == "red" or counts["red"] else "works",
+        "ran": f"validation on {evidence['nodes']} nodes of others: {seen}{causes}; {', '.join(filter(None, where))}",
         "wanted": ",".join(evidence["frameworks"]),
         "by": fingerprint or "unsigned",
     }
