@@ -36,6 +36,7 @@ FAILED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "crashed": ({"code": 3}, "job-failed", ["ended with status 3"]),
     "one worker": ({"ranks": [rank(0)]}, "ranks-missing", ["1 of 2 workers reported"]),
     "two jobs of one": ({"ranks": [rank(0, size=1)] * 2}, "ranks-missing", ["was not one job of 2 workers"]),
+    "one worker twice": ({"ranks": [rank(1), rank(1, machine="m0")]}, "ranks-missing", ["1, 1 instead of 0 to 1"]),
     "one machine": ({"ranks": [rank(0), rank(1, machine="m0")]}, "machines-missing", ["ran on 1 of 2 machines"]),
     "two stacks": ({"ranks": [rank(0), rank(1, stack="b")]}, "nodes-differ", ["stack on node-1 and node-2"]),
     "two Pythons": ({"ranks": [rank(0), rank(1, python="b")]}, "nodes-differ", ["python on node-1 and node-2"]),

@@ -182,6 +182,8 @@ def _fault(result: Result) -> tuple[str, str]:
         return "ranks-missing", f"{len(ranks)} of {wanted} workers reported"
     if any(rank["size"] != wanted for rank in ranks):
         return "ranks-missing", f"was not one job of {wanted} workers but several jobs"
+    if (numbers := sorted(rank["rank"] for rank in ranks)) != [*range(wanted)]:
+        return "ranks-missing", f"has workers {', '.join(map(str, numbers))} instead of 0 to {wanted - 1}"
     if (machines := len({rank["machine"] for rank in ranks})) != wanted:
         return "machines-missing", f"ran on {machines} of {wanted} machines"
     return _difference(result) or _incomplete(result) or ("", "")
