@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from farandole.validation import files
-from farandole.validation.judge import GREEN, RED, Check
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
 
 from .loading import ROOT
 
@@ -143,6 +143,16 @@ def test_two_servers_at_one_path_are_two_checks_that_say_so() -> None:
     two = checks(*whats)
     assert two.keys() == {"files.data.node-1", "files.data.node-3"}
     assert "/data on node-3, from b:/x, unlike on other nodes: " in two["files.data.node-3"]
+
+
+def test_a_folder_that_only_one_node_of_the_run_has_is_not_measured() -> None:
+    mounts = {"node-1": {"storage_mounts": [{"where": "/data", "what": "a:/x"}]}, "node-2": {}}
+    step = {"code": "", "seen": "", "listing": "", "seconds": 1}
+    for code, status in (("", NOT_MEASURED), ("files-failed", RED)):
+        good = {"stdout": json.dumps({"folders": {"/data": {**step, "code": code}}})}
+        own = files.shared(list(mounts), mounts, "trainer", "node-1")["node-1"]
+        (check,) = files.file_checks({"node-1": {"folders": own, "wrote": good, "read": good}})
+        assert (check.status, check.hosts) == (status, ["node-1"])
 
 
 def test_nodes_share_only_what_they_mount_from_the_same_place() -> None:

@@ -165,12 +165,16 @@ def test_a_validation_whose_head_ran_no_job_is_red(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_not_asked_is_not_measured(tmp_path: Path) -> None:
-    report.make(tmp_path, gathered())
-    result = json.loads((tmp_path / "latest" / "result.json").read_text())
-    status = {check["id"]: check["status"] for check in result["checks"]}
-    assert (status["stack.node-1"], status["stack.node-2"]) == (GREEN, NOT_MEASURED)
+    def stacks(**changes: Any) -> dict[str, str]:
+        report.make(tmp_path, gathered(**changes))
+        result = json.loads((tmp_path / "latest" / "result.json").read_text())
+        return {check["id"]: check["status"] for check in result["checks"] if check["id"].startswith("stack.")}
+
+    assert stacks() == {"stack.node-1": GREEN, "stack.node-2": NOT_MEASURED}
+    job = {"item": PLANNED["mpi"], "stdout": json.dumps(HONEST | {"ranks": [rank(0), rank(1)]})}
+    assert stacks(stacks={}, jobs=[job]) == dict.fromkeys(("stack.node-1", "stack.node-2"), NOT_MEASURED)
     # All are waiting for the first one.
-    assert not stack_checks({}, "inventory/mine", NODES)
+    assert stacks(stacks={}, trust={"node-1": {"unreachable": True, "msg": "no route to host"}}) == {}
 
 
 def test_everything_that_was_measured_is_in_the_report(tmp_path: Path) -> None:

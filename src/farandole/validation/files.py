@@ -7,7 +7,7 @@ from farandole.core.schema import UnfitError, fields, load, named, number, text,
 from farandole.inventory.cluster import HostVars
 from farandole.inventory.mounts import shared_homes
 from farandole.validation.answer import LONGEST, code
-from farandole.validation.judge import GREEN, RED, Check
+from farandole.validation.judge import GREEN, NOT_MEASURED, RED, Check
 from farandole.validation.nodes import Answer, explained, unanswered
 
 Folder = Mapping[str, Any]
@@ -116,8 +116,11 @@ def _check(path: str, hosts: list[str], answers: Mapping[str, Mapping[str, Any]]
         return explained(check, code, f"{path} on {host}, from {folders[host]['what']}: {seen}", host)
     kept = [step["listing"] for _, step in steps if step["listing"]]
     result = "all see the same" if kept else "what each writes, the others read"
+    if len(hosts) == 1:
+        result = "no other node of this run shares it"
     source = "" if only else f", from {folders[hosts[0]]['what']}, unlike on other nodes"
-    check.status, check.words = GREEN, f"{path} on {', '.join(hosts)}{source}: {result}"
+    check.status = NOT_MEASURED if len(hosts) == 1 else GREEN
+    check.words = f"{path} on {', '.join(hosts)}{source}: {result}"
     return check
 
 

@@ -149,8 +149,8 @@ def explained(check: Check, code: str, seen: str, host: str, inventory: str = ""
 
 
 def stack_checks(stacks: Mapping[str, Answer], inventory: str, hosts: Collection[str]) -> list[Check]:
-    """A check for each node: whether its stack is exactly what was built; not measured if only others were asked."""
-    absent = [name for name in hosts if stacks and name not in stacks]
+    """A check for each node: whether its stack is exactly what was built; not measured if it was not asked."""
+    absent = [name for name in hosts if name not in stacks]
     why = "only jobs were tried on it, as it was not asked itself in this run; was there a --limit?"
     return [
         *(_stack_check(name, answer, inventory) for name, answer in stacks.items()),
