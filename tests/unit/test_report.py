@@ -239,8 +239,20 @@ def test_a_comparison_says_what_is_different_and_nothing_else() -> None:
     unsure = [checked(result(checks=[check("speed.x", status, value=at, spread=[at, at])])) for status, at in
               (("green", 0.9), ("not measured", 0.5))]  # fmt: skip
     assert compare(*unsure).figures[0].judgement == "noise not known"
-    # What is not known has not changed.
-    assert compare(checked(result(preflight=None)), checked(new)).stack == []
+    # Without what preflight found, a kernel may be another one.
+    unknown = [("kernel", "not known", "6.12"), ("connections below their bar", "not known", "1 of 2")]
+    assert compare(checked(result(preflight=None)), checked(new)).stack == unknown
+
+
+def test_only_what_is_known_of_both_is_said_to_be_the_same() -> None:
+    def shown(**changes: Any) -> str:
+        text = page(checked(result(**changes)), compare(checked(result(**changes)), checked(result(**changes))))
+        return "".join(re.findall(r"The same in both: (.*?)\.<", text))
+
+    preflight = {"hosts": {"node-1": {"kernel": "6.1"}}, "pairs": [["a", "b", 900.0, 800.0]]}
+    assert shown(preflight=preflight) == "stack, nodes, kernel, connections below their bar, bars"
+    assert shown(preflight=None, data=["MNIST"]) == "stack, nodes, data, bars"
+    assert shown(preflight=None, stack="", hosts=[], bars={}) == ""
 
 
 def test_what_is_cut_says_so() -> None:

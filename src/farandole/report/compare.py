@@ -8,8 +8,9 @@ from farandole.report.figures import MAXIMA, number, signed
 from farandole.report.matrix import grade
 
 Result = Mapping[str, Any]
+Row = tuple[str, str, str]
 UNKNOWN = "noise not known"
-UNSEEN = "not known"
+UNSEEN, NOTHING = "not known", "none"
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs; words, old, new for the stack, check, old, new for the verdicts."""
+    """What differs: words, old, new for the stack, check, old, new for the verdicts; what is known to be the same."""
 
     old_time: str
     old_verdict: str
     new_verdict: str
-    stack: Sequence[tuple[str, str, str]]
-    verdicts: Sequence[tuple[str, str, str]]
+    stack: Sequence[Row]
+    verdicts: Sequence[Row]
     figures: Sequence[Figure]
+    same: Sequence[str]
 
     def tables(self) -> list[tuple[tuple[str, ...], Sequence[Sequence[str]]]]:
         """Heads and rows, for those who show them as text."""
@@ -47,6 +49,7 @@ class Comparison:
 def compare(old: Result, new: Result) -> Comparison:
     before, after = ({check["id"]: check for check in result["checks"]} for result in (old, new))
     names = list(dict.fromkeys([*after, *before]))
+    parts = [*_parts(old, new)]
     status = [
         (name, *(str(checks[name]["status"]) if name in checks else "absent" for checks in (before, after)))
         for name in names
@@ -55,9 +58,11 @@ def compare(old: Result, new: Result) -> Comparison:
         old["time"],
         old["verdict"],
         new["verdict"],
-        [*_stack(old, new)],
+        [row for row in (*parts[:1], *_versions(old, new), *parts[1:], *_bars(old, new)) if row[1] != row[2]],
         [row for row in status if row[1] != row[2]],
         [_figure(before[name], after[name]) for name in names if _both(before, after, name)],
+        [name for name, was, now in parts if was == now and now not in (NOTHING, UNSEEN)]
+        + (["bars"] if old["bars"] and old["bars"] == new["bars"] else []),
     )
 
 
@@ -83,23 +88,23 @@ def _figure(old: Mapping[str, Any], new: Mapping[str, Any]) -> Figure:
     return Figure(new["id"], was, now, share, "more than noise" if apart else "within noise", f"rounds: {ranges}")
 
 
-def _stack(old: Result, new: Result) -> Iterator[tuple[str, str, str]]:
-    if old["stack"] != new["stack"]:
-        yield "stack", old["stack"] or "none", new["stack"] or "none"
+def _parts(old: Result, new: Result) -> Iterator[Row]:
+    yield "stack", old["stack"] or NOTHING, new["stack"] or NOTHING
+    yield "nodes", ", ".join(old["hosts"]) or NOTHING, ", ".join(new["hosts"]) or NOTHING
+    yield "data", "; ".join(old["data"]) or NOTHING, "; ".join(new["data"]) or NOTHING
+    yield "kernel", _kernels(old), _kernels(new)
+    yield "connections below their bar", _slow(old), _slow(new)
+
+
+def _versions(old: Result, new: Result) -> Iterator[Row]:
     for name in sorted({*old["versions"], *new["versions"]}):
-        was, now = (result["versions"].get(name, "absent") for result in (old, new))
-        if was != now:
-            yield name, was, now
-    for name, was, now in (("nodes", *(", ".join(result["hosts"]) or "none" for result in (old, new))),
-                           ("data", *("; ".join(result["data"]) or "none" for result in (old, new))),
-                           ("kernel", *map(_kernels, (old, new))),
-                           ("connections below their bar", *map(_slow, (old, new)))):  # fmt: skip
-        if was != now and UNSEEN not in (was, now):
-            yield name, was, now
+        yield name, old["versions"].get(name, "absent"), new["versions"].get(name, "absent")
+
+
+def _bars(old: Result, new: Result) -> Iterator[Row]:
     for name in sorted({*old["bars"], *new["bars"]}):
-        was, now = (f"{result['bars'][name]:g}" if name in result["bars"] else "none" for result in (old, new))
-        if was != now:
-            yield f"bar of {name}", was, now
+        was, now = (f"{result['bars'][name]:g}" if name in result["bars"] else NOTHING for result in (old, new))
+        yield f"bar of {name}", was, now
 
 
 def _kernels(result: Result) -> str:
