@@ -25,6 +25,11 @@ options:
     type: list
     elements: str
     default: []
+  serving:
+    description: Files of a machine that serves homes; the answer says whether it has one of them.
+    type: list
+    elements: path
+    default: []
 """
 
 import os
@@ -238,6 +243,7 @@ def main() -> None:
         argument_spec={
             "mounts": {"type": "list", "elements": "dict", "required": True, "options": options},
             "supplied": {"type": "list", "elements": "str", "default": []},
+            "serving": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
@@ -257,7 +263,8 @@ def main() -> None:
         for name in [*differing, *gone]
     ]
     removed = [str(UNITS / name) for name in gone]
-    module.exit_json(changed=changed, units=[*differing, *gone], removed=removed, diff=diff)
+    serves = any(map(os.path.exists, module.params["serving"]))
+    module.exit_json(changed=changed, units=[*differing, *gone], removed=removed, serves=serves, diff=diff)
 
 
 if __name__ == "__main__":

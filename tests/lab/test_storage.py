@@ -304,6 +304,13 @@ def test_a_head_that_dies_and_comes_back(homes: Cluster) -> None:
 
 def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
     people = ("--extra-vars", json.dumps({"cluster_users": PEOPLE}))
+    stay = ("systemd-run", "--quiet", "--unit=stay", "--uid=bob", "--working-directory=/home/bob", "sleep", "600")
+    homes.ssh("node-3", *stay)
+    refused = homes.play_failing(*QUICK, *people)
+    assert re.search(r"/home/bob is in use by sleep \(process \d+\)", refused.flat)
+    # The head goes on serving them.
+    assert homes.ssh("node-1", "ls", "/etc/farandole/storage/home").returncode == 0
+    homes.ssh("node-3", "systemctl", "stop", "stay")
     homes.play_ok(*QUICK, *people)
     assert "sshfs" not in homes.ssh("node-3", "cat", "/proc/mounts").stdout
     assert homes.ssh("node-3", "ls", KEY).returncode != 0

@@ -1,10 +1,13 @@
 """File systems that all nodes see: what is refused, and the units that mount the others."""
 
+import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from jinja2 import Environment, FileSystemLoader
@@ -14,8 +17,10 @@ from farandole.inventory import mounts as storage
 from farandole.preflight import inventory
 
 from .loading import ROOT, load
+from .test_playbooks import ansible_playbook
 
 mount_units = load("modules", "mount_units")
+ORDER = ("Mount the file systems on first use", "Write the exports")
 
 
 def mount(where: str = "/data", **changes: Any) -> dict[str, Any]:
@@ -183,3 +188,24 @@ def test_nfs_exports_each_home_to_the_other_nodes_alone() -> None:
     ]
     settings = environment.get_template("nfs.conf.j2").render(values).split()
     assert {"host=192.0.2.1", "vers3=n", "vers4.0=n", "vers4.1=n", "vers4.2=y"} <= set(settings)
+
+
+def test_a_head_withdraws_homes_after_the_mounts_and_a_former_one_too(tmp_path: Path) -> None:
+    """In check mode: nodes that use a home refuse before it is no longer exported."""
+    hosts = {f"node-{number}": {"ansible_connection": "local"} for number in (1, 2, 3)}
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"cluster": {"hosts": hosts}, "head": {"hosts": {"node-1": None}}})
+    )
+    # Node 2 was the head.
+    (tmp_path / "node-2").touch()
+    settings = {"base_state_dir": f"{tmp_path}/state", "storage_home": "sshfs", "rolespec_validate": False}
+    settings["__storage_serving"] = [f"{tmp_path}/{{{{ inventory_hostname }}}}"]
+    role = {"ansible.builtin.import_role": {"name": "farandole.cluster.storage"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "cluster", "gather_facts": False, "tasks": [role]}]))
+    options = ("--check", "-i", tmp_path / "hosts.yml", "-e", json.dumps(settings))
+    done = ansible_playbook(ROOT, *options, tmp_path / "play.yml")
+    assert done.returncode == 0, done.stdout
+    mounted, shared = (done.stdout.index(f"TASK [farandole.cluster.storage : {task}]") for task in ORDER)
+    assert mounted < shared
+    answered = re.findall(r"^(?:ok|changed): \[(.*)\]$", done.stdout[shared:], re.MULTILINE)
+    assert set(answered) == {"node-1", "node-2"}
