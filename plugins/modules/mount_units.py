@@ -184,10 +184,16 @@ def unmount(where: str) -> str:
         # Without --no-canonicalize it would first ask the server about the mount point.
         status, err = bounded(["umount", "--no-canonicalize", where])
         if "busy" in err and bounded(["stat", "--file-system", where])[0] == 0:
-            return f"{where} is in use by {', '.join(users(where)) or 'the kernel'}: end that, and run site.yml again"
+            return f"{where} is in use by {', '.join(users(where)) or 'the kernel'}: {cure(where)}"
         if status != 0:
             bounded(["umount", "--no-canonicalize", "--force", "--lazy", where])
     return f"{where} could not be unmounted" if set(mounted().get(where, [])) - {"autofs"} else ""
+
+
+def cure(where: str) -> str:
+    """What to do about those who use a file system."""
+    ends = "; with -e base_end_jobs=true it ends what people run who were removed" if where.startswith("/home/") else ""
+    return f"end that, and run site.yml again{ends}"
 
 
 def users(where: str) -> list[str]:

@@ -307,7 +307,7 @@ def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
     stay = ("systemd-run", "--quiet", "--unit=stay", "--uid=bob", "--working-directory=/home/bob", "sleep", "600")
     homes.ssh("node-3", *stay)
     refused = homes.play_failing(*QUICK, *people)
-    assert re.search(r"/home/bob is in use by sleep \(process \d+\)", refused.flat)
+    assert re.search(r"/home/bob is in use by sleep \(process \d+\).*-e base_end_jobs=true", refused.flat)
     # The head goes on serving them.
     assert homes.ssh("node-1", "ls", "/etc/farandole/storage/home").returncode == 0
     homes.ssh("node-3", "systemctl", "stop", "stay")

@@ -136,6 +136,7 @@ def test_who_uses_a_file_system_is_named(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
         assert mount_units.users(str(tmp_path)) == [f"sleep (process {process.pid})"]
         process.kill()
+    assert ["base_end_jobs=true" in mount_units.cure(where) for where in ("/home/alice", "/data")] == [True, False]
 
 
 def test_why_nothing_was_unmounted_is_read_in_english_whatever_the_node_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
