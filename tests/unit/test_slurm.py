@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from farandole.core.errors import FarandoleError
 from farandole.node import health
@@ -17,6 +19,7 @@ from .loading import load
 
 ONE = {"sockets": 1, "cores": 4, "threads": 2, "memory": 16000, "gpus": 0, "cgroups": "v2", "version": "22.05"}
 GPUS = {**ONE, "gpus": 4, "memory": 64000, "version": "24.11"}
+TIMES = {"slurm_default_time": "1:00:00", "slurm_longest_time": "7-00:00:00"}
 HOSTS: dict[str, dict[str, Any]] = {"a": {"ansible_host": "192.0.2.1"}, "b": {"ansible_host": "192.0.2.2"}}
 
 
@@ -62,11 +65,11 @@ def test_a_node_cannot_write_into_the_settings(answer: Any) -> None:
 def test_settings_are_those_that_all_nodes_can_use() -> None:
     groups = {"gpus": ["b"], "cluster": ["a", "b"], "head": ["a"]}
     partitions = [{"name": "normal"}, {"name": "gpu", "group": "gpus", "limit": "1:00:00"}]
-    settings = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups)
+    settings = plan.settings({"a": {**ONE, "cgroups": "none"}, "b": GPUS}, HOSTS, partitions, groups, TIMES)
     assert [partition["nodes"] for partition in settings["partitions"]] == [["a", "b"], ["b"]]
     assert (settings["cgroups"], settings["version"], settings["gpus"]) == ("none", "22.05", True)
     for kind, all_can in (("v2", "v2"), ("v2-memory", "v2-memory"), ("v1", "none")):
-        some = plan.settings({"a": {**ONE, "cgroups": kind}, "b": GPUS}, HOSTS, partitions, groups)
+        some = plan.settings({"a": {**ONE, "cgroups": kind}, "b": GPUS}, HOSTS, partitions, groups, TIMES)
         assert some["cgroups"] == all_can
     # A twentieth of the memory, and at least half a GiB, is the system's.
     assert [(node["address"], node["cpus"], node["memory"]) for node in settings["nodes"]] == [
@@ -76,7 +79,7 @@ def test_settings_are_those_that_all_nodes_can_use() -> None:
     assert settings["memory_per_cpu"] == 15200 // 8
     assert plan.usable_mib(1000) == 488
     # Bare nodes have no partitions yet.
-    assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]})["partitions"] == []
+    assert plan.settings({}, HOSTS, [{"name": "x"}], {"head": ["a"]}, TIMES)["partitions"] == []
 
 
 def test_a_partition_with_jobs_stays_until_they_have_ended() -> None:
@@ -91,11 +94,16 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
     hosts = {**HOSTS, "a": {**HOSTS["a"], "_slurm_probe": {"partitions": used}}}
 
     def ending(*names: str) -> Any:
-        return plan.settings({"a": ONE, "b": ONE}, hosts, [{"name": name} for name in names], {"head": ["a"]})["ending"]
+        partitions = [{"name": name} for name in names]
+        return plan.settings({"a": ONE, "b": ONE}, hosts, partitions, {"head": ["a"]}, TIMES)["ending"]
 
     assert ending("new") == [{"name": "old", "nodes": ["a", "b"], "limit": "7-00:00:00"}]
     assert ending("new", "old") == []
-    used[0]["limit"] = "1 State=UP"
+    # What an earlier version or somebody else wrote stops no run, and is written nowhere.
+    for limit in ("1 State=UP", "14d"):
+        used[0]["limit"] = limit
+        assert ending("new") == [{"name": "old", "nodes": ["a", "b"], "limit": "UNLIMITED"}]
+    used[0]["name"] = "x State=UP"
     with pytest.raises(FarandoleError, match="a partition that is not Farandole's"):
         ending("new")
 
@@ -105,13 +113,29 @@ PartitionName=older Nodes=gone Default=NO MaxTime=60 State=DRAIN
     [
         ({"name": 'x"] = 1', "group": ""}, "is not a partition name"),
         ({"name": "x", "limit": "1h"}, "x has the limit '1h'; write 12:00:00"),
+        ({"name": "x", "limit": 43200}, "x has the limit 43200; write 12:00:00 or 2-00:00:00, in quotes"),
         ({"name": "x", "group": "none"}, "x names the group none, which the inventory lacks"),
         ({"name": "x", "group": "empty"}, "x has no node; its group is empty"),
     ],
 )
-def test_partitions_without_nodes(partition: dict[str, str], message: str) -> None:
+def test_partitions_without_nodes(partition: dict[str, Any], message: str) -> None:
     with pytest.raises(FarandoleError, match=message):
-        plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []})
+        plan.settings({"a": ONE}, HOSTS, [partition], {"empty": []}, TIMES)
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_time_is_what_slurm_takes(name: str) -> None:
+    """Of which YAML makes no number."""
+    partitions = [{"name": "x", "limit": ""}]
+
+    def settings(time: Any) -> Any:
+        return plan.settings({"a": ONE}, HOSTS, partitions, {"head": ["a"]}, {**TIMES, name: yaml.safe_load(time)})
+
+    for good in ("'90'", "'90:00'", "'1440:00:00'", "14-0", "2-12:30", "7-00:00:00", "INFINITE", "unlimited"):
+        assert settings(good)["partitions"] == [{**partitions[0], "nodes": ["a"]}]
+    for bad in ("1:30:00", "90", "14d", "1:2", "null", "7-00:00:00 State=UP", "1.5"):
+        with pytest.raises(FarandoleError, match=f"{name} is {re.escape(repr(yaml.safe_load(bad)))}; .* in quotes"):
+            settings(bad)
 
 
 PEOPLE = [{"name": "alice", "uid": 2101}, {"name": "bob", "uid": 2102}]

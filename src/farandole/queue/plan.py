@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farandole.core.errors import FarandoleError
-from farandole.core.schema import UnfitError, fields, load, many, named, whole, words
+from farandole.core.schema import UnfitError, fields, load, many, named, text, whole, words
 from farandole.inventory import cluster
 from farandole.inventory.cluster import HostVars, node_address
 
@@ -28,9 +28,9 @@ HARDWARE = fields(
 HOST = words("[a-z0-9][a-z0-9-]{0,62}")
 HARDWARES = named(HOST, HARDWARE)
 PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
-# Minutes, hours:minutes:seconds, days-hours:minutes:seconds.
-TIME = re.compile(r"\d{1,6}|(\d{1,4}-)?\d{1,3}:\d\d(:\d\d)?|UNLIMITED")
-PARTITIONS = many(fields({"name": words(PARTITION.pattern), "nodes": many(HOST), "limit": words(TIME.pattern)}))
+# Minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+TIME = re.compile(r"\d{1,7}(:\d\d){0,2}|\d{1,4}-\d{1,2}(:\d\d){0,2}|(?i:UNLIMITED|INFINITE)", re.ASCII)
+PARTITIONS = many(fields({"name": words(PARTITION.pattern), "nodes": many(HOST), "limit": text(30)}))
 EVERYBODY = "users"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 
@@ -57,8 +57,11 @@ def settings(
     hostvars: HostVars,
     partitions: Sequence[Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]],
+    times: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The nodes and partitions of slurm.conf, and how limits are enforced."""
+    """The nodes and partitions of slurm.conf, and how limits are enforced; refuses the settings that are no times."""
+    for name, value in times.items():
+        _refuse_no_time(f"{name} is", value)
     nodes = [
         {
             **hardware,
@@ -101,19 +104,25 @@ def usable_mib(memory: int) -> int:
 
 
 def _partition(wish: Mapping[str, Any], nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    group, limit = wish.get("group") or "", str(wish.get("limit") or "")
+    group = wish.get("group") or ""
     if not PARTITION.fullmatch(str(wish["name"])):
         raise FarandoleError(
             f"slurm_partitions: {wish['name']!r} is not a partition name: use letters, digits, - and _"
         )
-    if limit and not TIME.fullmatch(limit):
-        raise FarandoleError(f"slurm_partitions: {wish['name']} has the limit {limit!r}; write 12:00:00 or 2-00:00:00")
+    if wish.get("limit") not in (None, ""):
+        _refuse_no_time(f"slurm_partitions: {wish['name']} has the limit", wish["limit"])
     if group and group not in groups:
         raise FarandoleError(f"slurm_partitions: {wish['name']} names the group {group}, which the inventory lacks")
     own = [name for name in nodes if not group or name in groups[group]]
     if not own:
         raise FarandoleError(f"slurm_partitions: {wish['name']} has no node; its group is {group}")
     return {**wish, "nodes": own}
+
+
+def _refuse_no_time(what: str, value: Any) -> None:
+    # YAML takes 1:30:00 without quotes for 5400, which Slurm would take for minutes.
+    if not isinstance(value, str) or not TIME.fullmatch(value):
+        raise FarandoleError(f'{what} {value!r}; write 12:00:00 or 2-00:00:00, in quotes: "12:00:00"')
 
 
 def _ending(head: Mapping[str, Any], wanted: Sequence[str], nodes: Sequence[str]) -> list[dict[str, Any]]:
@@ -123,7 +132,8 @@ def _ending(head: Mapping[str, Any], wanted: Sequence[str], nodes: Sequence[str]
     except UnfitError as error:
         raise FarandoleError(f"the head's slurm.conf has a partition that is not Farandole's: {error}") from None
     kept = [{**partition, "nodes": [name for name in partition["nodes"] if name in nodes]} for partition in used]
-    return [partition for partition in kept if partition["nodes"] and partition["name"] not in wanted]
+    ending = [partition for partition in kept if partition["nodes"] and partition["name"] not in wanted]
+    return [row if TIME.fullmatch(row["limit"]) else {**row, "limit": "UNLIMITED"} for row in ending]
 
 
 def accounts(
