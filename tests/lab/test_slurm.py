@@ -289,6 +289,11 @@ def test_a_gpu_belongs_to_one_job_and_a_lost_one_is_no_longer_offered(cluster: C
     assert [ended(cluster, job) for job in jobs] == ["COMPLETED"] * 3
     assert sorted(printed(cluster, job) for job in jobs[:2]) == ["GPU 0\n", "GPU 1\n"]
     assert "gres/gpu=1" in told(cluster, jobs[2], "alloctres%80")
+    # Horovod starts all ranks of a node in one step.
+    step = "/usr/local/lib/farandole/slurm/ssh node-2 'echo GPU $CUDA_VISIBLE_DEVICES'"
+    wish = ("--nodelist=node-2", "--ntasks=2", "--gpus-per-task=1", "--mem=100M")
+    job = submit(cluster, *wish, f"--wrap={shlex.quote(step)}")
+    assert (ended(cluster, job), printed(cluster, job)) == ("COMPLETED", "GPU 0,1\n")
     # A run has the share of a node that its slots are.
     run = cluster.farandole("run", "--hosts", "node-2", "-np", "1", "--", "sh", "-c", "echo GPUs $CUDA_VISIBLE_DEVICES")
     assert "GPUs 0,1" in run.stdout, run.stderr

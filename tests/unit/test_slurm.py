@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import Environment
 
 from farandole.core.errors import FarandoleError
 from farandole.node import health
 from farandole.queue import plan
 
-from .loading import load
+from .loading import ROOT, load
 
 ONE = {"sockets": 1, "cores": 4, "threads": 2, "memory": 16000, "gpus": 0, "cgroups": "v2", "version": "22.05"}
 GPUS = {**ONE, "gpus": 4, "memory": 64000, "version": "24.11"}
@@ -160,6 +162,53 @@ def test_who_may_use_which_account() -> None:
 def test_accounts_that_are_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(FarandoleError, match=message):
         plan.accounts(PEOPLE, "trainer", more)
+
+
+JOB = """JobId=7 JobName=train
+   NumNodes=3 NumCPUs=6 NumTasks=6 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+     Nodes=node-[1-2] CPU_IDs=0-1 Mem=200 GRES=gpu:2(IDX:0-1)
+     Nodes=node-3 CPU_IDs=0-1 Mem=200 GRES=gpu:1(IDX:0)
+   TresPerJob=gres:gpu:5
+"""
+# What Slurm's commands say, and what a step is asked for and inherits.
+SCONTROL = """#!/bin/sh
+case "$*" in
+"show hostnames node-[1-3]") printf 'node-1\\nnode-2\\nnode-3\\n' ;;
+"show hostnames node-[1-2]") printf 'node-1\\nnode-2\\n' ;;
+"show hostnames node-3") echo node-3 ;;
+"--details show job 7") cat "$0.job" ;;
+*) exit 1 ;;
+esac
+"""
+SRUN = "#!/bin/sh\necho \"$@\"; env | sed -n 's/^\\(SLURM_[A-Z_]*\\)=.*/\\1/p' | sort\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "gres"),
+    [
+        ("node-2", {"SLURM_GPUS": "5"}, ["--gres=gpu:2"]),
+        ("node-3", {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres:gpu:1"}, ["--gres=gpu:1"]),
+        # Each step of these has the node's share by itself.
+        ("node-3", {"SLURM_GPUS_PER_NODE": "1"}, []),
+        ("node-3", {}, []),
+    ],
+)
+def test_horovods_ssh_asks_for_no_more_gpus_than_the_job_has_on_the_node(
+    tmp_path: Path, host: str, asked: dict[str, str], gres: list[str]
+) -> None:
+    template = Environment(autoescape=False).from_string((ROOT / "roles/slurm/templates/ssh.j2").read_text())  # noqa: S701
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN, "ssh": template.render(_slurm_limits="v2")}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scontrol.job").write_text(JOB)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[1-3]", "SLURM_JOB_GPUS": "0,1"}
+    step = {"SLURM_NTASKS": "6", "SLURM_GPUS_ON_NODE": "2", "SLURM_GPU_BIND": "none", "SLURM_CPU_BIND_LIST": "1"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **job, **step, **asked}
+    command = [str(tmp_path / "ssh"), "-o", "BatchMode=yes", host, "hostname"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [option for option in said[0].split() if "gres" in option] == gres
+    assert f"--nodelist={host}" in said[0].split()
+    assert said[1:] == sorted(job)
 
 
 FULL = "farandole health: / is full"
