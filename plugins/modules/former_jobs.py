@@ -7,9 +7,14 @@ description:
 options:
   uids: {description: Who may start jobs., type: list, elements: int, required: true}
   running: {description: "Whether to cancel what runs, too.", type: bool, default: false}
+  wait:
+    description: Seconds in which all of it has to end. Where slurmctld does not answer, nothing is cancelled then.
+    type: int
+    default: 0
 """
 
 import shutil
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -20,19 +25,26 @@ def main() -> None:
         argument_spec={
             "uids": {"type": "list", "elements": "int", "required": True},
             "running": {"type": "bool", "default": False},
+            "wait": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
-    if module.check_mode and not shutil.which("squeue"):
-        # It would be installed before.
+    wait, until = module.params["wait"], time.monotonic() + module.params["wait"]
+    if (module.check_mode or wait) and not shutil.which("squeue"):
+        # It would be installed before, or somebody has removed it.
         module.exit_json(changed=False, cancelled=[])
     states = [] if module.params["running"] else ["--state=PENDING"]
-    code, out, err = module.run_command(["squeue", "--noheader", "--format=%U", *states])
-    if code and not module.check_mode:
+    command = ["squeue", "--noheader", "--format=%U", *states]
+    code, out, err = module.run_command(command)
+    if code and not module.check_mode and not wait:
         module.fail_json(msg=f"slurmctld does not answer: {err.strip()}; see  journalctl --unit slurmctld")
     former = sorted({int(uid) for uid in out.split()} - {*module.params["uids"]}) if code == 0 else []
     for uid in former if not module.check_mode else ():
         module.run_command(["scancel", *states, f"--user={uid}"], check_rc=True)
+    while former and wait and not module.check_mode and (left := module.run_command(command)[1].split()):
+        if time.monotonic() > until:
+            module.fail_json(msg=f"{len(left)} jobs have not ended within {wait} s; see  squeue")
+        time.sleep(1)
     module.exit_json(changed=bool(former), cancelled=former)
 
 

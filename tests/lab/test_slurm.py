@@ -457,9 +457,11 @@ def test_another_key_is_replaced(cluster: Cluster) -> None:
 
 
 def test_a_cluster_without_a_queue_keeps_nothing_of_it(cluster: Cluster) -> None:
+    job = submit(cluster, "--nodes=3", "--wrap='srun sleep 600'")
+    until(lambda: told(cluster, job) == "RUNNING")
     shutil.rmtree(cluster.inventory / "group_vars")
     cluster.play_ok(*QUICK)
-    left = "ls /etc/munge/munge.key /etc/slurm/slurm.conf; systemctl is-active slurmd"
+    left = "pgrep -u trainer -x sleep; ls /etc/munge/munge.key /etc/slurm/slurm.conf; systemctl is-active slurmd"
     for node in ("node-1", "node-2", "node-3"):
         assert cluster.shell(node, left).stdout == "inactive\n"
     assert not (cluster.state / "slurm").exists()

@@ -18,6 +18,7 @@ from farandole.node import health
 from farandole.queue import plan
 
 from .loading import ROOT, load
+from .stack import run_module
 
 ONE = {"sockets": 1, "cores": 4, "threads": 2, "memory": 16000, "gpus": 0, "cgroups": "v2", "version": "22.05"}
 GPUS = {**ONE, "gpus": 4, "memory": 64000, "version": "24.11"}
@@ -209,6 +210,38 @@ def test_horovods_ssh_asks_for_no_more_gpus_than_the_job_has_on_the_node(
     assert [option for option in said[0].split() if "gres" in option] == gres
     assert f"--nodelist={host}" in said[0].split()
     assert said[1:] == sorted(job)
+
+
+QUEUE = """#!/bin/sh
+cd "${0%/*}"
+case "${0##*/}" in
+scancel) echo "$*" >>cancelled && touch ending ;;
+# What is cancelled ends a little later.
+squeue) [ ! -e dead ] && cat jobs && if [ -e ending ]; then >jobs; fi ;;
+esac
+"""
+
+
+def test_the_jobs_of_a_queue_have_ended_before_it_is_removed(tmp_path: Path) -> None:
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).write_text(QUEUE)
+        (tmp_path / name).chmod(0o755)
+
+    def remove(wait: int) -> Any:
+        (tmp_path / "jobs").write_text("2101\n2101\n2000\n")
+        (tmp_path / "ending").unlink(missing_ok=True)
+        arguments = {"uids": [], "running": True, "wait": wait}
+        return run_module("former_jobs", arguments, PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+    assert remove(30)["cancelled"] == [2000, 2101]
+    assert (tmp_path / "jobs").read_text() == ""
+    assert (tmp_path / "cancelled").read_text() == "--user=2000\n--user=2101\n"
+    # A queue that is half removed.
+    (tmp_path / "dead").touch()
+    assert (remove(30)["changed"], remove(0)["failed"]) == (False, True)
+    (tmp_path / "dead").unlink()
+    (tmp_path / "scancel").write_text("#!/bin/sh\n")
+    assert "3 jobs have not ended within 1 s" in remove(1)["msg"]
 
 
 FULL = "farandole health: / is full"
