@@ -16,7 +16,7 @@ from farandole.node.head.launch import Reports
 from farandole.node.head.restarts import Restarts
 from farandole.node.head.runs import RefusedError, Run
 from farandole.node.head.slots import claimed
-from farandole.node.head.slurm import fewer, share
+from farandole.node.head.slurm import fewer, minutes, share
 
 from .test_head_runs import WISH, asked
 from .test_head_slots import taken
@@ -273,6 +273,23 @@ def test_what_a_slot_is_of_its_nodes(slots: dict[str, int], cores: int, gpus: in
     # A node is there once for each of its partitions.
     nodes = "a|64|gpu:4(S:0-1)\nb|48|gpu:tesla:4,nic:2\nc|8|(null)\na|64|gpu:4(S:0-1)\n"
     assert share(slots, nodes) == (cores, gpus)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "asked"),
+    [
+        (3600, "1:00:00", 60),
+        (3599, "1:00:00", 60),
+        (3500, "2:00:00", 60),
+        (7 * 86400, "7-00:00:00", 7 * 1440),
+        (1800, "30:00", 30),
+        # Refused by the queue.
+        (3601, "1:00:00", 62),
+        (3600, "infinite", 62),
+    ],
+)
+def test_a_run_may_last_as_long_as_a_job(seconds: int, longest: str, asked: int) -> None:
+    assert minutes(seconds, f"short|10:00\nnormal*|{longest}\nlong|30-00:00:00\n") == asked
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, act: str, *arguments: str, **wish: Any) -> RunKeeper:

@@ -125,9 +125,16 @@ def allocate(run: Run, wish: Any) -> list[str]:
     if others := [node for node in hostfile() if node not in slots]:
         command.append(f"--exclude={','.join(others)}")
     if wish["seconds"]:
-        # This program ends it before the queue does.
-        command.append(f"--time={wish['seconds'] // 60 + 2}")
+        command.append(f"--time={minutes(wish['seconds'], ran('sinfo', '--noheader', '--format=%P|%l').stdout)}")
     return command
+
+
+def minutes(seconds: int, partitions: str) -> int:
+    """The time to ask for: longer than the run, which then ends first, or the longest that the queue gives to one."""
+    found = re.search(r"^\S+\*\|(?:(?:(\d+)-)?(\d+):)?(\d+):\d\d$", partitions, re.MULTILINE)
+    days, hours, rest = (int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    longest, wanted = (days * 24 + hours) * 60 + rest, seconds // 60 + 2
+    return min(wanted, longest) if seconds <= longest * 60 else wanted
 
 
 def share(slots: Slots, nodes: str) -> tuple[int, int]:
