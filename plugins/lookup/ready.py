@@ -3,7 +3,7 @@ name: ready
 short_description: Refuse an environment in which the playbooks would not do what they promise
 description:
   - Returns its terms, unless the Python package farandole, which the other plugins import, is missing or not the one of
-    this collection, or settings of Ansible would let a node deceive the control machine.
+    this collection, or settings of Ansible would let a node deceive the control machine, or revoked nodes take part.
   - Imports nothing of the package.
 options:
   _terms: {description: What to return., required: true}
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
+from ansible import constants, context
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 
@@ -61,6 +61,9 @@ class LookupModule(LookupBase):  # type: ignore[misc]
     def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:  # noqa: ARG002
         """Refuses, or returns the terms."""
         for why in package(COLLECTION):
+            raise AnsibleError(f"nothing was changed: {why}")
+        if "always" in (context.CLIARGS.get("skip_tags") or ()):
+            why = "with --skip-tags always, nodes that are revoked or left out would take part again: leave that out"
             raise AnsibleError(f"nothing was changed: {why}")
         if lines := [*settings()]:
             raise AnsibleError(

@@ -181,6 +181,11 @@ def test_each_role_has_its_name_as_a_tag() -> None:
     plays = re.findall(r"play #\d+ \(cluster\): (.*?)\t(.*?)(?=play #|\Z)", always, re.DOTALL)
     entered = {name for name, tasks in plays if "Skip revoked" not in tasks}
     assert entered == {"Lock the cluster", "Preflight", "Validate the cluster"}
+    # Without this task, a play has no others.
+    for play in re.split(r"play #", listed("--list-tasks")):
+        tasks = [(name, {*tags.split(", ")}) for name, tags in re.findall(r"\n +(.*)\tTAGS: \[(.*)\]", play)]
+        for guard in (tags - {"always"} for name, tags in tasks if "Skip revoked" in name):
+            assert [name for name, tags in tasks if not guard <= tags] == []
 
 
 @pytest.mark.parametrize(

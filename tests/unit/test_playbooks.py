@@ -39,6 +39,8 @@ def test_a_run_with_unsafe_settings_is_refused_with_the_lines_to_add(playbook: s
     assert f"export ANSIBLE_CONFIG={ROOT}/ansible.cfg" in done.stderr
     assert "inject_facts_as_vars = false\ncallbacks_enabled = farandole.cluster.plain_terminal\n" in done.stderr
     assert "host_key_checking" not in done.stderr
+    done = play(playbook, tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_SKIP_TAGS="always")
+    assert "--skip-tags always" in done.stderr
     if playbook == "site.yml":
         done = play(playbook, tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_HOST_KEY_CHECKING="no")
         assert "\nhost_key_checking = true  (unset ANSIBLE_HOST_KEY_CHECKING, which overrides it)\n" in done.stderr

@@ -355,7 +355,9 @@ def _remembered(
 
 def serve(authority: Authority, arguments: dict[str, Any], cluster: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Do all that a run asks of the CA; return the result and a warning for the operator."""
-    nodes, launchers, users = arguments["nodes"], arguments["launchers"], arguments["users"]
+    launchers, users = arguments["launchers"], arguments["users"]
+    # No run should ask for them.
+    nodes = [node for node in arguments["nodes"] if node["name"] not in arguments["revoked"]]
     mounters, present = arguments["mounters"], [node["name"] for node in nodes]
     excluded = arguments.get("excluded", ())
     members = Members(cluster, users, launchers, mounters, arguments["revoked"], present, excluded)
