@@ -239,6 +239,24 @@ def test_good_people_have_no_finding() -> None:
     assert people({"name": "alice", "uid": 2001, "ssh_keys": keys}, {"name": "b-o_b2", "uid": 1000}) == []
 
 
+def test_the_job_user_is_nobody_else() -> None:
+    for user, owner in (
+        ("admin", "the account with which Ansible logs in"),
+        ("root", "root"),
+        ("slurm", "the account"),
+    ):
+        for persons in ((), ({"name": "alice", "uid": 2001},)):
+            [(code, cause)] = people(*persons, base_user=user)
+            assert (code, cause.startswith(f"base_user: {user} is {owner}")) == ("job-user-taken", True)
+
+
+def test_root_of_a_node_is_not_to_become_root_of_the_head() -> None:
+    bob = {"name": "bob", "uid": 2002, "admin": "yes"}
+    [(code, cause)] = people({"name": "alice", "uid": 2001}, bob, ssh_trust_mesh="true")
+    assert (code, "as bob," in cause) == ("admin-in-mesh", True)
+    assert people(bob, ssh_trust_mesh="false") == people({**bob, "admin": "no"}, ssh_trust_mesh=True) == []
+
+
 def encoded(kind: str) -> str:
     return f"{kind} {b64encode(len(kind).to_bytes(4, 'big') + kind.encode() + b'the rest').decode()}"
 

@@ -95,6 +95,14 @@ def test_bad_nodes(changes: dict[str, Any], code: str, message: str) -> None:
     assert message in finding.cause
 
 
+def test_the_account_of_the_operator_does_not_run_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "alice")
+    assert judged(answer()) == []
+    for user, account in (("trainer", "trainer"), (None, "alice")):
+        finding = found(answer() | {"login": login(user=user)})
+        assert (finding.code, f"as {account}," in finding.cause) == ("login-for-jobs", True)
+
+
 def test_a_node_s_words_are_not_in_the_cure() -> None:
     assert "10.9.8.7" not in found(answer(addresses=["10.9.8.7"])).cure
     assert "1001" not in found(answer(**account(user_id=1001))).cure

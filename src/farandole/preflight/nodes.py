@@ -3,6 +3,7 @@
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from getpass import getuser
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int]) -> Itera
     yield from judge_address(node, probe)
     for account, wanted in accounts.items():
         yield from judge_account(name, account, wanted, probe["accounts"][account])
+    # Where nobody says who logs in, ssh takes the user here.
+    if (login := answer["login"]["user"] or getuser()) in accounts:
+        yield finding("login-for-jobs", name, account=login)
     yield from judge_privileges(name, probe)
 
 

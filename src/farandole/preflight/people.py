@@ -1,10 +1,11 @@
-"""Checks of cluster_users, made before any node is contacted."""
+"""Checks of the job user and of cluster_users, made before any node is contacted."""
 
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
@@ -28,18 +29,23 @@ TAKEN = {
 
 
 def judge_people(hostvars: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[Finding]:
-    """Findings about cluster_users of all nodes, whose values have the right types."""
+    """Findings about base_user and cluster_users of all nodes, whose values have the right types."""
     lists = [(hostvars[name].get("cluster_users") or [], name) for name in names]
     people, first = next(iter(lists), ([], ""))
     uneven = [finding("people-uneven", name, other=first) for others, name in lists if others != people]
     taken = {**TAKEN}
-    uids = {}
-    for name in names:
-        own = hostvars[name]
+    every = [hostvars[name] for name in names]
+    for own in every:
         taken.setdefault(login_name(own) or "root", "the account with which Ansible logs in")
-        taken.setdefault(job_user(own), "the job user")
-        uids[int(own.get("base_user_id") or JOB_USER_ID)] = "the job user"
-    return uneven or [fault for person in people for fault in judge_person(person, taken, uids)]
+    jobs = dict.fromkeys(map(job_user, every))
+    faults = [finding("job-user-taken", "inventory", seen=user, owner=taken[user]) for user in jobs if user in taken]
+    taken = {**dict.fromkeys(jobs, "the job user"), **taken}
+    uids = {int(own.get("base_user_id") or JOB_USER_ID): "the job user" for own in every}
+    if any(boolean(own.get("ssh_trust_mesh") or False) for own in every):
+        admins = [str(person["name"]) for person in people if boolean(person.get("admin") or False)]
+        faults += [finding("admin-in-mesh", "inventory", account=name) for name in admins]
+    faults += uneven or [fault for person in people for fault in judge_person(person, taken, uids)]
+    return faults
 
 
 def judge_person(person: Person, taken: dict[str, str], uids: dict[int, str]) -> Iterator[Finding]:
