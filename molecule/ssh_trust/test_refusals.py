@@ -91,6 +91,12 @@ def test_a_key_left_in_the_home_is_refused(head, worker):
     assert refused(as_job(head, "node-2", "true", *options))
     with weakened(worker, "Match User trainer\n  AuthorizedKeysFile .ssh/authorized_keys\n"):
         assert as_job(head, "node-2", "true", *options).rc == 0
+    # Nor does it count if the site looks keys up by a program.
+    look = "AuthorizedKeysCommand /usr/bin/cat /home/trainer/.ssh/authorized_keys\nAuthorizedKeysCommandUser trainer\n"
+    with weakened(worker, look):
+        assert refused(as_job(head, "node-2", "true", *options))
+    with weakened(worker, f"Match User trainer\n{look}"):
+        assert as_job(head, "node-2", "true", *options).rc == 0
     # The role writes the keys of allowed people here.
     keys = f"{FOLDER}/login_keys"
     worker.check_output("echo %s >%s", key, keys)
