@@ -5,7 +5,7 @@ short_description: Remove accounts with their processes and homes
 description:
   - Ends all their processes, then removes account, group, home, mail and crontab.
   - Their common group is removed in any case.
-  - A home on storage of the network stays, because other machines use it.
+  - A home on storage of the network stays, because other machines use it, and so does one with a mount point in it.
 options:
   names: {description: The accounts., type: list, elements: str, required: true}
   group:
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.accounts import account, group
+from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
 from ansible_collections.farandole.cluster.plugins.module_utils.processes import end_all
 
 # Below are the accounts of the system.
@@ -46,6 +47,12 @@ def is_local(module: AnsibleModule, home: str) -> bool:
     """Whether no other machine uses a home."""
     kind = module.run_command(["findmnt", "--noheadings", "--output=FSTYPE", "--target", home])[1].strip()
     return kind in LOCAL and not Path(home).is_symlink()
+
+
+def mounted_in(home: Path) -> str:
+    """What is mounted on a home or below it, which userdel would empty."""
+    points = [Path(mount.point) for mount in mounts_in(TABLE.read_text())]
+    return next((str(point) for point in points if home in (point, *point.parents)), "")
 
 
 def remove(module: AnsibleModule, account: pwd.struct_passwd, *, with_home: bool) -> None:
@@ -89,10 +96,12 @@ def main() -> None:
             where = f"base_user, cluster_users and group {module.params['group']}"
             module.fail_json(msg=f"{name} is an account of the system (uid {present.pw_uid}): take it out of {where}")
         home = Path(present.pw_dir)
-        with_home = home.is_dir() and is_local(module, present.pw_dir)
+        mounted = mounted_in(home)
+        with_home = home.is_dir() and not mounted and is_local(module, present.pw_dir)
         removed.append(f"account {name}{f' with its home {home}' if with_home else ''}")
         if home.is_dir() and not with_home:
-            left.append(f"{home}, because it is on storage that other machines can use")
+            why = f"{mounted} is mounted" if mounted else "it is on storage that other machines can use"
+            left.append(f"{home}, because {why}")
         if not module.check_mode:
             remove(module, present, with_home=with_home)
     if common:

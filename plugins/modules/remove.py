@@ -4,7 +4,7 @@ module: remove
 short_description: Remove what a role has put on a node
 description:
   - Also removes what a killed run has left of it under a temporary name. A folder is renamed before it is removed.
-  - Never follows a link, and never removes what is mounted.
+  - Never follows a link, and never removes what is mounted, nor a command that somebody else has put into its place.
 options:
   paths:
     description: Files, links and folders with all that is in them, in this order; C(*) in a name matches several.
@@ -47,6 +47,9 @@ from ansible_collections.farandole.cluster.plugins.module_utils.folders import r
 from ansible_collections.farandole.cluster.plugins.module_utils.mounts import TABLE, mounts_in
 
 UNITS = Path("/etc/systemd/system")
+COMMANDS = Path("/usr/local/bin")
+# Each of ours names a folder of ours.
+OURS = re.compile(rb"/(etc|usr/local/lib)/farandole\b")
 LINGER = Path("/var/lib/systemd/linger")
 LISTS = {
     "paths": "path",
@@ -80,6 +83,9 @@ class Removal:
         for target in targets:
             if mounted := [mount for mount in self.mounts if mount == target or target in mount.parents]:
                 self.left.append(f"{target}: {mounted[0]} is a mount point; unmount it and run this again")
+                continue
+            if target == path and path.parent == COMMANDS and not is_ours(path):
+                self.left.append(f"{path}, because it is not Farandole's")
                 continue
             self.gone.append(target)
             if self.active:
@@ -170,6 +176,11 @@ class Removal:
 def exists(path: Path) -> bool:
     """Whether there is anything, even a link that leads nowhere."""
     return path.is_symlink() or path.exists()
+
+
+def is_ours(command: Path) -> bool:
+    """Whether a command is one that a role has written."""
+    return command.is_file() and not command.is_symlink() and bool(OURS.search(command.read_bytes()))
 
 
 def removing(path: Path) -> Path:

@@ -156,11 +156,16 @@ def test_a_removal_that_is_killed_or_refused_can_be_run_again(third: Cluster) ->
     assert refused.changed_hosts == set()
     assert "node-2: runuser of root, sleep of trainer" in refused.flat
     assert third.ssh("node-2", "pkill", "-u", "trainer", "sleep").returncode == 0
+    disk = "mkdir /home/trainer/disk && mount -t tmpfs disk /home/trainer/disk && touch /home/trainer/disk/result"
+    assert third.shell("node-2", disk).returncode == 0
     killed = third.play_until("ssh_trust : Remove certificate", playbook=REMOVE)
     assert killed.rc == -signal.SIGKILL, killed.output
     done = third.play(*WITH_ACCOUNTS, playbook=REMOVE)
     third.applied = None
     assert done.rc == 0, done.output
+    assert "/home/trainer, because /home/trainer/disk is mounted" in done.flat
+    theirs = "rm /home/trainer/disk/result && umount /home/trainer/disk && rm -r /home/trainer"
+    assert third.shell("node-2", theirs).returncode == 0
     bare = accounts(third, "node-3")
     for node in ("node-1", "node-2"):
         assert {name.split(":")[0] for name in accounts(third, node) ^ bare} <= {"systemd-timesync"}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from farandole.core.programs import LAUNCHER
 from farandole.inventory.cluster import HostVars
 from farandole.inventory.facts import describe
 from farandole.plays.removal import in_use, report
@@ -18,6 +19,7 @@ from .stack import run_module
 REMOVE = "farandole.cluster.remove"
 module = load("modules", "remove")
 hosts = load("modules", "former_hosts")
+accounts = load("modules", "former_accounts")
 ANSWER = {
     "_stack_use": {"running": []},
     "_stack_removed": {"removed": ["/opt/farandole"], "left": [], "packages": ["curl", "x; reboot", "openssh-server"]},
@@ -77,6 +79,32 @@ def test_never_removes_what_is_mounted(folder: Path, monkeypatch: pytest.MonkeyP
     assert removal.removed == [str(folder / "current")]
     assert removal.left == [f"{folder}/stacks: {folder}/stacks/1 is a mount point; unmount it and run this again"]
     assert (folder / "stacks/1").is_dir()
+
+
+def test_a_command_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMMANDS", tmp_path)
+    wrapper, own = (ROOT / "roles/fabric/templates/wrapper.j2"), (ROOT / "roles/modules/files/module")
+    ours = {"mpirun": wrapper.read_text(), "module": own.read_text(), "farandole": LAUNCHER}
+    for name, text in {**ours, "theirs": "#!/bin/sh\n. /opt/farandole/theirs\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "horovodrun").symlink_to("mpirun")
+    removal = module.Removal(SimpleNamespace(check_mode=False))
+    for name in (*ours, "theirs", "horovodrun"):
+        removal.path(tmp_path / name)
+    assert removal.removed == [str(tmp_path / name) for name in ours]
+    assert removal.left == [f"{tmp_path / name}, because it is not Farandole's" for name in ("theirs", "horovodrun")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["horovodrun", "theirs"]
+
+
+def test_a_home_with_a_mount_in_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "1 0 0:1 / / rw - ext4 /dev/sda1 rw\n1 0 0:1 / /home/alice/my\\040data rw - ext4 /dev/sdb1 rw\n"
+        "1 0 0:1 / /home/alicia rw - ext4 /dev/sdc1 rw\n"
+    )
+    monkeypatch.setattr(accounts, "TABLE", table)
+    homes = {name: accounts.mounted_in(Path("/home") / name) for name in ("alice", "alicia", "ali")}
+    assert homes == {"alice": "/home/alice/my data", "alicia": "/home/alicia", "ali": ""}
 
 
 def test_a_pattern_takes_only_roots_own_where_every_account_can_write(tmp_path: Path) -> None:
