@@ -62,9 +62,10 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         """Refuses, or returns the terms."""
         for why in package(COLLECTION):
             raise AnsibleError(f"nothing was changed: {why}")
-        if "always" in (context.CLIARGS.get("skip_tags") or ()):
-            why = "with --skip-tags always, nodes that are revoked or left out would take part again: leave that out"
-            raise AnsibleError(f"nothing was changed: {why}")
+        given = context.CLIARGS
+        if "always" in (given.get("skip_tags") or ()) or given.get("start_at_task"):
+            why = "--skip-tags always and --start-at-task would let nodes that are revoked or left out take part again"
+            raise AnsibleError(f"nothing was changed: {why}. Leave this option out")
         if lines := [*settings()]:
             raise AnsibleError(
                 f"nothing was changed: {constants.CONFIG_FILE or 'ansible.cfg'} would let a node deceive this machine. "

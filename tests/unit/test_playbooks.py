@@ -27,9 +27,9 @@ def ansible_playbook(folder: Path, *arguments: str | Path, **variables: str) -> 
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def play(playbook: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def play(playbook: str, folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     arguments = ("-i", ROOT / "inventory/example", "--syntax-check", ROOT / playbook)
-    return ansible_playbook(folder, *arguments, HOME=str(folder), **variables)
+    return ansible_playbook(folder, *arguments, *options, HOME=str(folder), **variables)
 
 
 @pytest.mark.parametrize("playbook", ["site.yml", *(f"playbooks/{name}.yml" for name in VERBS)])
@@ -39,9 +39,10 @@ def test_a_run_with_unsafe_settings_is_refused_with_the_lines_to_add(playbook: s
     assert f"export ANSIBLE_CONFIG={ROOT}/ansible.cfg" in done.stderr
     assert "inject_facts_as_vars = false\ncallbacks_enabled = farandole.cluster.plain_terminal\n" in done.stderr
     assert "host_key_checking" not in done.stderr
-    done = play(playbook, tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_SKIP_TAGS="always")
-    assert "--skip-tags always" in done.stderr
     if playbook == "site.yml":
+        for option in ("--skip-tags=stack,always", "--start-at-task=Set up ssh between the nodes"):
+            done = play(playbook, tmp_path, option, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"))
+            assert "Leave this option out" in done.stderr
         done = play(playbook, tmp_path, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"), ANSIBLE_HOST_KEY_CHECKING="no")
         assert "\nhost_key_checking = true  (unset ANSIBLE_HOST_KEY_CHECKING, which overrides it)\n" in done.stderr
 
