@@ -137,8 +137,9 @@ def test_a_peer_that_is_revoked_meanwhile_is_asked_by_nobody_and_gets_nothing(cl
     after = int(cluster.console("node-3", "cat /sys/class/net/eth0/statistics/tx_bytes").stdout)
     assert after - before < 10 << 20
     assert have_the_stack(cluster) == [node for node in WORKERS if node != "node-3"]
-    ask = "wget --quiet --timeout=5 --tries=1 --output-document=/dev/null http://node-2:8480/"
-    assert cluster.console("node-3", ask).returncode == 4
+    ask = f"timeout 5 bash -c 'exec 3<>/dev/tcp/node-1/{PORT}'"
+    assert cluster.shell("node-2", ask).returncode == 0
+    assert cluster.console("node-3", ask).returncode != 0
     cluster.readmit("node-3")
     cluster.play_ok(*SITE)
     assert have_the_stack(cluster) == WORKERS

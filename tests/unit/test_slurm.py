@@ -172,7 +172,7 @@ JOB = """JobId=7 JobName=train
    TresPerJob=gres:gpu:5
 """
 # What Slurm's commands say, and what a step is asked for and inherits.
-SCONTROL = """#!/bin/sh
+ALLOCATION = """#!/bin/sh
 case "$*" in
 "show hostnames node-[1-3]") printf 'node-1\\nnode-2\\nnode-3\\n' ;;
 "show hostnames node-[1-2]") printf 'node-1\\nnode-2\\n' ;;
@@ -198,7 +198,7 @@ def test_horovods_ssh_asks_for_no_more_gpus_than_the_job_has_on_the_node(
     tmp_path: Path, host: str, asked: dict[str, str], gres: list[str]
 ) -> None:
     template = Environment(autoescape=False).from_string((ROOT / "roles/slurm/templates/ssh.j2").read_text())  # noqa: S701
-    for name, text in {"scontrol": SCONTROL, "srun": SRUN, "ssh": template.render(_slurm_limits="v2")}.items():
+    for name, text in {"scontrol": ALLOCATION, "srun": SRUN, "ssh": template.render(_slurm_limits="v2")}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "scontrol.job").write_text(JOB)
