@@ -126,7 +126,7 @@ def test_a_revoked_node_is_refused_in_both_directions(revoked: Cluster) -> None:
         assert "REVOKED HOST KEY" in revoked.job_ssh("node-2", "node-3", "hostname").stderr
         with unprotected(revoked, REVOKED_HOSTS, "^@revoked", "node-2"):
             assert revoked.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
-    for options in ((), ("--skip-tags", "base")):
+    for options in (("--skip-tags", "base"), ()):
         assert trust(revoked, *options, *REVOKE).changed_hosts == set()
 
 
