@@ -153,6 +153,26 @@ def test_the_first_that_fails_stops_it_and_it_goes_on_from_there(due: Cluster, t
     assert re.search(r"node-1 to node-4 +nothing", said), said
 
 
+def test_an_upgrade_waits_for_a_job_that_has_no_process_on_the_node(due: Cluster) -> None:
+    # Its one step is on the first of its nodes.
+    batch = (
+        "sbatch --parsable --nodelist=node-3,node-4 --output=/dev/null --wrap='until [ -e ~/end ]; do sleep 1; done'"
+    )
+    job = due.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
+    until(lambda: "RUNNING" in due.shell("node-1", f"squeue --noheader --format=%T --jobs={job}").stdout)
+    assert due.shell("node-4", "pgrep slurmstepd").returncode == 1
+    upgrade = due.begin("upgrade", "--yes", "--reboot", "never", "--hosts", "node-4")
+    until(lambda: "node-4" in due.farandole("node list").stdout, 600)
+    time.sleep(90)
+    assert versions(due)[3] == "1"
+    due.ssh("node-3", "touch", "/home/trainer/end")
+    said, failed = upgrade.communicate()
+    assert upgrade.returncode == 0, said + failed
+    state = f"sacct --noheader --parsable2 --allocations --jobs={job} --format=state"
+    assert due.shell("node-1", state).stdout == "COMPLETED\n"
+    assert versions(due)[3] == "2"
+
+
 def descendants(pid: int) -> Iterator[int]:
     """A process and all that it has started."""
     yield pid
@@ -232,6 +252,8 @@ def test_a_node_that_was_away_is_proven_before_it_gets_jobs(site: Cluster) -> No
 
 def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> None:
     former = site.ssh("node-4", "cat", "/etc/ssh/ssh_host_ed25519_key").stdout
+    of_queue = partial(site.ssh, "node-1", "sha256sum", "/etc/munge/munge.key")
+    known = of_queue().stdout
     print_of = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub | cut -d ' ' -f 2"
     refused = site.farandole("replace", "node-4", "--host-key", "SHA256:x")
     assert refused.returncode == 1
@@ -245,6 +267,9 @@ def test_a_new_machine_takes_the_place_of_one_that_is_gone(site: Cluster) -> Non
     done = site.farandole("replace", "node-4", "--host-key", key)
     assert done.returncode == 0, done.stdout + done.stderr
     assert site.farandole("status").returncode == 0
+    assert of_queue().stdout != known
+    everywhere = site.ssh("node-1", "runuser", "-l", "trainer", "-c", "srun --nodes=4 hostname")
+    assert sorted(everywhere.stdout.split()) == ALL, everywhere.stderr
     # The former machine comes back.
     back = f"cat >/etc/ssh/ssh_host_ed25519_key <<'END'\n{former}END\nrm /etc/ssh/*-cert.pub; systemctl restart ssh"
     assert site.console("node-4", back).returncode == 0
