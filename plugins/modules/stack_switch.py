@@ -75,7 +75,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    root, stack = Path(module.params["root"]), module.params["id"]
+    # /opt may be a link.
+    root, stack = Path(module.params["root"]).resolve(), module.params["id"]
     before = target_of(root / "current")
     if module.check_mode:
         module.exit_json(changed=before != stack, former=before, pruned=[])

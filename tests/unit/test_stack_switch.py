@@ -63,6 +63,17 @@ def test_unfinished_and_unused_trees_and_those_moved_aside_are_removed(root: Pat
     )  # fmt: skip
 
 
+def test_the_base_of_a_kept_stack_is_kept_also_below_a_link(root: Path) -> None:
+    (root.parent / "disk").mkdir()
+    root.symlink_to("disk")
+    (root / "stacks" / NEW).mkdir(parents=True)
+    (root / "stacks" / NEW / "base").symlink_to("../base")
+    for age, stack in enumerate((NEW, OLD, "base")):
+        installed(root, stack, age=age)
+    assert to(root, NEW, keep=1)["pruned"] == [OLD]
+    assert names(root / "stacks") == [NEW, "base"]
+
+
 def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
     """An old OpenMPI was half removed, and a rollback would use the rest of it."""
     for stack, mpi in ((OLD, "m1"), (NEW, "m2")):
