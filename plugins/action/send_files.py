@@ -12,7 +12,8 @@ options:
     elements: dict
     required: true
   keep:
-    description: Number of files to keep in the folder of a file that was sent, the newest ones; 0 for all.
+    description: Number of files to keep in the folders of these files whenever one is sent, the newest ones and all of
+      these; 0 for all.
     type: int
     default: 0
 """
@@ -54,7 +55,7 @@ class ActionModule(Action):
                 with self.telling(variables, lambda: sent(Path(archive.name), size)):
                     self._connection.put_file(archive.name, f"{landing}/bundle.tar")
             expected = {file["name"]: file["sha256"] for file in lacking}
-            call.update(wanted=expected, bundle=f"{landing}/bundle.tar", keep=arguments["keep"])
+            call.update(wanted=expected, bundle=f"{landing}/bundle.tar", keep=arguments["keep"], asked=[*wanted])
             answer = self.ask(call, variables)
         return {**result, **{key: answer[key] for key in ("failed", "msg") if key in answer}}
 

@@ -34,12 +34,12 @@ def unpack(bundle: Path, directory: Path, wanted: dict[str, str]) -> None:
         raise DamagedError(next(iter(pending)))
 
 
-def sweep(directory: Path, wanted: dict[str, str], keep: int) -> None:
+def sweep(directory: Path, asked: list[str], keep: int) -> None:
     """In the folders of these files, keep the files and the newest others."""
-    for folder in {(directory / name).parent for name in wanted}:
+    for folder in {(directory / name).parent for name in asked}:
         files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in files[keep:]:
-            if str(path.relative_to(directory)) not in wanted:
+            if str(path.relative_to(directory)) not in asked:
                 path.unlink()
 
 
@@ -51,6 +51,7 @@ def main() -> None:
             "wanted": {"type": "dict", "required": True},
             "bundle": {"type": "path"},
             "keep": {"type": "int", "default": 0},
+            "asked": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -63,7 +64,7 @@ def main() -> None:
     try:
         unpack(bundle, directory, wanted)
         if module.params["keep"]:
-            sweep(directory, wanted, module.params["keep"])
+            sweep(directory, module.params["asked"], module.params["keep"])
     except DamagedError as error:
         module.fail_json(msg=f"{error} arrived damaged in {directory}: run again")
     except tarfile.TarError as error:

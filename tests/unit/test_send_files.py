@@ -19,7 +19,7 @@ from farandole.core.files import sha256
 from farandole.plays import sending
 from farandole.stack.cache import recall_whole
 
-from .loading import act, load
+from .loading import act, acted, load
 from .stack import run_module, tree
 
 action, module = load("action", "send_files"), load("modules", "send_files")
@@ -177,6 +177,9 @@ class Node(action.ActionModule):  # type: ignore[misc, name-defined]
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
         return {"rc": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
+    def _execute_module(self, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return run_module("send_files", module_args)
+
 
 def test_a_transfer_uses_its_own_folder_and_leaves_nothing(landing: Path) -> None:
     # Another account may own the name that earlier versions used; that does not matter.
@@ -252,6 +255,21 @@ def test_the_newest_and_the_requested_files_are_kept(tmp_path: Path) -> None:
         (folder / name).write_text(name)
         os.utime(folder / name, (1000 - age, 1000 - age))
     (tmp_path / "elsewhere").write_text("")
-    module.sweep(tmp_path, {"stacks/old": ""}, keep=2)
+    module.sweep(tmp_path, ["stacks/old"], keep=2)
     assert sorted(path.name for path in folder.iterdir()) == ["new", "old", "second"]
     assert (tmp_path / "elsewhere").exists()
+
+
+def test_a_requested_file_that_is_there_already_is_kept(landing: Path, tmp_path: Path) -> None:
+    files = wanted(tmp_path, a="one", b="two")
+    (tmp_path / "depot/stacks").mkdir(parents=True)
+    for age, name in enumerate(("other", "a")):
+        (tmp_path / "depot/stacks" / name).write_text("one")
+        os.utime(tmp_path / "depot/stacks" / name, (1000 - age, 1000 - age))
+    node = Node()
+    node._task = SimpleNamespace(check_mode=False, no_log=False, delegate_to=None)
+    node._display, node._connection = SimpleNamespace(display=print), SimpleNamespace(put_file=shutil.copyfile)
+    answer = acted(node, {"directory": str(tmp_path / "depot"), "files": files, "keep": 1}, {})
+    assert (answer["failed"], answer["sent"]) == (False, ["stacks/b"])
+    assert stored(tmp_path) == {"stacks/a": "one", "stacks/b": "two"}
+    assert list(landing.iterdir()) == []
