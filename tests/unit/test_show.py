@@ -1,10 +1,14 @@
 """The `farandole stack` commands on a real cache."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 from typer.testing import CliRunner
 
 from farandole.cli import stack as show
@@ -14,6 +18,7 @@ from farandole.stack.cache import Builds, Lock, lab_builds
 from farandole.stack.lock import identity
 from farandole.stack.settings import builds_of
 
+from .loading import ROOT
 from .stack import LOCK, changed, pack, pack_stack
 
 OTHER = "aabb00000000"
@@ -113,6 +118,37 @@ def test_show_prints_a_valid_lock(cache: Builds, tmp_path: Path) -> None:
     path = tmp_path / "stack.lock.yml"
     path.write_text(printed("show", lock["id"][:6]))
     assert show.find(str(path)) == lock
+
+
+def test_the_command_that_a_rollback_prints_replaces_the_lock_or_leaves_it_alone(tmp_path: Path) -> None:
+    inventory = tmp_path / "my cluster"
+    inventory.mkdir()
+    groups = {name: {"hosts": {"node-1": None}} for name in ("cluster", "head")}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(groups))
+    path, lock = saved(inventory / "stack.lock.yml", LOCK), changed("wanted", "pins", to=["numpy==2.4.6"])
+    lock["id"] = identity(lock)
+
+    def said(known: Lock) -> str:
+        loader = DataLoader()
+        task = loader.load_from_file(str(ROOT / "roles/stack/tasks/rollback.yml"), trusted_as_template=True)[-1]
+        variables = task.get("vars", {}) | {
+            "ansible_play_hosts": ["node-1"],
+            "stack_lock": known,
+            "inventory_dir": str(inventory),
+        }
+        return str(Templar(loader, variables).template(task["ansible.builtin.debug"]["msg"]))
+
+    def run() -> int:
+        known = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        command = said(lock).partition("run: ")[2]
+        return subprocess.run(command, shell=True, env=known, capture_output=True, check=False).returncode  # noqa: S602
+
+    assert run() == 1
+    assert show.find(str(path))["id"] == identity(LOCK)
+    pack(Builds(tmp_path / ".farandole/my cluster/builds").stack(lock), lock=lock, unpacked=1, contents={})
+    assert run() == 0
+    assert show.find(str(path)) == lock
+    assert "stack show" not in said({"id": lock["id"]})
 
 
 def test_differences_are_printed(cache: Builds, tmp_path: Path) -> None:
