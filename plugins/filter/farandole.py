@@ -62,7 +62,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_built": parts.stack_built,
     "stack_cached": parts.stack_cached,
     "stack_in_use": removal.in_use,
-    "stack_known": lambda folder: cache.Builds(Path(folder)).known(),
+    "stack_known": lambda folder: cache.Builds(Path(folder).expanduser()).known(),
     "stack_modules": parts.stack_modules,
     "stack_own": lock.own_wheels,
     "stack_place": parts.stack_place,

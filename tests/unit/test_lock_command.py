@@ -223,6 +223,12 @@ def test_invalid_requests(mine: Inventory, variables: dict[str, Any], options: l
     assert not mine.path.exists()
 
 
+def test_builds_in_a_place_that_only_a_playbook_knows_do_not_prevent_a_lock(mine: Inventory) -> None:
+    mine.variables(stack_builds="{{ x }}")
+    assert "stack_builds must be a plain path here" in mine.lock("--want", "numpy==2.3.4")
+    assert mine.path.exists()
+
+
 def test_nodes_of_two_platforms_or_none(mine: Inventory) -> None:
     mine.probed(cluster(BOOKWORM, TRIXIE))
     mine.variables()

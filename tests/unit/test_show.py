@@ -18,7 +18,7 @@ from farandole.stack.cache import Builds, Lock, lab_builds
 from farandole.stack.lock import identity
 from farandole.stack.settings import builds_of
 
-from .loading import ROOT
+from .loading import ROOT, load
 from .stack import LOCK, changed, pack, pack_stack
 
 OTHER = "aabb00000000"
@@ -170,6 +170,23 @@ def test_packed_stacks_are_listed(cache: Builds) -> None:
     assert [row[:3] for row in rows] == [[stack, "debian-12", "x86_64"] for stack in (LOCK["id"], OTHER)]
     assert {row[-1] for row in rows} == {str(cache.root)}
     assert rows[0][4:8] == ["2.13.0", "0.28.1", "4.1.4", "2.4.6"]
+
+
+def test_builds_may_be_in_the_home_of_whoever_calls_but_not_in_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pack_stack(Builds(tmp_path / "mine"), OTHER)
+    cluster = {"hosts": {"node-1": {}}, "vars": {"stack_builds": "~/mine"}}
+    inventory = {"cluster": cluster, "head": {"hosts": {"node-1": {}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    assert show.find(OTHER, tmp_path / "hosts.yml")["id"] == OTHER
+    known = load("filter", "farandole").FilterModule().filters()["stack_known"]
+    assert known("~/mine") == {f"stacks/{OTHER}": ["07"]}
+    cluster["vars"] = {"stack_builds": "{{ mine }}"}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    with pytest.raises(FarandoleError, match="stack_builds must be a plain path here"):
+        builds_of(tmp_path / "hosts.yml")
 
 
 def test_each_cluster_has_its_own_builds(cache: Builds, tmp_path: Path) -> None:

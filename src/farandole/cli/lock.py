@@ -171,7 +171,11 @@ def _proof(new: locks.Lock, inventory: Path) -> str:
     if seen := load().seen(new["versions"], new["platform"]["os"]):
         without = ", without your own packages" if new["own"] else ""
         return f"{'built and ran together' if seen.works else 'seen to fail'}{without}: {seen.ran}"
-    if any(built.about["lock"]["id"] == new["id"] for builds in builds_of(inventory) for built in builds.packed()):
+    try:
+        folders = builds_of(inventory)
+    except FarandoleError as error:
+        return f"unknown whether it is packed: {error}"
+    if any(built.about["lock"]["id"] == new["id"] for builds in folders for built in builds.packed()):
         return "packed on this machine"
     return f"this exact set has not been built on {new['platform']['os']} yet"
 

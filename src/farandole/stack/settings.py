@@ -38,14 +38,14 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     variables["state"] = cluster.state
     variables["hosts"] = [*cluster.members]
     variables["stack_cache"] = str(own.get("stack_cache") or default_root())
-    variables["builds"] = Path(own["stack_builds"]) if own.get("stack_builds") else variables["state"] / "builds"
+    variables["stack_builds"] = str(own.get("stack_builds") or variables["state"] / "builds")
     return variables
 
 
 def builds_of(inventory: Path | None) -> list[Builds]:
     """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
     if inventory:
-        return [Builds(inventory_variables(inventory)["builds"])]
+        return [Builds(_plain_path(inventory_variables(inventory), "stack_builds"))]
     return [*map(Builds, sorted(states.states().glob("*/builds"))), Builds(lab_builds())]
 
 
@@ -63,9 +63,7 @@ def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
 
 def cache_of(variables: Mapping[str, Any]) -> Path:
     """The cluster's download cache."""
-    if "{{" in (value := variables["stack_cache"]):
-        raise _not_plain("path", "stack_cache", value)
-    return Path(value).expanduser()
+    return _plain_path(variables, "stack_cache")
 
 
 def sources_of(variables: Mapping[str, Any]) -> Path | None:
@@ -75,6 +73,12 @@ def sources_of(variables: Mapping[str, Any]) -> Path | None:
     except TypeError:
         raise _not_plain("true or false", "stack_build_wheels", variables["stack_build_wheels"]) from None
     return cache_of(variables) / "sources" if build else None
+
+
+def _plain_path(variables: Mapping[str, Any], name: str) -> Path:
+    if "{{" in (value := variables[name]):
+        raise _not_plain("path", name, value)
+    return Path(value).expanduser()
 
 
 def plain_list(variables: Mapping[str, Any], name: str) -> list[str]:
