@@ -1,6 +1,7 @@
 """`farandole bundle`: everything that a control machine without a package index needs, in one archive."""
 
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -16,7 +17,7 @@ from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT
 from farandole.core.text import one_line, without_passwords
 from farandole.stack import lock as locks
-from farandole.stack.settings import cache_of, inventory_variables
+from farandole.stack.settings import cache_of, inventory_variables, plain
 from farandole.stack.web import PIP
 
 console = Console(highlight=False, soft_wrap=True)
@@ -45,21 +46,24 @@ def bundle(
     members, path = project(), locks.path_of(inventory.absolute())
     if not path.exists():
         raise FarandoleError(f"there is no {path}: run  {locks.command(path)}")
-    lock, cache = locks.read(path), cache_of(inventory_variables(inventory))
+    lock, variables = locks.read(path), inventory_variables(inventory)
+    requested, cache = plain(variables, "samples_data"), cache_of(variables)
     collect(lock, cache, _say)
     openmpi, _ = sources.provide(lock["openmpi"]["sources"], cache / "sources", _say)
     horovod, _ = sources.provide([sources.horovod_source(lock)], cache / "sources", _say)
-    data = dataset.provide("auto", cache, _say)
+    data = dataset.provide(requested, cache, _say)
     with tempfile.TemporaryDirectory() as folder:
         download(Path(folder))
         members |= {**_below(Path(folder), PYTHON), **cached(lock, cache, openmpi, horovod)}
         members |= _below(data.folder, f"{CACHE}/data/{data.folder.name}")
         members[f"{CACHE}/data/{data.folder.name}.json"] = data.folder.with_name(f"{data.folder.name}.json")
         pack(output, members)
+    # The inventory's own cache would hide that of the archive.
+    option = f'with  -e stack_cache="$PWD/{CACHE.removeprefix(f"{TOP}/")}"  ' if variables["stack_cache"] else ""
     console.print(
         f"{output}: {output.stat().st_size / 1e6:.0f} MB, {len(members)} files, for stack {lock['id']}. On the other "
         f"machine:\n  tar xf {output.name} && cd {TOP} && . bundle/env && make setup\n"
-        f"then copy your inventory, with its {locks.NAME}, into inventory/ and run site.yml in that shell",
+        f"then copy your inventory, with its {locks.NAME}, into inventory/ and run site.yml {option}in that shell",
         markup=False,
     )
 
@@ -84,13 +88,14 @@ def download(folder: Path) -> None:
 
 
 def project() -> dict[str, Path]:
-    """The files of this checkout."""
+    """The files of this checkout, without your inventories."""
     done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise FarandoleError(
             f"{ROOT} is not a git checkout, so it is unknown which of its files belong to Farandole: clone it"
         )
-    return {f"{TOP}/{name}": ROOT / name for name in done.stdout.split("\0")[:-1] if os.path.lexists(ROOT / name)}
+    names = [name for name in done.stdout.split("\0")[:-1] if not re.match("inventory/(?!example/)", name)]
+    return {f"{TOP}/{name}": ROOT / name for name in names if os.path.lexists(ROOT / name)}
 
 
 def cached(lock: Mapping[str, Any], cache: Path, *archives: Path) -> dict[str, Path]:

@@ -18,12 +18,12 @@ from farandole.stack.cache import Builds, default_root, lab_builds
 
 REQUEST = (
     "stack_frameworks", "stack_pins", "stack_packages", "stack_requirements", "stack_build_wheels", "stack_accelerator",
-    "openmpi_configure",
+    "openmpi_configure", "samples_data",
 )  # fmt: skip
 
 
 def inventory_variables(inventory: Path) -> dict[str, Any]:
-    """What the inventory says about the stack, the same for the whole cluster, and its hosts."""
+    """What the inventory says about the stack and the data, the same for the whole cluster, and its hosts."""
     values = host_variables(inventory.absolute())
     variables: dict[str, Any] = {"hosts": list(values)}
     for name, default in defaults().items():
@@ -37,7 +37,7 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
     variables["folder"] = folder_of(inventory)
     variables["state"] = cluster.state
     variables["hosts"] = [*cluster.members]
-    variables["stack_cache"] = str(own.get("stack_cache") or default_root())
+    variables["stack_cache"] = str(own.get("stack_cache") or "")
     variables["stack_builds"] = str(own.get("stack_builds") or variables["state"] / "builds")
     return variables
 
@@ -45,13 +45,13 @@ def inventory_variables(inventory: Path) -> dict[str, Any]:
 def builds_of(inventory: Path | None) -> list[Builds]:
     """The packed stacks of a cluster; without an inventory, those in all default places on this machine."""
     if inventory:
-        return [Builds(_plain_path(inventory_variables(inventory), "stack_builds"))]
+        return [Builds(Path(plain(inventory_variables(inventory), "stack_builds", "path")).expanduser())]
     return [*map(Builds, sorted(states.states().glob("*/builds"))), Builds(lab_builds())]
 
 
 def defaults() -> dict[str, Any]:
     """The roles' defaults for what the inventory leaves unset."""
-    files = [ROOT / f"roles/{role}/defaults/main/main.yml" for role in ("stack", "openmpi")]
+    files = [ROOT / f"roles/{role}/defaults/main/main.yml" for role in ("stack", "openmpi", "samples")]
     known = {name: value for file in files for name, value in yaml.safe_load(file.read_text()).items()}
     return {name: known[name] for name in REQUEST}
 
@@ -63,7 +63,7 @@ def own_packages(variables: Mapping[str, Any]) -> tuple[own.Wish, ...]:
 
 def cache_of(variables: Mapping[str, Any]) -> Path:
     """The cluster's download cache."""
-    return _plain_path(variables, "stack_cache")
+    return Path(plain(variables, "stack_cache", "path") or default_root()).expanduser()
 
 
 def sources_of(variables: Mapping[str, Any]) -> Path | None:
@@ -75,10 +75,11 @@ def sources_of(variables: Mapping[str, Any]) -> Path | None:
     return cache_of(variables) / "sources" if build else None
 
 
-def _plain_path(variables: Mapping[str, Any], name: str) -> Path:
-    if "{{" in (value := variables[name]):
-        raise _not_plain("path", name, value)
-    return Path(value).expanduser()
+def plain(variables: Mapping[str, Any], name: str, kind: str = "value") -> str:
+    value = str(variables[name])
+    if "{{" in value:
+        raise _not_plain(kind, name, value)
+    return value
 
 
 def plain_list(variables: Mapping[str, Any], name: str) -> list[str]:
