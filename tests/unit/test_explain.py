@@ -122,6 +122,10 @@ def test_who_is_killed_after_slurm_cancelled_a_step_is_no_cause() -> None:
         ("sudo: horovodrun: command not found", "command-missing"),
         ("sudo: command not found", "sudo-missing"),
         (
+            "[rank1]: ConnectionError: Couldn't reach 'ylecun/mnist' on the Hub (OfflineModeIsEnabled)",
+            "data-unreachable",
+        ),
+        (
             "WARNING: Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot "
             "find a corresponding process entry for that peer.",
             "mpi-stranger",
@@ -130,6 +134,31 @@ def test_who_is_killed_after_slurm_cancelled_a_step_is_no_cause() -> None:
 )
 def test_words_of_other_programs_are_known(line: str, code: str) -> None:
     assert told(line.encode()).codes == [code]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node-1:7:7 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or "
+        "directory No plugin found (libnccl-net.so), using internal implementation",
+        "2023-05-04 10:11:12.3: W tensorflow/tsl/platform/default/dso_loader.cc:64] Could not load dynamic "
+        "library 'libnvinfer.so.7'; dlerror: libnvinfer.so.7: cannot open shared object file: No such file",
+        "[node-1:00017] mca_base_component_repository_open: unable to open mca_mtl_psm2: libpsm2.so.2: cannot open "
+        "shared object file: No such file or directory (ignored)",
+        '-- Could NOT find Mxnet (missing: Mxnet_LIBRARIES) (Required is at least version "1.4.1")',
+        "      -- Could NOT find MPI (missing: MPI_CXX_FOUND)",
+        "/v/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.",
+        "'[Errno -2] Name or service not known' thrown while requesting HEAD https://huggingface.co/a/config.json",
+        "train.py: error: unrecognized arguments: --epoch 3",
+    ],
+)
+def test_what_programs_say_before_they_go_on_is_no_cause(line: str) -> None:
+    verdict = told(f"[1]<stderr>:{line}\n".encode())
+    assert verdict.codes == []
+    assert not verdict.telling or line.startswith("train.py")
+    # Nor does it hide the cause, be it in the same line, as in what Ansible prints of a task.
+    assert told(f"{line}\n{FULL}".encode()).codes == ["disk-full"]
+    assert told(f'fatal: [a]: FAILED! => {{"stderr": "{line}\\n{FULL.strip()}"}}'.encode()).codes == ["disk-full"]
 
 
 def test_two_causes_are_both_named() -> None:

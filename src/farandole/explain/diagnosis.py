@@ -45,6 +45,11 @@ HARMLESS = re.compile(
     r"warning|\bW\d{4}\b|retry|default(?:s|ed|ing)? to|perror|strerror",
     re.IGNORECASE,
 )
+# What programs say although they can go on. A line may be the whole output of a task, with its line ends as \n.
+ORDINARY = re.compile(
+    r"(?:\bNCCL INFO |[a-z]Warning: |\bCould not load dynamic library '[^']+'; dlerror: |"
+    r"\bunable to open mca_\w+: (?=.*\(ignored\))|-- Could NOT find |^.* thrown while requesting [A-Z]+ ).*?(?=\\n|$)"
+)
 # A program's own exception. Its launcher's says nothing of why.
 RAISED = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?!: Horovod detected)")
 # A finding of our own ends with its code.
@@ -140,7 +145,8 @@ def explain(read: Iterable[Line], places: tuple[Place, ...] = READ) -> Verdict:
                 hit.places += [place for place in where if place not in hit.places]
         if not known and not raised and is_raised(text):
             raised = text
-        if not known and TELLING.search(text) and not HARMLESS.search(text):
+        rest = ORDINARY.sub("", text)
+        if not known and TELLING.search(rest) and not HARMLESS.search(rest):
             _remember(telling, line)
     return _verdict(list(hits.values()), list(telling.values()), raised)
 
@@ -165,7 +171,7 @@ def _causes(text: str, read: tuple[Place, ...]) -> list[tuple[Cause, Mapping[str
         cause = causes()[own["code"]]
         message = one_line(own["said"], 1200)
         return [(cause, {"seen": message, "said": message})] if cause.severity == "stop" else []
-    bare = RANK.sub("", text, count=1)
+    bare = ORDINARY.sub("", RANK.sub("", text, count=1))
     for cause, needles, pattern in _searches():
         if cause.seen not in read:
             continue
