@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 from farandole.core.bounds import descendants
+from farandole.inventory.cluster import Node
 from farandole.links import agents
 from farandole.links import measure as measuring
 from farandole.links.agents import Place
-from farandole.links.examine import summary
+from farandole.links.examine import place, summary
+from farandole.links.fabric import Fabric
 from farandole.links.judge import Bars, judge, record
 from farandole.links.measure import Closed, Measured, Measurement, measure
 from farandole.node.agent import CHECK, EACH, Endpoint, proof
@@ -30,7 +33,10 @@ NET = os.getpid() % 200 + 20
 
 def places(number: int) -> list[Place]:
     """Nodes on this machine, each with an address of its own."""
-    return [Place(f"node-{place}", f"127.0.{NET}.{place}", SHELL, sys.executable) for place in range(1, number + 1)]
+    return [
+        Place(f"node-{place}", f"127.0.{NET}.{place}", SHELL, sys.executable, interface="lo")
+        for place in range(1, number + 1)
+    ]
 
 
 def odd(script: Path, text: str, number: int = 3) -> Place:
@@ -228,7 +234,7 @@ def test_a_node_that_turned_others_away_is_not_called_closed(
 @pytest.fixture
 def alone() -> Endpoint:
     """A node that lets in connections from two addresses, its own and another one."""
-    return Endpoint("node-1", f"127.0.{NET}.8", "word", [40000], [f"127.0.{NET}.8", f"127.0.{NET}.9"])
+    return Endpoint("node-1", f"127.0.{NET}.8", "word", [40000], [f"127.0.{NET}.8", f"127.0.{NET}.9"], "lo")
 
 
 def connection(node: Endpoint, source: str, greeting: bytes = b"") -> socket.socket:
@@ -293,6 +299,47 @@ def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Endpoint) -> N
         answering.start()
         assert alone.try_path(1, "node-2", f"127.0.{NET}.9", peer.getsockname()[1], 1500) == ("well", None)
         answering.join()
+
+
+NARROWER = """
+import socket, subprocess, threading
+from farandole.node.agent import Endpoint, proof
+
+subprocess.run(["ip", "link", "set", "lo", "up", "mtu", "1500"], check=True)
+node = Endpoint("node-1", "127.0.0.8", "word", [40000], ["127.0.0.9"], "")
+# Its route goes through another interface than the one that it knows.
+node.mtu = 9000
+peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+peer.bind(("127.0.0.9", 0))
+
+def answer():
+    while True:
+        got, sender = peer.recvfrom(1 << 16)
+        if len(got) <= most:
+            peer.sendto(proof("word", "node-2"), sender)
+
+for most in (9000, 1400):
+    threading.Thread(target=answer, daemon=True).start()
+    print(node.try_path(1, "node-2", "127.0.0.9", peer.getsockname()[1], 9000))
+"""
+
+
+def test_what_the_kernel_refuses_to_send_is_not_lost_and_hides_nothing() -> None:
+    apart = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network of its own")
+    done = subprocess.run([*apart, sys.executable, "-c", NARROWER], capture_output=True, text=True, check=False)
+    assert done.stdout == "('well', None)\n('path', [1, 1400, 1500])\n", done.stderr
+
+
+def test_a_node_is_measured_on_the_interface_with_its_address_be_it_the_second_one() -> None:
+    links = [{"name": "eth0", "address": "192.0.2.1"}, *({"name": "eth1", "address": f"10.0.0.{at}"} for at in (1, 9))]
+    own = {"_preflight_probe": {"probe": {"interfaces": links}, "login": {"shared": ["sh", "-c"]}}}
+    chosen = place(Node("node-1", "192.0.2.1"), {"node-1": own}, Fabric(addresses={"node-1": "10.0.0.9"}))
+    assert (chosen.address, chosen.named, chosen.interface) == ("10.0.0.9", "192.0.2.1", "eth1")
+    # Without one, neither MTU nor speed is known.
+    about = Endpoint("node-1", f"127.0.{NET}.8", "word", [40000], [f"127.0.{NET}.8"], "").about()
+    assert (about["mtu"], about["speed"]) == (0, 0)
 
 
 def test_only_what_fails_a_third_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:

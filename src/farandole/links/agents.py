@@ -44,6 +44,8 @@ class Place:
     python: str = "/usr/bin/python3"
     # The address that its name means on the others.
     named: str = ""
+    # The interface with its address; without one, its MTU and speed are unknown.
+    interface: str = ""
 
 
 class LostError(FarandoleError):
@@ -70,8 +72,10 @@ class Agent:
             start_new_session=True, limit=LONGEST,
         )  # fmt: skip
         self.requests, self.answers, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
-        about = {"name": self.place.name, "address": self.place.address, "secret": secret, "seconds": seconds}
-        line = json.dumps({**about, "ports": [LOWEST, HIGHEST, PORTS], "peers": peers})
+        own = {"name": self.place.name, "address": self.place.address, "interface": self.place.interface}
+        line = json.dumps(
+            {**own, "secret": secret, "seconds": seconds, "ports": [LOWEST, HIGHEST, PORTS], "peers": peers}
+        )
         answer = await self.ask(program + f"{secret}\n{line}\n".encode(), patience)
         self.listening = within("the answer", LISTENING, answer)
         if len(self.listening["ports"]) > PORTS:

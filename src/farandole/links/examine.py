@@ -134,13 +134,16 @@ def known(former: Mapping[str, Any], names: Sequence[str]) -> bool:
 
 def place(node: Node, hostvars: HostVars, network: Fabric) -> Place:
     python = hostvars[node.name].get("ansible_python_interpreter") or PYTHON
+    # A node that was left out and is tested again is in no network yet.
+    address = network.addresses.get(node.name, str(node.address))
+    links = probe_of(hostvars[node.name]).get("interfaces") or ()
     return Place(
         node.name,
-        # A node that was left out and is tested again is in no network yet.
-        network.addresses.get(node.name, str(node.address)),
+        address,
         tuple(login_of(hostvars, node.name)["shared"]),
         python if str(python).startswith("/") else PYTHON,
         str(node.address),
+        next((link["name"] for link in links if link["address"] == address), ""),
     )
 
 

@@ -76,7 +76,9 @@ def reason(error: OSError) -> str:
 class Endpoint:
     """This node's servers, and what it measures as a client."""
 
-    def __init__(self, name: str, address: str, secret: str, ports: list[int], peers: list[str]) -> None:
+    def __init__(
+        self, name: str, address: str, secret: str, ports: list[int], peers: list[str], interface: str
+    ) -> None:
         self.name, self.address, self.secret = name, address, secret
         # Half of the descriptors are for what this node measures.
         each = min(EACH, max(len(ports), descriptors() // 2 // len(peers)))
@@ -86,7 +88,7 @@ class Endpoint:
         self.listeners = [listener for port in ports if (listener := listen(address, port))]
         self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.datagrams.bind((address, 0))
-        self.interface = Path("/sys/class/net") / interface_of(address)
+        self.interface = Path("/sys/class/net") / interface
         self.mtu = number_in(self.interface / "mtu")
         for listener in self.listeners:
             background(self.accept, listener)
@@ -214,21 +216,26 @@ class Endpoint:
             return "closed", [peer, port, "another machine" if error.errno == errno.EADDRINUSE else reason(error)]
 
     def try_path(self, peer: int, name: str, address: str, port: int, peer_mtu: int) -> tuple[str, Any]:
-        """The largest packet that gets through in one piece, if that is less than both interfaces send."""
+        """The largest packet that gets through in one piece, if larger ones get lost without a word."""
         mtu = min(self.mtu, peer_mtu, 65535)
+        sizes = iter((mtu, *(size for size in SIZES if size < mtu)))
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
             sender.bind((self.address, 0))
             sender.connect((address, port))
             sender.settimeout(DATAGRAM_S)
-            large = not self.passes(sender, name, 128) or self.passes(sender, name, mtu)
+            if not self.passes(sender, name, 128):
+                return "well", None
+            # Of a size that is refused, this node is told, and so are its connections: they send smaller ones.
+            tried = ((size, self.passes(sender, name, size)) for size in sizes)
+            sent, arrived = next((each for each in tried if each[1] is not None), (0, True))
             # If small ones get lost, too, it is not because of the size.
-            if not large and all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
-                lower = (size for size in SIZES if size < mtu and self.passes(sender, name, size))
-                return "path", [peer, next(lower, 0), mtu]
+            if not arrived and all(self.passes(sender, name, 128, 1) for _ in range(DATAGRAMS)):
+                return "path", [peer, next((size for size in sizes if self.passes(sender, name, size)), 0), sent]
         return "well", None
 
-    def passes(self, sender: socket.socket, name: str, size: int, tries: int = DATAGRAMS) -> bool:
+    def passes(self, sender: socket.socket, name: str, size: int, tries: int = DATAGRAMS) -> bool | None:
+        """Whether a packet arrives; None if it is refused as too large, by the kernel or by a router."""
         packet = proof(self.secret, "client").ljust(max(size - IP_UDP_HEADERS, CHECK), b"\0")
         for _ in range(tries):
             try:
@@ -237,7 +244,7 @@ class Endpoint:
                     return True
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
-                    return False
+                    return None
         return False
 
     @staticmethod
@@ -291,19 +298,6 @@ def listen(address: str, port: int) -> socket.socket | None:
         else:
             return listener
     return None
-
-
-def interface_of(address: str) -> str:
-    """The interface that has an address, as the kernel knows it."""
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                answer = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return "lo"
 
 
 def hardware() -> list[str]:
@@ -372,7 +366,8 @@ def serve(requests: Any, say: Callable[[dict[str, Any]], None]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        node = Endpoint(first["name"], first["address"], first["secret"], job_ports(*first["ports"]), first["peers"])
+        ports, interface = job_ports(*first["ports"]), first["interface"]
+        node = Endpoint(first["name"], first["address"], first["secret"], ports, first["peers"], interface)
     except OSError as error:
         say({"error": f"cannot listen on {first['address']}: {error.strerror}"})
         return
