@@ -97,6 +97,10 @@ def test_the_head_is_the_one_named_or_the_first() -> None:
         (("mine", f"a={A}", f"a={B}"), f"a={A} and a={B} have the same name, a"),
         (("mine", "nowhere.invalid"), "nowhere.invalid has no IPv4 address here"),
         (("mine", f"A_b={A}"), "A_b cannot be a node's name"),
+        (("mine", "localhost", A), "localhost: no other node can reach it at 127.0.0.1"),
+        (("mine", "head1=127.0.1.1", A), "as head1=ADDRESS"),
+        (("mine", "0.0.0.0"), "no other node can reach it at 0.0.0.0"),  # noqa: S104
+        (("mine", f"a={A}", "b=224.0.0.1"), "b=224.0.0.1: no other node can reach it at 224.0.0.1"),
         (("mine",), "name at least one"),
         (("../mine", A), "../mine is not a valid cluster name"),
         (("mine", A, "--host-key", fingerprint(B)), "no --host-key has the fingerprint of node-1"),

@@ -82,6 +82,12 @@ def _node(word: str, number: int) -> tuple[str, str]:
     except ValueError:
         name = name if both else name.lower().partition(".")[0]
         address = _resolve(target)
+    given = IPv4Address(address)
+    if given.is_loopback or given.is_unspecified or given.is_multicast:
+        raise FarandoleError(
+            f"{visible(word)}: no other node can reach it at {address}; nothing was written: give its address in their "
+            f"network as {visible(name)}=ADDRESS"
+        )
     if not LABEL.fullmatch(name) or name == "localhost":
         raise FarandoleError(f"{word}: {name} cannot be a node's name; give it one with NAME={address}")
     return name, address
