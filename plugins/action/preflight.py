@@ -92,7 +92,9 @@ from farandole.stack import nccl
 def connection_variables() -> frozenset[str]:
     """The variables that configure connections, as Ansible's plugins declare them."""
     names = {"ansible_become", "ansible_become_method", "ansible_connection", "ansible_timeout"}
-    for kind, loader, name in (("connection", connection_loader, "ssh"), ("become", become_loader, "sudo")):
+    # Those of other ways to become root are not similar to these.
+    become = [("become", become_loader, name) for name in ("su", "sudo")]
+    for kind, loader, name in (("connection", connection_loader, "ssh"), *become):
         loader.get(name, class_only=True)
         options = constants.config.get_configuration_definitions(kind, name).values()
         names |= {variable["name"] for option in options for variable in option.get("vars", ())}

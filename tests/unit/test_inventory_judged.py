@@ -205,6 +205,11 @@ def test_a_misspelt_connection_variable_is_reported_before_the_address(variable:
     assert findings[0].cure.startswith(f"write {meant} if")
 
 
+@pytest.mark.parametrize("variable", ["ansible_su_pass", "ansible_sudo_pass", "ansible_doas_pass", "ansible_ssh_pass"])
+def test_a_password_of_another_way_to_become_root_is_not_misspelt(variable: str) -> None:
+    assert inventory.misspelt(variable, preflight.connection_variables()) is None
+
+
 def test_no_variable_of_ansible_itself_counts_as_misspelt(tmp_path: Path) -> None:
     """Try every variable that a host has in a play, including facts."""
     show = {"debug": {"msg": "{{ q('varnames', '.') + ansible_facts | map('regex_replace', '^', 'ansible_') }}"}}
