@@ -124,6 +124,19 @@ def test_nodes_that_differ_in_rdma_are_found() -> None:
     assert found(has, has) == found(infiniband, infiniband) == found(machine(), machine()) == []
 
 
+def test_nodes_with_gpus_that_differ_in_rdma_are_worse_as_nccl_hangs_between_them() -> None:
+    gpus = {"gpus": {"found": 2, "library": "", "ecc": {}, "xids": []}}
+    ways = {"has": {"ib0/1": port("")}, "none": {}, "down": {"ib0/1": port("", active=False)}}
+
+    def told(*names: str, **more: Any) -> list[tuple[str, str]]:
+        probes = {name: {"machine": machine(rdma=ways[name], **more)} for name in names}
+        return [(item.code, item.severity) for item in judge.judge_rdma(probes, {})]
+
+    assert told("has", "none", "down", **gpus) == [("rdma-differs", "warn"), ("rdma-down", "warn")]
+    assert told("has", "none", "down") == [("rdma-differs", "note"), ("rdma-down", "note")]
+    assert told("none", "down", **gpus) == [("rdma-down", "note")]
+
+
 def test_ports_are_read_with_their_state_and_interface(tmp_path: Path) -> None:
     for device, state, layer, card in (
         ("rxe0", "4: ACTIVE", "Ethernet", "eth0"),

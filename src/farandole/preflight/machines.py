@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,14 @@ def judge_rdma(probes: Mapping[str, Probe], interfaces: Mapping[str, str]) -> It
     having = [name for name, ports in active.items() if ports]
     for name, ports in all_ports.items():
         cards = {port["card"] for port in active[name]} - {""}
-        if ports and not active[name]:
-            yield finding("rdma-down", name, seen=some(sorted(ports)))
-        elif having and not ports:
-            yield finding("rdma-differs", name, seen=some(having))
+        if not active[name] and (ports or having):
+            if ports:
+                fault = finding("rdma-down", name, seen=some(sorted(ports)))
+            else:
+                fault = finding("rdma-differs", name, seen=some(having))
+            # NCCL is for jobs on GPUs.
+            hangs = having and probes[name]["machine"]["gpus"]["found"]
+            yield replace(fault, severity="warn") if hangs else fault
         elif cards and name in interfaces and interfaces[name] not in cards:
             yield finding("rdma-aside", name, seen=some(sorted(cards)), label=interfaces[name])
 
