@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from farandole.cli.history import program
+from farandole.jobs import files
 from farandole.jobs.follow import first_cause
 from farandole.node import mounts
 from farandole.node.arguments import duration
@@ -85,6 +86,29 @@ def test_a_folder_that_is_no_checkout_is_filtered_as_git_would(tmp_path: Path) -
     for name in ("a.pt", "keep.pt", "data/x", "b"):
         (tmp_path / name).touch()
     assert set(folders.filters(tmp_path)[1].split()) == {"/a.pt", "/data/"}
+
+
+def test_a_checkout_that_git_does_not_read_is_refused(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "tracked.pt").touch()
+    subprocess.run(["git", "-C", tmp_path, "add", "code/tracked.pt"], check=True)
+    (tmp_path / ".gitignore").write_text("*.pt\n")
+    assert folders.filters(code)[1] == ""
+    (tmp_path / ".git/config").write_text("[")
+    for folder in (tmp_path, code):
+        with pytest.raises(RefusedError, match=r"bad config line .* Run `git status`"):
+            folders.filters(folder)
+
+
+def test_links_that_lead_nowhere_on_the_nodes_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "a").write_text("abc")
+    for name, target in {"absolute": folder / "a", "away": "../x", "good": "a"}.items():
+        (folder / name).symlink_to(target)
+    assert files.survey(folder, [], "") == (3, [f"absolute -> {folder}/a", "away -> ../x"])
 
 
 def test_times() -> None:

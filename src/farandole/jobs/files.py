@@ -43,7 +43,7 @@ def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
 
 
 def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, list[str]]:
-    """The bytes that would be sent if the head had nothing, and the links that lead out of the folder."""
+    """The bytes that would be sent if the head had nothing, and the links that lead nowhere on the nodes."""
     done = subprocess.run(
         ["rsync", "--archive", "--dry-run", "--out-format=%l %i %n%L", *options, f"{folder}/", "/nonexistent/"],
         input=patterns, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="surrogateescape",
@@ -54,7 +54,9 @@ def survey(folder: Path, options: Sequence[str], patterns: str) -> tuple[int, li
         length, kind, name = (*line.split(" ", 2), "", "")[:3]
         if kind.startswith("cL"):
             link, _, target = name.partition(" -> ")
-            if not Path(os.path.normpath(folder / Path(link).parent / target)).is_relative_to(folder):
+            inside = Path(os.path.normpath(folder / Path(link).parent / target)).is_relative_to(folder)
+            # There, the folder has another path.
+            if target.startswith("/") or not inside:
                 outside.append(name)
         elif kind[1:2] == "f":
             size += int(length)

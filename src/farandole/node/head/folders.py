@@ -35,30 +35,38 @@ def filters(folder: Path) -> tuple[list[str], str]:
     options = ["--exclude=.git", f"--exclude={STAGED}*", "--filter=:- .farandoleignore", "--exclude-from=-"]
     listed = ignored(folder)
     if listed is None:
-        # Not a checkout, but .gitignore means the same.
-        with tempfile.TemporaryDirectory() as empty:
-            git("init", "--quiet", "--bare", empty)
-            listed = ignored(folder, f"--git-dir={empty}", f"--work-tree={folder}")
-    if listed is None:
         # There is no git; rsync reads most of it in the same way.
         return [*options, "--filter=:- .gitignore"], ""
     paths = (re.sub(r"([\\*?[])", r"\\\1", path) for path in listed.split("\0") if path)
     return options, "".join(f"/{path}\n" for path in paths if "\n" not in path)
 
 
-def ignored(folder: Path, *where: str) -> str | None:
-    """What git ignores in a folder."""
+def ignored(folder: Path) -> str | None:
+    """What git ignores in a folder; None if there is no git."""
+    here = ("git", "-C", str(folder))
     asked = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
-    return git("-C", str(folder), *where, *asked)
-
-
-def git(*arguments: str) -> str | None:
-    """What git prints; None if it fails, or is not there."""
     try:
-        done = ran("git", *arguments)
+        done = ran(*here, *asked)
+        if done.returncode:
+            refuse_unread(folder, done.stderr)
+            # Not a checkout, but .gitignore means the same.
+            with tempfile.TemporaryDirectory() as empty:
+                ran("git", "init", "--quiet", "--bare", empty)
+                done = ran(*here, f"--git-dir={empty}", f"--work-tree={folder}", *asked)
     except FileNotFoundError:
         return None
     return None if done.returncode else done.stdout
+
+
+def refuse_unread(folder: Path, said: str) -> None:
+    """Refuse a checkout that git does not read: without its index, files that it tracks might count as ignored."""
+    repository = next((at / ".git" for at in (folder, *folder.parents) if os.path.lexists(at / ".git")), None)
+    if repository:
+        raise RefusedError(
+            f"there is {repository}, but git cannot tell which files it ignores in {folder}: "
+            f"{(said.splitlines() or ['it says nothing'])[0]}. Run `git status` in this folder and mend what it says, "
+            f"or remove {repository} if this is no checkout"
+        )
 
 
 def refuse_early(command: list[str], fetch: list[str], folder: Path) -> None:
