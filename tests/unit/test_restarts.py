@@ -313,6 +313,18 @@ def test_the_queue_takes_nodes_away(
     assert (keeper.broken, keeper.why) == ((True, "") if goes_on else (False, "gone"))
 
 
+@pytest.mark.parametrize(("state", "fetched"), [("TIMEOUT", True), ("CANCELLED by 0", False)])
+def test_results_are_fetched_if_the_limit_of_the_queue_ends_a_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], state: str, *, fetched: bool
+) -> None:
+    keeper = ended(monkeypatch, "taken", state, "gone", restarts=0, fetch=["out"])
+    keeper.run.write("started", slots={"none.invalid": 1})
+    keeper.run.code.mkdir()
+    keeper.fetch()
+    # It has tried to get them from that node.
+    assert (keeper.fetched, "out could not be fetched from none.invalid" in capfd.readouterr().out) == (fetched,) * 2
+
+
 @pytest.mark.parametrize(("restarts", "why"), [(0, "ended: rank 1 on node-2 has not met .* for 30 s"), (1, "")])
 def test_a_rank_that_lets_others_wait_too_long_ends_what_runs(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], restarts: int, why: str

@@ -51,6 +51,8 @@ class RunKeeper:
         self.process: subprocess.Popen[bytes] | None = None
         # Why it was ended or refused; why it failed, if its output says that, too.
         self.why, self.reason = "", ""
+        # Whether the queue's limit ended it.
+        self.timed_out = False
         # Whether it ended because the head did.
         self.with_head = False
         # Nodes that do not answer when it has ended; whether a start was ended.
@@ -109,6 +111,7 @@ class RunKeeper:
 
     def taken(self, state: str, why: str) -> None:
         """The queue has taken the nodes away."""
+        self.timed_out = state == "TIMEOUT"
         self.give_up(why, may_start_again=state == "NODE_FAIL")
 
     def __call__(self) -> None:
@@ -193,7 +196,7 @@ class RunKeeper:
 
     def fetch(self) -> None:
         """Get the results that are wanted, if it ended in such a way that there may be some."""
-        self.fetched = not self.why or self.why.startswith((TIME_IS_UP, ALONE))
+        self.fetched = not self.why or self.timed_out or self.why.startswith((TIME_IS_UP, ALONE))
         if self.fetched:
             for failure in collect(self.run, self.wish["fetch"]):
                 say(failure)
