@@ -98,6 +98,9 @@ def main():
         opt = hvd.DistributedOptimizer(keras.optimizers.Adam(options.lr * hvd.size()))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(opt, loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")], jit_compile=False)
+    else:
+        # The checkpoint may be of another number of ranks.
+        model.optimizer.learning_rate = options.lr * hvd.size()
     [done] = np.asarray(hvd.broadcast(np.array([done]), 0, name="epoch"))
 
     meter = proof.Meter()

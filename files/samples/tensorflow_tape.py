@@ -75,6 +75,8 @@ def main():
         if path := manager.restore_or_initialize():
             print(f"going on after epoch {epoch.numpy()}, from {path}", flush=True)
     hvd.broadcast_variables([epoch], root_rank=0)
+    # The checkpoint may be of another number of ranks, and the rate is not among the optimizer's variables.
+    opt.learning_rate = options.lr * hvd.size()
 
     meter, first = proof.Meter(), True
     while epoch < options.epochs:
