@@ -195,7 +195,11 @@ def test_a_restored_state_knows_no_key_of_the_queue_and_refuses_revoked_hosts(tm
     mine = tmp_path / "mine"
     (folder / "state/ca/known_hosts").write_text("@cert-authority * ca\n")
     (mine / "ca/revoked_keys").write_text(f"{B} node-2\n")
+    # Whatever a backup says of an earlier restore.
+    (folder / "state/ca/restored").write_text("")
+    state.refuse_planted(tmp_path / "file", folder)
     state.place(folder, mine, ABOUT)
+    assert (mine / "ca/restored").read_text() == f"{ABOUT.made}\n"
     assert (mine / "ca/known_hosts").read_text() == f"@cert-authority * ca\n@revoked * {B}\n"
     assert [path.name for path in (mine / "slurm").iterdir()] == ["h.json"]
 
@@ -206,7 +210,6 @@ def test_a_restored_state_knows_no_key_of_the_queue_and_refuses_revoked_hosts(tm
         ("slurm/munge.key", ""),
         ("builds/stacks/x.tar.zst", ""),
         ("inventory", ""),
-        ("ca/restored", ""),
         ("ca/restored", "gone"),
         ("ca/revoked_keys", "none"),
         ("ca/issued", "user_ca"),

@@ -61,7 +61,7 @@ def refuse_planted(file: Path, folder: Path) -> None:
     for path in sorted((folder / "state").rglob("*")):
         name = path.relative_to(folder / "state")
         if (path.is_symlink() or path.is_file()) and (
-            not _wanted(name) or str(name) == MARK or (path.is_symlink() and name.parts[0] == "ca")
+            not _wanted(name) or (path.is_symlink() and name.parts[0] == "ca")
         ):
             raise FarandoleError(
                 f"{file} has {visible(str(name))}, which farandole backup does not write, so somebody has changed it; "
@@ -117,5 +117,6 @@ def place(folder: Path, state: Path, about: About) -> None:
             revoked = dict.fromkeys(f"@revoked * {key_of(line)}" for line in lines(state / "ca" / REVOKED))
             known = {**lines(path), **revoked}
             write_private(target, "".join(f"{line}\n" for line in known), durable=True)
-        elif path.is_file() and name not in GROWING and not (name == FILE and target.exists()):
+        # A backup has the mark if it was made between a restore and the next run.
+        elif path.is_file() and name not in (*GROWING, MARK) and not (name == FILE and target.exists()):
             write_private(target, path.read_bytes(), durable=True)
