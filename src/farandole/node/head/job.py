@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -35,8 +35,9 @@ RETURN_S = 120
 TELL_S, LOOK_S = 20, 3
 # Read at once, as a run may end after this program was replaced; and the seconds that a node has for it.
 REAP, REAP_S = Path(reaping.__file__).read_text(), 20
-# Those that are under way.
+# Those that are under way, and whether they and those that follow have to end.
 COPIES: set[subprocess.Popen[str]] = set()
+ENDING = threading.Event()
 
 
 class StoppedError(Exception):
@@ -208,19 +209,18 @@ class RunKeeper:
             return
         same = former(self.run, self.wish["source"])
         others = [node for node in slots if node != runs.HERE]
+        ENDING.clear()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            deleting, copies = self.restarts.deleting(), dict[str, Future[str]]()
+            deleting = self.restarts.deleting()
             try:
-                for node in others:
-                    copies[node] = pool.submit(send, self.run, node, same, deleting)
-                failed = {node: why for node, copy in copies.items() if (why := copy.result())}
+                copied = pool.map(lambda node: send(self.run, node, same, deleting), others)
+                failed = {node: why for node, why in zip(others, copied, strict=True) if why}
             except StoppedError:
                 pool.shutdown(wait=False, cancel_futures=True)
-                # One may be just starting.
-                while not all(copy.done() for copy in copies.values()):
-                    for process in [*COPIES]:
-                        process.terminate()
-                    time.sleep(0.1)
+                # Before those that are there, as one may be just starting.
+                ENDING.set()
+                for process in [*COPIES]:
+                    process.terminate()
                 raise
             asked = [*failed] if self.wish["restarts"] else []
             self.lost = [node for node, answer in zip(asked, pool.map(answers, asked), strict=True) if not answer]
@@ -344,6 +344,8 @@ def rsync(*arguments: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
     ) as copy:  # fmt: skip
         COPIES.add(copy)
+        if ENDING.is_set():
+            copy.terminate()
         _, errors = copy.communicate()
         COPIES.discard(copy)
     return copy.returncode, errors
