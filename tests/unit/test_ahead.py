@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -141,3 +142,12 @@ def test_a_module_that_crashes_gives_no_answer(monkeypatch: pytest.MonkeyPatch) 
     assert node.ask({}, "", time.monotonic() + 60) == ""
     monkeypatch.setattr(node, "run", lambda *_: os.write(1, b"printed"))
     assert node.ask({}, "", time.monotonic() + 60) == "printed"
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_what_has_secrets_is_never_recorded(*, secret: bool) -> None:
+    task = SimpleNamespace(delegate_to=None, no_log=secret, async_val=0, until=None)
+    over_ssh: Any = SimpleNamespace(
+        _task=task, _connection=SimpleNamespace(transport="ssh"), _is_pipelining_enabled=lambda _: True
+    )
+    assert action.AsksAhead._askable(over_ssh, {}) is not secret

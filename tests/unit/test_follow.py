@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from farandole.core.errors import FarandoleError
-from farandole.jobs import follow
+from farandole.jobs import follow, told
 from farandole.jobs.follow import first_cause, first_end, in_words
 from farandole.jobs.login import Head
 
@@ -79,3 +79,11 @@ def test_a_lost_connection_is_not_the_end_of_a_run_that_has_ended_since(
     else:
         with pytest.raises(FarandoleError, match="connection to node-1 was lost"):
             follow.follow(head, "7")
+
+
+def test_what_nodes_print_cannot_rule_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    told.show("[0] loss 1\r[0] loss 2\x1b]0;title\x07\x1b[2J\x9b1A\u202eend\n")
+    printed = capsys.readouterr().out
+    assert printed.startswith("[0] loss 1\n[0] loss 2")
+    assert printed.endswith("end\n")
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*printed}
