@@ -11,7 +11,7 @@ import pytest
 
 from farandole.node.head import runs, status
 from farandole.node.head.folders import refuse_checkpoints
-from farandole.node.head.job import RunKeeper
+from farandole.node.head.job import RunKeeper, collect
 from farandole.node.head.launch import Reports
 from farandole.node.head.restarts import Restarts
 from farandole.node.head.runs import RefusedError, Run
@@ -178,21 +178,141 @@ def test_a_node_that_misses_two_questions_ends_what_runs(monkeypatch: pytest.Mon
     assert len(asked) == before
 
 
-@pytest.mark.parametrize(("done", "left"), [(0, ["saved/2", "train.py"]), (1, ["log", "saved/2", "train.py", "x/log"])])
-def test_a_node_keeps_what_a_run_has_written_there_but_not_its_checkpoints(
-    done: int, left: list[str], tmp_path: Path
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+cd "${0%/*}/$1" && shift && exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nodes have their homes, which a run reaches as if by ssh."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    for name in ("node-1", "node-2", "node-3"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(runs, "HERE", "node-3")
+    return tmp_path
+
+
+class Copies:
+    """A run with checkpoints, of which only the copies are made."""
+
+    def __init__(self, nodes: Path) -> None:
+        self.job = RunKeeper(asked(restarts=3, checkpoints="saved"))
+        run, restarts = self.job.run, self.job.restarts
+        run.code.mkdir()
+        self.saved = [nodes / name / f"runs/{run.number}/code/saved" for name in ("node-1", "node-2")]
+        self.here, self.restarts = run.code / "saved", restarts
+
+    def start(self, *names: str) -> None:
+        slots = dict.fromkeys(names, 1)
+        self.job.run.write("started", slots=slots)
+        self.job.send(slots)
+        self.restarts.done += 1
+
+    def copy(self) -> list[str]:
+        return list(collect(self.job.run, self.restarts.copied, self.restarts))
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(str(time.monotonic()))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_what_only_one_node_has_survives_a_start(nodes: Path) -> None:
+    run = Copies(nodes)
+    run.start("node-1", "node-2")
+    first, other = run.saved
+    write(first, "1/rank-0.pt")
+    write(other, "1/rank-1.pt", "../log")
+    assert run.copy() == []
+    run.start("node-1", "node-2")
+    assert files(other) == ["1", "1/rank-0.pt", "1/rank-1.pt"]
+    assert (other / "../log").exists()
+    # With a loss before it was copied, the latest is on that node alone.
+    write(first, "2/rank-0.pt")
+    run.start("node-2", "node-1")
+    assert "2/rank-0.pt" in files(first)
+
+
+def test_what_a_program_has_removed_does_not_come_back(nodes: Path) -> None:
+    run = Copies(nodes)
+    run.start("node-1", "node-2")
+    first, other = run.saved
+    names = ["1/a*b.pt", "1/back\\#012", "2 \n ü.pt", b"bad\xff".decode(errors="surrogateescape")]
+    write(first, *names)
+    assert run.copy() == []
+    assert files(run.here) == files(first) == sorted(["1", *names])
+    run.start("node-1", "node-2")
+    assert files(other) == files(first)
+    write(other, "1/rank-1.pt")
+    for path in (first / name for name in names):
+        path.unlink()
+    (first / "1").rmdir()
+    write(first, "3")
+    assert run.copy() == []
+    assert files(run.here) == ["3"]
+    run.start("node-2", "node-1")
+    # What the program has on that node alone is its own.
+    assert files(other) == ["1", "1/rank-1.pt", "3"]
+
+
+def test_a_rank_on_the_head_keeps_its_checkpoints(nodes: Path) -> None:
+    run = Copies(nodes)
+    run.start("node-1", "node-3")
+    write(run.saved[0], "rank-0.pt")
+    write(run.here, "rank-1.pt")
+    assert run.copy() == []
+    run.start("node-1", "node-3")
+    (run.here / "rank-1.pt").write_text("newer than what was sent")
+    assert run.copy() == []
+    assert (run.here / "rank-1.pt").read_text() == "newer than what was sent"
+    assert files(run.here) == ["rank-0.pt", "rank-1.pt"]
+
+
+def test_a_copy_that_fails_changes_nothing(nodes: Path) -> None:
+    run = Copies(nodes)
+    run.start("node-1")
+    assert run.copy() == []
+    write(run.saved[0], "1")
+    assert run.copy() == []
+    (nodes / "node-1").rename(nodes / "gone")
+    assert "saved could not be fetched from node-1" in run.copy()[0]
+    assert files(run.here) == ["1"]
+
+
+def test_copies_that_fail_are_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("farandole.node.head.restarts.COPY_EVERY", 0.01)
+    ended = threading.Event()
+
+    def told(*fails: bool) -> int:
+        copies = iter(fails)
+        ended.clear()
+
+        def copy(_: list[str]) -> Iterator[str]:
+            if (failed := next(copies, None)) is None:
+                ended.set()
+            elif failed:
+                yield "no space"
+
+        with restarts().kept({"node-2": 1}, False, copy):
+            assert ended.wait(10)
+        return capfd.readouterr().out.count("no space")
+
+    assert told(True, False, True, False) == 0
+    assert told(True, True, True, False, True, True) == 1
+
+
+def test_a_start_that_cannot_be_leaves_the_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    of_run = restarts()
-    of_run.done = done
-    for file in ("here/train.py", "here/saved/2", "there/saved/3", "there/log", "there/x/log"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
-    runs.ran("rsync", "--archive", *of_run.deleting(), f"{tmp_path}/here/", f"{tmp_path}/there/")
-    files = [str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()]
-    assert sorted(files) == left
-
-
-def test_a_start_that_cannot_be_leaves_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.node.head.restarts.answers", lambda _: True)
     run = asked(restarts=1, checkpoints="saved")
     (run.code / "saved").mkdir(parents=True)
@@ -206,6 +326,7 @@ def test_a_start_that_cannot_be_leaves_the_checkpoints(monkeypatch: pytest.Monke
     monkeypatch.setattr(job, "use", use)
     job()
     assert run.read("ended")["why"] == "the folder could not be copied"
+    assert "start 2; saved is empty\n" in capfd.readouterr().out
     assert (run.code / "saved").exists()
 
 
@@ -215,14 +336,6 @@ def test_the_same_failure_after_progress_is_another_one() -> None:
         of_run.read(b"[0] OSError: a file server is away\n")
         assert of_run.refusal(1, []) == ""
         (of_run.path / step).touch()
-
-
-def test_checkpoints_that_the_head_lacks_are_not_removed() -> None:
-    of_run = restarts()
-    of_run.done = 1
-    assert "--filter=R /saved/***" in of_run.deleting()
-    of_run.uncopied = ["no space"]
-    assert "--filter=R /saved/***" not in of_run.deleting()
 
 
 def test_a_node_that_was_silent_counts_as_lost_even_if_it_answers_again() -> None:

@@ -26,6 +26,8 @@ OBEYED = {".gitignore", ".gitattributes", ".gitmodules", ".farandoleignore"}
 MUNGED = "/rsyncd-munged/"
 # What a command may take as JSON, in one variable of the environment.
 LONGEST = 100 << 10
+# With these options, rsync lists what is there, whether it copies it or not.
+LISTING = ("--itemize-changes", "--itemize-changes", "--out-format=%i|%n")
 # The folders into which it is fetched first.
 STAGED = ".farandole-fetch-"
 
@@ -188,6 +190,21 @@ def forget_staged(where: Path) -> None:
                     shutil.rmtree(old)
             finally:
                 os.close(handle)
+
+
+def paths_in(listed: str) -> set[str]:
+    """The paths that rsync lists, in which it writes some bytes as numbers."""
+    paths = (os.fsencode(line.partition("|")[2].removesuffix("/")) for line in listed.split("\n"))
+    return {os.fsdecode(re.sub(rb"\\#([0-7]{3})", lambda byte: bytes([int(byte[1], 8)]), path)) for path in paths}
+
+
+def drop_older(staged: Path, folder: Path) -> None:
+    """Remove what was fetched and is newer in a folder, as a rank that works there has written it since."""
+    for path in staged.rglob("*"):
+        with suppress(OSError):
+            here = (folder / path.relative_to(staged)).lstat()
+            if path.is_file() and here.st_mtime_ns > path.stat().st_mtime_ns:
+                path.unlink()
 
 
 def place(staged: Path, folder: Path, top: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farandole.node.head import launch, runs, status
 from farandole.node.head import reap as reaping
-from farandole.node.head.folders import place, staging
+from farandole.node.head.folders import LISTING, drop_older, paths_in, place, staging
 from farandole.node.head.launch import ALONE, BEFORE_REPORT, IN_MIDDLE, OF_ALONE, OF_RANK, Reports
 from farandole.node.head.reap import MARK, STAYS, end, reap
 from farandole.node.head.restarts import Restarts, answers, repeated
@@ -157,15 +157,14 @@ class RunKeeper:
         self.send(slots)
         if self.lost:
             return 1
-        with self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths, whole=True)):
+        with self.restarts.kept(slots, has_shared_home(), lambda paths: collect(self.run, paths, self.restarts)):
             try:
                 with self.restarts.watched(slots, self.end), repeated(LOOK_S, lambda: self.look(slots)):
                     code = self.execute(slots)
             finally:
                 self.clean(slots)
         if next(iter(slots)) not in self.lost:
-            self.restarts.uncopied = list(collect(self.run, self.restarts.copied, whole=True))
-            for failure in self.restarts.uncopied:
+            for failure in collect(self.run, self.restarts.copied, self.restarts):
                 say(failure)
         # A launcher that is told to end may do so with 0.
         return code or int(self.broken)
@@ -192,7 +191,8 @@ class RunKeeper:
         # The limit is for what runs.
         self.waited += time.monotonic() - begun
         left_out = f", without {', '.join(sorted(self.restarts.gone))}" if self.restarts.gone else ""
-        say(f"start {self.restarts.done + 1}{left_out}")
+        none = "" if not self.restarts.copied or self.restarts.here() else f"; {self.wish['checkpoints']} is empty"
+        say(f"start {self.restarts.done + 1}{left_out}{none}")
         return {} if self.why else slots
 
     def fetch(self) -> None:
@@ -337,18 +337,18 @@ def has_shared_home() -> bool:
     return owner(os.getuid()) in shared_homes()
 
 
-def rsync(*arguments: str) -> tuple[int, str]:
-    """Copy to or from a node; returns the exit status, and what it says."""
+def rsync(*arguments: str) -> tuple[int, str, str]:
+    """Copy to or from a node; returns the exit status, what it lists, and what it says."""
     with subprocess.Popen(
         ["rsync", "--archive", *arguments], env={**os.environ, "RSYNC_RSH": SSH},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
     ) as copy:  # fmt: skip
         COPIES.add(copy)
         if ENDING.is_set():
             copy.terminate()
-        _, errors = copy.communicate()
+        listed, errors = copy.communicate()
         COPIES.discard(copy)
-    return copy.returncode, errors
+    return copy.returncode, listed, errors
 
 
 def former(run: Run, source: str) -> list[Run]:
@@ -361,21 +361,30 @@ def send(run: Run, node: str, before: list[Run], deleting: list[str]) -> str:
     """Copy a run's code to a node; of files that an earlier run has there, only the changes. Returns why it failed."""
     same = [f"--copy-dest=../../{other.number}/code" for other in before]
     there = [*deleting, "--mkpath", "--rsync-path=umask 077 && rsync", *same]
-    status, errors = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
+    status, _, errors = rsync(*there, f"{run.code}/", f"{node}:runs/{run.number}/code/")
     return f"{node}: {reason(errors)}" if status else ""
 
 
-def collect(run: Run, paths: list[str], *, whole: bool = False) -> Iterator[str]:
-    """Get results from the node of rank 0, which usually writes them, or only whole ones; yields why one is missing."""
-    first = next(iter(run.read("started").get("slots", {})), runs.HERE)
+def collect(run: Run, paths: list[str], checkpoints: Restarts | None = None) -> Iterator[str]:
+    """Get results from the node of rank 0, which usually writes them; yields why one is missing.
+
+    Of checkpoints, only whole copies replace the former one, and what the program has removed there is removed here.
+    """
+    slots = run.read("started").get("slots", {})
+    first = next(iter(slots), runs.HERE)
+    more = ["--ignore-missing-args", *LISTING] if checkpoints else []
     for path in paths if first != runs.HERE and not has_shared_home() else ():
         failed = f"{path} could not be fetched from {first}"
         try:
             with staging(run.folder, run.code) as (staged, options):
-                code, errors = rsync(*options, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
+                code, listed, errors = rsync(*options, *more, f"{first}:runs/{run.number}/code/./{path}", f"{staged}/")
                 if code:
                     yield f"{failed}: {reason(errors)}"
-                if code == 0 or not whole:
+                if checkpoints and runs.HERE in slots:
+                    drop_older(staged, run.code)
+                if code == 0 or not checkpoints:
                     yield from place(staged, run.code, Path(path))
+                if code == 0 and checkpoints:
+                    checkpoints.forget(paths_in(listed))
         except RefusedError as error:
             yield f"{failed}: {error}"

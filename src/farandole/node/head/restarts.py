@@ -5,7 +5,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,17 @@ class Restarts:
     def __init__(self, run: Run, wish: Any) -> None:
         self.folder, self.most, self.done = wish["checkpoints"], wish["restarts"], 0
         # A path that all nodes see may be named as well.
-        self.path = run.code / self.folder
+        self.code, self.path = run.code, run.code / self.folder
         self.copied = [self.folder] if self.folder and not Path(self.folder).is_absolute() else []
         # Nodes that are left out.
         self.gone: set[str] = set()
-        # Nodes that stopped answering in the middle; why the checkpoints could not be copied at last.
+        # Nodes that stopped answering in the middle.
         self.silent: set[str] = set()
-        self.uncopied: list[str] = []
+        # The checkpoints that nodes may have from the head, and those that the first node had at last.
+        self.sent: set[str] = set()
+        self.had: set[str] = set()
+        # The copies in a row that failed, and whether it was said.
+        self.failed, self.told = 0, False
         # What failed last, and before that with which checkpoints.
         self.raised, self.before = b"", ("", frozenset[tuple[str, int, int]]())
 
@@ -70,13 +74,29 @@ class Restarts:
             if path.is_file():
                 yield str(path), facts.st_size, facts.st_mtime_ns
 
+    def here(self) -> set[str]:
+        """The paths of the checkpoints that the head has."""
+        return {str(path.relative_to(self.code)) for path in (self.path.rglob("*") if self.copied else ())}
+
     def deleting(self) -> list[str]:
-        """The options with which rsync removes what the head lacks: later, only older or newer checkpoints."""
+        """The options with which rsync removes what the head lacks: later, only what the program has removed."""
+        self.had = self.here()
+        self.sent |= self.had
         if not self.done:
             return ["--delete"]
-        # If the head lacks some that a node has, they may be the latest.
-        replaced = [] if self.uncopied else [f"--filter=R /{path}/***" for path in self.copied]
-        return ["--update", "--delete", *replaced, "--filter=P **"]
+        removed = (re.sub(r"[\\*?[]", r"[\\\g<0>]", path) for path in sorted(self.sent - self.had))
+        return ["--update", "--delete", *(f"--filter=R /{path}" for path in removed), "--filter=P **"]
+
+    def forget(self, has: set[str]) -> None:
+        """Remove on the head what the program has removed on the first node, which has these."""
+        for path in sorted(self.here() & self.had - has, reverse=True):
+            # Another rank may have written to a folder here.
+            with suppress(OSError):
+                try:
+                    (self.code / path).unlink()
+                except IsADirectoryError:
+                    (self.code / path).rmdir()
+        self.had = has
 
     def look(self, slots: Slots) -> bool:
         """Whether all of these nodes answer; those that do not are left out."""
@@ -110,8 +130,16 @@ class Restarts:
     def kept(self, slots: Slots, shared: bool, copy: Callable[[list[str]], Iterable[str]]) -> Iterator[None]:
         """Copy the checkpoints to the head meanwhile, where the loss of the first node does not take them."""
         is_safe = not self.copied or shared or next(iter(slots)) == runs.HERE
-        # There may be none yet.
-        with repeated(0 if is_safe else COPY_EVERY, lambda: list(copy(self.copied))):
+
+        def act() -> None:
+            failures = [*copy(self.copied)]
+            self.failed = self.failed + 1 if failures else 0
+            # One may fail because a file vanishes meanwhile.
+            if self.failed >= MISSED and not self.told:
+                say(f"{failures[0]}; this is tried again every {COPY_EVERY} s")
+                self.told = True
+
+        with repeated(0 if is_safe else COPY_EVERY, act):
             yield
 
 
