@@ -80,6 +80,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "validation_jobs": nodes.jobs,
     "validation_manifest": nodes.read_manifest,
     "validation_program": nodes.program,
+    "validation_queue": nodes.queued,
     "validation_shared": files.shared,
     "validation_task": nodes.task,
     "validation_unmeasured": nodes.unmeasured,

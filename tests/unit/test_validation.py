@@ -440,6 +440,13 @@ def test_what_is_typed_of_a_login_overrides_the_inventory(tmp_path: Path) -> Non
     assert json.loads(base64.b64decode(message[1])) == [user, user, str(key), str(key)]
 
 
+def test_the_queue_gives_no_jobs_to_nodes_that_are_drained_or_new_to_it() -> None:
+    shown = "NodeName=node-1 Arch=x86_64 State=IDLE Reason=x\nNodeName=node-2 State=MIXED+DRAIN Reason=its fan\n"
+    assert nodes.queued(["node-1", "node-2", "node-3"], {"rc": 0, "stdout": shown}) == ["node-1"]
+    # Then the check through the queue is red.
+    assert nodes.queued(["node-1", "node-2"], {"rc": 1, "stdout": ""}) == ["node-1", "node-2"]
+
+
 def test_a_queue_gets_a_job_on_the_nodes_that_it_has() -> None:
     def argv(hosts: list[str], **more: Any) -> dict[str, Any]:
         return {job["id"]: job["argv"] for job in nodes.jobs(hosts, CPU, 120, **more)}

@@ -128,9 +128,9 @@ class Change:
         out = excluded.read(self.cluster.state)
         return not any(name in out and out[name].by == "check" for name in names)
 
-    def tell_head(self) -> bool:
-        """Let the queue and those who start jobs on the head know who takes part; what runs goes on."""
-        limit = [] if self.everyone else ["--limit", self.cluster.head]
+    def tell_head(self, *back: str) -> bool:
+        """Let the queue, those who start jobs on the head, and nodes that are back know who takes part; jobs go on."""
+        limit = [] if self.everyone else ["--limit", ",".join(dict.fromkeys([self.cluster.head, *back]))]
         return self.run("site.yml", *limit, "--tags", "fabric,slurm,monitoring")
 
     def brought_back(self, entries: Mapping[str, excluded.Entry], steps: Callable[[], str]) -> str:
@@ -153,11 +153,12 @@ class Change:
 
     def returning(self, names: Sequence[str]) -> str:
         """Set nodes up that were left out, and prove them before the head gives them jobs; returns what failed."""
-        if not self.run("site.yml", "--limit", ",".join(names)):
+        # Of the queue later, as slurmd does not start on a node that the head's slurmctld has never heard of.
+        if not self.run("site.yml", "--limit", ",".join(names), "--skip-tags", "slurm"):
             return "site.yml failed"
         if not self.is_proven(names):
             return "its validation is red"
-        if not self.tell_head():
+        if not self.tell_head(*names):
             return f"the head could not be told, and may give it jobs until {self.apply} succeeds"
         return "" if self.are_in(names) else "preflight has left it out again"
 

@@ -1,5 +1,6 @@
 """The nodes' answers in a validation, and the checks that need no job."""
 
+import re
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,13 @@ def chosen(hosts: str, cluster: Mapping[str, Any], *, checked: bool) -> list[str
     """
     out = {*cluster["excluded"]} - {*cluster["set_aside"]} if checked else set()
     return [name for name in hosts.split(",") if name not in out]
+
+
+def queued(queue: Sequence[str], answer: Answer) -> list[str]:
+    """The nodes to which the queue gives jobs, neither drained nor new to it; all if it does not answer."""
+    shown = str(answer.get("stdout", ""))
+    given = re.findall(r"^NodeName=(\S+)(?!.* State=\S*DRAIN)", shown, re.MULTILINE)
+    return [name for name in queue if name in given or answer.get("rc") != 0]
 
 
 def jobs(
