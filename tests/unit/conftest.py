@@ -54,6 +54,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "slots/.lock").touch()
     monkeypatch.setattr(status, "HOSTFILE", tmp_path / "hostfile")
     monkeypatch.setattr(status, "SLOTS_IN_USE", tmp_path / "slots")
+    monkeypatch.setattr(status, "UPGRADING", tmp_path / "upgrading")
     monkeypatch.setattr(runs, "RUNS", tmp_path / "runs")
     return tmp_path
 

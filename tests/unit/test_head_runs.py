@@ -30,6 +30,8 @@ from .loading import ROOT, install
 pytestmark = pytest.mark.usefixtures("head")
 WISH: dict[str, Any] = {"np": 0, "hosts": "", "wait": False, "seconds": 0, "fetch": [], "source": "/a", "restarts": 0}
 WISH |= {"min_nodes": 0, "checkpoints": "", "meet_within": 600}
+# The fixture has another one.
+UPGRADING = status.UPGRADING
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system")
 
 
@@ -248,10 +250,10 @@ def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, cap
     assert (match.cause.code, match.fields["host"]) == ("job-name-unknown", "none.invalid")
 
 
-def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_begins_while_the_head_is_upgraded() -> None:
+    assert f"dest: {UPGRADING}\n" in (ROOT / "roles/base/tasks/upgrade.yml").read_text()
     for tasks in ("base/tasks/upgrade.yml", "jobs/tasks/main.yml"):
-        assert f"path: {status.UPGRADING}\n" in (ROOT / "roles" / tasks).read_text()
-    monkeypatch.setattr(status, "UPGRADING", tmp_path / "upgrading")
+        assert f"path: {UPGRADING}\n" in (ROOT / "roles" / tasks).read_text()
     with pytest.raises(RefusedError, match="root starts no jobs"):
         main.started(argparse.Namespace())
     status.UPGRADING.touch()
@@ -259,17 +261,23 @@ def test_no_run_begins_while_the_head_is_upgraded(tmp_path: Path, monkeypatch: p
         main.started(argparse.Namespace())
 
 
-def test_a_run_whose_folder_could_not_be_copied_is_none(monkeypatch: pytest.MonkeyPatch, head: Path) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RefusedError])
+def test_a_run_that_ends_while_its_folder_is_copied_is_none(
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, head: Path
+) -> None:
+    def copy(*_: object) -> None:
+        if end is KeyboardInterrupt:
+            raise end
+        # The builder's upgrade begins.
+        status.UPGRADING.touch()
 
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(main, "bus", lambda: {"XDG_RUNTIME_DIR": str(head)})
-    monkeypatch.setattr(main, "copy", interrupted)
+    monkeypatch.setattr(main, "copy", copy)
     (head / "code").mkdir()
     monkeypatch.chdir(head / "code")
     wish = argparse.Namespace(source="", program=["hostname"], fetch=[], checkpoints="", launcher="", np=1)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end, match="upgraded" if end is RefusedError else None):
         main.started(wish)
     assert runs.all_runs() == []
 

@@ -124,6 +124,32 @@ def test_a_run_waits_for_slots_if_asked(head: Path, capfd: pytest.CaptureFixture
     assert "farandole: waiting for 4 slots: run 3 of" in capfd.readouterr().out
 
 
+def test_a_run_that_waits_gets_no_builder_that_is_upgraded_meanwhile(head: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        with taken(head, node_1=1, node_2=1):
+            waits = pool.submit(slots_of, np=4, wait=True)
+            time.sleep(0.5)
+            status.UPGRADING.write_text("node-2\n")
+        time.sleep(1.5)
+        assert not waits.done()
+        assert slots.in_the_way(FREE) == "node-2 is being upgraded"
+        assert slots_of(np=2) == {"node-1": 1, "node-3": 1}
+        # What has it keeps it, as its end is waited for; nothing else gets it instead of a lost one.
+        status.UPGRADING.unlink()
+        assert waits.result() == FREE
+    for first, instead in (("node-2", {"node-2": 1}), ("node-1", {"node-3": 1})):
+        with slots.claimed(Run(9), {**WISH, "np": 1, "hosts": f"{first},node-2,node-3"}) as (_, _, others_instead):
+            status.UPGRADING.write_text("node-2\n")
+            assert others_instead({"node-1"}, 0) == instead
+        status.UPGRADING.unlink()
+
+
+def test_a_run_that_waits_goes_on_before_the_head_is_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "HERE", "node-2")
+    status.UPGRADING.write_text("node-2\n")
+    assert slots_of() == FREE
+
+
 def test_a_run_that_waits_gets_no_node_that_is_left_out_meanwhile(head: Path) -> None:
     hostfile = status.HOSTFILE.read_text()
     with ThreadPoolExecutor() as pool:

@@ -54,11 +54,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 def started(arguments: argparse.Namespace) -> Run:
     """Start a run in a unit of the user's systemd."""
-    if status.UPGRADING.exists():
-        raise RefusedError(
-            "the head or the builder is being upgraded, and may reboot: try again later; if not, as root on the head: "
-            f"rm {status.UPGRADING}"
-        )
+    refuse_upgrade()
     if os.getuid() == 0:
         raise RefusedError("root starts no jobs; as the job user: runuser -u NAME -- farandole run ...")
     folder = sent(arguments.source) if arguments.source else Path.cwd()
@@ -76,6 +72,8 @@ def started(arguments: argparse.Namespace) -> Run:
     run = new_run()
     try:
         prepare(run, arguments, folder)
+        # Which takes as long as the folder is large.
+        refuse_upgrade()
     except BaseException as error:
         # Also if it is interrupted: what was not started is no run.
         shutil.rmtree(run.folder)
@@ -87,6 +85,15 @@ def started(arguments: argparse.Namespace) -> Run:
         shutil.rmtree(run.folder)
         raise RefusedError(f"systemd could not start the run: {done.stderr.strip()}")
     return run
+
+
+def refuse_upgrade() -> None:
+    """Refuse to start a run that would soon be ended."""
+    if status.UPGRADING.exists():
+        raise RefusedError(
+            "the head or the builder is being upgraded, and may reboot: try again later; if not, as root on the head: "
+            f"rm {status.UPGRADING}"
+        )
 
 
 def prepare(run: Run, arguments: argparse.Namespace, folder: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from farandole.node.head import status
+from farandole.node.head import runs, status
 from farandole.node.head.runs import RefusedError, Run, clock, say
 from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner, slots_in
 
@@ -80,7 +80,7 @@ def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
             return {}, holder(lock)
-        if claim := fill(count, free_of(slots)):
+        if claim := fill(count, free_of(slots, {})):
             file.write(json.dumps(claim))
             file.flush()
             return claim, ""
@@ -92,11 +92,9 @@ def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
             return {}
-        # Its own slots are free, too.
         file.seek(0)
         before = slots_in(file.read())
-        rewrite(file, {})
-        free = free_of(slots)
+        free = free_of(slots, before)
         ranks = min(count, sum(number for number in free.values() if number > 0)) if least else count
         claim = fill(ranks, free)
         enough = bool(claim) and len(claim) >= least
@@ -112,10 +110,18 @@ def rewrite(file: TextIO, claim: Slots) -> None:
     file.flush()
 
 
-def free_of(slots: Slots) -> Slots:
-    """What other runs leave of these slots, on nodes that have not been left out since."""
-    known = hostfile()
-    free = {node: slots[node] for node in slots if node in known}
+def upgraded() -> set[str]:
+    """The builder while it is upgraded. The head is not before all runs have ended, also those that wait."""
+    try:
+        return {*status.UPGRADING.read_text().split()} - {runs.HERE}
+    except FileNotFoundError:
+        return set()
+
+
+def free_of(slots: Slots, own: Slots) -> Slots:
+    """What other runs leave of these slots, on nodes that have not been left out since; a run's own are free to it."""
+    known, closed = hostfile(), upgraded() - own.keys()
+    free = {node: slots[node] + own.get(node, 0) for node in slots if node in known and node not in closed}
     for _, _, _, uses in others():
         for node in uses.keys() & free.keys():
             free[node] -= uses[node]
@@ -125,13 +131,14 @@ def free_of(slots: Slots) -> Slots:
 def in_the_way(nodes: Iterable[str]) -> str:
     """The runs that use slots of these nodes, and which of the nodes are left out."""
     known = hostfile()
-    runs = [
+    reasons = [
         f"run {number} of {who}, since {clock(since)}, on {', '.join(uses)}"
         for number, who, since, uses in others()
         if uses.keys() & set(nodes)
     ]
-    runs += [f"{node} is left out" for node in nodes if node not in known]
-    return "; ".join(runs) or "another run is just starting or ending"
+    reasons += [f"{node} is left out" for node in nodes if node not in known]
+    reasons += [f"{node} is being upgraded" for node in upgraded() & {*nodes}]
+    return "; ".join(reasons) or "another run is just starting or ending"
 
 
 def is_locked(lock: TextIO) -> bool:

@@ -22,7 +22,7 @@ STACK = Path("/opt/farandole/current")
 # A file for each run that uses slots, locked while it runs.
 SLOTS_IN_USE = Path("/run/farandole/slots")
 OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
-# Exists while the head is upgraded, and may reboot.
+# Names the head or the builder while it is upgraded, and may reboot.
 UPGRADING = SLOTS_IN_USE.with_name("upgrading")
 # More slots than a node can have, and more runs than a person looks at.
 MOST_SLOTS, SHOWN = 1 << 16, 100
