@@ -41,9 +41,13 @@ def main() -> None:
     former = sorted({int(uid) for uid in out.split()} - {*module.params["uids"]}) if code == 0 else []
     for uid in former if not module.check_mode else ():
         module.run_command(["scancel", *states, f"--user={uid}"], check_rc=True)
-    while former and wait and not module.check_mode and (left := module.run_command(command)[1].split()):
+    while former and wait and not module.check_mode:
+        code, out, err = module.run_command(command)
+        if not (code or out.split()):
+            break
         if time.monotonic() > until:
-            module.fail_json(msg=f"{len(left)} jobs have not ended within {wait} s; see  squeue")
+            left = f"slurmctld does not say which are left: {err.strip()}" if code else f"{len(out.split())} are left"
+            module.fail_json(msg=f"not all jobs have ended within {wait} s: {left}; see  squeue")
         time.sleep(1)
     module.exit_json(changed=bool(former), cancelled=former)
 

@@ -215,9 +215,9 @@ def test_horovods_ssh_asks_for_no_more_gpus_than_the_job_has_on_the_node(
 QUEUE = """#!/bin/sh
 cd "${0%/*}"
 case "${0##*/}" in
-scancel) echo "$*" >>cancelled && touch ending ;;
+scancel) echo "$*" >>cancelled && touch ending && if [ -e dying ]; then touch dead; fi ;;
 # What is cancelled ends a little later.
-squeue) [ ! -e dead ] && cat jobs && if [ -e ending ]; then >jobs; fi ;;
+squeue) if [ -e dead ]; then echo "no contact" >&2; exit 1; fi; cat jobs && if [ -e ending ]; then >jobs; fi ;;
 esac
 """
 
@@ -240,8 +240,12 @@ def test_the_jobs_of_a_queue_have_ended_before_it_is_removed(tmp_path: Path) -> 
     (tmp_path / "dead").touch()
     assert (remove(30)["changed"], remove(0)["failed"]) == (False, True)
     (tmp_path / "dead").unlink()
+    # One that dies when it has cancelled them, so that nobody knows whether they have ended.
+    (tmp_path / "dying").touch()
+    assert "slurmctld does not say which are left: no contact" in remove(1)["msg"]
+    (tmp_path / "dead").unlink()
     (tmp_path / "scancel").write_text("#!/bin/sh\n")
-    assert "3 jobs have not ended within 1 s" in remove(1)["msg"]
+    assert "not all jobs have ended within 1 s: 3 are left" in remove(1)["msg"]
 
 
 FULL = "farandole health: / is full"
