@@ -7,6 +7,8 @@ import os
 import shlex
 import subprocess
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +50,29 @@ def folder(tmp_path: Path) -> Path:
     (staged / "head").mkdir()
     (staged / "head/accounting.gz").write_bytes(os.urandom(3 << 20))
     return staged
+
+
+def test_a_folder_of_another_command_may_disappear_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "mine/ca").mkdir(parents=True)
+    (tmp_path / "mine/ca/user_ca").touch()
+    ended = threading.Event()
+
+    def others() -> None:
+        while not ended.is_set():
+            for number in range(50):
+                (tmp_path / f"mine/.other-{number}").mkdir()
+            for number in range(50):
+                (tmp_path / f"mine/.other-{number}").rmdir()
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(others)
+        try:
+            for number in range(100):
+                state.save(tmp_path / "mine", tmp_path / str(number))
+        finally:
+            ended.set()
+        other.result()
+    assert (tmp_path / "99/state/ca/user_ca").exists()
 
 
 @pytest.fixture(params=["", PASSWORD], ids=["plain", "encrypted"])

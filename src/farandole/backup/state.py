@@ -1,6 +1,8 @@
 """What a backup has of the state folder, and how it is put back: what was revoked stays revoked."""
 
+import os
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,18 +33,25 @@ def refuse_empty(state: Path) -> None:
 
 def save(state: Path, folder: Path) -> None:
     """Copy what a backup has of a state folder."""
-    for path in sorted(state.rglob("*")):
-        name = path.relative_to(state)
+    for path in _files(state):
         beside = path.is_symlink() and "/" not in str(path.readlink())
-        if _wanted(name) and path.is_symlink() and not beside:
+        if path.is_symlink() and not beside:
             raise FarandoleError(
                 f"{path} is a link to {path.readlink()}, and what is elsewhere is not saved; nothing was backed up: "
                 "move it to that place, or back up that folder yourself"
             )
-        if _wanted(name) and (beside or (path.is_file() and not path.is_symlink())):
-            target = folder / "state" / name
+        if beside or path.is_file():
+            target = folder / "state" / path.relative_to(state)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target, follow_symlinks=False)
+
+
+def _files(state: Path) -> Iterator[Path]:
+    """What a backup has of a state folder; other folders are not read, as other commands may be removing theirs."""
+    for place, folders, files in os.walk(state):
+        here = Path(place).relative_to(state)
+        folders[:] = [name for name in folders if _wanted(here / name)]
+        yield from (state / here / name for name in (*folders, *files) if _wanted(here / name))
 
 
 def _wanted(name: Path) -> bool:
