@@ -115,7 +115,7 @@ def claims(node: str) -> Iterator[str]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    slots, run = json.loads(file.read(1 << 16)), CLAIM.fullmatch(path.name)
+                    slots, run = json.loads(file.read(1 << 20)), CLAIM.fullmatch(path.name)
                     if run and isinstance(slots, dict) and slots.get(node):
                         yield f"run {run[1]} of {account(os.fstat(handle).st_uid)}"
 

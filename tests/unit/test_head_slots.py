@@ -42,8 +42,8 @@ def taken(head: Path, **uses: int) -> Any:
 
 
 def slots_of(**wish: Any) -> Slots:
-    with slots.claimed(Run(9), {**WISH, **wish}) as (ranks, *_):
-        return ranks
+    with slots.claimed(Run(9), {**WISH, **wish}) as (numbers, *_):
+        return status.counted(numbers)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_ranks_that_no_free_slot_would_help(wish: dict[str, Any], message: str) 
 
 def test_slots_that_others_use_are_left_out(head: Path) -> None:
     with taken(head, node_1=1, node_2=1, **{"evil\x1b": 1}):
-        assert [uses for *_, uses in status.others()] == [{"node-1": 1, "node-2": 1}]
+        assert [status.counted(uses) for *_, uses in status.others()] == [{"node-1": 1, "node-2": 1}]
         assert status.used([]) == {"node-1": 1, "node-2": 1}
         assert slots_of(np=2) == {"node-2": 1, "node-3": 1}
         with pytest.raises(
@@ -84,6 +84,22 @@ def test_slots_that_others_use_are_left_out(head: Path) -> None:
             slots_of(np=3)
     # The file of a run that was killed is locked by nobody.
     assert slots_of() == FREE
+
+
+def test_runs_on_one_node_have_different_slots(head: Path) -> None:
+    (head / "hostfile").write_text("node-1 slots=4\n")
+
+    def claimed(count: int) -> Any:
+        return slots.claimed(Run(9), {**WISH, "np": count})
+
+    with claimed(1) as (first, *_):
+        with claimed(2) as (second, *_), pytest.raises(RefusedError), claimed(2):
+            pass
+        # What runs of an earlier version have is as many as they say, though all of them use the first ones.
+        older = [locked(head / f"slots/0-{number}-x", '{"node-1": 1}') for number in (1, 2)]
+        with older[0], older[1], claimed(1) as (third, *_), pytest.raises(RefusedError), claimed(1):
+            pass
+    assert [first, second, third] == [{"node-1": [0]}, {"node-1": [1, 2]}, {"node-1": [1]}]
 
 
 def test_a_silent_queue_leaves_unknown_what_is_used(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +182,19 @@ def test_a_run_that_waits_gets_no_node_that_is_left_out_meanwhile(head: Path) ->
 
 
 NONSENSE = [
-    *("", "{", "[]", "3", '"node-1"', "null", "[" * 9999, '{"node-1": "1"}', '{"node-1": [1]}', '{"node-1": {"a": 1}}'),
+    *(
+        "",
+        "{",
+        "[]",
+        "3",
+        '"node-1"',
+        "null",
+        "[" * 9999,
+        '{"node-1": "1"}',
+        '{"node-1": [[1]]}',
+        '{"node-1": {"a": 1}}',
+    ),
+    *('{"node-1": [-1]}', '{"node-1": [true]}', '{"node-1": ["0"]}', '{"node-1": [65537]}', '{"node-1": [0, {}]}'),
     *('{"node-1": -9}', '{"node-1": true}', '{"node-1": 1.0}', '{"node-1": Infinity}', '{"node-1": NaN}'),
     *('{"node-1": 1e999}', '{"node-1": 65537}', f'{{"node-1": {10**4000}}}', f'{{"node-1": {"9" * 9999}}}', "\udcff"),
 ]

@@ -28,10 +28,14 @@ TWO = {"node-1": 1, "node-2": 1}
 
 def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 1, **more: str) -> tuple[Any, Any]:
     """What a program prints as a rank, and what is told of it."""
-    # A stack in that folder would be damaged.
-    stacks = {'STACKS = Path("/opt/farandole")': f"STACKS = Path({str(folder)!r})"}
-    install(folder / "node", "farandole.node.rank", stacks, rank="main")
+    # A stack in that folder would be damaged, and a GPU is what is in another one.
+    places = {
+        'STACKS = Path("/opt/farandole")': f"STACKS = Path({str(folder)!r})",
+        'DRIVER = Path("/proc/driver/nvidia/gpus")': f"DRIVER = Path({str(folder / 'gpus')!r})",
+    }
+    install(folder / "node", "farandole.node.rank", places, rank="main")
     run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m", "program": program}
+    run |= {"numbers": {"node-1": [1, 3], "node-2": [0]}, "hostfile": {"node-1": 4, "node-2": 1}}
     own = {"FARANDOLE_RUN": json.dumps(run), "HOROVOD_RANK": str(rank), "PYTHONDONTWRITEBYTECODE": "1", **more}
     done = subprocess.run(
         [folder / "node/rank"], env={**os.environ, **own}, cwd=folder, capture_output=True, check=False
@@ -292,6 +296,35 @@ def test_each_of_independent_programs_sees_a_gpu_of_its_own(
     monkeypatch.setattr("farandole.node.rank.place.DEVICES", tmp_path)
     places = [Place(2, 4, 0, 2, 1), Place(3, 4, 1, 2, 1)]
     assert [alone(at, given).get("CUDA_VISIBLE_DEVICES") for at in places] == visible
+
+
+@pytest.mark.parametrize(
+    ("gpus", "launcher", "more", "seen"),
+    [
+        (4, "horovod", {}, "1,3"),
+        (4, "mpi", {}, "1,3"),
+        (4, "torchrun", {}, "1,3"),
+        (4, "each", {}, "3"),
+        (4, "horovod", {"CUDA_VISIBLE_DEVICES": "2"}, "2"),
+        # The queue has chosen, or the slots are set by hand.
+        (4, "horovod", {"SLURM_JOB_ID": "7"}, ""),
+        (8, "horovod", {}, ""),
+        (0, "horovod", {}, ""),
+    ],
+)
+def test_ranks_see_the_gpus_of_their_run(
+    gpus: int, launcher: str, more: dict[str, str], seen: str, tmp_path: Path
+) -> None:
+    (tmp_path / "gpus").mkdir()
+    for number in range(gpus):
+        (tmp_path / f"gpus/0000:0{number}:00.0").touch()
+    for name in ("torchrun", "nvidia-smi"):
+        (tmp_path / name).write_text("#!/bin/sh\necho $CUDA_VISIBLE_DEVICES\n")
+        (tmp_path / name).chmod(0o755)
+    more = {**more, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    # That is started once on each node.
+    done, _ = started(tmp_path, "torchrun", launcher=launcher, rank=int(launcher != "torchrun"), **more)
+    assert done.stdout.strip() == seen
 
 
 def test_ranks_of_which_one_says_nothing_are_not_called_alone() -> None:

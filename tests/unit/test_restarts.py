@@ -98,23 +98,38 @@ def test_a_program_that_fails_twice_in_the_same_way_ends() -> None:
 def test_other_slots_are_taken_instead(head: Path) -> None:
     wish = {**WISH, "np": 2}
     with claimed(Run(9), wish) as (first, _, instead):
-        assert first == {"node-1": 1, "node-2": 1}
+        assert first == {"node-1": [0], "node-2": [0]}
         with taken(head, node_2=1):
             # A free node takes the place of a lost one.
-            assert instead({"node-1"}, 2) == {"node-2": 1, "node-3": 1}
-            assert instead({"node-1", "node-3"}, 1) == {"node-2": 1}
+            assert instead({"node-1"}, 2) == {"node-2": [1], "node-3": [0]}
+            assert instead({"node-1", "node-3"}, 1) == {"node-2": [1]}
             assert instead({"node-1", "node-3"}, 2) == {}
             assert instead({"node-1", "node-3"}, 0) == {}
             # It keeps what it had of those that are left, and others get no more than the rest.
-            assert [uses for number, _, _, uses in status.others() if number == "9"] == [{"node-2": 1}]
-            assert instead({"node-1"}, 0) == {"node-2": 1, "node-3": 1}
+            assert [uses for number, _, _, uses in status.others() if number == "9"] == [{"node-2": {1}}]
+            assert instead({"node-1"}, 0) == {"node-2": [1], "node-3": [0]}
+
+
+def test_ranks_learn_which_slots_of_how_many_they_have(
+    head: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (head / "horovodrun").write_text('#!/bin/sh\necho "$FARANDOLE_RUN"\n')
+    (head / "horovodrun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(head), prepend=":")
+    monkeypatch.setattr(runs, "HERE", "node-2")
+    monkeypatch.setattr(RunKeeper, "clean", lambda *_: None)
+    job = RunKeeper(asked(hosts="node-2", np=1))
+    job.run.code.mkdir()
+    with taken(head, node_2=1):
+        job()
+    assert '"slots": {"node-2": 1}, "numbers": {"node-2": [1]}, "hostfile": {"node-2": 2}' in capfd.readouterr().out
 
 
 def test_a_node_that_is_left_out_meanwhile_is_not_taken_again(head: Path) -> None:
     with claimed(Run(9), {**WISH, "np": 2}) as (first, _, instead):
-        assert first == {"node-1": 1, "node-2": 1}
+        assert first == {"node-1": [0], "node-2": [0]}
         (head / "hostfile").write_text("node-2 slots=2\nnode-3 slots=1\n")
-        assert instead({"node-3"}, 0) == {"node-2": 2}
+        assert instead({"node-3"}, 0) == {"node-2": [0, 1]}
         (head / "hostfile").write_text("node-3 slots=1\n")
         assert instead(set(), 0) == {}
         # It no longer keeps others from that node.

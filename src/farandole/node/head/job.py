@@ -22,7 +22,7 @@ from farandole.node.head.restarts import Restarts, answers, repeated
 from farandole.node.head.runs import SSH, RefusedError, Run, all_runs, ran, reason, say
 from farandole.node.head.slots import claimed
 from farandole.node.head.slurm import queued
-from farandole.node.head.status import Slots, owner
+from farandole.node.head.status import Numbers, Slots, counted, owner
 from farandole.node.mounts import shared_homes
 from farandole.node.rank.place import OF_RUN
 from farandole.node.rank.place import place as place_of
@@ -67,6 +67,8 @@ class RunKeeper:
         self.fetched, self.complete = False, True
         self.mark = str(uuid.uuid4())
         self.reports = Reports(self.mark, {})
+        # The slots that it has now.
+        self.numbers: Numbers = {}
         self.restarts = Restarts(run, self.wish)
         signal.signal(signal.SIGTERM, lambda *_: self.terminate())
 
@@ -148,8 +150,9 @@ class RunKeeper:
         """Count its time from here, by a clock that nobody sets."""
         self.begun, self.since = time.time(), time.monotonic()
 
-    def use(self, slots: Slots) -> int:
-        """Start the job on its nodes and wait for its end; returns its exit status."""
+    def use(self, numbers: Numbers) -> int:
+        """Start the job on its slots and wait for its end; returns its exit status."""
+        self.numbers, slots = numbers, counted(numbers)
         self.process, self.lost, self.broken, self.late, self.reason = None, [], False, "", ""
         self.reports = Reports(self.mark, {})
         stack = status.STACK.readlink().name if status.STACK.is_symlink() else ""
@@ -169,7 +172,7 @@ class RunKeeper:
         # A launcher that is told to end may do so with 0.
         return code or int(self.broken)
 
-    def again(self, code: int, others_instead: Callable[[set[str]], Slots]) -> Slots:
+    def again(self, code: int, others_instead: Callable[[set[str]], Numbers]) -> Numbers:
         """The slots with which a run that failed starts again; empty if it does not."""
         if self.why or not self.wish["restarts"]:
             return {}
@@ -238,6 +241,8 @@ class RunKeeper:
         described = {
             "launcher": launcher,
             "slots": slots,
+            "numbers": {node: [*numbers] for node, numbers in self.numbers.items()},
+            "hostfile": {node: of_node for node, of_node in status.hostfile().items() if node in slots},
             "port": launch.free_port(next(iter(slots))),
             "mark": self.mark,
             "program": program,

@@ -98,9 +98,9 @@ class Restarts:
                     (self.code / path).rmdir()
         self.had = has
 
-    def look(self, slots: Slots) -> bool:
+    def look(self, nodes: Iterable[str]) -> bool:
         """Whether all of these nodes answer; those that do not are left out."""
-        others = [node for node in slots if node != runs.HERE]
+        others = [node for node in nodes if node != runs.HERE]
         with ThreadPoolExecutor(max(1, len(others))) as pool:
             silent = {node for node, answer in zip(others, pool.map(answers, others), strict=True) if not answer}
         self.gone |= silent

@@ -6,20 +6,20 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from farandole.node.head import runs, status
 from farandole.node.head.runs import RefusedError, Run, clock, say
-from farandole.node.head.status import OF_SLOTS, Slots, hostfile, only_a_file, others, owner, slots_in
+from farandole.node.head.status import OF_SLOTS, Numbers, Slots, counted, hostfile, only_a_file, others, owner, slots_in
 
 # Seconds that others may lock what all need.
 PATIENCE = 10
-# The ranks of each node, what takes the exit status of what used them, and what gives others instead: without these
-# nodes, on so many at least.
-Allocated = tuple[Slots, Callable[[int], None], Callable[[set[str], int], Slots]]
+# The slots of each node, one for each rank, what takes the exit status of what used them, and what gives others
+# instead: without these nodes, on so many at least.
+Allocated = tuple[Numbers, Callable[[int], None], Callable[[set[str], int], Numbers]]
 
 
 def fill(count: int, free: Slots) -> Slots:
@@ -67,7 +67,7 @@ def claimed(run: Run, wish: Any) -> Iterator[Allocated]:
                     told = True
                 time.sleep(1)
 
-            def others_instead(without: set[str], least: int) -> Slots:
+            def others_instead(without: set[str], least: int) -> Numbers:
                 return claim_again(file, count, {node: slots[node] for node in slots if node not in without}, least)
 
             yield claim[0], lambda _: None, others_instead
@@ -75,19 +75,18 @@ def claimed(run: Run, wish: Any) -> Iterator[Allocated]:
         Path(path).unlink()
 
 
-def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Slots, str]:
-    """The ranks of each node; if there are too few free slots, what is in the way."""
+def claim_of(file: TextIO, count: int, slots: Slots) -> tuple[Numbers, str]:
+    """The slots of each node; if there are too few free ones, what is in the way."""
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
             return {}, holder(lock)
-        if claim := fill(count, free_of(slots, {})):
-            file.write(json.dumps(claim))
-            file.flush()
+        if claim := filled(count, free_of(slots, {})):
+            rewrite(file, claim)
             return claim, ""
         return {}, in_the_way(slots)
 
 
-def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
+def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Numbers:
     """Other slots instead of those in a file: as many as can be had on so many nodes at least, or all. Or none."""
     with (status.SLOTS_IN_USE / ".lock").open() as lock:
         if not is_locked(lock):
@@ -95,18 +94,17 @@ def claim_again(file: TextIO, count: int, slots: Slots, least: int) -> Slots:
         file.seek(0)
         before = slots_in(file.read())
         free = free_of(slots, before)
-        ranks = min(count, sum(number for number in free.values() if number > 0)) if least else count
-        claim = fill(ranks, free)
+        claim = filled(min(count, sum(counted(free).values())) if least else count, free)
         enough = bool(claim) and len(claim) >= least
         # Nobody else gets those that it still has, while it waits for others.
         rewrite(file, claim if enough else {node: before[node] for node in before if node in free})
         return claim if enough else {}
 
 
-def rewrite(file: TextIO, claim: Slots) -> None:
+def rewrite(file: TextIO, claim: Numbers) -> None:
     file.seek(0)
     file.truncate()
-    file.write(json.dumps(claim))
+    file.write(json.dumps({node: [*numbers] for node, numbers in claim.items()}))
     file.flush()
 
 
@@ -118,13 +116,21 @@ def upgraded() -> set[str]:
         return set()
 
 
-def free_of(slots: Slots, own: Slots) -> Slots:
+def filled(count: int, free: Mapping[str, list[int]]) -> Numbers:
+    """So many slots of these, of the nodes in their order; empty if there are too few."""
+    return {node: free[node][:ranks] for node, ranks in fill(count, counted(free)).items()}
+
+
+def free_of(slots: Slots, own: Numbers) -> dict[str, list[int]]:
     """What other runs leave of these slots, on nodes that have not been left out since; a run's own are free to it."""
-    known, closed = hostfile(), upgraded() - own.keys()
-    free = {node: slots[node] + own.get(node, 0) for node in slots if node in known and node not in closed}
-    for _, _, _, uses in others():
-        for node in uses.keys() & free.keys():
-            free[node] -= uses[node]
+    known, closed, taken, free = hostfile(), upgraded() - own.keys(), [uses for *_, uses in others()], {}
+    for node in (node for node in slots if node in known and node not in closed):
+        used = [uses[node] for uses in taken if node in uses]
+        if own.get(node) in used:
+            used.remove(own[node])
+        left = [number for number in range(slots[node]) if not any(number in numbers for numbers in used)]
+        # Runs that an earlier version has started may use the same ones.
+        free[node] = left[: max(0, slots[node] - sum(map(len, used)))]
     return free
 
 

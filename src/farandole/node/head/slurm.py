@@ -13,7 +13,7 @@ from farandole.node.allocation import tasks
 from farandole.node.head.reap import GRACE, end
 from farandole.node.head.runs import RefusedError, Run, ran, say
 from farandole.node.head.slots import Allocated, asked, fill
-from farandole.node.head.status import Slots, hostfile
+from farandole.node.head.status import Numbers, Slots, hostfile
 
 # Prints the allocation that it runs in, and ends with the exit status that it reads.
 HOLD = 'env | grep ^SLURM_; echo; read -r status; exit "${status:-1}"'
@@ -43,8 +43,9 @@ class Allocation:
         self.watcher = threading.Thread(target=self.watch, args=(job, taken), daemon=True)
         self.watcher.start()
 
-    def slots(self) -> Slots:
-        return tasks(self.variables)
+    def slots(self) -> Numbers:
+        """One for each task, counted as Slurm does."""
+        return {node: range(ranks) for node, ranks in tasks(self.variables).items()}
 
     def finish(self, status: int) -> None:
         """End it with an exit status, once."""
@@ -83,7 +84,7 @@ def queued(run: Run, wish: Any, taken: Callable[[str, str], None]) -> Iterator[A
     """An allocation of the queue's; if it takes one away, something gets the state of its job, and why."""
     current = Allocation(run, wish, taken)
 
-    def others_instead(without: set[str], least: int) -> Slots:
+    def others_instead(without: set[str], least: int) -> Numbers:
         nonlocal current
         if not (smaller := fewer(wish, without, least)):
             return {}

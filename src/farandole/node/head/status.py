@@ -11,9 +11,9 @@ import re
 import stat
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,14 +24,16 @@ SLOTS_IN_USE = Path("/run/farandole/slots")
 OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
 # Names the head or the builder while it is upgraded, and may reboot.
 UPGRADING = SLOTS_IN_USE.with_name("upgrading")
-# More slots than a node can have, and more runs than a person looks at.
-MOST_SLOTS, SHOWN = 1 << 16, 100
+# More slots than a node can have, characters than say which a run has, and runs than a person looks at.
+MOST_SLOTS, MOST_SAID, SHOWN = 1 << 16, 1 << 20, 100
 # Exists where Slurm decides who gets which slots.
 QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Seconds in which the queue has to say what it does.
 QUEUE_S = 3
 # The number of slots, or of ranks, of each node.
 Slots = dict[str, int]
+# Which slots of each node, counted from 0.
+Numbers = Mapping[str, Collection[int]]
 
 
 def hostfile() -> Slots:
@@ -40,8 +42,8 @@ def hostfile() -> Slots:
     return {line[0]: int(line[1].partition("=")[2]) if line[1:] else 1 for line in lines}
 
 
-def others() -> Iterator[tuple[str, str, float, Slots]]:
-    """The runs that use slots: whose, since when, and how many of which node."""
+def others() -> Iterator[tuple[str, str, float, Numbers]]:
+    """The runs that use slots: whose, since when, and which of which node."""
     nodes = hostfile()
     for path in sorted(SLOTS_IN_USE.iterdir()):
         # Others could have put anything there.
@@ -51,20 +53,26 @@ def others() -> Iterator[tuple[str, str, float, Slots]]:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                status, content = os.fstat(file.fileno()), slots_in(file.read(1 << 16))
-                uses = {node: slots for node, slots in content.items() if node in nodes}
+                status, content = os.fstat(file.fileno()), slots_in(file.read(MOST_SAID))
+                uses = {node: numbers for node, numbers in content.items() if node in nodes}
                 if any(uses.values()):
                     # Its owner can set its other times.
                     yield name[1], owner(status.st_uid), status.st_ctime, uses
 
 
-def slots_in(text: str) -> Slots:
+def slots_in(text: str) -> Numbers:
     """What a file says that a run uses; empty if it says nothing that can be."""
-    slots = json.loads(text)
-    valid = isinstance(slots, dict) and all(
-        type(number) is int and 0 <= number <= MOST_SLOTS for number in slots.values()
-    )
-    return slots if valid else {}
+    content = json.loads(text)
+    said = content if isinstance(content, dict) else {}
+    lists = [one if isinstance(one, list) else [one] for one in said.values()]
+    valid = all(type(number) is int and 0 <= number <= MOST_SLOTS for number in chain.from_iterable(lists))
+    # Runs that an earlier version has started say how many, and use the first ones.
+    return {node: {*one} if isinstance(one, list) else range(one) for node, one in said.items() if valid}
+
+
+def counted(numbers: Numbers) -> Slots:
+    """How many slots of each node these are."""
+    return {node: len(slots) for node, slots in numbers.items()}
 
 
 def only_a_file(path: Path) -> TextIO:
@@ -115,7 +123,7 @@ def used(nodes: list[list[str]] | str) -> Slots | None:
         return None
     total = Counter[str]()
     for _, _, _, uses in others() if SLOTS_IN_USE.is_dir() else ():
-        total.update(uses)
+        total.update(counted(uses))
     for name, processors, *_ in nodes:
         # Allocated, idle, other and all of them.
         total[name] = max(total[name], int(processors.partition("/")[0]))
@@ -138,7 +146,8 @@ def status() -> dict[str, Any]:
     answer: dict[str, Any] = {"stack": STACK.resolve().name if STACK.exists() else "", "slots": {}, "uses": []}
     if SLOTS_IN_USE.is_dir() and HOSTFILE.exists():
         answer["slots"] = hostfile()
-        answer["uses"] = [[int(number), who, since, slots] for number, who, since, slots in islice(others(), SHOWN)]
+        runs = islice(others(), SHOWN)
+        answer["uses"] = [[int(number), who, since, counted(uses)] for number, who, since, uses in runs]
         answer["queue"] = in_queue() if QUEUE.exists() else None
         # It would be waited for twice.
         nodes = answer["queue"] if isinstance(answer["queue"], str) else of_queue()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from farandole.node.health import CHECKS, Check, faults
+from farandole.node.health import CHECKS, DRIVER, Check, faults
 from farandole.node.rank.place import (
     OF_RUN,
     PATIENCE,
@@ -158,7 +158,8 @@ class Told:
 
 def environment(launcher: str, at: Place, run: Any, address: str) -> dict[str, str]:
     """The environment of the program."""
-    inherited: Mapping[str, str] = os.environ
+    # What the user has chosen stays.
+    inherited = {**gpus(run, at), **os.environ}
     if launcher == "each":
         own = alone(at, inherited.get("CUDA_VISIBLE_DEVICES", ""))
         return {name: value for name, value in inherited.items() if not OF_LAUNCHERS.fullmatch(name)} | own
@@ -169,6 +170,15 @@ def environment(launcher: str, at: Place, run: Any, address: str) -> dict[str, s
     ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address}
     # Packages that can use MPI look for it, also in ranks that something else starts.
     return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), MPI)}
+
+
+def gpus(run: Any, at: Place) -> dict[str, str]:
+    """Which GPUs of this node are the run's, if its slots stand for GPUs, and the queue does not choose them."""
+    node = [*run["slots"]][at.node]
+    # A run of an earlier head says neither.
+    own, of_node = (run.get(what, {}).get(node) for what in ("numbers", "hostfile"))
+    is_chosen = "SLURM_JOB_ID" in os.environ or not own or of_node != len([*DRIVER.glob("*")])
+    return {} if is_chosen else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
 
 
 def joined(*folders: str | None) -> str:
