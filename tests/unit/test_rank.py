@@ -150,6 +150,24 @@ def test_a_rank_ends_as_its_program_does(script: str, status: int, tmp_path: Pat
     assert started(tmp_path, "sh", "-c", script)[0].returncode == status
 
 
+def test_a_rank_ends_with_its_program_and_with_what_that_has_left(tmp_path: Path) -> None:
+    left = "setsid env -i sleep 90 & (setsid sh -c 'sleep 91; :' &); (sleep 1; echo late) & echo soon; exit 5"
+    with subprocess.Popen(["sleep", "92"]) as other:
+        begun = time.monotonic()
+        done, said = started(tmp_path, "sh", "-c", left)
+        seconds, others_status = time.monotonic() - begun, other.poll()
+        other.kill()
+    assert (seconds < 60, others_status) == (True, None)
+    assert (done.returncode, done.stdout, said) == (5, "soon\nlate\n", {1: {"told": [], "status": 5}})
+    assert sorted(re.findall(r"\b(?:sh|sleep)\b", done.stderr)) == ["sh", "sleep", "sleep"]
+
+
+def test_processes_that_a_program_no_longer_waits_for_are_gone_when_they_end(tmp_path: Path) -> None:
+    gone = '! cat /proc/[0-9]*/stat 2>&1 | grep -q ") Z $PPID "'
+    script = f"for _ in 1 2 3; do (true &); done; for _ in $(seq 50); do sleep 0.2; {gone} && exit; done; exit 7"
+    assert started(tmp_path, "sh", "-c", script)[0].returncode == 0
+
+
 UNFIT = f"{socket.gethostname()} is not fit for jobs: the stack is damaged; run site.yml\n"
 
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,18 +56,25 @@ def left(mark: bytes) -> Iterator[tuple[int, str]]:
             continue
 
 
-def kill(mark: str) -> list[str]:
-    """Give a job's processes time to end, then kill them until none is left."""
-    until, own = time.monotonic() + LEFT, f"{MARK}={mark}".encode()
-    killed: dict[int, str] = {}
-    while any(left(own)) and time.monotonic() < until:
+def kill_all(found: Callable[[], Iterable[tuple[int, str]]]) -> list[str]:
+    """Give the processes that are found time to end, then kill them until none is left; returns their names."""
+    until, killed = time.monotonic() + LEFT, dict[int, str]()
+    while any(found()) and time.monotonic() < until:
         time.sleep(0.1)
-    while (now := dict(left(own))) and time.monotonic() < until + GONE:
+    while (now := dict(found())) and time.monotonic() < until + GONE:
         killed |= now
         for number in now:
-            with suppress(ProcessLookupError):
+            # Those of another account, as by sudo, cannot be killed.
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(0.02)
+    # What waits in the kernel, as for storage that is gone, ends when that answers.
+    return [f"{STAYS}{name}" if number in now else name for number, name in killed.items()]
+
+
+def kill(mark: str) -> list[str]:
+    """Kill what is left of a job, and remove its folders."""
+    killed = kill_all(lambda: left(f"{MARK}={mark}".encode()))
     for folder in Path("/tmp").glob(f"farandole-{mark}-*"):  # noqa: S108
         # A rank that was killed could not remove it. Others can give theirs such a name, and take it away again.
         with suppress(OSError):
@@ -75,8 +82,7 @@ def kill(mark: str) -> list[str]:
             if facts.st_uid == os.getuid() and stat.S_ISDIR(facts.st_mode):
                 (folder / "meeting").unlink(missing_ok=True)
                 folder.rmdir()
-    # What waits in the kernel, as for storage that is gone, ends when that answers.
-    return [f"{STAYS}{name}" if number in now else name for number, name in killed.items()]
+    return killed
 
 
 if __name__ == "__main__":

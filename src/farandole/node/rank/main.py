@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from farandole.node.head.reap import STAYS, kill_all
 from farandole.node.health import CHECKS, DRIVER, Check, faults
 from farandole.node.rank.place import (
     OF_RUN,
@@ -38,7 +39,9 @@ NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CONTROLLER|CPU_)|OMPI_|PMIX_|PMI_).*")
 MPI = "/opt/farandole/current/mpi/lib"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Number, name, state and parent of a process that has not ended.
+STAT = re.compile(r"(\d+) \((.*)\) [^ZX] (\d+) .*", re.DOTALL)
 # How a process tells that a rank waits for the others, or no longer.
 MOVED = re.compile(r"(enters|leaves) ([\w.]+) (-|\d{1,6}) (\d{1,10})")
 # Where processes of other accounts cannot write; and messages that are read at once.
@@ -196,6 +199,8 @@ def network() -> dict[str, str]:
 
 def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
     """Wait for the end of the program, and note what is told meanwhile."""
+    # What the program leaves behind becomes a child of this process.
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     # None arrives while there is nothing yet to pass it on to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
@@ -212,6 +217,7 @@ def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
+    signal.signal(signal.SIGCHLD, lambda *_: bury_others(process.pid))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     ended = os.pidfd_open(process.pid)
     with selectors.DefaultSelector() as selector:
@@ -219,9 +225,33 @@ def execute(program: list[str], variables: dict[str, str], told: Told) -> int:
         selector.register(ended, selectors.EVENT_READ)
         while not any(key.fd == ended for key, _ in selector.select(told.watch())):
             told.hear()
-    told.hear()
     os.close(ended)
-    return process.wait()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    process.wait()
+    # It would keep the output open, for whose end the launcher waits.
+    if gone := ", ".join(name for name in kill_all(processes_below) if not name.startswith(STAYS)):
+        print(f"{socket.gethostname()}: ended {gone}, which the program had left", file=sys.stderr, flush=True)
+    told.hear()
+    return process.returncode
+
+
+def bury_others(program: int) -> None:
+    """Let children of this process that have ended be gone, but not the program."""
+    with suppress(ChildProcessError):
+        while (child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and child.si_pid != program:
+            os.waitpid(child.si_pid, 0)
+
+
+def processes_below() -> Iterator[tuple[int, str]]:
+    """The number and the name of each process below this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            found += STAT.findall(path.read_text(errors="replace"))
+    below = {str(os.getpid())}
+    while more := [(number, name) for number, name, parent in found if parent in below and number not in below]:
+        below |= {number for number, _ in more}
+        yield from ((int(number), name) for number, name in more)
 
 
 def die(number: int) -> None:
@@ -239,4 +269,8 @@ def begin(blocked: set[signal.Signals | int]) -> None:
 
 
 def end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
