@@ -123,8 +123,8 @@ def test_a_narrow_path_names_the_node_that_all_have_in_common() -> None:
 
 
 def rated(names: str, rate: Callable[[str, str], float], speeds: dict[str, int] | None = None) -> Measured:
-    """Nodes after all rounds, with the rates in MB/s."""
-    measured = Measured([*names], speeds=speeds or {})
+    """Nodes after all rounds, with the rates in MB/s, whose interfaces have the same speed if nothing else is said."""
+    measured = Measured([*names], speeds=dict.fromkeys(names, 10_000) if speeds is None else speeds)
     for number in chosen_rounds(len(names)):
         for first, second in pairs_of([*names], number):
             measured.rates[first, second] = [1e6 * rate(first, second)]
@@ -164,6 +164,37 @@ def test_a_slow_node_is_named_and_not_its_partners(names: str) -> None:
     assert codes(rated(names, lambda *way: 80 if "b" in way else 112)) == [("b", "pair-slow-node", "warn")]
     # In one direction only.
     assert codes(rated(names, lambda *way: 11 if way[1] == "b" else 112)) == [("b", "pair-slow-node", "stop")]
+
+
+# Virtual machines, of which all but b share a host.
+UNKNOWN: dict[str, tuple[Measured, list[tuple[str, str, str]]]] = {
+    "another host": (
+        rated("abcd", lambda *way: 112 if "b" in way else 3000, {}), [("b", "pair-slow-node", "warn")]
+    ),
+    "a busier host": (rated("abcd", lambda *way: 600 if "b" in way else 3000, {}), []),
+    "two on each of two hosts": (
+        rated("abcd", lambda *way: 1000 if (way[0] in "ab") == (way[1] in "ab") else 112, {}),
+        [("all", "pair-slow-groups", "warn")],
+    ),
+    "one way": (rated("abcd", lambda *way: 11 if way == ("a", "d") else 112, {}), [("a, d", "pair-slow-link", "warn")]),
+    # Two others say how fast it ought to be.
+    "beside known ones": (
+        rated("abcd", lambda *way: 11 if "b" in way else 112, dict.fromkeys("bcd", 1000)),
+        [("b", "pair-slow-node", "stop")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("measured", "findings"), UNKNOWN.values(), ids=UNKNOWN)
+def test_no_node_is_refused_for_a_speed_that_nothing_promises(
+    measured: Measured, findings: list[tuple[str, str, str]]
+) -> None:
+    assert codes(measured) == findings
+
+
+def test_a_floor_holds_for_interfaces_of_unknown_speed() -> None:
+    measured, _ = UNKNOWN["another host"]
+    assert codes(measured, Bars(floor_mbit=1000)) == [("b", "pair-slow-node", "stop")]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from farandole.links.measure import Closed, Measured, Narrow, Way
 # The ends of a way.
 SOURCE, TARGET = 0, 1
 MEGA = 1_000_000
-# Two nodes have no third one to compare with; less than this share of the other direction is not a coincidence.
-TWO = 0.5
+# Less than this share of what is usual is no coincidence where nothing tells how fast a connection ought to be: two
+# nodes have no third one to compare with, and interfaces of virtual machines name no speed.
+CLEARLY = 0.5
 # Shares of what is usual below which jobs are not worth starting. A single link is measured less often than a node.
 HOPELESS_NODE, HOPELESS_LINK = 0.5, 0.2
 # How much longer than usual packets need, in microseconds and as a factor, if that is to be said.
@@ -185,15 +186,21 @@ def usual(measured: Measured) -> dict[Way, float]:
     return {way: medians[kind] for way, kind in kinds.items()}
 
 
-def bar(bars: Bars, nodes: int, usually: float) -> float:
-    share = bars.share if nodes > 2 else min(bars.share, TWO)
-    return max(share * usually, bars.floor_mbit * MEGA / 8)
+def is_comparable(measured: Measured, way: Way) -> bool:
+    """Whether other nodes and the interfaces tell how fast a way ought to be."""
+    return len(measured.names) > 2 and all(measured.speeds.get(name) for name in way)
+
+
+def bar(measured: Measured, bars: Bars) -> dict[Way, float]:
+    """The rate of each way below which it is slow."""
+    shares = {way: bars.share if is_comparable(measured, way) else min(bars.share, CLEARLY) for way in measured.rates}
+    return {way: max(shares[way] * rate, bars.floor_mbit * MEGA / 8) for way, rate in usual(measured).items()}
 
 
 def slow_ways(measured: Measured, bars: Bars) -> list[Way]:
     """The ways that are below the bar."""
-    usually, nodes = usual(measured), len(measured.names)
-    return [way for way, rate in best(measured).items() if rate < bar(bars, nodes, usually[way])]
+    least = bar(measured, bars)
+    return [way for way, rate in best(measured).items() if rate < least[way]]
 
 
 def judge_rates(measured: Measured, bars: Bars) -> Iterator[Finding]:
@@ -274,11 +281,11 @@ def both_ends(source: str, target: str) -> str:
 def too_slow(
     code: str, host: str, ways: Sequence[Way], measured: Measured, bars: Bars, hopeless: float, **fields: str
 ) -> Finding:
-    """A warning, unless it is hopeless. Of two nodes nobody knows which is as it should be."""
-    rate, usually = max(best(measured)[way] for way in ways), usual(measured)[ways[0]]
-    slow = finding(code, host, seen=speed(rate), usual=speed(usually), **fields)
-    share = hopeless if len(measured.names) > 2 else 0
-    return slow if rate < max(share * usually, bars.floor_mbit * MEGA / 8) else replace(slow, severity="warn")
+    """A warning, unless it is hopeless compared with what these ways ought to carry."""
+    rate, usually = max(best(measured)[way] for way in ways), usual(measured)
+    slow = finding(code, host, seen=speed(rate), usual=speed(usually[ways[0]]), **fields)
+    known = min((usually[way] for way in ways if is_comparable(measured, way)), default=0)
+    return slow if rate < max(hopeless * known, bars.floor_mbit * MEGA / 8) else replace(slow, severity="warn")
 
 
 def speed(rate: float) -> str:
@@ -287,10 +294,10 @@ def speed(rate: float) -> str:
 
 def pairs(measured: Measured, bars: Bars) -> list[list[Any]]:
     """Source, target, MB/s and bar of each way, the worst first; without numbers if nothing gets through."""
-    usually, nodes = usual(measured), len(measured.names)
+    least = bar(measured, bars)
     shut = dict.fromkeys((way.source, way.target) for way in measured.closed)
     open_ways: list[list[Any]] = [
-        [*way, round(rate / MEGA, 1), round(bar(bars, nodes, usually[way]) / MEGA, 1)]
+        [*way, round(rate / MEGA, 1), round(least[way] / MEGA, 1)]
         for way, rate in best(measured).items()
         if way not in shut
     ]
