@@ -24,6 +24,7 @@ from farandole.links.examine import place, summary
 from farandole.links.fabric import Fabric
 from farandole.links.judge import Bars, judge, record
 from farandole.links.measure import Closed, Measured, Measurement, measure
+from farandole.node import agent
 from farandole.node.agent import CHECK, EACH, Endpoint, proof
 
 SHELL = ("sh", "-c")
@@ -136,7 +137,7 @@ print(secret, json.dumps({"ports": [1, 2, 3], "datagrams": 5, "mtu": 1500, "spee
 for line in sys.stdin.buffer:
     print(secret, ANSWER, flush=True)
 """
-HONEST = {"closed": [], "path": [], "name": [], "failures": 0, "untried": 0, "delay_us": 5.0}
+HONEST = {"closed": [], "path": [], "name": [], "untried": 0, "delay_us": 5.0}
 LIES: dict[str, object] = {
     "no object": 5,
     "itself": {**HONEST, "closed": [[3, 5, "refused"]]},
@@ -285,6 +286,31 @@ def test_a_node_without_a_free_descriptor_serves_when_it_has_one_again(alone: En
         for peer in (first, second):
             peer.settimeout(5)
             assert peer.recv(CHECK) == proof("word", "node-1")
+
+
+def test_a_node_that_fails_with_all_of_many_others_hides_none(alone: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nobody listens there.
+    others = [[f"node-{number}", f"127.0.{NET}.{number}", [1, 2, 3], 4, 1500, [], ""] for number in range(10, 110)]
+    peers = [["node-1", alone.address, [], 0, 1500, [], ""], *others]
+    answer = alone.reach(peers, 0, None, 30, names=False)
+    assert sorted(answer["closed"]) == [[at, port, "refused"] for at in range(1, 101) for port in (1, 2, 3)]
+    assert answer["untried"] == 0
+    # Nor do those look well that are too many to be told.
+    monkeypatch.setattr(agent, "REPORTED", 200)
+    answer = alone.reach(peers, 0, None, 30, names=False)
+    assert (len(answer["closed"]), answer["untried"]) == (200, 100)
+
+
+def test_the_hardware_address_of_the_interface_for_jobs_is_told_whatever_else_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "INTERFACES", tmp_path)
+    for number in range(100):
+        interface = tmp_path / f"veth{number}"
+        interface.mkdir()
+        (interface / "address").write_text(f"02:00:00:00:00:{number:02x}\n")
+    assert agent.hardware(interface)[0] == f"02:00:00:00:00:{99:02x}"
+    assert len(agent.hardware(interface)) == len({*agent.hardware(interface)}) == agent.ADDRESSES
 
 
 def test_a_path_that_loses_small_packets_too_is_not_narrow(alone: Endpoint) -> None:

@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parents[1] / "node/agent.py"
 # Jobs listen on random ports of this range; one in each third of it is tried.
 LOWEST, HIGHEST, PORTS = 1024, 65535, 3
 # The longest answer, and the lines around it that a login may print.
-LONGEST, GREETING = 1 << 16, 1 << 16
+LONGEST, GREETING = 1 << 18, 1 << 16
 STOP_S = 2
 
 PORT = whole(65535)

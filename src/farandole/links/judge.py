@@ -63,8 +63,11 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
             where = name if len(asked) > 1 else both_ends(asked[0], name)
             yield finding("pair-address-shared", where, other=some(asked), host=name)
     unfit = strangers.keys() | measured.silent.keys()
-    closed = [link for link in measured.closed if not {link.source, link.target} & unfit]
-    ways = {(link.source, link.target) for link in closed}
+    closed: dict[Way, list[Closed]] = {}
+    for link in measured.closed:
+        if not {link.source, link.target} & unfit:
+            closed.setdefault((link.source, link.target), []).append(link)
+    ways = {*closed}
     if len(parts := groups(names, lambda first, second: not {(first, second), (second, first)} & ways)) > 1:
         yield finding("pair-groups-apart", "all", seen="; ".join(some(part) for part in parts), subnet=subnet)
         home = {name: number for number, part in enumerate(parts) for name in part}
@@ -73,14 +76,14 @@ def judge_closed(measured: Measured, network: str) -> Iterator[Finding]:
     for (name, end), others in sorted(bad.items(), key=lambda item: names.index(item[0][0])):
         if end == TARGET:
             both = " It cannot connect to them either." if (name, SOURCE) in bad else ""
-            seen, other = ports(closed, others, [name]), some(ordered(others, names))
+            seen, other = ports(closed, [(source, name) for source in others]), some(ordered(others, names))
             yield finding("pair-node-closed", name, other=other, seen=seen, both=both, subnet=subnet)
         elif (name, TARGET) not in bad:
-            seen, other = ports(closed, [name], others), some(ordered(others, names))
+            seen, other = ports(closed, [(name, target) for target in others]), some(ordered(others, names))
             yield finding("pair-node-shut-in", name, other=other, seen=seen, subnet=subnet)
     for source, target in sorted(links, key=lambda way: (names.index(way[1]), names.index(way[0]))):
         which = " With two nodes, it cannot be told which of them blocks it." if len(names) == 2 else ""
-        seen = ports(closed, [source], [target])
+        seen = ports(closed, [(source, target)])
         yield finding(
             "pair-link-closed",
             both_ends(source, target),
@@ -104,28 +107,29 @@ def shared_addresses(closed: Iterable[Closed], names: Sequence[str]) -> dict[str
 def bad_ends(ways: Collection[Way], names: Sequence[str]) -> tuple[dict[tuple[str, int], set[str]], set[Way]]:
     """Nodes that explain closed ways, as one end of more than one and of most of theirs, with the other ends; and the
     ways that are left. Who explains most comes first, so that nobody is blamed for having met a bad node."""
-    left, bad = set(ways), dict[tuple[str, int], set[str]]()
-    while left:
-        others = {
-            (name, end): {way[1 - end] for way in left if way[end] == name}
-            for end in (TARGET, SOURCE)
-            for name in names
-        }
+    others: dict[tuple[str, int], set[str]] = {(name, end): set() for end in (TARGET, SOURCE) for name in names}
+    for source, target in ways:
+        others[source, SOURCE].add(target)
+        others[target, TARGET].add(source)
+    bad: dict[tuple[str, int], set[str]] = {}
+    while others:
         (name, end), most = max(others.items(), key=lambda item: len(item[1]))
         if len(most) < 2 or 2 * len(most) <= len(names) - 1:
             break
         bad[name, end] = most
-        left = {way for way in left if way[end] != name}
-    return bad, left
+        others[name, end] = set()
+        for other in most:
+            others[other, 1 - end].remove(name)
+    return bad, {(name, other) for (name, end), rest in others.items() if end == SOURCE for other in rest}
 
 
 def ordered(some_names: Iterable[str], names: Sequence[str]) -> list[str]:
     return sorted(set(some_names), key=names.index)
 
 
-def ports(closed: Iterable[Closed], sources: Collection[str], targets: Collection[str]) -> str:
+def ports(closed: Mapping[Way, Sequence[Closed]], ways: Iterable[Way]) -> str:
     """The ports that could not be reached, and what happened."""
-    links = [link for link in closed if link.source in sources and link.target in targets]
+    links = [link for way in ways for link in closed[way]]
     numbers = some([str(port) for port in sorted({link.port for link in links})])
     return f"TCP {numbers}: {' and '.join(sorted({link.why for link in links}))}"
 

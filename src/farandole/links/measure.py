@@ -36,7 +36,6 @@ REACHED = fields(
         "closed": many(row(PLACE, PORT, REASON)),
         "path": many(row(PLACE, whole(65535), whole(65535))),
         "name": many(row(PLACE, many(text(60)))),
-        "failures": whole(1 << 32),
         "untried": whole(1 << 32),
         "delay_us": optional(number),
     }

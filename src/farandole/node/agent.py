@@ -30,12 +30,15 @@ IDLE_S = 10
 BACK_OFF_S = 0.05
 PINGS = 5
 AT_A_TIME = 32
-# Failures that are reported; the rest is counted.
-REPORTED = 64
+# Failures of each kind that are reported, enough for three ports of 1,024 nodes; the rest counts as not tried.
+REPORTED = 3072
+# Hardware addresses, which every other node is told.
+ADDRESSES = 64
 BLOCK = memoryview(bytes(1 << 18))
 BUFFER = 1 << 20
 CHECK = 16
 RESULT = struct.Struct("!QQ")
+INTERFACES = Path("/sys/class/net")
 # From linux/in.h: fragments are forbidden, whatever is known of the path.
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 IP_UDP_HEADERS = 28
@@ -88,7 +91,7 @@ class Endpoint:
         self.listeners = [listener for port in ports if (listener := listen(address, port))]
         self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.datagrams.bind((address, 0))
-        self.interface = Path("/sys/class/net") / interface
+        self.interface = INTERFACES / interface
         self.mtu = number_in(self.interface / "mtu")
         for listener in self.listeners:
             background(self.accept, listener)
@@ -100,7 +103,7 @@ class Endpoint:
             "datagrams": self.datagrams.getsockname()[1],
             "mtu": self.mtu,
             "speed": number_in(self.interface / "speed"),
-            "hardware": hardware(),
+            "hardware": hardware(self.interface),
         }
 
     def here(self) -> dict[str, Any]:
@@ -201,10 +204,10 @@ class Endpoint:
             address = peers[row[0]][1]
             if is_mine(address) or stranger(address, owned, seen):
                 row[2] = "another machine"
+        failed = {kind: answer[kind] for kind in ("closed", "path", "name")}
         return {
-            **{kind: answer[kind][:REPORTED] for kind in ("closed", "path", "name")},
-            "failures": len(answer["closed"]),
-            "untried": len(late),
+            **{kind: rows[:REPORTED] for kind, rows in failed.items()},
+            "untried": len(late) + sum(len(rows[REPORTED:]) for rows in failed.values()),
             "delay_us": round(statistics.median(answer["delay"])) if answer["delay"] else None,
         }
 
@@ -300,13 +303,13 @@ def listen(address: str, port: int) -> socket.socket | None:
     return None
 
 
-def hardware() -> list[str]:
-    """The hardware addresses of this node's interfaces."""
-    addresses = set()
-    for path in Path("/sys/class/net").glob("*/address"):
+def hardware(interface: Path) -> list[str]:
+    """The hardware addresses of this node's interfaces, that of the one for jobs first, as containers may have many."""
+    addresses: dict[str, None] = {}
+    for path in (interface / "address", *sorted(INTERFACES.glob("*/address"))):
         with suppress(OSError):
-            addresses.add(path.read_text().strip())
-    return sorted(filter(MAC.fullmatch, addresses))[:REPORTED]
+            addresses[path.read_text().strip()] = None
+    return [*filter(MAC.fullmatch, addresses)][:ADDRESSES]
 
 
 def neighbours() -> dict[str, str]:
