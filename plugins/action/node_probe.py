@@ -130,7 +130,9 @@ class ActionModule(AsksAhead, Action):
             "key": self._option("private_key_file"),
             "common_args": " ".join(filter(None, map(self._option, ("ssh_common_args", "ssh_extra_args")))),
         }
-        return {**login, "command": probe.ssh_command(login), "shared": self._shared()}
+        shared = self._shared()
+        account = login["user"] or probe.account_of(shared)
+        return {**login, "command": probe.ssh_command(login), "shared": shared, "account": account}
 
     def _shared(self) -> list[str]:
         """The ssh command that uses this connection; empty if it is not by ssh."""

@@ -62,4 +62,4 @@ def hosts_phase(variables: dict[str, Any], state: Path, *, check_mode: bool = Fa
 def login(**changes: Any) -> dict[str, Any]:
     """How preflight logs in to a node."""
     plain = {"host": "192.0.2.1", "port": None, "user": "root", "key": None, "common_args": ""} | changes
-    return {**plain, "command": ssh_command(plain)}
+    return {**plain, "command": ssh_command(plain), "account": plain["user"]}

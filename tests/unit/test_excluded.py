@@ -322,7 +322,7 @@ def preflight(state: Path, probes: dict[str, dict[str, Any]], **changes: Any) ->
     hostvars = {}
     for number, (name, own) in enumerate(probes.items(), 1):
         address = f"192.0.2.{number}"
-        login = {"host": address, "port": None, "user": None, "command": f"ssh {address}"}
+        login = {"host": address, "port": None, "user": None, "account": "root", "command": f"ssh {address}"}
         reply = {"unreachable_reason": "Connection refused"} if own is DOWN else {"probe": probe(name, address, **own)}
         hostvars[name] = {"ansible_host": address, "_preflight_probe": {"skew": 0.0, **reply, "login": login}}
     groups = {"cluster": [*hostvars], "head": [*hostvars][:1]}

@@ -95,12 +95,24 @@ def test_bad_nodes(changes: dict[str, Any], code: str, message: str) -> None:
     assert message in finding.cause
 
 
-def test_the_account_of_the_operator_does_not_run_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_account_of_the_operator_does_not_run_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "alice")
+    settings = tmp_path / "config"
+    settings.write_text("Host 192.0.2.1\n  User trainer\nHost 192.0.2.2\n  User root\n")
     assert judged(answer()) == []
-    for user, account in (("trainer", "trainer"), (None, "alice")):
-        finding = found(answer() | {"login": login(user=user)})
-        assert (finding.code, f"as {account}," in finding.cause) == ("login-for-jobs", True)
+
+    def refused(user: str | None, *shared: str) -> list[tuple[str, str]]:
+        action = SimpleNamespace(_option={"remote_user": user, "host": "node-1"}.get, _shared=lambda: [*shared])
+        return judged(answer() | {"login": asking.ActionModule._login(action, {})})
+
+    named = [("node-1", "login-for-jobs")]
+    ssh = ("ssh", "-F", str(settings), "-T", "-o", "BatchMode=yes")
+    assert refused("trainer", *ssh, "-o", 'User="trainer"', "192.0.2.2") == refused(None, *ssh, "192.0.2.1") == named
+    assert refused("root", *ssh, "-o", 'User="root"', "192.0.2.1") == refused(None, *ssh, "192.0.2.2") == []
+    # Not by ssh, or by one that does not say.
+    assert refused(None) == refused(None, "/missing/ssh", "192.0.2.1") == refused(None, "false", "192.0.2.1") == named
+    finding = found(answer() | {"login": login(user="alice")})
+    assert "as alice," in finding.cause
 
 
 def test_a_node_s_words_are_not_in_the_cure() -> None:

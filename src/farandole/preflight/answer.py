@@ -2,7 +2,10 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from getpass import getuser
 from ipaddress import ip_address
 from typing import Any
 
@@ -155,6 +158,16 @@ def ssh_command(login: Mapping[str, Any]) -> str:
         f"{login['user']}@{login['host']}" if login["user"] else str(login["host"]),
     ]
     return shlex.join(["ssh", *parts])
+
+
+def account_of(command: Sequence[str]) -> str:
+    """Whom an ssh command logs in as, by the settings of this machine's ssh; without a command, who runs this."""
+    said = ""
+    with suppress(IndexError, OSError):
+        asked = [command[0], "-G", *command[1:]]
+        said = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False).stdout
+    match = re.search(r"^user (.+)$", said, re.MULTILINE)
+    return match[1] if match else getuser()
 
 
 def shared_connection(command: Sequence[str], ssh: str) -> list[str]:

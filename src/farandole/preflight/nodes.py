@@ -3,7 +3,6 @@
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from getpass import getuser
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ def judge_node(node: Node, answer: Answer, accounts: Mapping[str, int]) -> Itera
     yield from judge_address(node, probe)
     for account, wanted in accounts.items():
         yield from judge_account(name, account, wanted, probe["accounts"][account])
-    # Where nobody says who logs in, ssh takes the user here.
-    if (login := answer["login"]["user"] or getuser()) in accounts:
+    if (login := answer["login"]["account"]) in accounts:
         yield finding("login-for-jobs", name, account=login)
     yield from judge_privileges(name, probe)
 
