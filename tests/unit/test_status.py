@@ -14,6 +14,7 @@ from farandole.cli.status import LEFT_OUT, NO_JOBS, NOT_SET_UP, REVOKED, UPGRADI
 from farandole.jobs import ask
 from farandole.jobs.ask import Answer, answer_of
 from farandole.jobs.login import Head
+from farandole.node.head import status as program
 
 STACK, OTHER = "0123456789ab", "ba9876543210"
 SAYS: dict[str, Any] = {
@@ -159,6 +160,25 @@ def test_what_runs_is_bounded_and_unknown_without_the_head() -> None:
     assert "queue: empty" in cluster(up, queue=[])
     assert "nothing runs" not in cluster(up, queue=[])
     assert not re.search("nothing runs|queue: empty", "\n".join(cluster({"node-1": NodeState(False, "", 0, (), "x")})))
+
+
+def test_a_head_with_a_long_queue_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostfile").write_text("node-1 slots=4\n")
+    for place, path in (("QUEUE", tmp_path), ("SLOTS_IN_USE", tmp_path), ("HOSTFILE", tmp_path / "hostfile")):
+        monkeypatch.setattr(program, place, path)
+    for name, script in (
+        ("squeue", "for n in $(seq 5000); do echo 7_$n'|bob|RUNNING|1-02:03:04|1'; done"),
+        ("sinfo", "echo 'node-1|4/0/0/4|allocated|none'"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    head = asked(json.dumps(program.status()))
+    assert (head.up, head.used, head.why) == (True, {"node-1": 4}, "")
+    assert isinstance(head.queue, list)
+    assert len(head.queue) + head.unlisted == 5000
+    up = {"node-1": NodeState(True, STACK, 4, ())}
+    assert "and 4990 more" in cluster(up, queue=head.queue, unlisted=head.unlisted)
 
 
 def test_a_queue_that_does_not_answer_is_not_good() -> None:

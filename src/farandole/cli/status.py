@@ -61,6 +61,8 @@ class Status:
     queue: list[dict[str, str]] | str | None
     validation: Mapping[str, Any] | None
     applying: bool
+    # Further jobs of the queue.
+    unlisted: int = 0
 
     @property
     def good(self) -> bool:
@@ -102,6 +104,7 @@ def look(inventory: Path, login: Login) -> Status:
         first.queue,
         last_verdict(known.state),
         bool(last and is_alive(last)),
+        first.unlisted,
     )
 
 
@@ -184,10 +187,10 @@ def jobs(seen: Status, now: float) -> list[str]:
             f"job {job['id']} of {job['owner']}: {job['state'].lower()}, {job['time']}, "
             f"{count(int(job['nodes']), 'node')}"
             for job in seen.queue
-        ]
-        lines.append("" if seen.queue else "queue: empty")
-    rest = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return [line for line in lines if line][:SHOWN] + rest or ["nothing runs"]
+        ] or ["queue: empty"]
+    more = len(lines) - SHOWN + seen.unlisted
+    rest = [f"and {more} more"] if more > 0 else []
+    return lines[:SHOWN] + rest or ["nothing runs"]
 
 
 def validation(seen: Status, again: str) -> str:

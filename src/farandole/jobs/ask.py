@@ -59,7 +59,13 @@ def used(value: Any) -> dict[str, int] | None:
 
 ANSWER = fields(
     {"stack": words("|[0-9a-f]{12}"), "slots": SLOTS, "uses": many(record(RUN))},
-    {"queue": queue, "used": used, "no_jobs": named(NODE, text(200)), "upgrading": yes_or_no},
+    {
+        "queue": queue,
+        "unlisted": whole(1 << 32),
+        "used": used,
+        "no_jobs": named(NODE, text(200)),
+        "upgrading": yes_or_no,
+    },
 )
 
 
@@ -72,6 +78,8 @@ class Answer:
     slots: Mapping[str, int] = field(default_factory=dict)
     uses: tuple[dict[str, Any], ...] = ()
     queue: list[dict[str, str]] | str | None = None
+    # Jobs that are not in this list, which would be too long.
+    unlisted: int = 0
     used: Mapping[str, int] | None = None
     # Why the queue gives these nodes no jobs.
     no_jobs: Mapping[str, str] = field(default_factory=dict)

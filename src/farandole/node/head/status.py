@@ -24,8 +24,8 @@ SLOTS_IN_USE = Path("/run/farandole/slots")
 OF_SLOTS = re.compile(r"\d+-(\d{1,9})-\w+")
 # Names the head or the builder while it is upgraded, and may reboot.
 UPGRADING = SLOTS_IN_USE.with_name("upgrading")
-# More slots than a node can have, characters than say which a run has, and runs than a person looks at.
-MOST_SLOTS, MOST_SAID, SHOWN = 1 << 16, 1 << 20, 100
+# More slots than a node can have, characters than say which a run has, and runs and jobs than a person looks at.
+MOST_SLOTS, MOST_SAID, SHOWN, LISTED = 1 << 16, 1 << 20, 100, 1000
 # Exists where Slurm decides who gets which slots.
 QUEUE = Path("/usr/local/lib/farandole/slurm/hosts")
 # Seconds in which the queue has to say what it does.
@@ -148,10 +148,13 @@ def status() -> dict[str, Any]:
         answer["slots"] = hostfile()
         runs = islice(others(), SHOWN)
         answer["uses"] = [[int(number), who, since, counted(uses)] for number, who, since, uses in runs]
-        answer["queue"] = in_queue() if QUEUE.exists() else None
+        jobs = in_queue() if QUEUE.exists() else None
         # It would be waited for twice.
-        nodes = answer["queue"] if isinstance(answer["queue"], str) else of_queue()
-        answer["queue"] = nodes if isinstance(nodes, str) else answer["queue"]
+        nodes = jobs if isinstance(jobs, str) else of_queue()
+        answer["queue"], answer["unlisted"] = nodes if isinstance(nodes, str) else jobs, 0
+        if isinstance(answer["queue"], list):
+            answer["unlisted"] = max(0, len(answer["queue"]) - LISTED)
+            del answer["queue"][LISTED:]
         answer["used"], answer["no_jobs"] = used(nodes), no_jobs(nodes)
         answer["upgrading"] = UPGRADING.exists()
     return answer
