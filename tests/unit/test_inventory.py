@@ -1,7 +1,9 @@
 """Inventories that cannot be used: said in one message, which file and line, whatever the command."""
 
 import importlib.metadata
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,9 +131,11 @@ def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
     assert f"ansible-playbook -i {tmp_path} playbooks/preflight.yml playbooks/lock.yml" in message
 
 
-def test_the_version_is_told() -> None:
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"farandole {importlib.metadata.version('farandole')}\n")
+def test_the_version_is_told_and_no_command_read_for_that() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "farandole", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"farandole {importlib.metadata.version('farandole')}\n"
+    assert re.findall(r"farandole\.cli\.\w+$", done.stderr, re.MULTILINE) == ["farandole.cli.app"]
 
 
 def folders(*names: str) -> None:

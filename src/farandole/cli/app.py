@@ -71,8 +71,8 @@ def _load(names: Iterable[str]) -> None:
 
 
 # Importing all takes longer than what most of them do.
-_wanted = {*sys.argv[1:2]} & {*GROUPS, *COMMANDS}
-_load(_wanted or [*GROUPS, *COMMANDS])
+_wanted = {*sys.argv[1:2]} & {*GROUPS, *COMMANDS, "--version"}
+_load(_wanted - {"--version"} if _wanted else [*GROUPS, *COMMANDS])
 
 
 def _version(wanted: bool) -> None:
