@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
@@ -27,6 +28,12 @@ SHADOWS = ("libmpi.so*", "libopen-rte.so*", "libnccl.so*", "libcudnn.so*", "libs
 PLACES = {"/opt": "/opt", "/tmp": "/tmp", "/var": "/var", "shm": "/dev/shm"}  # noqa: S108
 CAP_SYS_RESOURCE = 24
 OURS = "# Managed by Farandole"
+SSHD_CONFIG = Path("/etc/ssh/sshd_config")
+# By which of its settings sshd lets somebody in, and the group of all who start jobs.
+ADMITTING = ("AllowUsers", "DenyUsers", "AllowGroups", "DenyGroups")
+GROUP = "farandole-jobs"
+# What makes that depend on where they come from.
+BY_PLACE = re.compile(r"^\s*match\b.*\b(address|host|local\w+|rdomain)\b", re.IGNORECASE | re.MULTILINE)
 NVIDIA, DISPLAY = "0x10de", "0x03"
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 # Seconds that shells and nvidia-smi have, all at the same time, and how much they may print.
@@ -83,6 +90,8 @@ def machine(user: str, root: bool) -> dict[str, Any]:
     if gpus and (smi := shutil.which("nvidia-smi")):
         query = "--query-gpu=pci.bus_id,ecc.errors.uncorrected.volatile.total"
         commands["gpus"] = ([smi, query, "--format=csv,noheader"], {"PATH": LOGIN_PATH})
+    if user and root and (sshd := shutil.which("sshd", path="/usr/sbin:/usr/bin")):
+        commands["sshd"] = ([sshd, "-T", "-C", f"user={user}"], {"PATH": LOGIN_PATH})
     said = outputs(commands)
     mounts = mount_table(read(TABLE))
     home = account.pw_dir if account else "/home"
@@ -104,8 +113,28 @@ def machine(user: str, root: bool) -> dict[str, Any]:
             "xids": xids(kernel_log()) if gpus else [],
         },
         "rdma": rdma_ports(),
+        "sshd": admission(said.get("sshd", ""), groups(user, account)),
         "shells": {kind: shell_answer(said[kind]) for kind in ("login", "ssh") if kind in said},
     }
+
+
+def admission(said: str, own: list[str]) -> dict[str, list[str]] | None:
+    """Whom sshd lets in by its lists, and the groups that an account will have; null if sshd does not say."""
+    settings = "\n".join(map(read, (SSHD_CONFIG, *SSHD_CONFIG.parent.glob("sshd_config.d/*.conf"))))
+    if not re.search("^authorizedkeysfile ", said, re.MULTILINE) or len(said) >= LONGEST or BY_PLACE.search(settings):
+        return None
+    return {"own": own} | {
+        name: re.findall(rf"^{name} (.+)$", said, re.IGNORECASE | re.MULTILINE) for name in ADMITTING
+    }
+
+
+def groups(user: str, account: pwd.struct_passwd | None) -> list[str]:
+    """The groups of an account once the node is set up."""
+    names = [GROUP] if account else [GROUP, user]
+    for number in os.getgrouplist(user, account.pw_gid) if account else ():
+        with suppress(KeyError):
+            names.append(grp.getgrgid(number).gr_name)
+    return names
 
 
 def own_queue(folder: Path) -> str:

@@ -18,9 +18,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.contents import drift, trees
-from ansible_collections.farandole.cluster.plugins.module_utils.machine import machine, read
+from ansible_collections.farandole.cluster.plugins.module_utils.machine import SSHD_CONFIG, machine, read
 
-SSHD_CONFIG = Path("/etc/ssh/sshd_config")
 STACK = re.compile("[0-9a-f]{12}")
 DROP_INS = {"/etc/ssh/sshd_config.d/*.conf", "sshd_config.d/*.conf"}
 

@@ -33,6 +33,7 @@ def machine(**changes: Any) -> dict[str, Any]:
         "kernel": "6.1.0-40-amd64",
         "gpus": {"found": 0, "library": "", "ecc": {}, "xids": []},
         "rdma": {},
+        "sshd": None,
         "shells": {},
     } | changes
 

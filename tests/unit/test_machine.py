@@ -1,7 +1,9 @@
 """Hardware, disks, limits, links and shells of nodes, and the findings about each."""
 
+import grp
 import json
 import os
+import pwd
 import time
 from pathlib import Path
 from typing import Any
@@ -54,8 +56,56 @@ def link(**changes: Any) -> dict[str, Any]:
     return machine(links={"eth0": {"mtu": 1500, "speed": 10_000, "duplex": "full"} | changes})
 
 
+def sshd(**lists: list[str]) -> dict[str, Any]:
+    return machine(sshd={"own": ["farandole-jobs", "trainer"], **{key: [] for key in probing.ADMITTING}, **lists})
+
+
 def test_a_sound_node_has_no_finding() -> None:
     assert found(machine(), machine()) == []
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {},
+        {"AllowUsers": ["root", "tr?iner"], "AllowGroups": ["staff", "farandole-*"]},
+        {"AllowUsers": ["trainer@10.0.0.*"], "DenyUsers": ["eve", "trainer@192.0.2.1"]},
+    ],
+)
+def test_a_job_user_whom_sshd_lets_in_is_no_finding(lists: dict[str, list[str]]) -> None:
+    assert found(sshd(**lists)) == []
+
+
+# The part of sshd -T that matters, for settings with each list.
+ADMITS = """port 22
+authorizedkeysfile .ssh/authorized_keys
+allowusers alice
+allowusers bob@10.0.0.*
+allowusers c d
+denyusers eve
+allowgroups sshusers
+permituserenvironment no
+"""
+
+
+def test_whom_sshd_lets_in_is_read_unless_it_depends_on_where_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "sshd_config"
+    drop_in = tmp_path / "sshd_config.d/50-site.conf"
+    drop_in.parent.mkdir()
+    monkeypatch.setattr(probing, "SSHD_CONFIG", settings)
+    settings.write_text("Match User trainer\n  AllowUsers *\n")
+    facts = machine(sshd=probing.admission(ADMITS, probing.groups("trainer", None)))
+    assert form.MACHINE(facts)["sshd"] == {
+        "own": ["farandole-jobs", "trainer"], "AllowUsers": ["alice", "bob@10.0.0.*", "c d"], "DenyUsers": ["eve"],
+        "AllowGroups": ["sshusers"], "DenyGroups": [],
+    }  # fmt: skip
+    assert probing.admission("Missing privilege separation directory", []) is None
+    drop_in.write_text("PermitRootLogin no\n  match user trainer Address 10.0.0.0/8\n")
+    assert probing.admission(ADMITS, []) is None
+    root = pwd.getpwnam("root")
+    assert probing.groups("root", root)[:2] == ["farandole-jobs", grp.getgrgid(root.pw_gid).gr_name]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +135,10 @@ def test_a_sound_node_has_no_finding() -> None:
         (machine(shells={"login": shell(libraries=["/c/lib/libmpi.so.40"])}), "library-shadowed"),
         (machine(shells={"login": shell(variables=["PYTHONHOME"])}), "variable-harmful"),
         (machine(shells={"login": shell(nofile=256)}), "limit-low"),
+        (sshd(AllowUsers=["root", "ad?in@10.0.0.*"]), "sshd-keeps-out"),
+        (sshd(DenyUsers=["train*"]), "sshd-keeps-out"),
+        (sshd(AllowGroups=["staff"]), "sshd-keeps-out"),
+        (sshd(DenyGroups=["*-jobs"]), "sshd-keeps-out"),
         (link(duplex="half"), "link-half-duplex"),
         (link(speed=100), "link-slow"),
     ],

@@ -61,6 +61,9 @@ MACHINE = fields(
             }
         ),
         "rdma": named(words(r"[\w.-]{1,64}/\d{1,3}"), fields({"active": yes_or_no, "card": words(r"|[\w.-]{1,15}")})),
+        "sshd": optional(
+            fields(dict.fromkeys(("own", "AllowUsers", "DenyUsers", "AllowGroups", "DenyGroups"), many(text(300))))
+        ),
         "shells": named(words("login|ssh"), shell),
     }
 )

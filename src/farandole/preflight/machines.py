@@ -3,6 +3,7 @@
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def judge_machines(
         if probe["stacks"]["current"] and {name, probe["hostname"]} & {*machine["loopback_names"]}:
             findings.append(finding("name-loopback", name))
         findings += judge_gpus(name, probe)
+        findings += judge_sshd(name, machine["sshd"], user)
         findings += judge_shells(name, machine["shells"], user)
         findings += judge_changes(name, probe, former)
     return [*findings, *judge_links(probes, interfaces), *judge_rdma(probes, interfaces)]
@@ -147,6 +149,22 @@ def judge_rdma(probes: Mapping[str, Probe], interfaces: Mapping[str, str]) -> It
             yield replace(fault, severity="warn") if hangs else fault
         elif cards and name in interfaces and interfaces[name] not in cards:
             yield finding("rdma-aside", name, seen=some(sorted(cards)), label=interfaces[name])
+
+
+def judge_sshd(name: str, lists: Mapping[str, list[str]] | None, user: str) -> Iterator[Finding]:
+    """Whether sshd keeps out the job user, as whom nodes log in to each other."""
+    if not lists:
+        return
+    # Where somebody may come from is not looked at.
+    admitted = [pattern.partition("@")[0] for pattern in lists["AllowUsers"]]
+    refused = [pattern for pattern in lists["DenyUsers"] if "@" not in pattern]
+    for keyword, names, patterns in (
+        ("DenyUsers", [user], refused), ("AllowUsers", [user], admitted),
+        ("DenyGroups", lists["own"], lists["DenyGroups"]), ("AllowGroups", lists["own"], lists["AllowGroups"]),
+    ):  # fmt: skip
+        matches = any(fnmatchcase(own, pattern) for own in names for pattern in patterns)
+        if patterns and matches == keyword.startswith("Deny"):
+            yield finding("sshd-keeps-out", name, user=user, seen=f"{keyword} {some(lists[keyword])}")
 
 
 def judge_shells(name: str, shells: Mapping[str, Any], user: str) -> Iterator[Finding]:
