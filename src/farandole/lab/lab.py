@@ -30,6 +30,8 @@ _FIRST_NODE = 10
 # As settings of the node's systemd, they would also be taken from what this machine's kernel starts, until it reboots.
 # podman leaves a privileged container all of them.
 _NEVER = "-mknod,-sys_module,-sys_rawio,-sys_time,-syslog,-mac_admin,-mac_override,-wake_alarm"
+# States before the first start, and during a removal.
+_NEW, _GOING = ("created", "initialized"), ("stopping", "removing")
 # Until a node answers: those with kernels of their own boot them, beside others.
 SSH_SECONDS = {Kernel.shared: 90, Kernel.own: 300, Kernel.stock: 900}
 # How many kernels boot at once: with more, each takes longer, and all of them no less.
@@ -78,7 +80,8 @@ def nodes(lab: str | None = None) -> list[LabNode]:
             # Labs of earlier versions do not say it.
             kernel=Kernel(entry["Labels"].get("farandole.kernel", Kernel.shared)),
             address=entry["Labels"]["farandole.address"],
-            state=entry["State"],
+            # podman 4 forgets over a reboot of this machine, or its own, that they ran.
+            state="exited" if entry["State"] in _NEW and entry["StartedAt"] > 0 else entry["State"],
             pid=entry["Pid"],
         )
         for entry in query("ps", "--all", "--filter", f"label={label}")
@@ -198,20 +201,12 @@ def _settle(lab: str, progress: Progress) -> None:
         down = [node for node in nodes(lab) if node.state != "running"]
         for node in down:
             progress(f"starting {node.name} again")
-            if not _starts(node):
+            if node.state in (*_NEW, *_GOING):
                 remove([node.container], progress)
+            else:
+                podman("unpause" if node.state == "paused" else "start", node.container)
         if not down:
             return
-
-
-def _starts(node: LabNode) -> bool:
-    if node.state not in ("paused", "exited", "stopped"):
-        return False
-    try:
-        podman("unpause" if node.state == "paused" else "start", node.container)
-    except FarandoleError:
-        return False
-    return True
 
 
 def _create(lab: str, index: int, kind: Kind, image: str, disk: Path | None, networks: Networks) -> None:

@@ -1,0 +1,85 @@
+"""What the lab does with nodes and networks, of which podman tells; tests/lab/test_lab.py runs real ones."""
+
+from typing import Any
+
+import pytest
+
+from farandole.core.errors import FarandoleError
+from farandole.lab import host, image, lab
+from farandole.lab.host import Kernel
+
+KIND = lab.Kind(image.Suite.bookworm, Kernel.shared, 0, decoy=False)
+NEVER = -62135596800
+
+
+def entry(name: str, state: str, started: int = 1_700_000_000, **labels: str) -> dict[str, Any]:
+    """A node, as podman lists it."""
+    told = {"lab": "lab", "node": name, "suite": "trixie", "address": "10.94.0.11", **labels}
+    ours = {f"farandole.{key}": value for key, value in told.items()}
+    return {"Labels": ours, "State": state, "StartedAt": started, "Pid": 0}
+
+
+class Podman:
+    """Answers as podman does, and keeps what it was asked."""
+
+    def __init__(self, *entries: dict[str, Any]) -> None:
+        self.entries = list(entries)
+        self.asked: list[tuple[str, ...]] = []
+        self.errors: dict[str, list[str]] = {}
+
+    def __call__(self, *arguments: str) -> str:
+        self.asked.append(arguments)
+        if errors := self.errors.get(arguments[0]):
+            raise FarandoleError(errors.pop(0))
+        if arguments[0] == "start":
+            for one in self.entries:
+                one["State"] = "running"
+        return ""
+
+    def remove(self, containers: list[str], _: lab.Progress) -> None:
+        self.asked.append(("rm", *containers))
+        self.entries.clear()
+
+
+@pytest.fixture
+def podman(monkeypatch: pytest.MonkeyPatch) -> Podman:
+    """A machine with a lab of one node, which is down."""
+    fake = Podman(entry("node-1", "exited"))
+    for name in ("check_space", "prepare", "make_room"):
+        monkeypatch.setattr(host, name, lambda *_, **__: None)
+    for name in ("reap_strays", "_ensure_networks", "wait_for_ssh", "write_inventory"):
+        monkeypatch.setattr(lab, name, lambda *_, **__: {})
+    monkeypatch.setattr(host, "ready", lambda: True)
+    monkeypatch.setattr(image, "ensure", lambda *_: "image")
+    monkeypatch.setattr(lab, "_create", lambda _, index, *__: fake.asked.append(("run", f"node-{index}")))
+    monkeypatch.setattr(lab, "podman", fake)
+    monkeypatch.setattr(lab, "query", lambda *_: fake.entries)
+    monkeypatch.setattr(lab, "remove", fake.remove)
+    monkeypatch.setattr(lab, "power_cycle", lambda error, _: fake.asked.append(("cycle", str(error))))
+    return fake
+
+
+def up(count: int = 1) -> None:
+    lab.up("lab", count, KIND, second=False, progress=lambda _: None)
+
+
+def test_a_node_that_cannot_be_started_keeps_its_disk(podman: Podman) -> None:
+    podman.errors["start"] = ["10.94.0.11 is already allocated", "no space left"]
+    with pytest.raises(FarandoleError, match="no space left"):
+        up()
+    start = ("start", "farandole-lab-node-1")
+    assert podman.asked == [start, ("cycle", "10.94.0.11 is already allocated"), start]
+
+
+@pytest.mark.parametrize("state", ["exited", "stopped", "created", "initialized"])
+def test_a_node_that_ran_before_a_reboot_of_this_machine_is_started_again(podman: Podman, state: str) -> None:
+    podman.entries[0]["State"] = state
+    up()
+    assert podman.asked == [("start", "farandole-lab-node-1")]
+
+
+@pytest.mark.parametrize(("state", "started"), [("created", NEVER), ("initialized", NEVER), ("removing", 5)])
+def test_a_node_that_is_half_made_is_made_again(podman: Podman, state: str, started: int) -> None:
+    podman.entries[0] |= {"State": state, "StartedAt": started}
+    up()
+    assert podman.asked == [("rm", "farandole-lab-node-1"), ("run", "node-1")]
