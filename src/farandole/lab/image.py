@@ -223,7 +223,9 @@ def _apt_settings() -> str:
 
 def _sources(suite: Suite) -> list[str]:
     """sources.list for a suite, with the mirrors that this machine's apt uses."""
-    targets = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages").split("\n")
+    # Others name their releases after Debian's.
+    which = ("Created-By: Packages", "Origin: Debian")
+    targets = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", *which).split("\n")
     sites = {release: site for site, _, release in (target.partition(" ") for target in targets)}
     here = _codename()
     if here not in sites:
