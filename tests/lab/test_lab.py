@@ -276,6 +276,7 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
             for name in (cluster.name, "test-second")
         }
         assert len(addresses) == 2
+        assert len([*Path("/sys/class/net").glob("farandole*")]) >= 2
     finally:
         farandole("down", "--name", "test-second")
     assert cluster.ssh("node-1", "true").returncode == 0

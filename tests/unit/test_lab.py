@@ -1,11 +1,13 @@
 """What the lab does with nodes and networks, of which podman tells; tests/lab/test_lab.py runs real ones."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole.core.errors import FarandoleError
-from farandole.lab import host, image, lab
+from farandole.lab import host, image, lab, machine
 from farandole.lab.host import Kernel
 
 KIND = lab.Kind(image.Suite.bookworm, Kernel.shared, 0, decoy=False)
@@ -42,14 +44,16 @@ class Podman:
 
 
 @pytest.fixture
-def podman(monkeypatch: pytest.MonkeyPatch) -> Podman:
-    """A machine with a lab of one node, which is down."""
+def podman(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Podman:
+    """A machine with a lab of one node, which is down; whatever labs this one has, they are left alone."""
     fake = Podman(entry("node-1", "exited"))
     for name in ("check_space", "prepare", "make_room"):
         monkeypatch.setattr(host, name, lambda *_, **__: None)
     for name in ("reap_strays", "_ensure_networks", "wait_for_ssh", "write_inventory"):
         monkeypatch.setattr(lab, name, lambda *_, **__: {})
     monkeypatch.setattr(host, "ready", lambda: True)
+    monkeypatch.setattr(host, "STORE", tmp_path)
+    monkeypatch.setattr(machine, "MACHINES", tmp_path / "machines")
     monkeypatch.setattr(image, "ensure", lambda *_: "image")
     monkeypatch.setattr(lab, "_create", lambda _, index, *__: fake.asked.append(("run", f"node-{index}")))
     monkeypatch.setattr(lab, "podman", fake)
@@ -83,3 +87,43 @@ def test_a_node_that_is_half_made_is_made_again(podman: Podman, state: str, star
     podman.entries[0] |= {"State": state, "StartedAt": started}
     up()
     assert podman.asked == [("rm", "farandole-lab-node-1"), ("run", "node-1")]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What podman keeps of a network; its bridge has a name that another podman may have taken meanwhile."""
+    settings = tmp_path / "networks/farandole-lab.json"
+    settings.parent.mkdir()
+
+    def answer(_: str, verb: str, *__: str) -> str:
+        if verb == "rm":
+            settings.unlink()
+        elif verb == "inspect":
+            return f"[{settings.read_text()}]"
+        return settings.stem if settings.exists() else ""
+
+    monkeypatch.setattr(host, "STORE", tmp_path)
+    monkeypatch.setattr(lab, "podman", answer)
+    monkeypatch.setattr(host, "restore", lambda: [])
+    return settings
+
+
+@pytest.mark.parametrize(("bridge", "named"), [("podman999", "farandole2"), ("lo", "lo")])
+def test_podman_does_not_name_a_bridge_that_is_not_in_use_yet(network: Path, bridge: str, named: str) -> None:
+    told = {"name": network.stem, "subnets": [{"subnet": "10.94.8.0/22"}]}
+    network.write_text(json.dumps({**told, "network_interface": bridge}))
+    lab._ensure_networks("lab", second=False)
+    assert json.loads(network.read_text()) == {**told, "network_interface": named}
+
+
+@pytest.mark.parametrize(("ours", "deleted"), [("farandole", []), ("l", ["lo"])])
+def test_only_a_bridge_that_the_lab_has_named_is_deleted(
+    podman: Podman, network: Path, monkeypatch: pytest.MonkeyPatch, ours: str, deleted: list[str]
+) -> None:
+    seen: list[str] = []
+    network.write_text('{"network_interface": "lo"}')
+    podman.entries.clear()
+    monkeypatch.setattr(lab, "run", lambda *command: seen.append(command[-1]))
+    monkeypatch.setattr(lab, "_BRIDGE", ours)
+    lab.down("lab", lambda _: None)
+    assert (seen, network.exists()) == (deleted, False)

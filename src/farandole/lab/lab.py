@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farandole.core import files
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import natural
 from farandole.lab import host, image, inventory, machine
@@ -25,6 +26,7 @@ Networks = Mapping[str, ipaddress.IPv4Network]
 
 # 64 networks of 1000 nodes each, away from podman's and docker's own ranges.
 _NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
+_BRIDGE = "farandole"
 _FIRST_NODE = 10
 # A node that shares this machine's kernel must not set its clock, load modules, create devices or read its log.
 # As settings of the node's systemd, they would also be taken from what this machine's kernel starts, until it reboots.
@@ -163,7 +165,8 @@ def down(lab: str, progress: Progress) -> list[str]:
     machine.remove(lab)
     for network in [name for name in _network_names(lab) if name in _networks()]:
         bridge = _inspect_network(network)["network_interface"]
-        if Path(f"/sys/class/net/{bridge}").exists():  # a killed start leaves it in use
+        # A killed start leaves it in use. One that podman has named may be that of your own podman.
+        if bridge.startswith(_BRIDGE) and Path(f"/sys/class/net/{bridge}").exists():
             run("ip", "link", "delete", bridge)
         podman("network", "rm", "--force", network)
     return [] if nodes() or _networks() else host.restore()
@@ -260,6 +263,7 @@ def _ensure_networks(lab: str, *, second: bool) -> Networks:
     for name, options in zip(names[: 1 + second], ((), ("--internal",)), strict=False):
         if name not in _networks():
             _create_network(lab, name, *options)
+        _name_bridge(name)
     return {name: ipaddress.IPv4Network(_subnet(name)) for name in names[: 1 + second]}
 
 
@@ -273,6 +277,16 @@ def _create_network(lab: str, name: str, *options: str) -> None:
                 raise
         else:
             return
+
+
+def _name_bridge(network: str) -> None:
+    """Podman 4 has no option for it, and takes a name that another podman may take as well."""
+    settings = host.STORE / "networks" / f"{network}.json"
+    told = json.loads(settings.read_text())
+    # A lab of an earlier version keeps the one that it uses.
+    if not Path(f"/sys/class/net/{told['network_interface']}").exists():
+        number = _NETWORKS.index(ipaddress.IPv4Network(told["subnets"][0]["subnet"]))
+        files.write(settings, json.dumps(told | {"network_interface": f"{_BRIDGE}{number}"}))
 
 
 def subnet(lab: str) -> str:
