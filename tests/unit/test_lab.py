@@ -127,3 +127,9 @@ def test_only_a_bridge_that_the_lab_has_named_is_deleted(
     monkeypatch.setattr(lab, "_BRIDGE", ours)
     lab.down("lab", lambda _: None)
     assert (seen, network.exists()) == (deleted, False)
+
+
+def test_a_machine_without_free_addresses_is_told(podman: Podman) -> None:
+    podman.errors["network"] = ["subnet is already used on the host"] * 64
+    with pytest.raises(FarandoleError, match=r"all of 10\.94\.0\.0/16 is in use here"):
+        lab._create_network("lab", "farandole-lab")

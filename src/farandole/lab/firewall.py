@@ -1,5 +1,6 @@
 """Remove the firewall chains that podman's network program leaves behind with its last network."""
 
+import ipaddress
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 from farandole.lab.shell import run
 
 Entry = dict[str, Any]
-# The prefix of all labs' addresses; an interrupted start leaves rules for them.
-_LAB_NETWORKS = "10.94."
+# All labs' addresses, away from podman's and docker's own ranges; an interrupted start leaves rules for them.
+RANGE = ipaddress.IPv4Network("10.94.0.0/16")
+_LAB_NETWORKS = str(RANGE.network_address).removesuffix("0.0")
 _OWN = "netavark"
 
 

@@ -16,6 +16,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError
 from farandole.core.findings import natural
 from farandole.lab import host, image, inventory, machine
+from farandole.lab.firewall import RANGE
 from farandole.lab.host import Kernel
 from farandole.lab.podman import podman, power_cycle, query, reap_strays, remove
 from farandole.lab.shell import run
@@ -24,8 +25,8 @@ Progress = Callable[[str], None]
 # The subnets of networks, by their names in podman.
 Networks = Mapping[str, ipaddress.IPv4Network]
 
-# 64 networks of 1000 nodes each, away from podman's and docker's own ranges.
-_NETWORKS = tuple(ipaddress.IPv4Network("10.94.0.0/16").subnets(new_prefix=22))
+# 64 networks of 1000 nodes each.
+_NETWORKS = tuple(RANGE.subnets(new_prefix=22))
 _BRIDGE = "farandole"
 _FIRST_NODE = 10
 # A node that shares this machine's kernel must not set its clock, load modules, create devices or read its log.
@@ -277,6 +278,10 @@ def _create_network(lab: str, name: str, *options: str) -> None:
                 raise
         else:
             return
+    raise FarandoleError(
+        f"all of {RANGE} is in use here: `ip -4 address` and `ip route` show by what, and "
+        "`farandole lab status` shows the labs, of which `farandole lab down --name NAME` removes one"
+    )
 
 
 def _name_bridge(network: str) -> None:
