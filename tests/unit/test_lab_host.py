@@ -3,6 +3,7 @@
 import fcntl
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,12 @@ def test_a_lab_is_removed_under_the_lock(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(lab, "nodes", nodes)
     command.down("gone")
     assert held == [True, True]
+
+
+def test_a_command_line_may_be_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_NAMESPACE", Path("/proc/self/ns/mnt"))
+    with subprocess.Popen([b"caf\xe9", "60"], executable="sleep") as sleeping:
+        try:
+            assert (sleeping.pid, ["caf\N{REPLACEMENT CHARACTER}", "60", ""]) in host.processes()
+        finally:
+            sleeping.kill()

@@ -267,7 +267,7 @@ def processes() -> list[tuple[int, list[str]]]:
     running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            command = (folder / "cmdline").read_text().split("\0")
+            command = (folder / "cmdline").read_text(errors="replace").split("\0")
             if (folder / "ns/mnt").stat().st_ino == here and command[0]:
                 running.append((int(folder.name), command))
     return running
