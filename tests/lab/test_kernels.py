@@ -8,9 +8,12 @@ import shlex
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from clusters import EVERY, LONG, Cluster, until
+
+from farandole.lab import lab, machine
 
 # What takes minutes to install there.
 PACKAGES = (
@@ -57,6 +60,19 @@ def test_each_node_has_a_kernel_of_its_own(cluster: Cluster) -> None:
     ids = {cluster.ssh(node, "cat", "/proc/sys/kernel/random/boot_id").stdout for node in ("node-1", "node-2")}
     assert len(ids) == 2
     assert cluster.ssh("node-1", "systemctl", "is-system-running", "--wait").stdout == "running\n"
+
+
+def test_a_kernel_has_no_part_in_what_root_does_in_its_case(cluster: Cluster) -> None:
+    case = lab.node(cluster.name, "node-2")
+    cluster.lab("fault", "kill", "node-2")
+    console = machine.MACHINES / case.container / "case/console"
+    console.rename(console.with_name("printed"))
+    console.symlink_to("/root/written")
+    cluster.lab("fault", "start", "node-2")
+    proc = Path(f"/proc/{lab.node(cluster.name, 'node-2').pid}")
+    assert not (proc / "root/root/written").exists()
+    mounts = (proc / "mounts").read_text()
+    assert all(re.search(rf" {place} \S+ ro[, ]", mounts) for place in ("/sys", "/proc/sys"))
 
 
 @LONG

@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 import socket
+import subprocess
 import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -126,6 +127,24 @@ def test_each_network_has_a_card(kernel: Kernel) -> None:
     for number, (address, _) in enumerate(LINKS):
         assert f"ifname=tap{number}" in script
         assert f"mac={machine.mac(address.ip)}" in script
+
+
+def test_a_case_opens_nothing_that_its_machine_has_chosen(tmp_path: Path) -> None:
+    """The machine can write to its folder; root starts the case again after the machine has ended."""
+    for program in ("find", "chown", "chmod", "mount", "ip"):
+        path = tmp_path / program
+        path.write_text(f'#!/bin/sh\necho {program} "$@" >>{tmp_path}/asked\n')
+        path.chmod(0o755)
+    for program in ("rm", "cat"):
+        (tmp_path / program).symlink_to(f"/bin/{program}")
+    victim, console = tmp_path / "victim", tmp_path / "console"
+    console.symlink_to(victim)
+    script = machine._CASE.replace("/machine", str(tmp_path)) + "echo printed\n"
+    subprocess.run(["/bin/sh", "-c", script, "sh", "940000"], env={"PATH": str(tmp_path)}, check=True)
+    assert not victim.exists()
+    assert (console.is_symlink(), console.read_text()) == (False, "printed\n")
+    asked = (tmp_path / "asked").read_text()
+    assert all(f"mount -o remount,bind,ro {place}\n" in asked for place in ("/proc/sys", "/sys"))
 
 
 def test_machines_in_user_mode_share_this_machines_processors_evenly() -> None:

@@ -42,10 +42,18 @@ _HERE, _BASES, _USER = "/machine", "/disks", 940_000
 # It must not have the address that its machine has. Root of the machine can change its kernel, which is a process here.
 _CASE = """
 set -eu
-find /dev -xdev -type b -delete
+# As in a node that is a container (node/usr/local/sbin/lab-boot).
+find /dev -xdev '(' -type b -o -type c '(' -name kmsg -o -name mem -o -name port -o -name 'loop*' ')' ')' -delete
+for place in /proc/sys /proc/sysrq-trigger; do
+    [ ! -e "$place" ] || mount --bind "$place" "$place"
+    [ ! -e "$place" ] || mount -o remount,bind,ro "$place"
+done
+mount -o remount,bind,ro /sys
 # The case has a /dev of its own.
 chown "$1" /machine /dev/net/tun
 chmod 700 /machine
+# The kernel, which could write there, has ended.
+[ ! -L /machine/console ] || rm /machine/console
 exec </dev/null >>/machine/console 2>&1
 ip link set lo up
 # A kernel in user mode runs what is in its memory, which is there.
