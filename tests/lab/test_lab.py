@@ -66,10 +66,13 @@ def test_a_lab_killed_at_many_points_recovers_and_restores_the_machine() -> None
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_lab_runs_with_a_unified_cgroup_tree() -> None:
+def test_the_lab_runs_with_a_unified_cgroup_tree_and_shared_mounts() -> None:
+    """As systemd makes both. What is unmounted meanwhile is not kept mounted by the lab."""
     script = """
+      mount --make-rshared / && mount -t tmpfs none /mnt
       umount --recursive /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
-      farandole lab up --nodes 1 --name test-unified &&
+      farandole lab up --nodes 1 --name test-unified && umount /mnt &&
+        ! nsenter --mount=/run/farandole/namespace/mnt grep ' /mnt ' /proc/self/mounts &&
         farandole lab ssh --name test-unified node-1 systemctl is-system-running
       result=$?
       farandole lab down --name test-unified && exit $result

@@ -324,7 +324,8 @@ def _make_namespace() -> None:
     steps = [f"mount -t tmpfs tmpfs {folder}" for folder in (_PODMAN_RECORDS, "/dev/shm")]  # noqa: S108
     if _on_cgroup_v1():
         steps += [f"umount --recursive {_CGROUP}", f"mount -t cgroup2 cgroup2 {_CGROUP}"]
-    command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "private", "sh", "-c", " && ".join(steps)]
+    # What is unmounted here is unmounted there as well.
+    command = ["unshare", f"--mount={_NAMESPACE}", "--propagation", "slave", "sh", "-c", " && ".join(steps)]
     # From a non-initial namespace the kernel accepts only namespaces with higher ids, and it allocates ids per CPU.
     for cpu in os.sched_getaffinity(0):
         with suppress(FarandoleError):
