@@ -1,6 +1,7 @@
 """Files that the lab handles as root where others could interfere, and commands of labs that are removed together."""
 
 import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from farandole.cli import lab as command
 from farandole.core.errors import FarandoleError
-from farandole.lab import host, inventory, lab
+from farandole.lab import firewall, host, inventory, lab
 
 
 def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +72,56 @@ def test_a_command_line_may_be_in_any_encoding(monkeypatch: pytest.MonkeyPatch) 
             assert (sleeping.pid, ["caf\N{REPLACEMENT CHARACTER}", "60", ""]) in host.processes()
         finally:
             sleeping.kill()
+
+
+class Firewall:
+    """Rules that podman's network programs made, and what is deleted of them."""
+
+    def __init__(self, *chains: str) -> None:
+        tables = [{"table": {"family": "inet", "name": "netavark"}}]
+        self.rules = [*tables, *({"chain": {"family": "inet", "table": "netavark", "name": name}} for name in chains)]
+        self.deleted: list[str] = []
+
+    def __call__(self, *arguments: str) -> str:
+        if arguments[0] == "delete":
+            self.deleted.append(arguments[-1])
+        return json.dumps({"nftables": self.rules})
+
+
+@pytest.mark.parametrize(
+    ("network", "deleted"),
+    [
+        ([], ["NETAVARK-HOSTPORT-DNAT", "netavark"]),
+        (["nv_2f259bab_10_94_0_0_nm22"], ["NETAVARK-HOSTPORT-DNAT", "netavark"]),
+        (["nv_2f259bab_10_88_0_0_nm16", "nv_2f259bab_10_88_0_0_nm16_dnat"], []),
+    ],
+)
+def test_chains_that_another_podman_uses_stay(
+    network: list[str], deleted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Firewall("NETAVARK-HOSTPORT-DNAT", *network)
+    monkeypatch.setattr(firewall, "_nft", rules)
+    firewall.clean([])
+    assert rules.deleted == deleted
+
+
+def test_a_setting_that_was_changed_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host, "_RECORD", tmp_path / "run/host.json")
+    monkeypatch.setattr(host, "_SYSCTLS", ())
+    monkeypatch.setattr(host, "_mounted", lambda _: False)
+    monkeypatch.setattr(host, "_make_namespace", lambda: None)
+    monkeypatch.setattr(host, "_remove_leftovers", lambda _: None)
+    monkeypatch.setattr(firewall, "names", list)
+    monkeypatch.setattr(firewall, "clean", lambda _: [])
+    monkeypatch.setattr(host, "_sysctl_file", lambda name: tmp_path / name)
+    for name in host._needed(1):
+        (tmp_path / name).write_text("100\n")
+    theirs = tmp_path / "fs.inotify.max_user_instances"
+    host.prepare()
+    for nodes in (1, 2):
+        host.make_room(nodes, user_mode=False)
+    theirs.write_text("8192\n")
+    host.restore()
+    assert theirs.read_text() == "8192\n"
+    assert {(tmp_path / name).read_text() for name in host._needed(1) if name != theirs.name} == {"100"}

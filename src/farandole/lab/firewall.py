@@ -31,7 +31,10 @@ def clean(before: list[str]) -> list[str]:
         if entry["name"].lower().startswith("netavark") and _chain(entry) not in before
     ]
     forward = [rule for rule in _each(rules, "rule") if rule["chain"] == "NETAVARK_FORWARD"]
-    if any(f'"{_LAB_NETWORKS}' not in json.dumps(rule) for rule in forward):
+    # Newer versions of podman's network program use their own table, with chains for each network.
+    own = [chain["name"] for chain in _each(rules, "chain") if chain["table"] == _OWN]
+    others = [name for name in own if name.startswith("nv_") and f"_{_LAB_NETWORKS.replace('.', '_')}" not in name]
+    if others or any(f'"{_LAB_NETWORKS}' not in json.dumps(rule) for rule in forward):
         return []  # another podman on this machine uses them
     ours = {entry["name"] for entry in chains}
     for rule in _each(rules, "rule"):
@@ -46,10 +49,7 @@ def clean(before: list[str]) -> list[str]:
 
 def _drop_empty_tables(before: list[str]) -> list[str]:
     rules = _ruleset()
-    used = {f"{rule['family']} {rule['table']}" for rule in _each(rules, "rule")}
-    # Newer versions of podman's network program use their own table, with a chain for each network.
-    if not any(chain["table"] == _OWN and chain["name"].startswith("nv_") for chain in _each(rules, "chain")):
-        used.discard(f"inet {_OWN}")
+    used = {f"{rule['family']} {rule['table']}" for rule in _each(rules, "rule")} - {f"inet {_OWN}"}
     unused = [
         _table(entry) for entry in _each(rules, "table") if _table(entry) not in before and _table(entry) not in used
     ]

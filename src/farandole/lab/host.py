@@ -78,11 +78,12 @@ _SYSCTLS = ("net.ipv4.ip_forward", "net.ipv4.conf.all.accept_redirects", "fs.fil
 
 @dataclass
 class Record:
-    """The machine's settings before the first lab."""
+    """The machine's settings before the first lab, and the limits that labs have raised."""
 
     sysctls: dict[str, str] = field(default_factory=dict)
     firewall: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    raised: dict[str, str] = field(default_factory=dict)
 
 
 def missing_packages(kernel: Kernel = Kernel.shared) -> list[str]:
@@ -166,10 +167,11 @@ def make_room(nodes: int, *, user_mode: bool) -> None:
     record = _load() or Record()
     for name in wanted:
         record.sysctls.setdefault(name, _sysctl(name))
+    more = {name: str(value) for name, value in wanted.items() if int(_sysctl(name)) < value}
+    record.raised |= more
     _save(record)
-    for name, value in wanted.items():
-        if int(_sysctl(name)) < value:
-            _set_sysctl(name, str(value))
+    for name, value in more.items():
+        _set_sysctl(name, value)
 
 
 def restore() -> list[str]:
@@ -177,8 +179,10 @@ def restore() -> list[str]:
     record = _load()
     done = []
     if record:
-        # Compare all of them first: setting one may change another.
-        changed = {name: value for name, value in record.sysctls.items() if _sysctl(name) != value}
+        # Compare all of them first: setting one may change another. A limit that somebody else has set since stays.
+        now = {name: _sysctl(name) for name in record.sysctls}
+        ours = now | record.raised
+        changed = {name: value for name, value in record.sysctls.items() if value != now[name] == ours[name]}
         for name, value in changed.items():
             done.append(f"{name} = {value}")
             _set_sysctl(name, value)
