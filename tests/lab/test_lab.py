@@ -285,6 +285,18 @@ def test_two_labs_run_side_by_side(cluster: Cluster) -> None:
     assert cluster.ssh("node-1", "true").returncode == 0
 
 
+def test_the_lab_of_another_checkout_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "site.yml").touch()
+    (tmp_path / "roles").mkdir()
+    for command in ("up", "down"):
+        done = subprocess.run(
+            ["farandole", "lab", command, "--name", cluster.name],
+            cwd=tmp_path, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        assert f"belongs to {ROOT}" in " ".join(done.stderr.split())
+    assert cluster.ssh("node-1", "true").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,17 +1,20 @@
 """What the lab does with nodes and networks, of which podman tells; tests/lab/test_lab.py runs real ones."""
 
 import json
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole.core.errors import FarandoleError
-from farandole.lab import host, image, lab, machine
+from farandole.lab import host, image, inventory, lab, machine
 from farandole.lab.host import Kernel
 
 KIND = lab.Kind(image.Suite.bookworm, Kernel.shared, 0, decoy=False)
 NEVER = -62135596800
+HERE = str(inventory.project())
 
 
 def entry(name: str, state: str, started: int = 1_700_000_000, **labels: str) -> dict[str, Any]:
@@ -133,3 +136,17 @@ def test_a_machine_without_free_addresses_is_told(podman: Podman) -> None:
     podman.errors["network"] = ["subnet is already used on the host"] * 64
     with pytest.raises(FarandoleError, match=r"all of 10\.94\.0\.0/16 is in use here"):
         lab._create_network("lab", "farandole-lab")
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("project", "refused"), [("", False), (HERE, False), ("/etc", True), ("/no/longer/there", False)]
+)
+def test_a_lab_of_another_checkout_is_refused_until_it_is_known_here(
+    podman: Podman, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, project: str, *, refused: bool, known: bool
+) -> None:
+    podman.entries = [entry("node-1", "running", project=project)]
+    monkeypatch.setattr(inventory, "folder", lambda name: tmp_path if known else tmp_path / name)
+    for command in (up, partial(lab.refuse_foreign, "lab")):
+        with pytest.raises(FarandoleError, match="belongs to /etc: ") if refused and not known else nullcontext():
+            command()

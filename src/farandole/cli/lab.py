@@ -118,6 +118,7 @@ def down(name: Name = "lab") -> None:
     """Remove a lab; removing the last one restores this machine."""
     # All in here, as whoever removes the last lab ends each podman that still runs.
     with _work(f"{name} down") as progress:
+        lab.refuse_foreign(name)
         if not (lab.nodes(name) or inventory.folder(name).exists()):
             console.print(f"there is no lab {name}; removing anything that one may have left")
         kept = inventory.remove(name)

@@ -52,6 +52,7 @@ class LabNode:
     address: str
     state: str
     pid: int
+    project: str
 
     @property
     def container(self) -> str:
@@ -86,6 +87,7 @@ def nodes(lab: str | None = None) -> list[LabNode]:
             # podman 4 forgets over a reboot of this machine, or its own, that they ran.
             state="exited" if entry["State"] in _NEW and entry["StartedAt"] > 0 else entry["State"],
             pid=entry["Pid"],
+            project=entry["Labels"].get("farandole.project", ""),
         )
         for entry in query("ps", "--all", "--filter", f"label={label}")
     ]
@@ -121,6 +123,7 @@ def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) ->
     host.check_space()
     host.prepare()
     reap_strays()
+    refuse_foreign(lab)
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
@@ -141,6 +144,19 @@ def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) ->
     progress("waiting for ssh")
     wait_for_ssh(nodes(lab))
     write_inventory(lab)
+
+
+def refuse_foreign(lab: str) -> None:
+    """Refuse the lab of another checkout that still exists, unless that lab's inventory is in this one as well."""
+    if inventory.folder(lab).exists() or not host.STORE.exists():
+        return
+    host.prepare()
+    others = {node.project for node in nodes(lab)} - {"", str(inventory.project())}
+    for other in filter(os.path.isdir, others):
+        raise FarandoleError(
+            f"lab {lab} belongs to {other}: choose another --name, or go there; if it is to be used from here as well, "
+            f"`farandole lab inventory --name {lab}` first"
+        )
 
 
 def write_inventory(lab: str) -> Path:
@@ -219,6 +235,7 @@ def _create(lab: str, index: int, kind: Kind, image: str, disk: Path | None, net
     addresses = {network: subnet[_FIRST_NODE + index] for network, subnet in networks.items()}
     first = next(iter(addresses.values()))
     labels = {"lab": lab, "node": name, "suite": kind.suite, "kernel": kind.kernel, "address": str(first)}
+    labels["project"] = str(inventory.project())
     if disk:
         labels["disk"] = disk.name
         links = [
