@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import host, image, inventory, lab, machine
 from farandole.lab.host import Kernel
@@ -150,3 +152,30 @@ def test_a_lab_of_another_checkout_is_refused_until_it_is_known_here(
     for command in (up, partial(lab.refuse_foreign, "lab")):
         with pytest.raises(FarandoleError, match="belongs to /etc: ") if refused and not known else nullcontext():
             command()
+
+
+@pytest.fixture
+def rebooted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What a lab with two networks has left on the disk of a machine that was rebooted."""
+    (tmp_path / "networks").mkdir()
+    for name in ("farandole-big.json", "farandole-big.second.json", "netavark.lock"):
+        (tmp_path / "networks" / name).touch()
+    monkeypatch.setattr(host, "STORE", tmp_path)
+    monkeypatch.setattr(host, "ready", lambda: False)
+    monkeypatch.setattr(host, "check", lambda: None)
+    monkeypatch.setattr(host, "changes", list)
+    return tmp_path
+
+
+def test_a_stopped_lab_is_shown_and_not_purged(rebooted: Path) -> None:
+    shown = CliRunner().invoke(app, ["lab", "status"]).stdout
+    assert shown == "lab big is stopped: `farandole lab up --name big` starts it\n"
+    with pytest.raises(FarandoleError, match="big"):
+        lab.purge()
+    assert rebooted.exists()
+
+
+def test_how_to_keep_nodes_is_said_before_how_to_remove_them(podman: Podman) -> None:
+    podman.entries = [entry(f"node-{number}", "exited") for number in (1, 2, 3)]
+    with pytest.raises(FarandoleError, match=r"--nodes 3 .*lab down"):
+        up(2)

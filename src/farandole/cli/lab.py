@@ -147,7 +147,10 @@ def status() -> None:
     """Show all labs, their nodes, and what they have changed on this machine."""
     host.check()
     nodes = lab.nodes()
-    if not nodes:
+    stopped = lab.stopped()
+    for name in stopped:
+        console.print(f"lab {name} is stopped: `farandole lab up --name {name}` starts it")
+    if not nodes and not stopped:
         console.print("no lab is up; `farandole lab up` starts one")
     table = Table("lab", "node", "suite", "kernel", "address", "state", "ssh")
     for node in nodes:

@@ -94,6 +94,13 @@ def nodes(lab: str | None = None) -> list[LabNode]:
     return sorted(all_nodes, key=lambda node: (node.lab, natural(node.name)))
 
 
+def stopped() -> list[str]:
+    """The labs that a reboot of this machine has stopped."""
+    networks = (host.STORE / "networks").glob("farandole-*.json")
+    names = {path.stem.removeprefix("farandole-").removesuffix(".second") for path in networks}
+    return [] if host.ready() else sorted(names)
+
+
 def node(lab: str, name: str) -> LabNode:
     """Return one node, or refuse with a list of the existing ones."""
     existing = {candidate.name: candidate for candidate in nodes(lab)}
@@ -127,7 +134,8 @@ def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) ->
     present = nodes(lab)
     if len(present) > count:
         raise FarandoleError(
-            f"{lab} has {len(present)} nodes, more than {count}: `farandole lab down --name {lab}` first"
+            f"{lab} has {len(present)} nodes, more than {count}: --nodes {len(present)} keeps them, "
+            f"`farandole lab down --name {lab}` removes them"
         )
     machine.check_memory(kind.kernel, count - len(present), kind.mib)
     user_mode = kind.kernel is Kernel.own or any(node.kernel is Kernel.own for node in nodes())
@@ -190,9 +198,11 @@ def down(lab: str, progress: Progress) -> list[str]:
 
 
 def purge() -> None:
-    """Remove the cached node images and podman's store; refused while labs are up."""
-    if nodes():
-        raise FarandoleError("labs are up: remove each one first with `farandole lab down --name NAME`")
+    """Remove the cached node images and podman's store; refused while there are labs."""
+    if labs := sorted({node.lab for node in nodes()}) or stopped():
+        raise FarandoleError(
+            f"{', '.join(labs)} would lose nodes' disks: remove each lab first with `farandole lab down --name NAME`"
+        )
     if host.STORE.exists():
         run("rm", "--recursive", "--one-file-system", str(host.STORE))
 
