@@ -8,10 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from farandole.cli import lab as command
+from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import firewall, host, inventory, lab
+from farandole.lab.shell import run
 
 
 def hold(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +128,19 @@ def test_a_setting_that_was_changed_meanwhile_stays(tmp_path: Path, monkeypatch:
     host.restore()
     assert theirs.read_text() == "8192\n"
     assert {(tmp_path / name).read_text() for name in host._needed(1) if name != theirs.name} == {"100"}
+
+
+def test_programs_of_the_administrator_are_found_whatever_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(host, "_NEEDS", {"chroot": "coreutils"})
+    monkeypatch.setattr(host, "is_root", lambda: False)
+    done = CliRunner().invoke(app, ["lab", "setup"])
+    assert done.exit_code == 0, done.exception
+    assert run("chroot", "--version")
+
+
+def test_root_is_asked_for_before_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_NEEDS", {"no-such-program": "none"})
+    monkeypatch.setattr(host, "is_root", lambda: False)
+    with pytest.raises(FarandoleError, match="run it with sudo"):
+        host.check()

@@ -41,6 +41,12 @@ Kernel = Annotated[
 Target = Annotated[str, typer.Argument(metavar="NODE", help="node-1, node-2, …")]
 
 
+@app.callback()
+def _find_programs() -> None:
+    # `su` leaves the PATH as it is, and that of a user has no programs of the administrator.
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
 @contextmanager
 def _work(title: str) -> Iterator[lab.Progress]:
     """Change the machine and show progress: a status line on a terminal, else one line per step."""

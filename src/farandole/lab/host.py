@@ -110,9 +110,9 @@ def is_root() -> bool:
 
 def check() -> None:
     """Refuse before anything is changed."""
-    check_packages()
     if not is_root():
         raise FarandoleError("the lab creates network interfaces and mounts, so it needs root: run it with sudo")
+    check_packages()
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
         raise FarandoleError(
             "the lab changes kernel settings, and root here is only root in a user namespace: "
