@@ -1,10 +1,12 @@
 """What a lab's images are built from; tests/lab/ builds and starts them."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from farandole.lab import image
+from farandole.lab import host, image
+from farandole.lab.host import Kernel
 
 
 def test_the_mirrors_of_others_are_not_taken_for_debians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +28,24 @@ def test_the_mirrors_of_others_are_not_taken_for_debians(tmp_path: Path, monkeyp
     monkeypatch.setattr(image, "_codename", lambda: "bookworm")
     mirror = "deb http://debian.example/debian"
     assert image._sources(image.Suite.trixie) == [f"{mirror} trixie main", f"{mirror} trixie-updates main"]
+
+
+def test_the_user_who_runs_a_nodes_kernel_reads_its_disk_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(program: str, *arguments: str) -> str:
+        made = arguments[-2] if program == "mke2fs" else arguments[3].removeprefix("--output=")
+        Path(made).touch()
+        return ""
+
+    (tmp_path / "grub").touch()
+    monkeypatch.setattr(host, "GRUB", tmp_path / "grub")
+    monkeypatch.setattr(image, "DISKS", tmp_path / "disks")
+    monkeypatch.setattr(image, "run", run)
+    for name in ("_digest", "_root", "_forget", "_remove_unused_disks"):
+        monkeypatch.setattr(image, name, lambda *_: "")
+    mask = os.umask(0o077)
+    disk = image.disk(image.Suite.bookworm, Kernel.stock)
+    os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (disk.parent, *disk.parent.iterdir())}
+    assert modes == {"disks": 0o755, disk.name: 0o644, f"{disk.name}.loader": 0o644}

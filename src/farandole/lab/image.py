@@ -85,7 +85,9 @@ def disk(suite: Suite, kernel: Kernel, packages: Sequence[str] = (), stack: Path
     start = DISKS / f"{suite}-{kernel}-{_digest(suite, kernel, _more(packages, stack))}"
     if not start.exists():
         part, root = start.with_suffix(".part"), _root(suite, kernel, packages, stack)
+        # Read by the user who runs the kernels, whatever this shell's umask is.
         DISKS.mkdir(exist_ok=True)
+        DISKS.chmod(0o755)
         if kernel is Kernel.stock:
             _write_loader(Path(f"{start}.loader"))
         run("mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-d", str(root), str(part), f"{DISK_GB}G")
@@ -125,6 +127,7 @@ def _write_loader(target: Path) -> None:
     settings.write_text(_BOOT)
     run("grub-mkimage", "--format=i386-pc", "--prefix=/", f"--config={settings}", f"--output={core}", *_GRUB)
     target.write_bytes(host.GRUB.read_bytes() + core.read_bytes())
+    target.chmod(0o644)
     for file in (settings, core):
         file.unlink()
 
