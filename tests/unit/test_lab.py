@@ -1,10 +1,14 @@
 """What the lab does with nodes and networks, of which podman tells; tests/lab/test_lab.py runs real ones."""
 
 import json
+import signal
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Timer, get_ident
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -179,3 +183,14 @@ def test_how_to_keep_nodes_is_said_before_how_to_remove_them(podman: Podman) -> 
     podman.entries = [entry(f"node-{number}", "exited") for number in (1, 2, 3)]
     with pytest.raises(FarandoleError, match=r"--nodes 3 .*lab down"):
         up(2)
+
+
+def test_waiting_for_nodes_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = lab.LabNode("node-1", "lab", "trixie", Kernel.shared, "127.0.0.1", "running", 0, "")
+    monkeypatch.setattr(lab, "SSH_SECONDS", {Kernel.shared: 20})
+    monkeypatch.setattr("socket.create_connection", Mock(side_effect=ConnectionRefusedError))
+    begun = time.monotonic()
+    Timer(1, signal.pthread_kill, (get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        lab.wait_for_ssh([waiting])
+    assert time.monotonic() - begun < 15

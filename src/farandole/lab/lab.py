@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from farandole.core import files
@@ -352,9 +353,14 @@ def wait_for_ssh(waiting: list[LabNode]) -> None:
     """Wait until nodes answer by ssh."""
     most = max(SSH_SECONDS[node.kernel] for node in waiting)
     deadline = time.monotonic() + most
+    interrupted = Event()
     with ThreadPoolExecutor(max_workers=32) as pool:
-        answered = pool.map(lambda node: answers(node.address, deadline), waiting)
-        silent = [node.name for node, heard in zip(waiting, answered, strict=True) if not heard]
+        try:
+            answered = pool.map(lambda node: answers(node.address, deadline, interrupted), waiting)
+            silent = [node.name for node, heard in zip(waiting, answered, strict=True) if not heard]
+        except BaseException:
+            interrupted.set()
+            raise
     if silent:
         raise FarandoleError(
             f"no ssh on {', '.join(silent)} after {most} s; `farandole lab status` shows their state, "
@@ -363,7 +369,7 @@ def wait_for_ssh(waiting: list[LabNode]) -> None:
         )
 
 
-def answers(address: str, deadline: float) -> bool:
+def answers(address: str, deadline: float, interrupted: Event | None = None) -> bool:
     """Whether an ssh server answers there before the deadline."""
     while True:
         try:
@@ -374,6 +380,6 @@ def answers(address: str, deadline: float) -> bool:
                     return True
         except OSError:
             pass
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (interrupted and interrupted.is_set()):
             return False
         time.sleep(0.1)
