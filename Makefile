@@ -103,7 +103,7 @@ horovod-sdist: setup ## write Horovod's source with all patches into dist/, with
 	python tests/sdist.py dist
 
 docs: setup ## build the site of all pages in .farandole/site, with a search that needs no server
-	sphinx-build -q -W --keep-going -c docs . .farandole/site
+	sphinx-build --fresh-env -q -W --keep-going -c docs . .farandole/site
 	@echo "open .farandole/site/docs/index.html"
 
 tables: setup ## regenerate the tables of variables

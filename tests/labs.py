@@ -1,8 +1,9 @@
-"""Which modules of tests/lab/ share a lab."""
+"""Which modules of tests/lab/ share a lab, and why some of their tests are skipped."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LONG_REASON = "takes long: `make test-NAME` runs it, with the name of its lab"
 
 
 def labs() -> dict[str, list[Path]]:

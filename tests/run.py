@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs import labs
+from labs import LONG_REASON, labs
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +61,10 @@ class Stage:
         return self.log.with_suffix(".xml")
 
     @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
     def seconds(self) -> float:
         return time.monotonic() - self.begun
 
@@ -85,6 +89,8 @@ class Result:
     tests: list[tuple[float, str]] = field(default_factory=list)
     # Which tests failed, in order, and why, in a line each; the first may have caused the others.
     failures: list[str] = field(default_factory=list)
+    # Which tests were skipped, and why, apart from those for which there is no time.
+    skips: list[str] = field(default_factory=list)
 
 
 def stages() -> Iterator[Stage]:
@@ -94,7 +100,9 @@ def stages() -> Iterator[Stage]:
     yield Stage("yamllint", ["yamllint", "--strict", "."])
     yield Stage("ruff", ["ruff", "check", "--quiet", "."])
     yield Stage("format", ["ruff", "format", "--quiet", "--check", "."])
-    yield Stage("docs", ["sphinx-build", "-q", "-W", "--keep-going", "-c", "docs", ".", str(LOGS.with_name("site"))])
+    # Pages that have not changed are judged, too.
+    docs = ["sphinx-build", "--fresh-env", "-q", "-W", "--keep-going", "-c", "docs", ".", str(LOGS.with_name("site"))]
+    yield Stage("docs", docs)
     yield Stage("unit", ["pytest", "--numprocesses", "auto", "--dist", "worksteal", "tests/unit"])
     for scenario in sorted(ROOT.glob("molecule/*/molecule.yml")):
         name = scenario.parent.name
@@ -133,7 +141,7 @@ def wants_stack(stage: Stage) -> bool:
 
 def building(running: list[Stage]) -> bool:
     """Whether the stack is being compiled."""
-    return any(stage.name == BUILDS and not HAS_BUILT.search(stage.log.read_text()) for stage in running)
+    return any(stage.name == BUILDS and not HAS_BUILT.search(stage.output) for stage in running)
 
 
 def may_start(stage: Stage, running: list[Stage]) -> bool:
@@ -178,6 +186,8 @@ def remove_lab(stage: Stage) -> None:
 def count(stage: Stage, code: int) -> Result:
     """Count pytest's tests; a stage without pytest counts as one, and so does a failure outside its tests."""
     if not stage.report.exists():
+        if code == 0 and stage.command[0] in ("pytest", "molecule"):
+            return Result(0, 1, 0, failures=[f"{stage.name}: no test ran"])
         return Result(int(code == 0), int(code != 0), 0, failures=[stage.name] if code else [])
     suite = ET.parse(stage.report).getroot()[0]  # noqa: S314, pytest wrote it a moment ago
     total, failed, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "skipped"))
@@ -188,7 +198,14 @@ def count(stage: Stage, code: int) -> Result:
         for test in suite.iter("testcase")
         for broken in (*test.iter("failure"), *test.iter("error"))
     ]
-    return Result(total - failed - skipped, failed + int(code != 0 and not failed), skipped, tests, why)
+    skips = [
+        f"{stage.name}: {test.get('name')}: {left.get('message')}"
+        for test in suite.iter("testcase")
+        for left in test.iter("skipped")
+        if left.get("message") != LONG_REASON
+    ]
+    outside = (code != 0 or not total) and not failed
+    return Result(total - failed - skipped, failed + int(outside), skipped, tests, why, skips)
 
 
 def reason(broken: ET.Element) -> str:
@@ -204,11 +221,12 @@ def shortened(reason: str) -> str:
 
 def show(stage: Stage, result: Result, progress: str) -> None:
     console.print(
-        f"{progress}  {stage.name:<22}{result.passed:>5} passed {result.failed:>3} failed {stage.seconds:>5.0f} s",
+        f"{progress}  {stage.name:<22}{result.passed:>5} passed {result.failed:>3} failed {result.skipped:>3} skipped "
+        f"{stage.seconds:>5.0f} s",
         markup=False,
     )
     if result.failed:
-        end = "\n".join(stage.log.read_text().splitlines()[-60:])
+        end = "\n".join(stage.output.splitlines()[-60:])
         failures = "\n".join(result.failures)
         console.print(f"--- the end of {stage.log.relative_to(ROOT)}\n{end}\n---\n{failures}", markup=False)
 
@@ -235,6 +253,8 @@ def main() -> int:
     run(in_order(chosen), report)
     for seconds, name in sorted((test for result in results for test in result.tests), reverse=True)[:SLOWEST]:
         console.print(f"{seconds:>5.0f} s for {name}", markup=False)
+    for skip in (skip for result in results for skip in result.skips):
+        console.print(f"skipped: {skip}", markup=False)
     for failure in (failure for result in results for failure in result.failures):
         console.print(f"failed: {failure}", markup=False)
     passed, failed, skipped = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from labs import LONG_REASON
 from plays import ENVIRONMENT, ROOT, Play, Run
 
 from farandole.lab import lab
@@ -33,7 +34,7 @@ __all__ = [
 ]
 # `make test` has no time for those that are marked.
 EVERY = "FARANDOLE_EVERY" in os.environ
-LONG = pytest.mark.skipif(not EVERY, reason="takes long: `make test-NAME` runs it, with the name of its lab")
+LONG = pytest.mark.skipif(not EVERY, reason=LONG_REASON)
 # Everything but the stack.
 QUICK = ("--skip-tags", "stack")
 # Arguments with which site.yml leaves a cluster as it is, or sets up a part of it.
