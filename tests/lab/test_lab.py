@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from clusters import ROOT, Cluster
 
-from farandole.lab import host
+from farandole.lab import host, lab, podman
 
 NODES = 2
 # Values that change by themselves on any machine.
@@ -295,6 +295,15 @@ def test_the_lab_of_another_checkout_is_refused(cluster: Cluster, tmp_path: Path
         )  # fmt: skip
         assert f"belongs to {ROOT}" in " ".join(done.stderr.split())
     assert cluster.ssh("node-1", "true").returncode == 0
+
+
+def test_when_podman_is_restarted_for_one_lab_the_nodes_of_others_start_again(cluster: Cluster) -> None:
+    cluster.shell("node-1", "echo kept >/root/kept && sync")
+    podman.power_cycle(RuntimeError("for a test"), [lab.node(cluster.name, "node-2").container])
+    assert state(cluster, "node-2")[0] == "exited"
+    cluster.lab("up", "--nodes", str(cluster.running() + 1))
+    assert cluster.ssh("node-1", "cat", "/root/kept").stdout == "kept\n"
+    assert state(cluster, "node-2") == ["running", "answers"]
 
 
 @pytest.mark.parametrize(

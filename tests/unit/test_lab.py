@@ -47,7 +47,7 @@ class Podman:
                 one["State"] = "running"
         return ""
 
-    def remove(self, containers: list[str], _: lab.Progress) -> None:
+    def remove(self, containers: list[str]) -> None:
         self.asked.append(("rm", *containers))
         self.entries.clear()
 

@@ -148,7 +148,7 @@ def up(lab: str, count: int, kind: Kind, *, second: bool, progress: Progress) ->
         if "already allocated" not in str(error):
             raise
         # An interrupted start leaves its address allocated until the namespace is gone.
-        power_cycle(error, progress)
+        power_cycle(error, ())
         _fill(lab, count, kind, networks, progress)
     progress("waiting for ssh")
     wait_for_ssh(nodes(lab))
@@ -187,7 +187,7 @@ def down(lab: str, progress: Progress) -> list[str]:
     present = nodes(lab)
     if present:
         progress(f"removing {len(present)} nodes")
-        remove([node.container for node in present], progress)
+        remove([node.container for node in present])
     machine.remove(lab)
     for network in [name for name in _network_names(lab) if name in _networks()]:
         bridge = _inspect_network(network)["network_interface"]
@@ -233,7 +233,7 @@ def _settle(lab: str, progress: Progress) -> None:
         for node in down:
             progress(f"starting {node.name} again")
             if node.state in (*_NEW, *_GOING):
-                remove([node.container], progress)
+                remove([node.container])
             else:
                 podman("unpause" if node.state == "paused" else "start", node.container)
         if not down:

@@ -2,8 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Container
 from typing import Any
+
+import typer
 
 from farandole.core.errors import FarandoleError
 from farandole.lab import host
@@ -50,20 +52,27 @@ def images() -> list[str]:
     return podman("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
 
 
-def remove(containers: list[str], progress: Callable[[str], None]) -> None:
+def remove(containers: list[str]) -> None:
     """Remove containers, if necessary by a power cycle."""
     command = ("rm", "--force", "--time=0", *containers)
     try:
         podman(*command)
     except FarandoleError as error:
-        power_cycle(error, progress)
+        power_cycle(error, containers)
         podman(*command)
 
 
-def power_cycle(reason: Exception, progress: Callable[[str], None]) -> None:
-    """Restart podman when interrupted commands have left it in an inconsistent state."""
-    progress(f"podman is stuck; restarting it, which cuts the power of all nodes of all labs ({reason})")
+def power_cycle(reason: Exception, without: Container[str]) -> None:
+    """Restart podman when interrupted commands have left it in an inconsistent state, and all nodes but `without`."""
+    # Not as progress, which the next step overwrites.
+    typer.echo(f"podman is stuck; restarting it, and with it the nodes of all labs: {reason}", err=True)
+    running = podman("ps", "--format={{.Names}}").split()
     host.power_cycle()
+    for container in (name for name in running if name not in without):
+        try:
+            podman("start", container)
+        except FarandoleError as error:
+            typer.echo(f"{container} is off: {error}", err=True)
 
 
 def reap_strays() -> None:
