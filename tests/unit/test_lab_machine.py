@@ -86,7 +86,7 @@ def test_a_full_disk_is_named_before_anything_is_built(monkeypatch: pytest.Monke
 
 
 def test_a_stack_that_no_lab_has_built_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("farandole.cli.lab.lab_builds", lambda: tmp_path)
+    monkeypatch.setattr("farandole.lab.inventory.builds", lambda: tmp_path)
     done = CliRunner().invoke(app, ["lab", "up", "--kernel", "own", "--stack", "072a94ace1c9"])
     assert "no lab with bookworm has built stack 072a94ace1c9 (there are: none)" in str(done.exception)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from farandole.core.errors import FarandoleError
 from farandole.lab import cgroups, faults, host, image, inventory, lab, machine
 from farandole.lab.shell import run
-from farandole.stack.cache import Builds, lab_builds
+from farandole.stack.cache import Builds
 
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
 fault = typer.Typer(no_args_is_help=True, help="Inject a fault into a node, or repair it.")
@@ -112,7 +112,7 @@ def up(
 
 def _packed(stack: str, suite: image.Suite) -> Path:
     """The archive of a stack that labs have built for this release."""
-    locks = [(built.about["lock"], built.path) for built in Builds(lab_builds()).packed()]
+    locks = [(built.about["lock"], built.path) for built in Builds(inventory.builds()).packed()]
     known = {lock["id"]: path for lock, path in locks if lock["platform"]["os"] == image.SYSTEMS[suite]}
     if stack not in known:
         raise FarandoleError(f"no lab with {suite} has built stack {stack} (there are: {', '.join(known) or 'none'})")

@@ -149,7 +149,7 @@ def _inventory(lab: str, hosts: Hosts, *, limited: bool) -> dict[str, object]:
                 "ansible_user": "root",
                 "ansible_ssh_private_key_file": str(_key(lab)),
                 "ansible_ssh_common_args": " ".join(f"-o {key}={path}" for key, path in _known_hosts(lab).items()),
-                "stack_builds": str(_builds()),
+                "stack_builds": str(builds()),
                 **(_limits() if limited else {}),
             },
         },
@@ -157,7 +157,7 @@ def _inventory(lab: str, hosts: Hosts, *, limited: bool) -> dict[str, object]:
     }
 
 
-def _builds() -> Path:
+def builds() -> Path:
     """All labs are built on this machine, so they share their builds; real clusters do not use them."""
     user = os.environ.get("SUDO_UID")
     return Path(pwd.getpwuid(int(user)).pw_dir) / ".cache/farandole/lab-builds" if user else lab_builds()
