@@ -49,3 +49,25 @@ def test_the_user_who_runs_a_nodes_kernel_reads_its_disk_whatever_the_umask(
     os.umask(mask)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (disk.parent, *disk.parent.iterdir())}
     assert modes == {"disks": 0o755, disk.name: 0o644, f"{disk.name}.loader": 0o644}
+
+
+def test_a_stack_changes_no_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was built on a node, which may have put a link in it."""
+    stacks = tmp_path / "build/root/opt/farandole/stacks"
+    victims = tmp_path / "victim", tmp_path / "etc/manifest.json"
+
+    def unpack(*_: str) -> str:
+        for folder in (victims[1].parent, stacks / "link", stacks / "plain"):
+            folder.mkdir(parents=True)
+        for file in (*victims, stacks / "plain/manifest.json"):
+            file.touch(0o600)
+        (stacks / "link/manifest.json").symlink_to(victims[0])
+        (stacks / "folder").symlink_to(victims[1].parent)
+        return ""
+
+    monkeypatch.setattr(host, "STORE", tmp_path)
+    monkeypatch.setattr(image, "_build", lambda *_: stacks.parents[1].mkdir(parents=True))
+    monkeypatch.setattr(image, "run", unpack)
+    image._root(image.Suite.bookworm, Kernel.shared, (), tmp_path / "stack.tar.zst")
+    modes = [file.stat().st_mode & 0o777 for file in (*victims, stacks / "plain/manifest.json")]
+    assert modes == [0o600, 0o600, 0o644]

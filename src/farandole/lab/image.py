@@ -113,7 +113,8 @@ def _root(suite: Suite, kernel: Kernel, packages: Sequence[str], stack: Path | N
         # As where it is installed, nothing was changed later than this; otherwise it would all be read in each run. In
         # a container, where folders are written last, the first boot sees to it.
         for manifest in root.glob("opt/farandole/stacks/*/manifest.json"):
-            manifest.chmod(0o644)
+            if manifest.resolve().is_relative_to(root.resolve()):  # built on a node, which may have made it a link
+                manifest.chmod(0o644)
     return root
 
 
