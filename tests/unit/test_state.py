@@ -102,6 +102,19 @@ def test_a_lab_removes_its_state(checkout: Path) -> None:
         assert not kept.exists()
 
 
+def test_a_labs_state_is_removed_after_an_interruption(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path) -> None:
+        (path / state.OWNER).unlink()
+        raise KeyboardInterrupt
+
+    mine, kept = lab(checkout)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("shutil.rmtree", interrupted)
+        inventory.remove("prod")
+    assert inventory.remove("prod") == []
+    assert not mine.exists() and list(kept.parent.iterdir()) == []
+
+
 @pytest.mark.parametrize("file", ["hosts.yml", "hosts.yaml", "group_vars/all.yml"])
 def test_a_lab_neither_takes_nor_removes_a_users_inventory(checkout: Path, file: str) -> None:
     mine = checkout / "inventory" / "prod" / file

@@ -101,9 +101,11 @@ def remove(lab: str) -> list[str]:
     """Remove a lab's inventory and its state on this machine. Returns what was kept, and why."""
     _refuse_foreign(lab)
     target, state = folder(lab), _state(lab)
-    kept = []
+    kept, going = [], state.with_name(f".{lab}.removed")
+    _discard(going)
     if _filled(target) and owner(state) == target.resolve():
-        shutil.rmtree(state)
+        state.rename(going)
+        _discard(going)
     elif _filled(state):
         kept.append(f"{state}, the state of {owner(state) or 'a cluster that it does not name'}")
     if not _filled(target):
