@@ -3,6 +3,8 @@ VENV := .venv
 PYTHON ?= python3
 LAB ?= lab
 NODES ?= 2
+# The lab's name where it has to be said.
+OTHER := $(filter-out lab,$(LAB))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 # Each of thousands of processes would compile what it imports.
@@ -35,9 +37,9 @@ demo: setup ## set up and validate two hosts on this machine
 	phase farandole validate -i inventory/$(LAB); \
 	printf '\nSeconds:\n%b%5d  in all\n' "$$took" $$(($$(date +%s) - begun))
 	@echo
-	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down\` removes it and its report."
-	@echo "Get in:        .venv/bin/farandole lab ssh node-1"
-	@echo "Run a job:     .venv/bin/farandole lab ssh node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 python /opt/farandole/samples/pytorch_mnist.py"
+	@echo "The lab is up: \`.venv/bin/farandole lab status\` shows it, \`make demo-down$(if $(OTHER), LAB=$(OTHER))\` removes it and its report."
+	@echo "Get in:        .venv/bin/farandole lab ssh $(if $(OTHER),--name $(OTHER) )node-1"
+	@echo "Run a job:     .venv/bin/farandole lab ssh $(if $(OTHER),--name $(OTHER) )node-1 -- runuser -u trainer -- horovodrun -np 2 -H node-1:1,node-2:1 python /opt/farandole/samples/pytorch_mnist.py"
 
 demo-down: setup ## remove the demo's lab and restore this machine
 	farandole lab down --name $(LAB)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
+from farandole.core.project import ROOT
 from farandole.lab import host, image, inventory, lab, machine
 from farandole.lab.host import Kernel
 
@@ -194,3 +196,16 @@ def test_waiting_for_nodes_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyboardInterrupt):
         lab.wait_for_ssh([waiting])
     assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ([], ["make demo-down", "farandole lab ssh node-1"]),
+        (["LAB=big"], ["make demo-down LAB=big", "farandole lab ssh --name big node-1"]),
+    ],
+)
+def test_the_demo_ends_with_commands_for_its_lab(given: list[str], shown: list[str]) -> None:
+    done = subprocess.run(["make", "-n", "demo", *given], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert all(command in done.stdout for command in shown)
+    assert done.stdout.count(shown[1]) == 2
