@@ -124,6 +124,13 @@ def test_unknown_names_are_answered_with_those_that_exist(tmp_path: Path) -> Non
     refused("preflight", "-i", str(inventory), "--hosts", "node-9")
 
 
+@pytest.mark.parametrize("command", ["remove --hosts", "upgrade --hosts", "run --hosts", "apply --limit", "drift -l"])
+def test_a_list_without_a_name_does_not_mean_all_nodes(command: str, tmp_path: Path) -> None:
+    inventory, (verb, option) = folder(tmp_path, GOOD), command.split()
+    for nodes in ("", " ", ","):
+        assert "names no node" in refused(verb, "-i", str(inventory), option, nodes, *["true"] * (verb == "run"))
+
+
 def test_the_lock_alone_says_what_to_run(tmp_path: Path) -> None:
     arguments = {"inventory_dir": str(tmp_path), "nodes": ["node-1"], "frameworks": ["pytorch"]}
     message = act("stack_lock", arguments, {"hostvars": {"node-1": {}}})["msg"]

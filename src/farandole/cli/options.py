@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from farandole.core.errors import FarandoleError
 from farandole.core.findings import FindingsError
 from farandole.core.project import ROOT
 from farandole.inventory.reading import existing, named, only
@@ -25,6 +26,14 @@ def known_tags(tags: str) -> str:
         if unknown := judge_tags([tag.strip() for tag in tags.split(",")], roles):
             raise FindingsError([replace(finding, severity="stop") for finding in unknown], "nothing was done:")
     return tags
+
+
+def some_nodes(context: typer.Context, option: typer.CallbackParam, nodes: str) -> str:
+    """Refuse an empty list, as of a shell's variable that is not set, which would mean all nodes."""
+    source = context.get_parameter_source(str(option.name))
+    if not nodes.strip(" ,") and source and source.name == "COMMANDLINE":
+        raise FarandoleError(f"{option.opts[0]} names no node; for all of them, leave it out")
+    return nodes
 
 
 SETTING = "FARANDOLE_INVENTORY"
@@ -50,10 +59,10 @@ PrivateKey = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON, for programs.")]
 AsObject = Annotated[bool, typer.Option("--json", help="Print one object of JSON, for programs.")]
-Hosts = Annotated[str, typer.Option(help="Only these nodes, separated by commas.")]
+Hosts = Annotated[str, typer.Option(callback=some_nodes, help="Only these nodes, separated by commas.")]
 Forks = Annotated[int | None, typer.Option("--forks", "-f", min=1, help="Nodes that work at the same time.")]
 # What of site.yml is meant.
-Limit = Annotated[str, typer.Option("--limit", "-l", help="Only these nodes.")]
+Limit = Annotated[str, typer.Option("--limit", "-l", callback=some_nodes, help="Only these nodes.")]
 Tags = Annotated[str, typer.Option("--tags", "-t", callback=known_tags, help="Run only what has one of these tags.")]
 SkipTags = Annotated[
     str, typer.Option(callback=known_tags, help="Leave out what has one of these tags; stack, for example.")
