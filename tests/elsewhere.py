@@ -23,7 +23,11 @@ def run(folder: Path, program: str, *arguments: str | Path, **variables: str) ->
 
 def install(folder: Path) -> None:
     """Install it there, with the settings that it needs."""
-    built = run(folder, "ansible-galaxy", "collection", "build", "--output-path", folder, ROOT)
+    # Whatever lies in the folder is packed.
+    names = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, check=True).stdout
+    copy = ["rsync", "--archive", "--from0", "--files-from=-", "--ignore-missing-args"]
+    subprocess.run([*copy, ROOT, folder / "tree"], input=names, check=True)
+    built = run(folder, "ansible-galaxy", "collection", "build", "--output-path", folder, folder / "tree")
     assert built.returncode == 0, built.stderr
     (archive,) = folder.glob("farandole-cluster-*.tar.gz")
     done = run(folder, "ansible-galaxy", "collection", "install", "--offline", "-p", folder / "collections", archive)

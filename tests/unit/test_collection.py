@@ -23,8 +23,12 @@ sys.meta_path = [finder for finder in sys.meta_path if "farandole" not in repr(f
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed collection, and with the settings that it needs."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    install(folder)
+    folder, stray = tmp_path_factory.mktemp("elsewhere"), ROOT / "secret"
+    stray.touch()
+    try:
+        install(folder)
+    finally:
+        stray.unlink()
     return folder
 
 
