@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -184,3 +185,9 @@ def test_the_elastic_sample_refuses_checkpoints_which_it_would_not_write(
     assert "--checkpoints: this sample keeps its state in memory" in capfd.readouterr().err
     monkeypatch.setattr(sys, "argv", ["pytorch_mnist.py", "--checkpoints", "saved"])
     assert scripts("proof").arguments("", lr=0.1).checkpoints == Path("saved")
+
+
+def test_a_launcher_that_does_not_exist_is_no_finished_job() -> None:
+    command, given = ["sh", str(ROOT / "files/samples/jobs/slurm.sh")], {"LAUNCHER": "mpiexec", "SLURM_NTASKS": "2"}
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    assert (done.returncode, "LAUNCHER=mpiexec" in done.stderr) == (1, True)

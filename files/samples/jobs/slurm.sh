@@ -14,4 +14,5 @@ case "${LAUNCHER:-horovodrun}" in
 horovodrun) exec horovodrun "--${CONTROLLER:-gloo}" python "$@" ;;
 mpirun) exec mpirun --bind-to none -x OMP_NUM_THREADS -x FARANDOLE_RANKS python "$@" ;;
 srun) exec srun --mpi="${PMI:-pmix}" python "$@" ;;
+*) echo "slurm.sh: LAUNCHER=$LAUNCHER is none of horovodrun, mpirun, srun" >&2; exit 1 ;;
 esac
