@@ -102,6 +102,10 @@ def unpack(archive: Path, folder: Path) -> Path:
     if not program.is_file() or not os.access(program, os.X_OK):
         raise RefusedError(f"its {PROGRAM} is not a program")
     place: Path = (folder / top).resolve()
+    # By way of other links, it may lead elsewhere than it reads.
+    for name in (member.name for member in members if member.issym()):
+        if not Path(os.path.realpath(folder / name)).is_relative_to(place):
+            raise RefusedError(f"the link {name!a} leads out of it")
     place.chmod(0o755)
     return place
 
@@ -166,7 +170,8 @@ def main() -> None:
                 link(abi, library)
                 former = current.readlink().name if current.is_symlink() else target.name
                 link(current, target.name)
-                for old in root.iterdir():
+                # The one before stays if this one was only mended.
+                for old in root.iterdir() if former != target.name else ():
                     if len(old.name) == 16 and old.name not in (former, target.name):
                         aside(root, old)
                 sweep(root)

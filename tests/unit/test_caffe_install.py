@@ -69,6 +69,10 @@ def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> N
     root = Path(asked["root"])
     assert {path.name for path in root.iterdir()} == {*names[1:], "current", "abi", ".lock"}
     assert str((root / "current").readlink()) == names[2]
+    # Jobs may still use the one before when the present one is mended.
+    (root / "current/bin/caffe").write_text("other")
+    assert run_module("caffe_install", asked)["changed"]
+    assert {path.name for path in root.iterdir()} == {*names[1:], "current", "abi", ".lock"}
     # One in a folder, which is left out, and mended once it was changed.
     asked = request(tmp_path, depot, *((f"./intel_caffe/{name}", text) for name, text in WHOLE))
     for content in ("program", "other"):
@@ -87,6 +91,8 @@ def test_the_one_before_stays_and_older_ones_go(tmp_path: Path, depot: str) -> N
         ([*WHOLE, ("lib/a/../../../evil", "x")], "leads out of it"),
         ([*WHOLE, ("lib/x", "->/etc/passwd")], "'/etc/passwd' leads out of it"),
         ([*WHOLE, ("lib/x", "->../../evil")], "leads out of it"),
+        ([*WHOLE, ("a/b/s", "->../../lib"), ("x", "->a/b/s/../../y")], "the link 'x' leads out of it"),
+        ([("a/bin/caffe", "x"), ("a/x", "->../y")], "the link 'a/x' leads out of it"),
         ([*WHOLE, ("lib/x", "=>/etc/passwd")], "'/etc/passwd' leads out of it"),
         ([*WHOLE, ("lib/x", "=>lib/gone")], "'lib/x' is a hard link to something outside"),
         ([*WHOLE, ("a", "->lib"), ("a/x", "y")], "'a/x' would be written through the link 'a'"),
