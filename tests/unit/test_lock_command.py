@@ -82,6 +82,15 @@ def test_lock_writes_and_reports_only_changes(mine: Inventory) -> None:
     assert "the old lock was made with numpy==2.3.4, this one is not" in mine.lock()
 
 
+@pytest.mark.parametrize("damage", [("format: 2", "format: 3"), ("numpy", "nunpy"), ("\n", "\n<<<<<<< HEAD\n")])
+def test_a_lock_that_cannot_be_read_is_not_overwritten(mine: Inventory, damage: tuple[str, str]) -> None:
+    mine.lock()
+    mine.path.write_text(damaged := mine.path.read_text().replace(*damage))
+    output = mine.lock(fails=True)
+    assert "which does not know its format; nothing was done" in output or f"rm {mine.path} && farandole lock" in output
+    assert mine.path.read_text() == damaged
+
+
 def test_explain_writes_nothing(mine: Inventory) -> None:
     output = mine.lock("--explain", "--want", "numpy==2.3.4")
     assert not mine.path.exists()

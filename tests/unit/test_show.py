@@ -107,7 +107,7 @@ def test_a_lock_file_can_be_given_instead_of_an_id(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_lock_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text(text)
-    with pytest.raises(FarandoleError, match=f"^{path} (is|has) .*make a new one: farandole lock -i "):
+    with pytest.raises(FarandoleError, match=f"^{path} (is|has) .*make a new one: rm {path} && farandole lock -i "):
         show.find(str(path))
 
 

@@ -88,7 +88,7 @@ def _choose(
     variables = inventory_variables(inventory)
     states.claim(variables["state"], variables["folder"], write=write)
     wanted = _request(variables, wishes, str(inventory))
-    platform, old = nodes.read(probes(inventory, variables, login)), former(path)
+    old, platform = former(path), nodes.read(probes(inventory, variables, login))
     known, configure = making.known_of(old, wishes.upgrade), plain_list(variables, "openmpi_configure")
     progress.print("choosing versions, with the package indexes of this machine's pip")
     new = making.new(platform, wanted, configure, known, cache_of(variables), _say)
@@ -115,11 +115,8 @@ def _say(line: str) -> None:
 
 
 def former(path: Path) -> dict[str, Any] | None:
-    """The existing lock, which a new one is about to replace; None if there is no valid one."""
-    try:
-        return locks.read(path)
-    except (FileNotFoundError, FarandoleError):
-        return None
+    """The existing lock, which a new one is about to replace; None if there is none."""
+    return locks.read(path) if path.exists() else None
 
 
 def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def _dump(key: str, value: Any) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """Read a lock; refuse one that is damaged or was edited."""
-    cure = f"make a new one: {command(path)}"
+    cure = f"make a new one: rm {shlex.quote(str(path))} && {command(path)}"
     try:
         lock = files.from_yaml(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
