@@ -91,6 +91,14 @@ def test_a_lock_that_cannot_be_read_is_not_overwritten(mine: Inventory, damage: 
     assert mine.path.read_text() == damaged
 
 
+def test_a_path_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    (odd := tmp_path / "[a] [" / "b] :key:").mkdir(parents=True)
+    mine = Inventory(odd)
+    assert f"{mine.path}: stack " in mine.lock()
+    assert f"{mine.path}: stack " in mine.lock()
+
+
 def test_explain_writes_nothing(mine: Inventory) -> None:
     output = mine.lock("--explain", "--want", "numpy==2.3.4")
     assert not mine.path.exists()

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.core.project import version
@@ -100,11 +101,15 @@ def main() -> None:
     """Run the command; the user sees messages, never a traceback."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for stream in (sys.stdout, sys.stderr):
+        # What the locale lacks is escaped.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     try:
         app()
-    except FarandoleError as error:
-        console.print(f"[bold red]error:[/] {escape(on_terminal(str(error)))}")
+    except (FarandoleError, OSError) as error:
+        console.print(Text.assemble(("error:", "bold red"), f" {on_terminal(str(error))}"))
         sys.exit(ERRORS.get("".join(sys.argv[1:2]), 1))
     except Interrupted as interrupt:
         # There is nothing left that another one could end.

@@ -20,7 +20,7 @@ from farandole.stack import lock as locks
 from farandole.stack.settings import cache_of, inventory_variables, plain
 from farandole.stack.web import PIP
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 TOP = "farandole"
 # Where `make setup` and `bundle/env` expect them.
 CACHE, PYTHON = f"{TOP}/bundle/cache/farandole", f"{TOP}/bundle/python"
@@ -63,13 +63,12 @@ def bundle(
     console.print(
         f"{output}: {output.stat().st_size / 1e6:.0f} MB, {len(members)} files, for stack {lock['id']}. On the other "
         f"machine:\n  tar xf {output.name} && cd {TOP} && . bundle/env && make setup\n"
-        f"then copy your inventory, with its {locks.NAME}, into inventory/ and run site.yml {option}in that shell",
-        markup=False,
+        f"then copy your inventory, with its {locks.NAME}, into inventory/ and run site.yml {option}in that shell"
     )
 
 
 def _say(line: str) -> None:
-    console.print(line, markup=False)
+    console.print(line)
 
 
 def download(folder: Path) -> None:

@@ -22,7 +22,7 @@ from farandole.stack.cache import Builds
 app = typer.Typer(no_args_is_help=True, help="Run hosts with systemd and sshd on this machine, to test on.")
 fault = typer.Typer(no_args_is_help=True, help="Inject a fault into a node, or repair it.")
 app.add_typer(fault, name="fault")
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def _lab_name(value: str) -> str:

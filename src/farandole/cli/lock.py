@@ -21,8 +21,8 @@ from farandole.stack.catalogue import load
 from farandole.stack.problem import Request, request
 from farandole.stack.settings import builds_of, cache_of, inventory_variables, own_packages, plain_list, sources_of
 
-console = Console(highlight=False, soft_wrap=True)
-progress = Console(highlight=False, soft_wrap=True, stderr=True)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+progress = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=True)
 FACTS = ("python", "glibc", "nvidia_driver", "cuda")
 
 
@@ -65,7 +65,7 @@ def lock(
     if old is None or old["id"] != new["id"]:
         locks.write(path, new)
     _report(path, old, new, inventory)
-    console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}", markup=False)
+    console.print(hint or f"next: farandole apply -i {shlex.quote(str(inventory))}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _request(variables: Mapping[str, Any], wishes: Wishes, inventory: str = "") 
 
 
 def _say(line: str) -> None:
-    progress.print(line, markup=False)
+    progress.print(line)
 
 
 def former(path: Path) -> dict[str, Any] | None:
@@ -131,10 +131,10 @@ def _report(path: Path, old: locks.Lock | None, new: locks.Lock, inventory: Path
     was = f", was {old['id']}" if old else ""
     console.print(f"{path}: stack {new['id']}{was}; {_proof(new, inventory)}")
     for line in _sizes(new):
-        console.print(line, markup=False)
+        console.print(line)
     if old:
         for line in lines or ["the versions are unchanged; what is wanted, sources, patches or options have changed"]:
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 def _sizes(new: locks.Lock) -> list[str]:
@@ -159,7 +159,7 @@ def _explain(new: locks.Lock, inventory: Path) -> None:
     rows = [["component", "version", "built and ran on", "why"]]
     for name, version in new["versions"].items():
         rows.append([name, version, ", ".join(proven(name, version)), new["why"].get(name, none)])
-    console.print(table(rows), markup=False)
+    console.print(table(rows))
     console.print(f"stack {new['id']}: {platform['os']}, {platform['arch']}, Python {platform['python']}, {chip}")
     console.print(_proof(new, inventory))
 

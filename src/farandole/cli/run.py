@@ -145,7 +145,7 @@ def fetch(
         head.ask("farandole", "fetch", number, "--", *paths)
     except FarandoleError as error:
         # What the head has can be had.
-        console.print(str(error), markup=False)
+        console.print(str(error))
         complete = False
     fetched = [get(head, number, path, Path.cwd()) for path in paths]
     if not (complete and all(fetched)):

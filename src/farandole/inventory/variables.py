@@ -83,20 +83,21 @@ def refuse_unknown(inventory: Path, option: str, pattern: str) -> None:
 def _opened(inventory: Path) -> tuple[Any, Any]:
     """Ansible's loader and its view of an inventory, read in this process, which is twice as fast."""
     os.environ.update(environment())
-    # Ansible reads its configuration when it is imported.
     from ansible.errors import AnsibleError
-    from ansible.inventory.manager import InventoryManager
-    from ansible.parsing.dataloader import DataLoader
-    from ansible.plugins.loader import init_plugin_loader
-    from ansible.utils.collection_loader import AnsibleCollectionConfig
 
-    if not AnsibleCollectionConfig.collection_finder:
-        init_plugin_loader()
-    existing(inventory)
-    loader = DataLoader()
-    # Whose group_vars say how to log in, from wherever this is called.
-    loader.set_basedir(str(ROOT))
     try:
+        # Ansible reads its configuration when it is imported.
+        from ansible.inventory.manager import InventoryManager
+        from ansible.parsing.dataloader import DataLoader
+        from ansible.plugins.loader import init_plugin_loader
+        from ansible.utils.collection_loader import AnsibleCollectionConfig
+
+        if not AnsibleCollectionConfig.collection_finder:
+            init_plugin_loader()
+        existing(inventory)
+        loader = DataLoader()
+        # Whose group_vars say how to log in, from wherever this is called.
+        loader.set_basedir(str(ROOT))
         return loader, InventoryManager(loader, [str(inventory)])
     except AnsibleError as error:
         raise FarandoleError(f"{inventory} cannot be read: {error}") from None

@@ -28,7 +28,7 @@ def send(head: Head, folder: Path, source: str, *, yes: bool) -> None:
     options, patterns = filters(folder)
     size, outside = survey(folder, options, patterns)
     if outside:
-        console.print(f"warning: the nodes get these links, but not what they point to: {some(outside)}", markup=False)
+        console.print(f"warning: the nodes get these links, but not what they point to: {some(outside)}")
     if not yes and size > LARGE:
         console.print(
             f"{folder} has {size / 1e6:.0f} MB, and every node gets a copy. Put large files that rarely change on "
@@ -74,7 +74,7 @@ def get(head: Head, number: str, path: str, folder: Path) -> bool:
         failed = one_line(error)
     rest = f"{path} is incomplete here" if refused else f"fetched {path}"
     for message in [*refused, f"{path} could not be fetched: {failed}" if failed else rest]:
-        console.print(message, markup=False)
+        console.print(message)
     return not (failed or refused)
 
 

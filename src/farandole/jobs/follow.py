@@ -106,8 +106,8 @@ def tell(code: str, state: State, host: str, message: str = "", **fields: str) -
     """Print a cause and its cure, in which only nodes of the run are named."""
     cause = causes()[code]
     there = shlex.quote(host) if host in dict(state.slots) else "that node"
-    console.print(f"cause: {message or cause.description(fields)} [{code}]", markup=False)
-    console.print(f"cure: {cause.remedy({'host': there})}", markup=False)
+    console.print(f"cause: {message or cause.description(fields)} [{code}]")
+    console.print(f"cure: {cause.remedy({'host': there})}")
 
 
 def first_cause(lines: Sequence[str]) -> tuple[Hit | None, str]:

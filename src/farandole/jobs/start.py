@@ -83,7 +83,7 @@ def left_out(inventory: Path, hosts: str) -> list[str]:
             raise FarandoleError(
                 f"--hosts: {note}; to use it again: farandole node include {name} --prove -i {inventory}"
             )
-        console.print(note, markup=False)
+        console.print(note)
     return [*out]
 
 

@@ -13,7 +13,7 @@ from farandole.jobs.login import Head
 
 # How progress bars go back: to the start of their line, character by character, or to the line above.
 REWRITTEN = re.compile(r"\r|\x08+|\x1b\[A")
-console = Console(highlight=False, soft_wrap=True, stderr=True)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=True)
 
 
 def show(text: str) -> None:

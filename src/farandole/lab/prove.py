@@ -25,7 +25,7 @@ from farandole.report import evidence as evidence_file
 from farandole.stack import lock as locks
 from farandole.stack.catalogue import EVIDENCE
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 LAB = "prove"
 INVENTORY = ROOT / "inventory" / LAB
 SETTINGS = INVENTORY / "group_vars" / "all.yml"
@@ -76,7 +76,7 @@ def prove(
         row = evidence_file.row(content, fingerprint)
         row |= parts({"versions": content["versions"], "own": ()})
         add(evidence, row)
-        console.print(f"{row['verdict']}: {row['ran']}; {row['by']}; added to {evidence}", markup=False)
+        console.print(f"{row['verdict']}: {row['ran']}; {row['by']}; added to {evidence}")
         return
     if INVENTORY.exists():
         raise FarandoleError(f"{INVENTORY} exists: remove it with `farandole lab down --name {LAB}`")
@@ -89,7 +89,7 @@ def prove(
     if OUTSIDE.search(row["ran"]):
         raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
     add(evidence, row)
-    console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}", markup=False)
+    console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}")
     if row["verdict"] != "works":
         sys.exit(1)
 
@@ -114,7 +114,7 @@ def attempt(suite: Suite, frameworks: Sequence[str], want: Sequence[str]) -> Row
 
 def run(*arguments: str, program: str = "farandole") -> None:
     """Run a command and show its output; StepError if it fails."""
-    console.print(f"== {program} {' '.join(arguments)}", markup=False)
+    console.print(f"== {program} {' '.join(arguments)}")
     output = []
     command = [str(Path(sys.executable).with_name(program)), *arguments]
     with subprocess.Popen(
