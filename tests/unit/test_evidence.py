@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,26 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from farandole.cli import validate
 from farandole.cli.app import app
 from farandole.core.errors import FarandoleError
 from farandole.lab import prove
+from farandole.plays.playbook import Login
 from farandole.report import evidence
+from farandole.stack import lock as locks
+from farandole.stack.catalogue import load
 from farandole.validation import plan
 from farandole.validation.judge import Bars
 
-LOCK = {
+LOCK: dict[str, Any] = {
     "id": "aaaa00000000",
     "platform": {"os": "debian-12", "arch": "x86_64", "python": "3.11"},
     "wanted": {"frameworks": ["tensorflow", "pytorch"], "accelerator": "cuda", "packages": ["secret-tool"]},
-    "versions": {"openmpi": "4.1.4", "torch": "2.13.0", "cuda": "13.0", "nccl": "none", "secret-tool": "1.0"},
+    "versions": {
+        "openmpi": "4.1.4", "horovod": "0.28.1", "torch": "2.13.0", "cuda": "13.0", "nccl": "none", "secret-tool": "1.0"
+    },
     "own": ["secret-tool"],
-}
+}  # fmt: skip
 MACHINE = {
     "kernel": "6.1.0-50-amd64",
     "links": {"eno1": {"mtu": 1500, "speed": 10000, "duplex": "full"}},
@@ -30,7 +37,7 @@ MACHINE = {
     "gpus": {"found": 2},
 }
 HOSTS = ("frodo", "sam", "sam2")
-PREFLIGHT = {
+PREFLIGHT: dict[str, Any] = {
     # Not each calls its interface the same.
     "hosts": {
         "frodo": {"machine": MACHINE},
@@ -109,7 +116,7 @@ def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
     rows = tmp_path / "rows.yml"
     # What we have seen ourselves stays.
     ours = {"system": "debian-12", "verdict": "works", "ran": "here", "wanted": "tensorflow,pytorch"}
-    prove.add(rows, {**ours, "set": "openmpi==4.1.4 torch==2.13.0"})
+    prove.add(rows, {**ours, "set": "openmpi==4.1.4 horovod==0.28.1 torch==2.13.0"})
     for _ in range(2):
         done = CliRunner().invoke(app, ["prove", "--add", str(signed), "--evidence", str(rows)])
         assert done.exit_code == 0, done.output
@@ -122,7 +129,7 @@ def test_it_becomes_a_row(tmp_path: Path, signed: Path) -> None:
     assert (row["system"], row["verdict"], row["set"]) == (
         "debian-12",
         "fails",
-        "openmpi==4.1.4 cuda==13.0 torch==2.13.0",
+        "openmpi==4.1.4 cuda==13.0 horovod==0.28.1 torch==2.13.0",
     )
     assert row["by"].startswith("SHA256:")
 
@@ -132,6 +139,7 @@ def test_what_says_less_replaces_no_failure(tmp_path: Path, found: evidence.Evid
     green = {**found, "verdict": "green", "checks": found["checks"][:1]}
     for content, fails in (
         ({**found, "verdict": "green"}, False), ({**green, "quick": True}, True), ({**green, "nodes": 1}, True),
+        ({**green, "checks": []}, True), ({**green, "checks": [{**found["checks"][3], "value": None}]}, True),
         # Of the same versions on CPUs.
         ({**green, "versions": {**found["versions"], "cuda": "none"}}, False),
     ):  # fmt: skip
@@ -141,6 +149,33 @@ def test_what_says_less_replaces_no_failure(tmp_path: Path, found: evidence.Evid
     verdicts = [(row["verdict"], "cuda" in row["set"]) for row in yaml.safe_load(rows.read_text())]
     # One red check is a failure, whatever the verdict is.
     assert verdicts == [("fails", True), ("works", False)]
+
+
+def test_a_row_is_replaced_only_by_a_later_one_of_the_same_people(tmp_path: Path, found: evidence.Evidence) -> None:
+    rows, file = tmp_path / "rows.yml", tmp_path / "file.json"
+    green = {**found, "verdict": "green", "checks": found["checks"][:1]}
+    for who, content, refused in (
+        ("alice", found, False), ("alice", {**green, "date": "2025-01-01"}, True), ("bob", green, False),
+        ("", found, False), ("", green, False), ("", green, False), ("alice", {**green, "date": "2027-01-01"}, False),
+    ):  # fmt: skip
+        signing = tmp_path / who if who else None
+        if signing and not signing.exists():
+            key(tmp_path, who)
+        evidence.write(file, content, signing)
+        done = CliRunner().invoke(app, ["prove", "--add", str(file), "--unsigned", "--evidence", str(rows)])
+        assert ("of 2026-11-26 by the same people" in str(done.exception)) is refused, done.output
+    verdicts = [(row["by"] == "unsigned", row["verdict"]) for row in yaml.safe_load(rows.read_text())]
+    assert verdicts == [(False, "works"), (True, "fails"), (True, "works"), (False, "works")]
+    rows.write_text("{}\n")
+    done = CliRunner().invoke(app, ["prove", "--add", str(file), "--evidence", str(rows)])
+    assert done.exit_code == 0, done.output
+    # As a lock reads it.
+    (one,) = load(evidence=rows).evidence
+    assert (one.works, one.others) == (True, {})
+    rows.write_text("a: b\n")
+    assert "is no file of evidence" in str(
+        CliRunner().invoke(app, ["prove", "--add", str(file), "--evidence", str(rows)]).exception
+    )
 
 
 def test_one_that_was_edited_is_refused(signed: Path) -> None:
@@ -155,7 +190,11 @@ def test_one_that_somebody_else_has_made_is_refused(tmp_path: Path, signed: Path
     assert evidence.read(signed, signers)[1] == evidence.read(signed)[1]
     evidence.write(signed, found | {"verdict": "green"}, key(tmp_path, "mallory"))
     assert evidence.read(signed)[1]
-    with pytest.raises(FarandoleError, match="a key that is not in"):
+    with pytest.raises(FarandoleError, match=r"signed by SHA256:.*, a key that is not in"):
+        evidence.read(signed, signers)
+    # Whoever changed it is not a stranger.
+    signed.write_text(signed.read_text().replace('"verdict": "green"', '"verdict": "slow"'))
+    with pytest.raises(FarandoleError, match="is not what was signed"):
         evidence.read(signed, signers)
     # Her signature under his words.
     other = json.loads(signed.read_text())
@@ -163,6 +202,26 @@ def test_one_that_somebody_else_has_made_is_refused(tmp_path: Path, signed: Path
     signed.write_text(json.dumps({**json.loads(signed.read_text()), "evidence": other["evidence"]}))
     with pytest.raises(FarandoleError, match="is not what was signed"):
         evidence.read(signed, signers)
+
+
+@pytest.mark.parametrize(
+    ("lines", "good"),
+    [
+        (("alice",), True), (("*@example.org",), True), (("# of the site", "bob", "alice,bob"), True),
+        (('alice namespaces="git"', "bob"), True), (('alice namespaces="git"',), False),
+        (('alice valid-before="20200101"',), False),
+    ],
+)  # fmt: skip
+def test_a_key_may_sign_what_its_lines_allow(tmp_path: Path, signed: Path, lines: Sequence[str], good: bool) -> None:
+    signers, public = tmp_path / "signers", (tmp_path / "alice.pub").read_text()
+    signers.write_text("".join(f"{line}\n" if line[0] == "#" else f"{line} {public}" for line in lines))
+    if good:
+        assert evidence.read(signed, signers)[1].startswith("SHA256:")
+    else:
+        with pytest.raises(FarandoleError, match="or not for this there"):
+            evidence.read(signed, signers)
+    done = CliRunner().invoke(app, ["prove", "--add", str(signed), "--signers", str(tmp_path / "nope")])
+    assert (done.exit_code, "--signers" in done.output) == (2, True)
 
 
 def test_one_that_nobody_has_signed_needs_an_option(tmp_path: Path, found: evidence.Evidence) -> None:
@@ -177,8 +236,14 @@ def test_one_that_nobody_has_signed_needs_an_option(tmp_path: Path, found: evide
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("lock", "x\nverdict: works"), ("nodes", 0), ("versions", {"a b": "1"}), ("kernels", ["6.1\n"]), ("more", 1)],
-)
+    [
+        ("lock", "x\nverdict: works"), ("nodes", 0), ("kernels", ["6.1\n"]), ("more", 1), ("date", "2026-99-99"),
+        *(("platform", {**LOCK["platform"], "os": system}) for system in ("~", "debian-12:", "windows")),
+        ("platform", {}),
+        *(("versions", {**LOCK["versions"], **one}) for one in ({"a b": "1"}, {"numpy": "~1"}, {"torch": "none"})),
+        ("versions", {"torch": "2.13.0"}),
+    ],
+)  # fmt: skip
 def test_what_it_may_not_say_is_refused(tmp_path: Path, found: evidence.Evidence, part: str, value: object) -> None:
     evidence.write(tmp_path / "file.json", {**found, part: value}, key(tmp_path, "alice"))
     with pytest.raises(FarandoleError, match="is no evidence"):
@@ -188,6 +253,60 @@ def test_what_it_may_not_say_is_refused(tmp_path: Path, found: evidence.Evidence
 def test_it_is_of_the_stack_in_the_lock() -> None:
     with pytest.raises(FarandoleError, match="run site"):
         evidence.gather({**RESULT, "stack": "bbbb00000000"}, LOCK, PREFLIGHT, "1.0.0")
+
+
+def test_it_is_of_all_nodes() -> None:
+    less = {**PREFLIGHT, "hosts": {name: one for name, one in PREFLIGHT["hosts"].items() if name != "sam"}}
+    with pytest.raises(FarandoleError, match=r"has not looked at sam$"):
+        evidence.gather(RESULT, LOCK, less, "1.0.0")
+
+
+@pytest.fixture
+def shire(tmp_path: Path) -> Path:
+    """An inventory of nodes that do not answer."""
+    nodes = {name: {"ansible_host": f"127.0.0.{place}", "ansible_port": 1} for place, name in enumerate(HOSTS, 1)}
+    cluster = {"hosts": nodes, "vars": {"base_state_dir": str(tmp_path / "state")}}
+    (tmp_path / "shire").mkdir()
+    (tmp_path / "shire/hosts.yml").write_text(yaml.safe_dump({"cluster": cluster, "head": {"hosts": {"frodo": None}}}))
+    return tmp_path / "shire"
+
+
+def test_the_nodes_are_looked_at_anew(shire: Path) -> None:
+    command = ["validate", "-i", str(shire), "--evidence", str(shire / "file.json")]
+    done = CliRunner().invoke(app, command)
+    assert "preflight found 1 problem" in done.output
+    assert "this validation wrote no report" in str(done.exception)
+
+
+def test_what_could_not_be_written_or_signed_is_refused_before_it_is_measured(shire: Path) -> None:
+    (shire.parent / "no key").write_text("")
+    for more, why in (
+        (("none/file.json",), "none/file.json cannot be written"), (("",), f"{shire} cannot be written"),
+        (("file.json", "--evidence-key", str(shire.parent / "no key")), "no key cannot sign: "),
+    ):  # fmt: skip
+        command = ["validate", "-i", str(shire), "--evidence", str(shire / more[0]), *more[1:]]
+        done = CliRunner().invoke(app, command)
+        assert (done.output, why in str(done.exception)) == ("", True), done.exception
+
+
+def test_it_is_judged_as_everywhere_and_told_beside_the_json(shire: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def play(_playbook: str, _inventory: Path, _login: Login, *arguments: str, **_: object) -> int:
+        """Leaves what a validation does."""
+        asked.extend(arguments)
+        report = shire.parent / "state/reports/latest"
+        report.mkdir(parents=True)
+        (report / "result.json").write_text(json.dumps({"format": 3, **RESULT}))
+        (shire.parent / "state/preflight.json").write_text(json.dumps(PREFLIGHT))
+        return 0
+
+    monkeypatch.setattr(validate, "play", play)
+    monkeypatch.setattr(locks, "read", lambda _: LOCK)
+    done = CliRunner().invoke(app, ["validate", "-i", str(shire), "--json", "--evidence", str(shire / "file.json")])
+    assert (done.exit_code, done.stdout) == (0, ""), done.exception
+    assert f"evidence: {shire}/file.json, not signed" in done.stderr
+    assert json.loads(asked[-1])["validation_bars"] == {}
 
 
 def test_a_key_that_cannot_sign_is_named(tmp_path: Path, found: evidence.Evidence) -> None:

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from farandole.cli.app import app
+from farandole.core.errors import FarandoleError
 from farandole.lab import prove
 from farandole.stack.catalogue import EVIDENCE, load
+
+from .loading import ROOT
 
 FATAL = "\nfatal: [n]: FAILED! =>\n    msg:"
 ROW: prove.Row = {
@@ -38,6 +43,43 @@ def test_a_row_replaces_one_about_the_same_set(tmp_path: Path) -> None:
             prove.add(path, {**ROW, "system": system, "verdict": verdict})
     rows = yaml.safe_load(path.read_text())
     assert [(row["system"], row["verdict"]) for row in rows] == [("debian-12", "works"), ("debian-13", "works")]
+
+
+def test_of_those_that_disagree_the_failure_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.yml"
+    for verdict, who in (("works", "SHA256:a"), ("fails", "SHA256:b"), ("works", "SHA256:c")):
+        prove.add(path, {**ROW, "verdict": verdict, "by": who})
+    known = load(evidence=path)
+    seen = known.seen(known.evidence[0].versions, "debian-13")
+    assert seen
+    assert not seen.works
+
+
+@pytest.mark.parametrize(("failing", "row"), [("lab up", False), ("lab down", True), ("lock", True)])
+def test_what_fails_before_a_set_is_tried_is_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, row: bool
+) -> None:
+    """Whatever is started takes the set for good, but for one step."""
+    state, place = tmp_path / "state", tmp_path / "inventory/prove"
+    for name in ("farandole", "ansible-playbook"):
+        script = f"""#!/bin/sh
+case "$*" in {failing.replace(" ", "?")}*) echo "error: it has no memory"; exit 1 ;; esac
+case $1 in lab) mkdir -p {place} ;; lock) cp {ROOT}/tests/unit/locks/pytorch.lock {place}/stack.lock.yml ;; esac
+"""
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    report = state / "prove/reports/latest/result.json"
+    report.parent.mkdir(parents=True)
+    report.write_text('{"checks": [{"status": "green"}]}')
+    monkeypatch.setenv("FARANDOLE_STATE", str(state))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr(prove, "INVENTORY", place)
+    monkeypatch.setattr(prove, "SETTINGS", place / "group_vars/all.yml")
+    done = CliRunner().invoke(app, ["prove", "--evidence", str(tmp_path / "evidence.yml")])
+    assert isinstance(done.exception, FarandoleError) is ("lab" in failing), done.output
+    seen = (tmp_path / "evidence.yml").read_text() if row else ""
+    assert (tmp_path / "evidence.yml").exists() is row
+    assert ("lock: it has no memory" if failing == "lock" else "1 green" if row else "") in seen
 
 
 def test_a_refused_set_is_a_row_that_no_lock_matches(tmp_path: Path) -> None:

@@ -51,14 +51,18 @@ def validate(
     """Validate a cluster with jobs on its nodes and write a report; exit with 1 if anything is red."""
     if evidence_key and not evidence:
         raise FarandoleError("--evidence-key signs the file of --evidence, which is missing")
+    if evidence:
+        files.refuse_early(evidence, evidence_key)
     begun = time.time()
     names = [name.strip() for name in hosts.split(",")] if hosts else []
     busy: list[str] = []
     if idle:
-        names, busy = idle_nodes(inventory, login, names)
+        names, busy = idle_nodes(inventory, login, names, as_json=as_json)
     given = {"validation_hosts": ",".join(names), "validation_busy": ",".join(busy), "on_bad_node": on_bad_node}
+    # Evidence tells of the nodes as they are now, and was judged as everywhere.
+    own = {"evidence": True, "validation_bars": {}} if evidence else {}
     # As NAME=VALUE, a value would end at its first space.
-    settings = json.dumps({name: value for name, value in given.items() if value})
+    settings = json.dumps({**{name: value for name, value in given.items() if value}, **own})
     arguments = [*(["--tags", "quick"] if quick else []), "--extra-vars", settings]
     status = play(
         "playbooks/validate.yml",
@@ -69,12 +73,12 @@ def validate(
         interrupted="the job on the nodes is being ended; there is no report of this run",
     )
     if evidence:
-        gather(inventory, begun, evidence, evidence_key)
+        typer.echo(gather(inventory, begun, evidence, evidence_key), err=as_json)
     if status:
         raise typer.Exit(1)
 
 
-def idle_nodes(inventory: Path, login: Login, names: list[str]) -> tuple[list[str], list[str]]:
+def idle_nodes(inventory: Path, login: Login, names: list[str], *, as_json: bool) -> tuple[list[str], list[str]]:
     """Those of these nodes, or of all, that run no job, as far as the head knows, and those that run one."""
     cluster = cluster_of(inventory, write=False)
     answer = ask(head_of(inventory, login))
@@ -86,15 +90,15 @@ def idle_nodes(inventory: Path, login: Login, names: list[str]) -> tuple[list[st
     busy = [name for name in wanted if answer.used.get(name)]
     idle = [name for name in wanted if name not in busy]
     if busy and len(idle) < 2:
-        typer.echo(f"nothing was validated, as fewer than two nodes are idle: {several(busy)} run jobs")
+        typer.echo(f"nothing was validated, as fewer than two nodes are idle: {several(busy)} run jobs", err=as_json)
         raise typer.Exit(BUSY)
     if busy:
-        typer.echo(f"not validated, as they run jobs: {several(busy)}")
+        typer.echo(f"not validated, as they run jobs: {several(busy)}", err=as_json)
     return idle, busy
 
 
-def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> None:
-    """Write the evidence of a validation that began then."""
+def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> str:
+    """Write the evidence of a validation that began then, and say where it is."""
     state = cluster_of(inventory, write=False).state
     report = state / "reports" / "latest" / "result.json"
     if not report.exists() or report.stat().st_mtime < begun:
@@ -103,4 +107,4 @@ def gather(inventory: Path, begun: float, target: Path, key: Path | None) -> Non
     known = json.loads(preflight.read_text()) if preflight.exists() else {}
     content = files.gather(read(report.parent), locks.read(locks.path_of(inventory)), known, version())
     by = files.write(target, content, key)
-    typer.echo(f"evidence: {target}, {f'signed by {by}' if by else 'not signed (--evidence-key)'}")
+    return f"evidence: {target}, {f'signed by {by}' if by else 'not signed (--evidence-key)'}"

@@ -20,6 +20,7 @@ from farandole.core import files
 from farandole.core.errors import FarandoleError
 from farandole.core.project import INSTALLED, ROOT, environment
 from farandole.core.text import one_line, visible
+from farandole.inventory.state import state_folder
 from farandole.lab.image import SYSTEMS, Suite
 from farandole.report import evidence as evidence_file
 from farandole.stack import lock as locks
@@ -43,7 +44,7 @@ OUTSIDE = re.compile(r"cannot be (?:fetched|reached)|no space left|not enough sp
 Row = dict[str, Any]
 
 
-class StepError(Exception):
+class StepError(FarandoleError):
     """A step failed; the message is its cause."""
 
 
@@ -58,7 +59,10 @@ def prove(
         Path | None, typer.Option("--add", metavar="FILE", help="Add what `farandole validate --evidence FILE` wrote.")
     ] = None,
     signers: Annotated[
-        Path | None, typer.Option(help="Only if signed by a key in this file (allowed_signers of ssh-keygen).")
+        Path | None,
+        typer.Option(
+            help="Only if signed by a key in this file (allowed_signers of ssh-keygen).", exists=True, dir_okay=False
+        ),
     ] = None,
     *,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Add a file that nobody has signed.")] = False,
@@ -81,15 +85,17 @@ def prove(
     if INVENTORY.exists():
         raise FarandoleError(f"{INVENTORY} exists: remove it with `farandole lab down --name {LAB}`")
     try:
+        # If this fails, it says nothing about the set.
+        run("lab", "up", "--name", LAB, "--nodes", "2", "--suite", suite.value)
         row = attempt(suite, frameworks.split(","), want or [])
+        if OUTSIDE.search(row["ran"]):
+            raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
+        add(evidence, row)
+        console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}")
     finally:
         if not keep:
             shutil.rmtree(SETTINGS.parent, ignore_errors=True)
             run("lab", "down", "--name", LAB)
-    if OUTSIDE.search(row["ran"]):
-        raise FarandoleError(f"{row['ran']}; this says nothing about the set, so no row was added")
-    add(evidence, row)
-    console.print(f"{row['verdict']}: {row['ran']}; added to {evidence}")
     if row["verdict"] != "works":
         sys.exit(1)
 
@@ -99,7 +105,6 @@ def attempt(suite: Suite, frameworks: Sequence[str], want: Sequence[str]) -> Row
     row: Row = {"system": SYSTEMS[suite], "date": f"{datetime.now(UTC):%Y-%m-%d}", "verdict": "fails", "ran": ""}
     row["wanted"] = " ".join([",".join(frameworks), *want])
     try:
-        run("lab", "up", "--name", LAB, "--nodes", "2", "--suite", suite.value)
         SETTINGS.parent.mkdir()
         SETTINGS.write_text(json.dumps({"stack_frameworks": list(frameworks), "stack_pins": list(want)}))
         run("lock", "-i", str(INVENTORY))
@@ -134,7 +139,7 @@ def parts(lock: Mapping[str, Any]) -> dict[str, str]:
     own = set(lock["own"])
     heads = {name: versions[name] for name in HEADLINE if name in versions}
     others = {name: version for name, version in versions.items() if name not in heads and name not in own}
-    return {"set": spelled(heads), "with": spelled(others)}
+    return {"set": spelled(heads), **({"with": spelled(others)} if others else {})}
 
 
 def spelled(versions: Mapping[str, str]) -> str:
@@ -158,7 +163,7 @@ def cause(output: str) -> str:
 
 def validated() -> str:
     """The verdict of the validation."""
-    report = json.loads((ROOT / ".farandole" / LAB / "reports" / "latest" / "result.json").read_text())
+    report = json.loads((state_folder(INVENTORY) / "reports/latest/result.json").read_text())
     counts = Counter(check["status"] for check in report["checks"])
     return "validation on 2 nodes: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
 
@@ -167,10 +172,16 @@ def validated() -> str:
 
 
 def add(path: Path, row: Row) -> None:
-    """Add a row to a file of evidence, in place of one of the same people about the same set on the same system."""
-    rows = yaml.safe_load(path.read_text()) if path.exists() else []
-    same = ("system", "wanted", "set", "by")
-    others = [other for other in rows or [] if any(other.get(key) != row.get(key) for key in same)]
+    """Add a row to a file of evidence, in place of an older one of the same people about the same set and system."""
+    rows = (yaml.safe_load(path.read_text()) if path.exists() else None) or []
+    if not isinstance(rows, list):
+        raise FarandoleError(f"{path} is no file of evidence, which is a list of rows")
+    # What is not signed may be anybody's.
+    same = tuple(row) if row.get("by") == "unsigned" else ("system", "wanted", "set", "by")
+    others = [other for other in rows if any(str(other.get(key)) != str(row.get(key)) for key in same)]
+    newest = max((str(other.get("date", "")) for other in rows if other not in others), default="")
+    if newest > str(row.get("date", "")):
+        raise FarandoleError(f"no row was added: {path} has one of {newest} by the same people about the same set")
     files.write(path, HEAD + "".join(map(text, [*others, row])))
 
 

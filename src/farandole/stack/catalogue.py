@@ -255,7 +255,8 @@ class Catalogue:
             and run.set.items() <= versions.items()
             and all(run.versions.get(name, NONE) == versions.get(name, NONE) for name in telling)
         ]
-        return max(runs, key=lambda run: len(run.set), default=None)
+        # Of those that disagree, the one that failed.
+        return max(runs, key=lambda run: (len(run.set), not run.works), default=None)
 
     def rank(self, row: Row, os: str) -> tuple[int, bool, Version]:
         """Order of preference: tested on this system, tested elsewhere, the system's own version, newer."""
