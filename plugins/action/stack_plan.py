@@ -20,6 +20,7 @@ from typing import Any
 
 from farandole.plays.action import LocalAction
 from farandole.stack.cache import Builds
+from farandole.stack.lock import path_of
 from farandole.stack.plan import for_run
 
 
@@ -27,5 +28,6 @@ class ActionModule(LocalAction):
     def act(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
         builds = Builds(Path(arguments["builds"]))
-        lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"])
+        path = path_of(Path(variables["inventory_dir"]))
+        lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"], path)
         return {"changed": False, "lock": lock, "plan": made}

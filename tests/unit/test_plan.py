@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
 from farandole.stack.cache import Builds, Lock, horovod_key, openmpi_key
 from farandole.stack.lock import base_of
 from farandole.stack.plan import (
@@ -22,6 +23,7 @@ from farandole.stack.plan import (
     unavailable,
 )
 
+from .loading import ROOT, act
 from .stack import LOCK, changed, layered, pack_changes, pack_stack
 from .stack import pack as pack_file
 
@@ -112,6 +114,44 @@ def test_only_what_has_changed_is_sent_to_nodes_that_have_the_stack_before(
 
 def test_a_builder_outside_the_run_builds(cache: Builds) -> None:
     assert plan(LOCK, cache, {"node-2": BARE}, "node-1")["build"]
+
+
+def patched(**patches: dict[str, str]) -> Lock:
+    """The lock with these patches and their checksums, and for both parts those of today beside them."""
+    lock = changed("farandole", to="0.9.0")
+    for name, folder in (("openmpi", "openmpi-4"), ("horovod", "horovod-0.28.1")):
+        here = {path.name: sha256(path) for path in (ROOT / "files/patches" / folder).glob("*.patch")}
+        files = {**here, **patches.get(name, {})}
+        lock[name]["patches"] = [{"file": file, "sha256": digest} for file, digest in sorted(files.items())]
+    return lock
+
+
+def test_a_lock_with_other_patches_is_refused_where_they_are_needed(cache: Builds, tmp_path: Path) -> None:
+    def refused(lock: Lock, stacks: Stacks = BARE) -> str:
+        node = {"_preflight_probe": {"probe": {"stacks": stacks, "disk_free_mb": 99_999}}, "inventory_dir": tmp_path}
+        asked = {"lock": lock, "builds": str(cache.root), "nodes": ["node-1"], "builder": "node-1"}
+        return str(act("stack_plan", asked, {**node, "hostvars": {"node-1": node}}).get("msg", ""))
+
+    assert refused(patched()) == ""
+    # Fewer are no others: a lock says which of them are used.
+    fewer = patched()
+    del fewer["openmpi"]["patches"], fewer["horovod"]["patches"][3:]
+    assert refused(fewer) == ""
+    ours = ROOT / "files/patches/openmpi-4/01-process-group-race.patch"
+    other = patched(openmpi={ours.name: "ab" * 32}, horovod={"99-gone.patch": "cd" * 32})
+    message = refused(other)
+    assert message.startswith(f"stack {THIS} of {tmp_path}/stack.lock.yml has to be compiled, with patches that")
+    assert f"{ours.name} has sha256 {sha256(ours)[:12]}… here, abababababab… in the lock; horovod: 99-gone" in message
+    assert f"Make a new lock, which keeps the versions: farandole lock -i {tmp_path}; or" in message
+    assert message.endswith("the version that wrote the lock (0.9.0)")
+    every = {file["file"]: "ab" * 32 for file in other["horovod"]["patches"]}
+    assert f"; and {len(every) - 3} more. Make a new lock" in refused(patched(horovod=every))
+    # What is compiled is used, and so is a stack that is packed or installed.
+    pack_file(cache.openmpi(other), builder="node-1")
+    assert "openmpi" not in refused(other)
+    assert refused(other, RUNS) == ""
+    pack_file(cache.horovod(other), builder="node-1")
+    assert refused(other) == ""
 
 
 def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:

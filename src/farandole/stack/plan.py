@@ -1,30 +1,38 @@
 """Decide what a run must build and install, from the lock, the existing builds and the nodes' stacks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from farandole.core.errors import FarandoleError
+from farandole.core.files import sha256
+from farandole.core.project import ROOT
 from farandole.inventory.cluster import probe_of
 from farandole.stack.cache import Builds, Built, Lock, listed, openmpi_key, recall_whole
-from farandole.stack.lock import base_of, own_wheels
+from farandole.stack.catalogue import load
+from farandole.stack.lock import base_of, command, own_wheels
 
 Stacks = Mapping[str, Any]
 NONE: Stacks = {"current": "", "former": "", "installed": []}
 # MiB needed on the disk with /opt, at least and per MiB of wheels; once a stack is packed, its real size is used.
 ROOM_TO_INSTALL = (4_000, 4)
 ROOM_TO_BUILD = (8_000, 6)
+# Patches that a refusal names.
+MOST_NAMED = 3
 
 
 def for_run(
-    lock: Lock, back_to: str | None, builds: Builds, known: Mapping[str, Mapping[str, Any]], builder: str
+    lock: Lock, back_to: str | None, builds: Builds, known: Mapping[str, Mapping[str, Any]], builder: str, path: Path
 ) -> tuple[Lock, dict[str, Any]]:
-    """Return the lock of this run, which may be a former one for a rollback, and the plan for the nodes."""
+    """Return the lock of this run, from a path or a former one for a rollback, and the plan for the nodes."""
     nodes = {name: stacks_of(variables) for name, variables in known.items()}
     if back_to is not None:
         systems = {name: system_of(variables) for name, variables in known.items()}
         lock = choose(back_to, nodes, systems.values(), builds)
         refuse_elsewhere(lock, systems)
     made = plan(lock, builds, nodes, builder)
+    if back_to is None:
+        refuse_other_patches(lock, made, path)
     refuse_without_room(lock, made, {name: free_of(variables) for name, variables in known.items()}, builder)
     return lock, made
 
@@ -131,6 +139,32 @@ def own(part: Built | None, builder: str) -> Built | None:
 def described(built: Built | None) -> dict[str, Any] | None:
     """The description for playbooks, or None."""
     return built.describe() if built else None
+
+
+def refuse_other_patches(lock: Lock, made: Mapping[str, Any], path: Path) -> None:
+    """Refuse before anything is changed to compile with other patches than those in the lock."""
+    compiled = [name for name, part in made.get("parts", {}).items() if made["build"] and not part]
+    other = [f"{name}: {text}" for name in compiled for text in other_patches(name, lock[name])]
+    if other:
+        by = lock.get("farandole", "")
+        more = f"; and {len(other) - MOST_NAMED} more" if len(other) > MOST_NAMED else ""
+        raise FarandoleError(
+            f"stack {lock['id']} of {path} has to be compiled, with patches that this version of Farandole does not "
+            f"have: {'; '.join(other[:MOST_NAMED])}{more}. Make a new lock, which keeps the versions: {command(path)}; "
+            f"or build it with the version that wrote the lock{f' ({by})' if by else ''}"
+        )
+
+
+def other_patches(name: str, part: Mapping[str, Any]) -> Iterator[str]:
+    """The patches in a part of a lock that are others, or missing, here."""
+    folder = f"files/patches/horovod-{part['version']}" if name == "horovod" else load().data["openmpi_patches"]
+    # Locks of earlier versions have none of OpenMPI.
+    for patch in part.get("patches", ()):
+        file = ROOT / folder / patch["file"]
+        if not file.exists():
+            yield f"{patch['file']} is missing"
+        elif (here := sha256(file)) != patch["sha256"]:
+            yield f"{patch['file']} has sha256 {here[:12]}… here, {patch['sha256'][:12]}… in the lock"
 
 
 def refuse_without_room(lock: Lock, made: Mapping[str, Any], free: Mapping[str, int | None], builder: str) -> None:
