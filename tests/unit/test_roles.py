@@ -1,6 +1,8 @@
 """A role's interface is defined once: argument_specs.yml, defaults and README must agree."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,20 @@ def test_the_readmes_table_matches_the_argument_specs(role: Path) -> None:
 def test_the_job_user_is_the_same_without_role_base() -> None:
     defaults = yaml.safe_load((ROOT / "roles/base/defaults/main/main.yml").read_text())
     assert (defaults["base_user"], defaults["base_user_id"]) == (JOB_USER, JOB_USER_ID)
+
+
+@pytest.mark.parametrize("script", ["frameworks/files/build.sh", "horovod/files/install.sh", "stack/files/layer.sh"])
+def test_byte_code_is_the_same_in_each_stack(script: str, tmp_path: Path) -> None:
+    """Otherwise all of it would be sent to nodes that have the same package in another stack."""
+    kept = ("packages=", "python3 -I -m compileall")
+    lines = [line for line in (ROOT / "roles" / script).read_text().splitlines() if line.startswith(kept)]
+    made = []
+    for stack in ("aaaa", "bbbb"):
+        venv = tmp_path / stack / "venv"
+        file = venv / "lib/python3.11/site-packages/horovod/common.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("def size():\n    return 1\n")
+        given = {**os.environ, "VENV": str(venv), "venv": str(venv)}
+        subprocess.run(["sh", "-euc", "\n".join(lines)], env=given, check=True)
+        made += [path.read_bytes() for path in venv.rglob("*.pyc")]
+    assert len(made) == 2 and made[0] == made[1]

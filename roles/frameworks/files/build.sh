@@ -12,5 +12,5 @@ packages=$(echo "$VENV"/lib/python3.*/site-packages)
 find "$packages" -type d '(' -name tests -o -path "$packages/torch/test" ')' -prune -exec rm -rf '{}' +
 find "$packages" -name '*.a' -delete
 # Compiled here, as the job user cannot write there, and while a core has nothing else to do; valid by content, as the archive has
-# no times of its own. Some packages contain files that are no Python 3.
-python3 -I -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$packages" || true
+# no times of its own, and the same in each stack, without its path. Some packages contain files that are no Python 3.
+python3 -I -m compileall -qq -f -j 0 -s "$packages" --invalidation-mode unchecked-hash "$packages" || true

@@ -24,7 +24,7 @@ PIP_CONFIG_FILE=/dev/null "$venv/bin/pip" install --disable-pip-version-check --
 rm -rf "$packages"/pip "$packages"/pip-* "$packages"/setuptools "$packages"/setuptools-* "$packages"/pkg_resources \
     "$packages"/_distutils_hack "$packages"/distutils-precedence.pth "$venv"/bin/pip*
 # Some packages contain files that are no Python 3, which say nothing about the rest; what was asked for is loaded later.
-python3 -I -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$packages" || true
+python3 -I -m compileall -qq -f -j 0 -s "$packages" --invalidation-mode unchecked-hash "$packages" || true
 # addsitedir heeds the base's own .pth files, which a line with a path does not.
 printf 'import site; site.addsitedir("%s")\n' "$from/${packages#"$venv/"}" >"$packages/base.pth"
 # The base's programs, for this environment.
