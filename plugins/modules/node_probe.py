@@ -86,7 +86,9 @@ def stacks(root: Path, *, note: bool = False) -> dict[str, Any]:
         complete -= {
             name for tree in trees(root / "stacks" / current) if (name := tree.name) in complete and drift(root, name)
         }
-    return {"current": current, "former": stack_of(root / "former"), "installed": sorted(complete)}
+    # As after a run that was killed, or while a job used a surplus stack.
+    left = (root / "removing").exists()
+    return {"current": current, "former": stack_of(root / "former"), "installed": sorted(complete), "left": left}
 
 
 def stack_of(link: Path) -> str:

@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {
         }
     },
     "sshd_drop_ins": True, "disk_free_mb": 100_000, "data": {"SOURCE": "ab" * 32, "of somebody.txt": ""},
-    "stacks": {"current": "0123456789ab", "former": "", "installed": ["0123456789ab"]},
+    "stacks": {"current": "0123456789ab", "former": "", "installed": ["0123456789ab"], "left": False},
     "time": 1_800_000_000.25, "root": True, "firewall": None, "machine": machine(),
 }  # fmt: skip
 TRAINER = GOOD["accounts"]["trainer"]

@@ -28,8 +28,9 @@ from .stack import LOCK, changed, layered, pack_changes, pack_stack
 from .stack import pack as pack_file
 
 THIS, BEFORE = LOCK["id"], "bbbb00000000"
-RUNS: Stacks = {"current": THIS, "former": BEFORE, "installed": [THIS, BEFORE]}
-HAS: Stacks = {"current": BEFORE, "former": "", "installed": [THIS, BEFORE]}
+RUNS: Stacks = {"current": THIS, "former": BEFORE, "installed": [THIS, BEFORE], "left": False}
+HAS: Stacks = {"current": BEFORE, "former": "", "installed": [THIS, BEFORE], "left": False}
+LEFT: Stacks = {**RUNS, "left": True}
 BARE = NONE
 HERE = LOCK["platform"]["os"]
 
@@ -58,6 +59,7 @@ def planned(cache: Builds, lock: Lock, *nodes: Stacks, builder: str = "node-1") 
         # Neither done nor read.
         ("damaged", [RUNS, RUNS], [], [], False, False),
         ("", [RUNS, HAS], [], ["node-2"], False, False),
+        ("", [RUNS, LEFT], [], ["node-2"], False, False),
         ("whole", [RUNS, BARE], ["node-2"], ["node-2"], False, False),
         ("whole", [BARE, BARE], ["node-1", "node-2"], ["node-1", "node-2"], False, False),
         ("", [RUNS, BARE], ["node-2"], ["node-2"], True, False),
@@ -87,7 +89,7 @@ def test_only_what_nodes_lack_is_packed_and_only_what_the_builder_lacks_is_built
         assert cache.stack(LOCK).exists() is bool(cached)
 
 
-HAS_FORMER: Stacks = {"current": BEFORE, "former": "", "installed": [BEFORE]}
+HAS_FORMER: Stacks = {"current": BEFORE, "former": "", "installed": [BEFORE], "left": False}
 
 
 @pytest.mark.parametrize(
@@ -213,8 +215,8 @@ def test_the_builder_needs_more_space(cache: Builds) -> None:
 
 LAYER = layered("pandas")
 BASE = base_of(LAYER)["id"]
-WITH_BASE: Stacks = {"current": BASE, "former": "", "installed": [BASE]}
-WITH_BOTH: Stacks = {"current": LAYER["id"], "former": BASE, "installed": [LAYER["id"], BASE]}
+WITH_BASE: Stacks = {"current": BASE, "former": "", "installed": [BASE], "left": False}
+WITH_BOTH: Stacks = {"current": LAYER["id"], "former": BASE, "installed": [LAYER["id"], BASE], "left": False}
 
 
 def packed(cache: Builds, lock: Lock) -> None:

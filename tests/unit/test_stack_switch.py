@@ -1,6 +1,8 @@
 """stack_switch and stack_proof as a node runs them."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from .loading import load
 from .prefix import GOOD, MPI, NEW, OLD, installed, links, names, program, to
 from .stack import run_module, tree
 
-switch = load("modules", "stack_switch")
+switch, probe = load("modules", "stack_switch"), load("modules", "node_probe")
 
 
 def test_the_previous_stack_becomes_the_former_one(root: Path) -> None:
@@ -61,6 +63,31 @@ def test_unfinished_and_unused_trees_and_those_moved_aside_are_removed(root: Pat
     assert (names(root), names(root / "stacks"), names(root / "mpi")) == (
         ["current", "mpi", "stacks"], [NEW, OLD], ["m1"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["environ", "cwd", "exe", "mpi"])
+def test_what_a_process_uses_is_kept_until_the_run_after_its_end(root: Path, way: str) -> None:
+    for age, stack in enumerate((NEW, OLD, "busy", "base", "idle")):
+        installed(root, stack, mpi=f"m-{stack}", age=age)
+    busy = root / "stacks/busy"
+    (busy / "base").symlink_to("../base")
+    # Root sees where it really is, and a job's path may have a link.
+    (root.parent / "link").symlink_to(root)
+    place = root / "mpi/m-busy" if way == "mpi" else busy
+    program = shutil.copy("/bin/sleep", place) if way in ("exe", "mpi") else "/bin/sleep"
+    environment = {"PATH": f"/x:{root.parent}/link/stacks/busy/venv/bin:/bin"} if way == "environ" else {}
+    to(root, OLD, keep=9)
+    with subprocess.Popen([program, "60"], cwd=busy if way == "cwd" else "/", env=environment) as process:
+        answers = [to(root.parent / "link", NEW, keep=2) for _ in range(2)]
+        process.kill()
+    kept = {"busy", "base"} if way != "mpi" else set()
+    assert {*answers[0]["pruned"]} == {"base", "busy", "idle", "m-base", "m-idle"} - kept - {
+        f"m-{name}" for name in kept
+    }
+    assert [answer["pruned"] for answer in answers[1:]] == [[]] and not answers[1]["changed"]
+    assert probe.stacks(root)["left"]
+    assert {*to(root, NEW, keep=2)["pruned"]} == kept | {f"m-{name}" for name in kept | {"busy"}}
+    assert names(root / "stacks") == sorted((NEW, OLD)) and not probe.stacks(root)["left"]
 
 
 def test_the_base_of_a_kept_stack_is_kept_also_below_a_link(root: Path) -> None:

@@ -91,7 +91,12 @@ PROBE = fields(
         "sshd_drop_ins": yes_or_no,
         "disk_free_mb": whole(1 << 44),
         "stacks": fields(
-            {"current": words(f"|{STACK}"), "former": words(f"|{STACK}"), "installed": many(words(STACK))}
+            {
+                "current": words(f"|{STACK}"),
+                "former": words(f"|{STACK}"),
+                "installed": many(words(STACK)),
+                "left": yes_or_no,
+            }
         ),
         "data": named(words(r"[^\x00-\x1f\x7f-\x9f/]{1,255}"), words(r"|[0-9a-f]{64}")),
         "time": number,

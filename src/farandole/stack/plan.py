@@ -13,7 +13,7 @@ from farandole.stack.catalogue import load
 from farandole.stack.lock import base_of, command, own_wheels
 
 Stacks = Mapping[str, Any]
-NONE: Stacks = {"current": "", "former": "", "installed": []}
+NONE: Stacks = {"current": "", "former": "", "installed": [], "left": False}
 # MiB needed on the disk with /opt, at least and per MiB of wheels; once a stack is packed, its real size is used.
 ROOM_TO_INSTALL = (4_000, 4)
 ROOM_TO_BUILD = (8_000, 6)
@@ -48,11 +48,11 @@ def free_of(variables: Mapping[str, Any]) -> int | None:
 
 
 def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
-    """Which nodes lack the stack, which do not run it yet, and what to build.
+    """Which nodes lack the stack, which do not run it yet or have others left to remove, and what to build.
 
     A stack with packages of the user's own is a layer on a base, the same stack without them; the plan is about the
     base, and has another one for the layer."""
-    behind = [name for name, stacks in nodes.items() if stacks["current"] != lock["id"]]
+    behind = [name for name, stacks in nodes.items() if stacks["current"] != lock["id"] or stacks["left"]]
     base, layer = base_of(lock), None
     if base["id"] != lock["id"]:
         layer = _archive(lock, builds, nodes, builder)
