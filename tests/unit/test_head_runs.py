@@ -19,7 +19,7 @@ from farandole.jobs import files
 from farandole.jobs.follow import first_cause
 from farandole.node import mounts
 from farandole.node.arguments import duration
-from farandole.node.head import folders, main, runs, status
+from farandole.node.head import folders, launch, main, runs, status
 from farandole.node.head import job as keeper
 from farandole.node.head.job import RunKeeper, StoppedError
 from farandole.node.head.launch import OF_RANK, SIGN, Reports
@@ -178,6 +178,28 @@ def use_up(folder: Path) -> Path:
         while True:
             file.write(b"x" * 4096)
     return folder / "filler"
+
+
+def test_a_run_begins_with_the_stack_that_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = tmp_path / "current"
+    current.symlink_to("stacks/aaaa")
+    monkeypatch.setattr(status, "STACK", current)
+
+    def send(*_: object) -> None:
+        """Another one becomes current while the folder is copied."""
+        current.unlink()
+        current.symlink_to("stacks/bbbb")
+
+    monkeypatch.setattr(RunKeeper, "send", send)
+    monkeypatch.setattr(RunKeeper, "clean", lambda *_: None)
+    monkeypatch.setattr(launch, "command", lambda *_: ["env"])
+    monkeypatch.setattr(launch, "free_port", lambda _: 1)
+    job = RunKeeper(asked())
+    job.run.code.mkdir()
+    monkeypatch.setattr(runs, "OUTPUT", Output(os.open(job.run.output, os.O_WRONLY | os.O_CREAT)))
+    job()
+    assert job.run.read("started")["stack"] == "aaaa"
+    assert f"FARANDOLE_STACK={tmp_path}/stacks/aaaa" in job.run.output.read_text().splitlines()
 
 
 @root_only

@@ -508,6 +508,10 @@ def test_a_rank_keeps_the_paths_that_it_inherits(tmp_path: Path) -> None:
     python, libraries = done.stdout.split()
     assert python.endswith("/rank/hook:/a:/b")
     assert libraries.startswith("/c:")
+    # Of the job's stack, unless this node lacks it.
+    for stack, used in ((str(tmp_path), tmp_path), (f"{tmp_path}/none", "/opt/farandole/current")):
+        done, _ = started(tmp_path, "sh", "-c", shown, FARANDOLE_STACK=stack)
+        assert done.stdout.split()[-1].endswith(f"{used}/mpi/lib")
     done, _ = started(tmp_path, "env", "PYTHONPATH=/d", "sh", "-c", shown)
     assert re.match(r"\S+/rank/hook:/d ", done.stdout)
     done, _ = started(tmp_path, "env", "echo", "PYTHONPATH=/d")

@@ -251,6 +251,8 @@ class RunKeeper:
         unbuffered = {} if launcher == "mpi" else {"PYTHONUNBUFFERED": "1"}
         path = f"/usr/local/lib/farandole:{os.environ['PATH']}"
         own = {MARK: self.mark, "FARANDOLE_RUN": json.dumps(described), "PATH": path, **unbuffered}
+        # The one that is recorded, as another may be current by now.
+        own["FARANDOLE_STACK"] = str(status.STACK.parent / "stacks" / self.run.read("started").get("stack", ""))
         self.process = subprocess.Popen(
             launch.command(launcher, slots), cwd=self.run.code, env={**os.environ, **own},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,

@@ -37,7 +37,7 @@ SIGN, RUN = "\x02farandole ", "FARANDOLE_RUN"
 # By which each launcher numbers what it starts; and all of their variables, which independent programs do not get.
 NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 OF_LAUNCHERS = re.compile(r"(HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|HOSTNAME|GLOO_|CONTROLLER|CPU_)|OMPI_|PMIX_|PMI_).*")
-MPI = "/opt/farandole/current/mpi/lib"
+STACK = "/opt/farandole/current"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Number, name, state and parent of a process that has not ended.
@@ -172,7 +172,9 @@ def environment(launcher: str, at: Place, run: Any, address: str) -> dict[str, s
     ours |= {name: value for name, value in (network() | on_processors()).items() if name not in inherited}
     ours |= {"PYTHONPATH": joined(HOOK, inherited.get("PYTHONPATH")), "FARANDOLE_MEETING": address}
     # Packages that can use MPI look for it, also in ranks that something else starts.
-    return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), MPI)}
+    stack = inherited.get("FARANDOLE_STACK", STACK)
+    stack = stack if Path(stack).exists() else STACK
+    return {**inherited, **ours, "LD_LIBRARY_PATH": joined(inherited.get("LD_LIBRARY_PATH"), f"{stack}/mpi/lib")}
 
 
 def gpus(run: Any, at: Place) -> dict[str, str]:
