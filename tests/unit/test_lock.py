@@ -1,6 +1,7 @@
 """The lock file: equal on every machine, and refused if it was changed."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def test_the_id_depends_only_on_the_content(made: dict[str, Any]) -> None:
     assert making.make(NODES, request(BOTH, [], "auto"), ["--with-x"])["id"] != made["id"]
 
 
+@pytest.mark.parametrize("role", ["openmpi", "horovod"])
+def test_the_id_depends_on_how_a_part_is_compiled(
+    role: str, made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("files/patches", "roles/openmpi/files", "roles/horovod/files"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    monkeypatch.setattr(making, "ROOT", tmp_path)
+    script = tmp_path / f"roles/{role}/files/build.sh"
+    ids = []
+    for line in ("# A comment.", "make distclean"):
+        script.write_text(f"{script.read_text()}{line}\n")
+        ids.append(making.make(NODES, request(BOTH, [], "auto"))["id"])
+    assert ids[0] == made["id"] != ids[1]
+
+
 @pytest.fixture
 def path(made: dict[str, Any], tmp_path: Path) -> Path:
     """A lock that was written."""
@@ -130,7 +146,7 @@ def test_a_lock_of_november_2026_is_taken_as_it_is_and_made_again() -> None:
     old, wanted = locks.read(KEPT), request(["pytorch"], [], "auto")
     locks.check(KEPT, old, NODES, wanted)
     new = making.make(NODES, wanted)
-    del new["farandole"]
+    del new["farandole"], new["openmpi"]["recipe"], new["horovod"]["recipe"]
     # Patches may change, and this index is in another place each time.
     new |= {"index": old["index"], **{name: {**new[name], "patches": old[name]["patches"]} for name in PATCHED}}
     assert locks.text({**new, "id": locks.identity(new)}) == KEPT.read_text()

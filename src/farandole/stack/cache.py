@@ -40,9 +40,9 @@ def digest(*values: Any) -> str:
 def openmpi_key(lock: Lock) -> str:
     """Locks with the same key get the same OpenMPI, including its path."""
     openmpi = lock["openmpi"]
-    # Locks of earlier versions have no patches, and keep their key.
-    patches = openmpi.get("patches", [])
-    return digest(lock["platform"], lock["versions"]["gxx"], openmpi["version"], openmpi["configure"], *patches)
+    # Locks of earlier versions have no patches or no recipe, and keep their key.
+    made = [*openmpi.get("patches", []), *filter(None, [openmpi.get("recipe")])]
+    return digest(lock["platform"], lock["versions"]["gxx"], openmpi["version"], openmpi["configure"], *made)
 
 
 def horovod_key(lock: Lock) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from farandole.core.errors import FarandoleError
 from farandole.core.project import ROOT, version
 from farandole.stack import solver
+from farandole.stack.cache import digest
 from farandole.stack.catalogue import FACTS, NONE, load, near
 from farandole.stack.collect import built_for_cuda, inspect
 from farandole.stack.index import Build, Wheel
@@ -103,6 +104,7 @@ def _openmpi(solution: Solution, configure: Sequence[str]) -> dict[str, Any]:
         "version": row.version,
         "sources": load().sources(row),
         "patches": _patches(load().data["openmpi_patches"]),
+        "recipe": _recipe("openmpi"),
         "configure": list(configure or load().data["openmpi_configure"]),
     }
 
@@ -114,6 +116,7 @@ def _horovod(problem: Problem, solution: Solution) -> dict[str, Any]:
         "file": row.data["file"],
         "sha256": row.data["sha256"],
         "patches": _patches(row.data["patches"]),
+        "recipe": _recipe("horovod"),
         "environment": dict(sorted(_environment(problem).items())),
     }
 
@@ -123,6 +126,12 @@ def _patches(folder: str) -> list[dict[str, str]]:
         {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted((ROOT / folder).glob("*.patch"))
     ]
+
+
+def _recipe(role: str) -> str:
+    """A digest of how a role compiles, without the comments."""
+    lines = (ROOT / f"roles/{role}/files/build.sh").read_text().splitlines()
+    return digest([line for line in lines if not line.startswith("#")])
 
 
 def _environment(problem: Problem) -> dict[str, str]:
