@@ -198,18 +198,23 @@ def restore() -> list[str]:
 
 
 def _remove_leftovers(before: list[str]) -> None:
-    """Remove names of dead network namespaces, files of dead containers, and folders that are then empty."""
+    """Remove what the dead leave, and folders that are then empty."""
+    _remove_dead()
+    for folder in map(Path, _FOLDERS):
+        # Others may have come to use it meanwhile.
+        with suppress(OSError):
+            if str(folder) not in before:
+                folder.rmdir()
+
+
+def _remove_dead() -> None:
+    """Remove names of dead network namespaces and files of dead containers, which could not be started again."""
     for name in Path("/run/netns").glob("netns-*"):
         if not _mounted(name):
             name.unlink()
     for container in Path("/run/crun").glob("*"):
         if not _alive(container / "status"):
             shutil.rmtree(container, ignore_errors=True)
-    for folder in map(Path, _FOLDERS):
-        # Others may have come to use it meanwhile.
-        with suppress(OSError):
-            if str(folder) not in before:
-                folder.rmdir()
 
 
 def _alive(status: Path) -> bool:
@@ -347,6 +352,7 @@ def _end_namespace() -> None:
 def power_cycle() -> None:
     """Kill everything that podman runs, and drop its mounts and records; the nodes' disks stay."""
     _end_namespace()
+    _remove_dead()
     _make_namespace()
 
 

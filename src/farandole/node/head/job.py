@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain
 from pathlib import Path
 
@@ -216,8 +216,11 @@ class RunKeeper:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             deleting = self.restarts.deleting()
             try:
-                copied = pool.map(lambda node: send(self.run, node, same, deleting), others)
-                failed = {node: why for node, why in zip(others, copied, strict=True) if why}
+                copies = {node: pool.submit(send, self.run, node, same, deleting) for node in others}
+                # A signal that comes just before this waits does not end the wait.
+                while wait(copies.values(), timeout=1).not_done:
+                    pass
+                failed = {node: why for node, copy in copies.items() if (why := copy.result())}
             except StoppedError:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # Before those that are there, as one may be just starting.
