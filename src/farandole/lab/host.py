@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -68,6 +69,8 @@ _MORE_NEEDS = {
         str(GRUB): "grub-pc-bin",
     },
 }
+# Seconds that a killed node may take to end.
+_ENDING_S = 20
 # Folders that podman, its helpers and mount create in fixed places.
 _FOLDERS = ("/run/containers/networks", "/run/containers", "/run/crun", "/run/mount", "/run/netns", "/run/podman")
 # A kernel in user mode maps each page of its processes by itself.
@@ -221,11 +224,20 @@ def _alive(status: Path) -> bool:
     """Whether the container with this crun status file is running; one that was killed early has no file."""
     try:
         recorded = json.loads(status.read_text())
-        # Process ids are reused; field 22 is the start time.
-        started = Path(f"/proc/{recorded['pid']}/stat").read_text().rpartition(")")[2].split()[19]
+        facts = _facts(recorded["pid"])
     except (OSError, ValueError, KeyError):
         return False
-    return started == str(recorded["process-start-time"])
+    # Process ids are reused; field 22 is the start time.
+    return facts[19:20] == [str(recorded["process-start-time"])]
+
+
+def _facts(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; empty if it has ended."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if facts[0] in "ZX" else facts
 
 
 def check_space() -> None:
@@ -282,12 +294,20 @@ def processes() -> list[tuple[int, list[str]]]:
     return running
 
 
-def end(pid: int) -> None:
-    """Kill a process and its children, children first."""
-    with suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
+def end(*pids: int) -> None:
+    """Kill processes and their children, children first, and wait for their end."""
+    ending: list[int] = []
+    for pid in pids:
+        with suppress(OSError):
+            ending += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        ending.append(pid)
+    for pid in ending:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    # The first process of a node ends after all others.
+    until = time.monotonic() + _ENDING_S
+    while any(map(_facts, ending)) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def systemd_runs_cgroups() -> bool:
@@ -344,8 +364,7 @@ def _make_namespace() -> None:
 
 
 def _end_namespace() -> None:
-    for pid, _ in processes():
-        end(pid)
+    end(*(pid for pid, _ in processes()))
     run("umount", str(_NAMESPACE))
 
 
