@@ -56,6 +56,18 @@ def proven(cluster: Cluster, *nodes: str) -> bool:
     return True
 
 
+LATER = """
+import pathlib, time
+import horovod.torch as hvd, torch
+hvd.init()
+hvd.allreduce(torch.ones(1))
+while not pathlib.Path.home().joinpath("go").exists():
+    time.sleep(1)
+import torch.utils.benchmark as late
+print("imports from", late.__file__.split("/")[4])
+"""
+
+
 @pytest.fixture(autouse=True)
 def installed(cluster: Cluster) -> None:
     """The stack on the first two nodes."""
@@ -366,14 +378,25 @@ def test_packages_of_the_users_own_cost_only_themselves(three: Cluster) -> None:
 
 
 @LONG
-def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster) -> None:
+def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster, tmp_path: Path) -> None:
     before = locked(three)
+    (tmp_path / "later.py").write_text(LATER)
+    for options in (("--mpi", "--hosts", "node-1,node-2"), ("--gloo", "--hosts", "node-3")):
+        begun = three.farandole("run", "--detach", *options, "--", "python", "later.py", folder=tmp_path)
+        assert begun.returncode == 0, begun.stderr
     assert three.farandole("lock", "--want", EARLIER_NUMPY).returncode == 0
     assert locked(three) != before
     # What has changed is packed beside the whole, from a stack that another run may have had.
     for file in Builds(lab_builds()).stacks.glob(f"{locked(three)}.*"):
         file.unlink()
     upgraded = three.play_ok()
+    # What runs goes on with the stack with which it began, also what it imports only now.
+    for node in ("node-1", "node-2", "node-3"):
+        three.shell(node, "touch /home/trainer/go")
+    for run, ranks_of_it in (("1", 2), ("2", 1)):
+        said = three.farandole("attach", run, folder=tmp_path)
+        assert said.returncode == 0, said
+        assert re.findall(r"imports from (\w+)$", said.stdout, re.MULTILINE) == [before] * ranks_of_it
     # Neither OpenMPI nor Horovod is compiled against numpy.
     assert not {task for task, _ in upgraded.changes if "Compile" in task}
     # Of 450 MB, only what differs.
