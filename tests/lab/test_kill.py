@@ -128,7 +128,8 @@ def third(cluster: Cluster) -> Cluster:
 def test_a_removal_leaves_packages_and_accounts_and_site_yml_brings_everything_back(third: Cluster) -> None:
     third.ensure()
     bare = state(third, "node-3")
-    assert third.ssh("node-1", "runuser", "-u", "trainer", "--", "touch", "/home/trainer/result").returncode == 0
+    theirs = "touch ~/result && mkdir -p ~/.ssh && echo a key >~/.ssh/authorized_keys"
+    assert third.ssh("node-1", "runuser", "-l", "trainer", "-c", theirs).returncode == 0
     assert state(third, "node-1") - bare > {"port 0.0.0.0:8480", "/opt/farandole/current", "b false"}
     predicted = third.play_ok("--check", "--diff", playbook=REMOVE)
     done = third.play(playbook=REMOVE)
@@ -138,6 +139,7 @@ def test_a_removal_leaves_packages_and_accounts_and_site_yml_brings_everything_b
     again = third.play_ok(playbook=REMOVE)
     assert again.count("changed") == {"node-1": 0, "node-2": 0}, again.output
     assert "account trainer with its home /home/trainer, because it was not asked for" in again.output
+    assert "/home/trainer/.ssh/authorized_keys, which lets people log in again" in again.flat
     for node in ("node-1", "node-2"):
         kept = {line for line in state(third, node) if not line.startswith("/home/trainer")}
         assert (kept - bare, bare - kept) == (set(), set()), node

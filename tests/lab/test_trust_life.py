@@ -126,8 +126,17 @@ def test_a_revoked_node_is_refused_in_both_directions(revoked: Cluster) -> None:
         assert "REVOKED HOST KEY" in revoked.job_ssh("node-2", "node-3", "hostname").stderr
         with unprotected(revoked, REVOKED_HOSTS, "^@revoked", "node-2"):
             assert revoked.job_ssh("node-2", "node-3", "hostname").stdout == "node-3\n"
+
+    def heard() -> str:
+        return revoked.console("node-3", "journalctl --unit=ssh --lines=1 --output=cat --show-cursor").stdout
+
     for options in (("--skip-tags", "base"), ()):
         assert trust(revoked, *options, *REVOKE).changed_hosts == set()
+    before = heard()
+    removal = revoked.play_ok("--check", *REVOKE, playbook="playbooks/remove.yml")
+    assert removal.changed_hosts == {"node-1", "node-2"}
+    # Nobody has tried to log in there.
+    assert heard() == before
 
 
 def test_a_revoked_host_is_refused_by_all_local_users_and_the_control_machine(revoked: Cluster) -> None:
