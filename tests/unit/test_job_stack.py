@@ -64,7 +64,7 @@ def test_a_job_keeps_its_stack_and_the_next_one_takes_the_current_one(node: Path
 def test_a_shell_keeps_its_stack_while_it_is_there_and_starts_jobs_with_the_current_one(node: Path) -> None:
     gone = f"rm -r opt/farandole/stacks/{OLD}"
     script = f"{SWITCH}; eval $SHOW; ./horovodrun sh -c 'eval $SHOW'; {gone}; eval $SHOW; env"
-    *found, settings = ran(node, f". ./environment; {script} | grep -c FARANDOLE_STACK || true")
+    *found, settings = ran(node, f". ./environment; {script} | sed -n /FARANDOLE_STACK/p | wc -l")
     assert (found, settings) == ([OLD, NEW, NEW], "0")
 
 

@@ -224,11 +224,10 @@ def _alive(status: Path) -> bool:
     """Whether the container with this crun status file is running; one that was killed early has no file."""
     try:
         recorded = json.loads(status.read_text())
-        facts = _facts(recorded["pid"])
+        # Process ids are reused; field 22 is the start time.
+        return _facts(recorded["pid"])[19:20] == [str(recorded["process-start-time"])]
     except (OSError, ValueError, KeyError):
         return False
-    # Process ids are reused; field 22 is the start time.
-    return facts[19:20] == [str(recorded["process-start-time"])]
 
 
 def _facts(pid: int) -> list[str]:
