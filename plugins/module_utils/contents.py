@@ -131,14 +131,14 @@ def verify(tree: Path, known: Collection[str] = (), since: int = 0) -> list[str]
     if not tree.is_dir():
         return [f"{tree.name} is missing"]
     lines = listed(tree)
+    if lines is None and not known:
+        return None
     trusted = since and lines is not None and (tree / LIST).lstat().st_ctime_ns <= since
     present = scan(tree, parse(lines or "") if trusted else None, since)
     if digest(text(present)) in known:
         return []
     if lines is None:
-        return (
-            ["it is not what was built; without a list of its contents, the differences are unknown"] if known else None
-        )
+        return ["it is not what was built; without a list of its contents, the differences are unknown"]
     wanted = parse(lines)
     if wanted is None:
         return [f"{LIST} is damaged"]
@@ -165,6 +165,11 @@ def proven(manifest: Path) -> int:
     return status.st_ctime_ns if status.st_mtime == PACKED_S else min(status.st_ctime_ns, status.st_mtime_ns)
 
 
+def note_whole(stack: Path, when: int) -> None:
+    """Note that a stack was whole at that time, so that only what was touched later is read again."""
+    os.utime(stack / "manifest.json", ns=(when - STEP_NS, when - STEP_NS))
+
+
 def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:
     """What has changed in an installed stack since it was known to be whole; if it is nothing, that may be noted."""
     folder = root / "stacks" / stack
@@ -173,7 +178,7 @@ def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:
     found = {tree: verify(tree, since=since) for tree in trees(folder) if not tree.is_dir() or touched(tree, since)}
     # Not of a tree that cannot be verified.
     if note and found and all(problems == [] for problems in found.values()):
-        os.utime(folder / "manifest.json", ns=(now - STEP_NS, now - STEP_NS))
+        note_whole(folder, now)
     return [
         f"in {tree.parent.name}/{tree.name}, {problem}"
         for tree, problems in found.items()

@@ -10,9 +10,12 @@ import os
 import platform
 import pwd
 import re
+import select
 import shutil
+import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from ansible_collections.farandole.cluster.plugins.module_utils.contents import 
 from ansible_collections.farandole.cluster.plugins.module_utils.machine import SSHD_CONFIG, machine, read
 
 STACK = re.compile("[0-9a-f]{12}")
+# A stack that takes longer to look at is left to the switch to it, which may take as long as it needs.
+LOOK_S = 8
 DROP_INS = {"/etc/ssh/sshd_config.d/*.conf", "sshd_config.d/*.conf"}
 
 
@@ -81,14 +86,40 @@ def free_mib(directory: Path) -> int:
 def stacks(root: Path, *, note: bool = False) -> dict[str, Any]:
     current = stack_of(root / "current")
     complete = {path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)}
-    # A stack that is no longer what was installed is installed again. One that was only touched is not read again.
-    if current and drift(root, current, note=note):
-        complete -= {
-            name for tree in trees(root / "stacks" / current) if (name := tree.name) in complete and drift(root, name)
-        }
+    # A stack that is no longer what was installed is installed again.
+    damaged = in_time(LOOK_S, lambda: changed(root, current, note=note)) if current else []
     # As after a run that was killed, or while a job used a surplus stack.
-    left = (root / "removing").exists()
+    left = damaged is None or (root / "removing").exists()
+    complete -= set(damaged or ())
     return {"current": current, "former": stack_of(root / "former"), "installed": sorted(complete), "left": left}
+
+
+def changed(root: Path, stack: str, *, note: bool) -> list[str]:
+    """Those of a stack and the one below it that have changed. What was only touched is not read twice."""
+    if not drift(root, stack, note=note):
+        return []
+    names = [tree.name for tree in trees(root / "stacks" / stack)]
+    return [name for name in names if (root / "stacks" / name / "manifest.json").exists() and drift(root, name)]
+
+
+def in_time(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
+    """What a function returns; None if that takes longer, or if it fails."""
+    output, target = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(target, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(target)
+    try:
+        select.select([output], [], [], seconds)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with os.fdopen(output) as file:
+        said = file.read()
+    return json.loads(said) if said else None
 
 
 def stack_of(link: Path) -> str:

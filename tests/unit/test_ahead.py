@@ -1,6 +1,7 @@
 """The calls that a run asks for ahead, and what becomes of their answers."""
 
 import atexit
+import json
 import os
 import time
 from pathlib import Path
@@ -142,6 +143,21 @@ def test_a_module_that_crashes_gives_no_answer(monkeypatch: pytest.MonkeyPatch) 
     assert node.ask({}, "", time.monotonic() + 60) == ""
     monkeypatch.setattr(node, "run", lambda *_: os.write(1, b"printed"))
     assert node.ask({}, "", time.monotonic() + 60) == "printed"
+
+
+def test_the_call_of_the_task_itself_has_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(call: dict[str, Any], _: str) -> None:
+        time.sleep(call["takes"])
+        os.write(1, b"printed")
+
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(node, "run", run)
+    for name, seconds in {"CALL_S": 1, "ALL_S": 1.5, "OWN_S": 20}.items():
+        monkeypatch.setattr(node, name, seconds)
+    node.main("", [{"takes": seconds} for seconds in (0, 9, 9, 0, 2)])
+    assert json.loads(capsys.readouterr().out) == {"outputs": ["printed", "", "", "", "printed"]}
 
 
 @pytest.mark.parametrize("secret", [True, False])

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,29 @@ def test_what_a_process_uses_is_kept_until_the_run_after_its_end(root: Path, way
     assert probe.stacks(root)["left"]
     assert {*to(root, NEW, keep=2)["pruned"]} == kept | {f"m-{name}" for name in kept | {"busy"}}
     assert names(root / "stacks") == sorted((NEW, OLD)) and not probe.stacks(root)["left"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_stack_that_takes_long_to_read_is_left_to_the_switch(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+) -> None:
+    large = program(root / "stacks" / NEW / "venv/large", GOOD)
+    os.truncate(large, 1 << 30)
+    installed(root, NEW)
+    assert to(root, NEW)["proven"] and not probe.stacks(root)["left"]
+    # The kernel's clock for files goes in steps.
+    time.sleep(0.1)
+    os.truncate(large, (1 << 30) - damaged)
+    monkeypatch.setattr(probe, "LOOK_S", 0.2)
+    begun = time.monotonic()
+    assert probe.stacks(root, note=True) == {"current": NEW, "former": "", "installed": [NEW], "left": True}
+    assert time.monotonic() - begun < 1
+    assert to(root, NEW, check_mode=True)["changed"] is damaged
+    answer = to(root, NEW)
+    assert ("venv/large has different content" in answer.get("msg", "")) is damaged
+    # What was found whole is not read again.
+    found = probe.stacks(root)
+    assert (found["installed"], found["left"]) == ([] if damaged else [NEW], False)
 
 
 def test_the_base_of_a_kept_stack_is_kept_also_below_a_link(root: Path) -> None:
