@@ -5,6 +5,8 @@ import os
 import random
 import re
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -27,6 +29,17 @@ MOUNTS = [{"what": "node-1:/srv/data", "where": "/data", "type": "nfs4", "option
 SETTINGS = {"storage_home": "nfs", "storage_mounts": MOUNTS, "cluster_users": PEOPLE, "slurm_enabled": True}
 SITE = ("--skip-tags", "stack,build_tools", "--extra-vars", json.dumps(SETTINGS))
 WRITER = "while sleep 0.2; do date +%s >>/home/alice/log && echo $(date +%s) || echo failed; done >/run/alice.log 2>&1"
+# As a client of NTP does.
+ASK_TIME = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    asker.settimeout(5)
+    asker.sendto(b"\\x23" + bytes(47), (sys.argv[1], 123))
+    try:
+        print(len(asker.recv(64)), "bytes")
+    except OSError:
+        print("no answer")
+"""
 # More than a switched-off server needs to boot, and less than a client of NFS that has given up.
 BACK_S = 150
 # How often a run is cut short, and within how many seconds, at most.
@@ -199,6 +212,14 @@ def test_site_yml_mends_what_power_cuts_leave(bare: Cluster) -> None:
 @pytest.mark.usefixtures("site")
 def test_a_second_run_changes_nothing(cluster: Cluster) -> None:
     assert not cluster.play_ok(*SITE).changes
+
+
+@pytest.mark.usefixtures("site")
+def test_the_head_tells_its_time_to_its_nodes_only(cluster: Cluster) -> None:
+    head = cluster.ssh("node-1", "hostname", "-I").stdout.split()[0]
+    assert cluster.ssh("node-2", "python3", "-c", ASK_TIME, head).stdout == "48 bytes\n"
+    stranger = subprocess.run([sys.executable, "-c", ASK_TIME, head], capture_output=True, text=True, check=False)
+    assert stranger.stdout == "no answer\n", stranger.stderr
 
 
 @pytest.mark.usefixtures("site")

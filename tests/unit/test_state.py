@@ -268,3 +268,15 @@ def test_the_settings_of_another_checkout_are_refused(tmp_path: Path, monkeypatc
         project.environment()
     (tmp_path / "roles/ssh_trust").rmdir()
     assert project.environment()["ANSIBLE_CONFIG"] == str(tmp_path / "ansible.cfg")
+
+
+def test_a_home_that_cannot_be_written_is_named_before_ansible_fails_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("ANSIBLE_HOME", raising=False)
+    with pytest.raises(FarandoleError, match=r"file/\.ansible.*set ANSIBLE_HOME"):
+        project.environment()
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / "other"))
+    assert project.environment()["ANSIBLE_HOME"] == str(tmp_path / "other")

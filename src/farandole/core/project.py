@@ -24,6 +24,11 @@ def version() -> str:
 def environment() -> dict[str, str]:
     """The environment for Ansible's programs, which use these files and not those of another Farandole."""
     refuse_other(Path(os.environ.get("ANSIBLE_CONFIG") or CONFIG).absolute().parent, "unset ANSIBLE_CONFIG")
+    home = Path(os.environ.get("ANSIBLE_HOME") or "~/.ansible").expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FarandoleError(f"Ansible needs a folder of its own: {error}: set ANSIBLE_HOME to another one") from error
     return {"ANSIBLE_CONFIG": str(CONFIG), **os.environ}
 
 
