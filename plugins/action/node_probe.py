@@ -56,6 +56,9 @@ class ActionModule(AsksAhead, Action):
         """Probes the node; adds how the login was tried and by how much the clock differs."""
         result = {"changed": False, "login": self._login(variables)}
         answer = self._probed(arguments, variables)
+        if probe.is_late(answer):
+            self.tell(variables, "reads the files of its stack")
+            answer = self._probed({**arguments, "patient": True}, variables)
         if "probe" not in answer:
             self._forget_connection()
             return {**result, **answer}
@@ -89,9 +92,11 @@ class ActionModule(AsksAhead, Action):
     def _asked(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Only what has been validated, never anything that Ansible itself takes from the answer."""
         seconds = probe.time_limit(self._option("timeout"), self._option("reconnection_retries"))
+        patient = arguments.get("patient")
         try:
-            with bounded(seconds, probe.MEMORY_MIB):
-                answer = self.ask(arguments, variables)
+            with bounded(probe.PATIENT_S if patient else seconds, probe.MEMORY_MIB):
+                # What the next run should not ask ahead is asked with an option, which here is the default.
+                answer = self._execute_module(module_args=arguments, task_vars=variables, delete_remote_tmp=patient)
         except (FarandoleError, AnsibleConnectionFailure):
             raise
         # Any other error, because no node may end the run for the others.

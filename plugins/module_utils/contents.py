@@ -165,11 +165,6 @@ def proven(manifest: Path) -> int:
     return status.st_ctime_ns if status.st_mtime == PACKED_S else min(status.st_ctime_ns, status.st_mtime_ns)
 
 
-def note_whole(stack: Path, when: int) -> None:
-    """Note that a stack was whole at that time, so that only what was touched later is read again."""
-    os.utime(stack / "manifest.json", ns=(when - STEP_NS, when - STEP_NS))
-
-
 def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:
     """What has changed in an installed stack since it was known to be whole; if it is nothing, that may be noted."""
     folder = root / "stacks" / stack
@@ -178,7 +173,7 @@ def drift(root: Path, stack: str, *, note: bool = False) -> list[str]:
     found = {tree: verify(tree, since=since) for tree in trees(folder) if not tree.is_dir() or touched(tree, since)}
     # Not of a tree that cannot be verified.
     if note and found and all(problems == [] for problems in found.values()):
-        note_whole(folder, now)
+        os.utime(folder / "manifest.json", ns=(now - STEP_NS, now - STEP_NS))
     return [
         f"in {tree.parent.name}/{tree.name}, {problem}"
         for tree, problems in found.items()

@@ -24,7 +24,7 @@ from ansible_collections.farandole.cluster.plugins.module_utils.contents import 
 from ansible_collections.farandole.cluster.plugins.module_utils.machine import SSHD_CONFIG, machine, read
 
 STACK = re.compile("[0-9a-f]{12}")
-# A stack that takes longer to look at is left to the switch to it, which may take as long as it needs.
+# If looking at a stack takes longer, the node is asked once more, and may take as long as it needs.
 LOOK_S = 8
 DROP_INS = {"/etc/ssh/sshd_config.d/*.conf", "sshd_config.d/*.conf"}
 
@@ -83,18 +83,25 @@ def free_mib(directory: Path) -> int:
     return shutil.disk_usage(existing).free // 2**20
 
 
-def stacks(root: Path, *, note: bool = False) -> dict[str, Any]:
+def stacks(root: Path, *, note: bool = False, patient: bool = False) -> dict[str, Any]:
     current = stack_of(root / "current")
     complete = {path.parent.name for path in root.glob("stacks/*/manifest.json") if STACK.fullmatch(path.parent.name)}
     # A stack that is no longer what was installed is installed again.
-    damaged = in_time(LOOK_S, lambda: changed(root, current, note=note)) if current else []
-    # As after a run that was killed, or while a job used a surplus stack.
-    left = damaged is None or (root / "removing").exists()
+    damaged: list[str] | None = []
+    if current:
+        damaged = changed(root, current, note) if patient else in_time(LOOK_S, lambda: changed(root, current, note))
     complete -= set(damaged or ())
-    return {"current": current, "former": stack_of(root / "former"), "installed": sorted(complete), "left": left}
+    return {
+        "current": current,
+        "former": stack_of(root / "former"),
+        "installed": sorted(complete),
+        "late": damaged is None,
+        # As after a run that was killed, or while a job used a surplus stack.
+        "left": (root / "removing").exists(),
+    }
 
 
-def changed(root: Path, stack: str, *, note: bool) -> list[str]:
+def changed(root: Path, stack: str, note: bool) -> list[str]:
     """Those of a stack and the one below it that have changed. What was only touched is not read twice."""
     if not drift(root, stack, note=note):
         return []
@@ -185,7 +192,9 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "accounts": {user: account(user, int(number)) for user, number in module.params["accounts"].items()},
         "sshd_drop_ins": includes_drop_ins(read(SSHD_CONFIG)),
         "disk_free_mb": free_mib(Path("/opt")),
-        "stacks": stacks(Path("/opt/farandole"), note=os.geteuid() == 0 and module.params["note"]),
+        "stacks": stacks(
+            Path("/opt/farandole"), note=os.geteuid() == 0 and module.params["note"], patient=module.params["patient"]
+        ),
         "data": sums(Path("/opt/farandole/data/mnist")),
         "time": time.time(),
         "root": os.geteuid() == 0,
@@ -200,6 +209,7 @@ def main() -> None:
             "accounts": {"type": "dict", "required": True},
             "user": {"type": "str", "default": ""},
             "note": {"type": "bool", "default": False},
+            "patient": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )

@@ -17,13 +17,12 @@ options:
 
 import os
 import re
-import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.contents import note_whole, short, trees, verify
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import short, trees, verify
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, link, sweep
 
 
@@ -72,7 +71,7 @@ def in_use(root: str) -> set[str]:
 
 def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
     """Refuse a damaged stack and remove its manifest; return whether the stack could be verified."""
-    folder, now = root / "stacks" / stack, time.time_ns()
+    folder = root / "stacks" / stack
     parts = {part: verify(part) for part in trees(folder)}
     for part, wrong in parts.items():
         if wrong:
@@ -82,10 +81,7 @@ def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
                 msg=f"stack {stack} is damaged, so nothing was switched: in {part}, {short(wrong)}. It no longer "
                 "counts as installed: run site.yml (or rollback.yml) again, which reinstalls it"
             )
-    if None in parts.values():
-        return False
-    note_whole(folder, now)
-    return True
+    return None not in parts.values()
 
 
 def main() -> None:
@@ -102,9 +98,7 @@ def main() -> None:
     root, stack = Path(module.params["root"]).resolve(), module.params["id"]
     before = target_of(root / "current")
     if module.check_mode:
-        # What is damaged would be refused, and installed again.
-        damaged = before == stack and any(map(verify, trees(root / "stacks" / stack)))
-        module.exit_json(changed=before != stack or damaged, former=before, pruned=[])
+        module.exit_json(changed=before != stack, former=before, pruned=[])
     if not (root / "stacks" / stack / "manifest.json").exists():
         there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
         module.fail_json(msg=f"stack {stack} is not installed here; installed: {', '.join(there) or 'none'}")

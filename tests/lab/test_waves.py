@@ -24,6 +24,7 @@ SITE = ("--extra-vars", '{"stack_frameworks": ["tensorflow", "pytorch"], "slurm_
 # A package with two versions, whose second one cannot be installed as long as a file says so.
 REPOSITORY = """
 set -eu
+rm -f /etc/bad /etc/slow
 mkdir -p /srv/debs && cd /srv/debs
 for version in 1 2; do
     mkdir -p $version/DEBIAN $version/etc
@@ -160,7 +161,8 @@ def test_an_upgrade_waits_for_a_job_that_has_no_process_on_the_node(due: Cluster
     )
     job = due.ssh("node-1", "runuser", "-l", "trainer", "-c", batch).stdout.strip()
     until(lambda: "RUNNING" in due.shell("node-1", f"squeue --noheader --format=%T --jobs={job}").stdout)
-    assert due.shell("node-4", "pgrep slurmstepd").returncode == 1
+    # On nodes with cgroups, there is one called "slurmstepd infinity".
+    assert due.shell("node-4", "pgrep --full '^slurmstepd: '").returncode == 1
     upgrade = due.begin("upgrade", "--yes", "--reboot", "never", "--hosts", "node-4")
     until(lambda: "node-4" in due.farandole("node list").stdout, 600)
     time.sleep(90)

@@ -44,7 +44,7 @@ def probe(name: str = "node-1", address: str = "192.0.2.1", **changes: Any) -> d
         "hostname": name, "machine_id": name, "addresses": ["127.0.0.1", address, "fe80::1"],
         "interfaces": [{"name": "eth0", "address": address, "prefix": 24}], "accounts": {}, "root": True,
         "sshd_drop_ins": True, "disk_free_mb": 100_000, "time": 1.0, "firewall": None, "gpus": 0,
-        "stacks": {"current": "", "former": "", "installed": [], "left": False},
+        "stacks": {"current": "", "former": "", "installed": [], "late": False, "left": False},
         "nvidia_driver": "", "machine": machine(), **changes,
     }  # fmt: skip
 

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from farandole.core.fetching import TooMuchError
 from farandole.core.schema import UnfitError
 from farandole.preflight import answer as probe
 
-from .loading import PLUGINS, ROOT, load
+from .loading import PLUGINS, ROOT, acted, load
 from .machines import machine
 from .stack import run_action
 from .test_playbooks import ansible_playbook
@@ -35,7 +36,7 @@ GOOD: dict[str, Any] = {
         }
     },
     "sshd_drop_ins": True, "disk_free_mb": 100_000, "data": {"SOURCE": "ab" * 32, "of somebody.txt": ""},
-    "stacks": {"current": "0123456789ab", "former": "", "installed": ["0123456789ab"], "left": False},
+    "stacks": {"current": "0123456789ab", "former": "", "installed": ["0123456789ab"], "late": False, "left": False},
     "time": 1_800_000_000.25, "root": True, "firewall": None, "machine": machine(),
 }  # fmt: skip
 TRAINER = GOOD["accounts"]["trainer"]
@@ -144,6 +145,27 @@ def test_a_module_that_is_missing_here_is_no_fault_of_the_node(tmp_path: Path) -
     answer = run_action("node_probe", arguments, tmp_path)
     assert "node_probe was not found" in answer.get("msg", "")
     assert "unreachable_reason" not in answer
+
+
+@pytest.mark.parametrize(("lates", "asked"), [([False], 1), ([True, False], 2), ([True, True], 2)])
+def test_a_node_that_needs_time_for_its_stack_is_asked_once_more(
+    monkeypatch: pytest.MonkeyPatch, lates: list[bool], asked: int
+) -> None:
+    asks: list[bool] = []
+
+    def answers(module_args: dict[str, Any], **options: Any) -> dict[str, Any]:
+        asks.append(module_args.get("patient", False))
+        # What has an option is not asked ahead by the next run.
+        assert bool(options["delete_remote_tmp"]) is asks[-1]
+        return answer(stacks=GOOD["stacks"] | {"late": lates[len(asks) - 1]})
+
+    action = object.__new__(asking.ActionModule)
+    action._task = SimpleNamespace(no_log=False)
+    action._connection = SimpleNamespace(transport="local", get_option={}.__getitem__)
+    monkeypatch.setattr(action, "_execute_module", answers)
+    told = acted(action, {"accounts": {"trainer": 2000}}, {})
+    assert told["probe"]["stacks"]["late"] is lates[-1]
+    assert asks == [False, True][:asked]
 
 
 def test_an_answer_is_bounded() -> None:

@@ -133,9 +133,15 @@ def test_a_damaged_base_is_installed_again_and_the_layer_stays(tmp_path: Path, d
     difference = f"in stacks/{NEW}, venv/bin/python has mode 0700 instead of 0755"
     assert contents.drift(root, LAYER) == contents.drift(root, NEW) == [difference]
     assert run_module("stack_proof", {"root": str(root)})["wrong"].startswith(f"in stacks/{NEW}, venv/bin/python has")
-    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": [], "left": False}
+    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": [], "late": False, "left": False}
     assert run_module("stack_install", asked)["changed"]
-    assert probe.stacks(root) == {"current": LAYER, "former": "", "installed": [NEW, LAYER], "left": False}
+    assert probe.stacks(root) == {
+        "current": LAYER,
+        "former": "",
+        "installed": [NEW, LAYER],
+        "late": False,
+        "left": False,
+    }
     file.chmod(0o700)
     assert f"stack {LAYER} is damaged" in to(root, LAYER)["msg"]
     # Neither counts as installed any more.

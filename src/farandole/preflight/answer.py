@@ -38,6 +38,8 @@ NOISE = re.compile(r"^(debug\d:|OpenSSH_|@|Warning: Permanently added)")
 # The limits on the time to answer, in addition to the time to connect, and on the memory that the answer takes here.
 # Half of the time may pass until a shared connection is known to be dead.
 ANSWER_S, MEMORY_MIB = 30, 32
+# A node that has to read its whole stack may take as long.
+PATIENT_S = 900
 # A failure after as much time is a time-out, after which a node is not asked again.
 QUICK_S = 6
 # Characters of a reason that are looked at.
@@ -95,6 +97,7 @@ PROBE = fields(
                 "current": words(f"|{STACK}"),
                 "former": words(f"|{STACK}"),
                 "installed": many(words(STACK)),
+                "late": yes_or_no,
                 "left": yes_or_no,
             }
         ),
@@ -123,6 +126,11 @@ def reason(text: str) -> str:
     lines = (line.strip() for line in text[-READ:].splitlines())
     message = " ".join(line for line in lines if line and not NOISE.match(line))
     return one_line(message.removeprefix("Failed to connect to the host via ssh: "), 2000)
+
+
+def is_late(answer: Mapping[str, Any]) -> bool:
+    """Whether a node could not look at its stack in the time of a probe."""
+    return bool(answer.get("probe", {}).get("stacks", {}).get("late"))
 
 
 def time_limit(timeout: int | str | None, retries: int | str | None) -> int:
