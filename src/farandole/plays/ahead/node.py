@@ -16,7 +16,7 @@ from typing import IO, Any
 
 # A call that takes longer, or comes after that time, is left to its own task. The last call is the task's own one, and
 # has its own time. Together they take less than the time that a probe may take.
-CALL_S, ALL_S, OWN_S = 8, 12, 15
+CALL_S, ALL_S, OWN_S = 5, 8, 20
 
 
 def run(call: dict[str, Any], archive: str) -> None:
