@@ -24,7 +24,8 @@ from farandole.node.head.reap import MARK, end, reap
 NOISE = re.compile(
     r"^\s*$|\{\"losses\"|WARNING: All log messages before absl|oneDNN|cpu_feature_guard|rebuild TensorFlow"
 )
-SHOWN = 25
+# Lines, and characters of a line.
+SHOWN, LONGEST = 25, 400
 PATIENCE = 10
 
 
@@ -90,7 +91,9 @@ def results(output: str) -> dict[str, Any]:
 
 def excerpt(output: str, patterns: Sequence[str]) -> list[str]:
     """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
-    lines = [line if len(line) <= 300 else f"{line[:299]}…" for line in output.splitlines() if not NOISE.search(line)]
+    lines = [line for line in output.splitlines() if not NOISE.search(line)]
+    # The reason of an error is at the end of its line.
+    lines = [line if len(line) <= LONGEST else f"{line[:99]}…{line[100 - LONGEST :]}" for line in lines]
     earlier = lines[:-SHOWN]
     telling = {at for pattern in patterns for at in islice(matching(pattern, earlier), SHOWN)}
     return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]
