@@ -4,9 +4,9 @@ module: stack_switch
 short_description: Make an installed stack the current one
 description:
   - Switches C(current) atomically; the previous stack becomes C(former).
-  - Before that, verifies the stack, its OpenMPI and the stack to which it adds packages by their lists of contents, and
-    reads what was touched since it was whole. What is damaged no longer counts as installed, so that the next run
-    reinstalls it. A stack built without lists is not verified.
+  - Before that, verifies the stack, its OpenMPI and the stack to which it adds packages by their lists of contents.
+    What is damaged no longer counts as installed, so that the next run reinstalls it. A stack built without lists is
+    not verified.
   - Of the other stacks, keeps the newest, those that a process uses, and what they add packages to. Removes unfinished
     stacks and every OpenMPI that no stack and no process uses.
 options:
@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.farandole.cluster.plugins.module_utils.contents import proven, short, trees, verify
+from ansible_collections.farandole.cluster.plugins.module_utils.contents import short, trees, verify
 from ansible_collections.farandole.cluster.plugins.module_utils.folders import alone, aside, link, sweep
 
 
@@ -72,8 +72,7 @@ def in_use(root: str) -> set[str]:
 def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
     """Refuse a damaged stack and remove its manifest; return whether the stack could be verified."""
     folder = root / "stacks" / stack
-    since = proven(folder / "manifest.json")
-    parts = {part: verify(part, since=since) for part in trees(folder)}
+    parts = {part: verify(part) for part in trees(folder)}
     for part, wrong in parts.items():
         if wrong:
             for damaged in {folder, part}:
@@ -104,7 +103,7 @@ def main() -> None:
         there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
         module.fail_json(msg=f"stack {stack} is not installed here; installed: {', '.join(there) or 'none'}")
     with alone(root):
-        verified = refuse_damaged(module, root, stack)
+        proven = refuse_damaged(module, root, stack)
         switch(root, stack)
         pruned = surplus(root, module.params["keep"])
         # Only then, as it reads what all processes have loaded.
@@ -116,7 +115,7 @@ def main() -> None:
             # By this the next run knows that something is left.
             (root / "removing").mkdir(mode=0o700)
     names = [path.name for path in unused]
-    module.exit_json(changed=bool(before != stack or names), former=before, pruned=names, proven=verified)
+    module.exit_json(changed=bool(before != stack or names), former=before, pruned=names, proven=proven)
 
 
 if __name__ == "__main__":

@@ -256,9 +256,9 @@ def test_only_what_is_known_of_both_is_said_to_be_the_same() -> None:
 
 
 def test_what_is_cut_says_so() -> None:
-    long = f"{'x' * 300} cannot be reached: it is off"
-    shown, whole = load_probe("job").excerpt(f"{long * 2}\n{'y' * 400}", [])
-    assert (len(shown), whole) == (400, "y" * 400) and shown.startswith("x" * 99 + "…") and shown.endswith(long[100:])
+    long = f"{'x' * 600} cannot be reached: it is off"
+    shown, whole = load_probe("job").excerpt(f"{long}\n{'y' * 400}", [])
+    assert (len(shown), whole) == (400, "y" * 400) and shown.startswith("x" * 299 + "…") and shown.endswith(long[600:])
     job = {"id": "mpi", "group": "mpi", "title": "a job", "nodes": ["node-1"], "seconds": 9}
     ran = {
         "job": job,

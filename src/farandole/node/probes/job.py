@@ -93,7 +93,7 @@ def excerpt(output: str, patterns: Sequence[str]) -> list[str]:
     """The end of a log; before it, the first lines that match each pattern, or long tracebacks would hide the cause."""
     lines = [line for line in output.splitlines() if not NOISE.search(line)]
     # The reason of an error is at the end of its line.
-    lines = [line if len(line) <= LONGEST else f"{line[:99]}…{line[100 - LONGEST :]}" for line in lines]
+    lines = [line if len(line) <= LONGEST else f"{line[:299]}…{line[300 - LONGEST :]}" for line in lines]
     earlier = lines[:-SHOWN]
     telling = {at for pattern in patterns for at in islice(matching(pattern, earlier), SHOWN)}
     return [earlier[at] for at in sorted(telling)] + lines[-SHOWN:]
