@@ -11,7 +11,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-down test test-all test-kernels test-horovod bench-stack bench-site bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
+.PHONY: help setup demo demo-down test test-all test-kernels test-horovod bench-stack bench-site bench-peers bench-predict bench-train lint unit check docs tables explain-score requirements horovod-sdist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,10 @@ bench-stack: setup ## measure the stack's time and disk space: cold, warm, with 
 bench-site: setup ## measure site.yml on 2 to 64 nodes: bare, nothing to do, one node differs (an hour)
 	farandole lab setup
 	python tests/bench/site.py
+
+bench-peers: setup ## measure what the head sends, and how long nodes fetch, when 2 to 64 nodes pass an archive on or not (half an hour)
+	farandole lab setup
+	python tests/bench/peers.py
 
 bench-predict: setup ## compare farandole predict with jobs on two to four nodes (half an hour)
 	farandole lab setup

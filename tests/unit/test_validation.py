@@ -112,6 +112,15 @@ def test_many_workers_train_for_about_as_many_steps_as_two(count: int) -> None:
     assert steps >= 12 * (1497 // 128) * 0.75
 
 
+def test_ranks_wait_longer_for_others_where_jobs_may_take_longer() -> None:
+    def patience(seconds: int) -> set[str]:
+        argvs = [job["argv"] for job in jobs(NODES, ["pytorch"], seconds, BARS, quick=False)]
+        assert not any("--mpi" in argv and "--gloo-timeout-seconds" in argv for argv in argvs)
+        return {argv[argv.index("--gloo") + 2] for argv in argvs if "--gloo" in argv}
+
+    assert (patience(60), patience(120), patience(900)) == ({"30"}, {"30"}, {"225"})
+
+
 CHECKS = [
     Check("a", GREEN, "good", 1.0, 0.5, ["node-1"], 2.0),
     Check("b", RED, "bad", hosts=["node-2"], code="disk-full", cause="the cause", cure="the cure", log=["last words"]),

@@ -26,6 +26,8 @@ PARITY: Mapping[str, tuple[str, float]] = {
 }
 # Images per step over all workers, in training and for parity.
 GLOBAL_BATCH = 128
+# How long Gloo waits for the other ranks, unless told otherwise.
+GLOO_SECONDS = 30
 # Upper limit for measuring the training speed; on idle nodes a quarter of it is enough.
 SPEED_SECONDS = 45
 # Of the job that finds out whether the queue's limits hold.
@@ -59,13 +61,16 @@ class PlannedJob:
     probe: str = ""
 
 
-def horovodrun(controller: str, nodes: Sequence[str]) -> tuple[str, ...]:
-    """The horovodrun command for a worker on each node."""
-    return "/usr/local/bin/horovodrun", f"--{controller}", *_workers(nodes), "python"
+def horovodrun(controller: str, nodes: Sequence[str], seconds: int) -> tuple[str, ...]:
+    """The horovodrun command for a worker on each of these nodes, or as the allocation of the queue says.
+
+    Where jobs may take longer, Gloo waits longer for ranks."""
+    patience = ("--gloo-timeout-seconds", str(max(GLOO_SECONDS, seconds // 4))) if controller == "gloo" else ()
+    return "/usr/local/bin/horovodrun", f"--{controller}", *patience, *_workers(nodes), "python"
 
 
 def _workers(nodes: Sequence[str]) -> tuple[str, ...]:
-    return "-np", str(len(nodes)), "-H", ",".join(f"{node}:1" for node in nodes)
+    return ("-np", str(len(nodes)), "-H", ",".join(f"{node}:1" for node in nodes)) if nodes else ()
 
 
 def jobs(
@@ -101,7 +106,7 @@ def _horovod(
             probe = ["-c", "{probe}", module, "--expect", str(len(nodes)), *["--gpu"] * (way == "nccl")]
             # Of the processor once, and of each GPU.
             probe += ["--pace"] * (way == "nccl" or (way == "gloo" and place == 0))
-            argv = (*horovodrun(controller, nodes), *probe)
+            argv = (*horovodrun(controller, nodes, seconds), *probe)
             title = f"{module} over {way}"
             yield PlannedJob(f"horovod.{module}.{way}", "horovod", title, tuple(nodes), argv, seconds, "allreduce")
 
@@ -113,7 +118,7 @@ def _queued(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
     module, count = MODULES[min(frameworks)], str(len(nodes))
     where = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}")
     # In an allocation it needs no hosts.
-    launch = ("/usr/local/bin/horovodrun", "--gloo", "python", "-c", "{probe}", module, "--expect", count)
+    launch = (*horovodrun("gloo", (), seconds), "-c", "{probe}", module, "--expect", count)
     argv = ("sh", "-c", QUEUE, "queue", count, *where, "--time=10", *launch)
     title = f"{module} through the queue"
     yield PlannedJob("queue", "queue", title, tuple(nodes), argv, seconds, "allreduce")
@@ -143,7 +148,7 @@ def _training(
         # With more workers than images per step, each worker gets one image and an epoch has fewer steps.
         epochs = amount * math.ceil(count / GLOBAL_BATCH)
         learn = (option, str(amount * count if option == "--steps" else epochs))
-        argv = (*horovodrun(controller, nodes), f"{SAMPLES}/{sample}", "--json", *size, *learn)
+        argv = (*horovodrun(controller, nodes, seconds), f"{SAMPLES}/{sample}", "--json", *size, *learn)
         name = sample.removesuffix(".py")
         yield PlannedJob(f"training.{name}", "training", f"{sample} over {controller}", tuple(nodes), argv, seconds)
 
@@ -159,7 +164,7 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
             # Samples multiply the rate by the number of workers; here both jobs have to make the same steps.
             size = ("--images", images, "--batch-size", str(batch))
             options = ("--json", "--epochs", "3", *size, "--lr", str(rate / len(some)))
-            argv = (*horovodrun("gloo", some), f"{SAMPLES}/{sample}", *options)
+            argv = (*horovodrun("gloo", some, seconds), f"{SAMPLES}/{sample}", *options)
             title = f"{sample}, {len(some)} worker{'s' * (len(some) > 1)}, the same images in each step"
             yield PlannedJob(f"parity.{name}.{which}", "parity", title, tuple(some), argv, seconds)
 
@@ -167,14 +172,14 @@ def _parity(nodes: Sequence[str], frameworks: Sequence[str], seconds: int) -> It
 def _network(nodes: Sequence[str], seconds: int) -> PlannedJob:
     """Exchange larger gradients than those of the samples, which every network carries."""
     options = ("--model-mb", "25", "--step-ms", "100", "--steps", "8", "--seconds", str(min(15, seconds // 4)))
-    argv = (*horovodrun("gloo", nodes), f"{SAMPLES}/gradient_steps.py", "--json", *options)
+    argv = (*horovodrun("gloo", nodes, seconds), f"{SAMPLES}/gradient_steps.py", "--json", *options)
     return PlannedJob("network", "network", "steps with 25 MB of gradients", tuple(nodes), argv, seconds)
 
 
 def _speed(nodes: Sequence[str], seconds: int, bars: Bars) -> PlannedJob:
     """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
     measuring = str(max(10, min(SPEED_SECONDS, seconds // 2)))
-    argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
+    argv = (*horovodrun("mpi", nodes, seconds), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
     argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
     return PlannedJob("speed", "speed", title, tuple(nodes), argv, seconds, "speed")
