@@ -108,8 +108,12 @@ def fetched(folder: Path, size: int, share: bool) -> list[float]:
     command = ["ansible-playbook", "-v", "-i", f"inventory/{LAB}", str(folder / "play.yml")]
     for file in (ROOT / "playbooks/group_vars/all/cluster.yml", folder / "values.json"):
         command += ["--extra-vars", f"@{file}"]
-    plain = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACKS_ENABLED": "farandole.cluster.plain_terminal"}
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **plain}, text=True, capture_output=True, check=False)
+    # All at once.
+    settings = {"ANSIBLE_FORKS": str(size), "ANSIBLE_NOCOLOR": "1"}
+    settings["ANSIBLE_CALLBACKS_ENABLED"] = "farandole.cluster.plain_terminal"
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **settings}, text=True, capture_output=True, check=False
+    )
     seconds = [float(number) for number in re.findall(r"seconds\W+([\d.]+)", done.stdout)]
     if done.returncode or len(seconds) != len(lacking):
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
