@@ -61,11 +61,12 @@ class PlannedJob:
     probe: str = ""
 
 
-def horovodrun(controller: str, nodes: Sequence[str], seconds: int) -> tuple[str, ...]:
+def horovodrun(controller: str, nodes: Sequence[str], seconds: int = 0) -> tuple[str, ...]:
     """The horovodrun command for a worker on each of these nodes, or as the allocation of the queue says.
 
     Where jobs may take longer, Gloo waits longer for ranks."""
-    patience = ("--gloo-timeout-seconds", str(max(GLOO_SECONDS, seconds // 4))) if controller == "gloo" else ()
+    longer = controller == "gloo" and seconds // 4 > GLOO_SECONDS
+    patience = ("--gloo-timeout-seconds", str(seconds // 4)) if longer else ()
     return "/usr/local/bin/horovodrun", f"--{controller}", *patience, *_workers(nodes), "python"
 
 
