@@ -180,7 +180,7 @@ def _network(nodes: Sequence[str], seconds: int) -> PlannedJob:
 def _speed(nodes: Sequence[str], seconds: int, bars: Bars) -> PlannedJob:
     """Measure training speed; workers also train alone at the same time, as nodes may share a machine."""
     measuring = str(max(10, min(SPEED_SECONDS, seconds // 2)))
-    argv = (*horovodrun("mpi", nodes, seconds), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
+    argv = (*horovodrun("mpi", nodes), "-c", "{probe}", "--master", nodes[0], "--seconds", measuring)
     argv += ("--efficiency", str(bars.efficiency), "--yardstick", str(bars.yardstick))
     title = "training alone, with Horovod, with torch.distributed"
     return PlannedJob("speed", "speed", title, tuple(nodes), argv, seconds, "speed")
