@@ -49,6 +49,10 @@ FAILED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "crash over MPI": (said("[1,1]<stderr>:KeyError: 'x'"), "worker-failed", ["worker 1", "node-2", "KeyError"]),
     "lost": (said(LOST), "connection-lost", []),
     "killed": (said(LOOP, "[1]<stderr>:Killed"), "worker-failed", ["worker 1"]),
+    "ended for the other": (
+        said("[0]<stderr>:W x", "[1]<stderr>:AssertionError: bad", "[0]<stderr>:Terminated"),
+        "worker-failed", ["worker 1", "bad"],
+    ),
     "broken by the other": (said(BROKEN, "[1,1]<stderr>:KeyError: 'x'"), "worker-failed", ["worker 1"]),
     "broken later": (said("[1,0]<stderr>:KeyError: 'x'", BROKEN), "worker-failed", ["worker 0", "KeyError"]),
     "ssh": (said("ssh not successful for host node-2:"), "job-node-unreachable", ["node-2"]),

@@ -28,6 +28,8 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 MEASURED = {"bandwidth_mbs", "tcp_mbs", "latency_us", "tcp_latency_us"}
 # How launchers mark a worker's output: its rank, then the line.
 WORKER = re.compile(r"\[(?:\d+,)?(\d+)\]<stderr>: *(.*\S)")
+# What the shell of a worker says that its launcher has ended, because another one had failed.
+ENDED = "Terminated"
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _first_failure(result: Result) -> Explanation | None:
     for line in result["said"]:
         if match := WORKER.match(line):
             rank = int(match[1])
-            if excused("worker", line):
+            if match[2] == ENDED or excused("worker", line):
                 victims.add(rank)
             elif not excused("line", line):
                 last_lines[rank] = match[2] if len(match[2]) <= 200 else f"{match[2][:199]}…"
