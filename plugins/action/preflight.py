@@ -72,6 +72,7 @@ from farandole.core.project import refuse_other
 from farandole.inventory import excluded
 from farandole.inventory.cluster import Node, read_node
 from farandole.inventory.facts import ClusterFacts, describe, typed
+from farandole.inventory.reading import unread
 from farandole.inventory.state import claim
 from farandole.links.judge import Bars
 from farandole.plays.action import LocalAction
@@ -151,7 +152,7 @@ class ActionModule(LocalAction):
         specs = self._specs(folder / "roles")
         declared = {role: frozenset(declared_options(spec)) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
-        findings = [*broken, *judge_tags(given, specs)]
+        findings = [*broken, *judge_tags(given, specs), *unread(Path(variables["inventory_dir"]))]
         findings += judge_inventory(groups, nodes, declared, connection_variables())
         own = {node.name: hostvars[node.name] for node in nodes}
         findings += [*judge_login(own, typed_options()), *judge_passwords(own, asked_passwords())]

@@ -71,12 +71,34 @@ def test_a_boolean_that_is_neither_is_refused(tmp_path: Path) -> None:
         sources_of(inventory_variables(inventory))
 
 
-def test_plain_ansible_tells_the_same(tmp_path: Path) -> None:
-    folder(tmp_path, GOOD.replace("node-2", "node-1"))
-    command = ["ansible-playbook", "-i", str(tmp_path), "playbooks/preflight.yml"]
+def plainly(inventory: Path) -> str:
+    """What Ansible itself says of an inventory that is refused."""
+    own_state = ("-e", f"base_state_dir={inventory}/state")
+    command = ["ansible-playbook", "-i", str(inventory), *own_state, "playbooks/preflight.yml"]
     plain = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert plain.returncode != 0
-    assert f"{tmp_path}/hosts.yml, line 4, column 5: node-1 is already in line 3" in " ".join(plain.stderr.split())
+    return " ".join((plain.stdout + plain.stderr).split())
+
+
+def test_plain_ansible_tells_the_same(tmp_path: Path) -> None:
+    folder(tmp_path, GOOD.replace("node-2", "node-1"))
+    assert f"{tmp_path}/hosts.yml, line 4, column 5: node-1 is already in line 3" in plainly(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("there", "first"), [("all/mine.yml", "all"), ("all.yaml", "all.yml"), ("all.json", "all.yml"), ("all", "all")]
+)
+def test_settings_that_ansible_would_ignore_are_refused(there: str, first: str, tmp_path: Path) -> None:
+    inventory = folder(tmp_path, GOOD, all="validation_seconds: 300\n")
+    second = inventory / "group_vars" / there
+    second.parent.mkdir(exist_ok=True)
+    second.write_text("{}")
+    unread = second if first == "all.yml" else inventory / "group_vars/all.yml"
+    why = f"Ansible does not read {unread}, because there is {inventory}/group_vars/{first}, too"
+    with pytest.raises(FarandoleError) as told:
+        existing(inventory)
+    assert str(told.value).startswith(why)
+    assert why in plainly(inventory)
 
 
 def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_path: Path) -> None:

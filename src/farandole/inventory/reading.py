@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from farandole.core.errors import FarandoleError
+from farandole.core.findings import Finding, finding
 from farandole.core.project import INSTALLED, ROOT
 
 # Where `farandole init` makes inventories.
@@ -18,7 +19,10 @@ SUFFIXES = (".yml", ".yaml", ".json", "")
 # It lies in the same folder; stack/lock.py reads it.
 LOCK = "stack.lock.yml"
 PARTS = ("hosts", "children", "vars")
-NO_HOSTS = (LOCK, "group_vars", "host_vars")
+VARIABLES = ("group_vars", "host_vars")
+NO_HOSTS = (LOCK, *VARIABLES)
+# In the order in which Ansible looks for variables; it reads the first, which may be a folder.
+ENDINGS = ("", ".yml", ".yaml", ".json")
 ENCRYPTED = "$ANSIBLE_VAULT"
 
 
@@ -49,6 +53,8 @@ def existing(inventory: Path) -> Path:
     ):
         raise FarandoleError(f"{inventory} has no inventory: put a hosts.yml into it, as {EXAMPLE}")
     own, variables = files(inventory)
+    for hidden in unread(inventory):
+        raise FarandoleError(f"{hidden.cause}: {hidden.cure}")
     for file in [*own, *variables]:
         if why := fault(file, groups=file in own):
             raise FarandoleError(f"{why}\nnothing was done; correct it and run the same command again")
@@ -61,13 +67,24 @@ def files(inventory: Path) -> tuple[list[Path], list[Path]]:
         folder, own = inventory.parent, [inventory]
     else:
         folder, own = inventory, [path for path in sorted(inventory.iterdir()) if is_read(path)]
-    named = [path for name in ("group_vars", "host_vars") for path in sorted((folder / name).rglob("*"))]
+    named = [path for name in VARIABLES for path in sorted((folder / name).rglob("*"))]
     return own, [path for path in named if is_read(path)]
 
 
 def is_read(path: Path) -> bool:
     """Whether Ansible reads such a file as YAML."""
     return path.is_file() and path.suffix in SUFFIXES and path.name[0] != "." and path.name != LOCK
+
+
+def unread(inventory: Path) -> list[Finding]:
+    """Files of variables that Ansible does not read, as another, or a folder, has their names."""
+    found = []
+    for path in files(inventory)[1]:
+        places = [path.with_suffix(ending) for ending in ENDINGS]
+        first = next((place for place in places if place.exists()), path)
+        if path.parent.name in VARIABLES and first != path:
+            found.append(finding("settings-unread", "inventory", seen=path, other=first))
+    return found
 
 
 def fault(path: Path, *, groups: bool) -> str:
