@@ -19,7 +19,7 @@ from farandole.preflight.nodes import last_known
 from farandole.queue import plan as slurm
 from farandole.stack import cache, caffe, lock, nccl, parts, peers, plan, sources
 from farandole.trust import rules as trust
-from farandole.validation import files, nodes
+from farandole.validation import files, nodes, trial
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "accounts": cluster.accounts,
@@ -81,8 +81,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "validation_manifest": nodes.read_manifest,
     "validation_program": nodes.program,
     "validation_queue": nodes.queued,
+    "validation_refusal": trial.refusal,
     "validation_shared": files.shared,
     "validation_task": nodes.task,
+    "validation_trial": trial.jobs,
     "validation_unmeasured": nodes.unmeasured,
     "validation_usable": files.usable,
 }

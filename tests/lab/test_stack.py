@@ -411,6 +411,23 @@ def test_upgrade_and_rollback_switch_whole_stacks(three: Cluster, tmp_path: Path
     assert proven(three, "node-1", "node-2")
     unknown = three.play_failing("--extra-vars", "stack_id=ffffffffffff", playbook="playbooks/rollback.yml")
     assert "no stack ffffffffffff is on every node or in" in unknown.output
+    # Its modules load on each node, but jobs with it fail: no node switches to it.
+    there = f"cd /opt/farandole/stacks/{locked(three)}/venv/lib/python3.11/site-packages/horovod/torch"
+    spoil = "tar -cf /tmp/kept optimizer.py __pycache__; rm __pycache__/optimizer.*"
+    spoil += '; sed -i \'1i import os; assert "FARANDOLE_JOB" not in os.environ, "bad"\' optimizer.py'
+    assert three.shell("node-2", f"{there} && {spoil}").returncode == 0
+    refused = three.play_failing()
+    words = " ".join(refused.output.split())
+    assert (
+        f"no node has switched to stack {locked(three)}, as a job with it failed on node-1 and node-2: torch over"
+        in words
+    )
+    assert {stack_of(three, node) for node in ("node-1", "node-2", "node-3")} == {before}
+    assert three.shell("node-2", f"{there} && tar -xf /tmp/kept").returncode == 0
+    switched = three.play_ok()
+    assert {task for task, _ in switched.changes} == {"stack : Switch to the stack"}
+    assert {stack_of(three, node) for node in ("node-1", "node-2", "node-3")} == {locked(three)}
+    three.play_ok(playbook="playbooks/rollback.yml")
     three.play_ok("--extra-vars", f"stack_id={locked(three)}", playbook="playbooks/rollback.yml")
     assert stack_of(three, "node-3") == locked(three)
 

@@ -13,6 +13,7 @@ from farandole.stack.plan import (
     NONE,
     Stacks,
     choose,
+    for_run,
     former,
     free_of,
     plan,
@@ -249,6 +250,18 @@ def test_adding_a_package_builds_and_installs_only_that(cache: Builds) -> None:
     # The base was installed with the layer, and may not be packed any more.
     made = planned(cache, LAYER, WITH_BOTH, {**WITH_BOTH, "installed": [LAYER["id"]]})
     assert (made["lacking"], made["behind"], made["installs"], made["work"]) == ([], [], [], False)
+
+
+def test_only_another_stack_is_tried_before_a_switch_and_no_former_one(cache: Builds) -> None:
+    packed(cache, base_of(LAYER))
+    packed(cache, LAYER)
+    assert planned(cache, LAYER, BARE, WITH_BASE, WITH_BOTH)["replacing"] == []
+    assert planned(cache, base_of(LAYER), WITH_BOTH, LEFT)["replacing"] == ["node-2"]
+    pack_stack(cache, THIS)
+    assert planned(cache, LOCK, HAS, RUNS, LEFT, BARE)["replacing"] == ["node-1"]
+    known = {"node-1": {"_preflight_probe": {"probe": {"stacks": RUNS, "disk_free_mb": 9000}}}}
+    _, back = for_run({}, "", cache, known, "node-1", Path("stack.lock.yml"))
+    assert (back["behind"], back["replacing"]) == (["node-1"], [])
 
 
 def test_a_bare_node_gets_the_base_and_then_the_layer(cache: Builds) -> None:

@@ -23,13 +23,14 @@ from farandole.core.errors import FarandoleError
 from farandole.core.schema import UnfitError
 from farandole.inventory.cluster import KEY_VARIABLES, USER_VARIABLES
 from farandole.plays.playbook import Login
-from farandole.validation import answer, nodes, report
+from farandole.validation import answer, nodes, report, trial
 from farandole.validation.judge import GREEN, NOT_MEASURED, RED, SLOW, Bars, Check
 from farandole.validation.nodes import stack_checks, trust_checks
 from farandole.validation.plan import jobs
 
 from .loading import ROOT
 from .results import BARS, NODES, PLANNED, judged, ran, rank, rounds, wrong
+from .stack import LOCK
 
 CPU = {"wanted": {"frameworks": ["pytorch"], "accelerator": "cpu"}, "versions": {}}
 
@@ -468,3 +469,36 @@ def test_a_queue_gets_a_job_on_the_nodes_that_it_has() -> None:
     assert "queue.limits" not in quick
     assert argv([*NODES], quick=False, queue=["node-2", "node-3"])["queue.limits"][-1] == "node-2"
     assert "queue" not in argv(["node-1"], quick=True)
+
+
+# A stack that is not current yet
+
+
+def tried(lock: dict[str, Any], *, stack: str = "", **changes: Any) -> list[dict[str, Any]]:
+    """The answers of the jobs with a stack on two nodes; the last one is changed."""
+    good = {**HONEST, "ranks": [rank(at, stack=stack or lock["id"]) for at in range(2)]}
+    planned = trial.jobs(NODES, lock, 120)
+    answers = [{**good, **(changes if job is planned[-1] else {})} for job in planned]
+    return [{"item": job, "stdout": json.dumps(answer)} for job, answer in zip(planned, answers, strict=True)]
+
+
+def test_a_stack_is_tried_by_the_jobs_of_a_quick_validation_with_it() -> None:
+    jobs = trial.jobs(NODES, LOCK, 120)
+    assert [job["id"] for job in jobs] == ["mpi", "horovod.torch.gloo", "horovod.tensorflow.gloo"]
+    assert {job["argv"][:2] for job in jobs} == {("env", f"FARANDOLE_STACK=/opt/farandole/stacks/{LOCK['id']}")}
+    assert trial.jobs([], LOCK, 120) == []
+    assert trial.refusal(tried(LOCK), LOCK, "mine") == trial.refusal([], LOCK, "mine") == ""
+
+
+def test_nobody_switches_to_a_stack_with_which_a_job_fails_or_did_not_run() -> None:
+    said = ["[1]<stderr>:ImportError: libbad.so: cannot open shared object file: No such file or directory"]
+    why = trial.refusal(tried(LOCK, code=1, said=said), LOCK, "my clusters/mine")
+    begins = f"no node has switched to stack {LOCK['id']}, as a job with it failed on node-1 and node-2: "
+    assert why.startswith(f"{begins}tensorflow over gloo: ended with status 1: on node-2: ")
+    assert "`farandole validate --quick -i 'my clusters/mine'` fails, too" in why
+    assert trial.refusal(tried(LOCK, stack="bbbb00000000"), LOCK, "mine").startswith(
+        f"{begins}ring, sums, latency and bandwidth over MPI: ran with stack bbbb00000000. If"
+    )
+    on_gpus = {**LOCK, "wanted": {**LOCK["wanted"], "accelerator": "cuda"}}
+    assert "Another job on their GPUs may be why. If" in trial.refusal(tried(on_gpus, code=1), on_gpus, "mine")
+    assert "GPUs" not in why

@@ -33,6 +33,9 @@ def for_run(
     made = plan(lock, builds, nodes, builder)
     if back_to is None:
         refuse_other_patches(lock, made, path)
+    else:
+        # They have run it before.
+        made["replacing"] = []
     refuse_without_room(lock, made, {name: free_of(variables) for name, variables in known.items()}, builder)
     return lock, made
 
@@ -71,8 +74,16 @@ def plan(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) 
         for part, below in lacked
     ]
     made |= {"behind": behind, "layer": layer, "installs": installs, "mpi": mpi, "work": work}
+    made["replacing"] = replacing(base["id"], builds, {name: nodes[name]["current"] for name in behind})
     # Without work the base is not needed, and it is large.
     return {**made, "base": base if work else None}
+
+
+def replacing(base: str, builds: Builds, current: Mapping[str, str]) -> list[str]:
+    """The nodes that switch to another stack than they have, beside packages of the user's own."""
+    locks = [built.about["lock"] for built in builds.packed()] if any(current.values()) else []
+    known = {lock["id"]: base_of(lock)["id"] for lock in locks}
+    return [name for name, stack in current.items() if stack and known.get(stack, stack) != base]
 
 
 def _archive(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from farandole.node.probes import ranks, rdma
 from farandole.node.probes.ranks import Error, waiting
 from farandole.node.probes.ways import LARGE, MPI, OverMPI, OverTCP, Way, meet
 
-LIBRARY = ranks.CURRENT / "mpi" / "lib" / "libmpi.so"
+LIBRARY = ranks.STACK / "mpi" / "lib" / "libmpi.so"
 SIZES = (1, 1000, 1_000_000)
 # Python's letter and Open MPI's name for each.
 TYPES = {"float32": ("f", "float"), "float64": ("d", "double"), "int64": ("q", "int64_t")}

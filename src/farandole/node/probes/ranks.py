@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 CURRENT = Path("/opt/farandole/current")
+# A job may have another stack than the current one.
+OWN = Path(sys.prefix).resolve().parent
+STACK = OWN if OWN.parent.name == "stacks" else CURRENT
 # How a rank describes itself; a code, a host and what was seen.
 Rank = Mapping[str, Any]
 Error = dict[str, str]
@@ -37,7 +40,7 @@ def describe(rank: int, size: int) -> dict[str, Any]:
         "host": socket.gethostname(),
         "machine": Path("/etc/machine-id").read_text().strip(),
         "python": sys.executable,
-        "stack": CURRENT.resolve().name if CURRENT.is_symlink() else "",
+        "stack": STACK.resolve().name if STACK.exists() else "",
     }
 
 
