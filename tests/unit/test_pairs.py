@@ -301,6 +301,28 @@ def test_a_node_that_fails_with_all_of_many_others_hides_none(alone: Endpoint, m
     assert (len(answer["closed"]), answer["untried"]) == (200, 100)
 
 
+def test_each_node_is_tried_once_before_any_is_tried_again(alone: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One attempt at a time.
+    monkeypatch.setattr(agent, "LEAST", 1)
+    monkeypatch.setattr(agent, "ALL", 1)
+    tried: list[int] = []
+
+    def turn_away(server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                tried.append(server.getsockname()[1])
+                connection.close()
+
+    with socket.create_server((alone.address, 0)) as first, socket.create_server((alone.address, 0)) as second:
+        for server in (first, second):
+            threading.Thread(target=turn_away, args=(server,), daemon=True).start()
+        ports = [server.getsockname()[1] for server in (first, second)]
+        others = [[f"node-{number}", alone.address, ports, 4, 1500, [], ""] for number in range(2, 12)]
+        alone.reach([["node-1", alone.address, [], 0, 1500, [], ""], *others], 0, None, 30, names=False)
+    assert tried == [ports[0]] * 10 + [ports[1]] * 10
+
+
 def test_the_hardware_address_of_the_interface_for_jobs_is_told_whatever_else_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
