@@ -152,7 +152,9 @@ class ActionModule(LocalAction):
         specs = self._specs(folder / "roles")
         declared = {role: frozenset(declared_options(spec)) for role, spec in specs.items()}
         given = (*variables["ansible_run_tags"], *variables["ansible_skip_tags"])
-        findings = [*broken, *judge_tags(given, specs), *unread(Path(variables["inventory_dir"]))]
+        # Without nodes, localhost stands for them, which is in no inventory.
+        hidden = unread(Path(place)) if (place := variables.get("inventory_dir")) else []
+        findings = [*broken, *judge_tags(given, specs), *hidden]
         findings += judge_inventory(groups, nodes, declared, connection_variables())
         own = {node.name: hostvars[node.name] for node in nodes}
         findings += [*judge_login(own, typed_options()), *judge_passwords(own, asked_passwords())]

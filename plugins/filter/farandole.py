@@ -70,6 +70,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "stack_patches": parts.stack_patches,
     "stack_peers": peers.peers,
     "stack_requirements": parts.stack_requirements,
+    "stack_trial": plan.trial,
     "stack_unavailable": plan.unavailable,
     "state_folder": lambda *folders: str(state.state_folder(*folders)),
     "storage_homes": storage.homes,

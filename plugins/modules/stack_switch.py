@@ -11,6 +11,7 @@ description:
     stacks and every OpenMPI that no stack and no process uses.
 options:
   id: {description: Id of the stack., type: str, required: true}
+  verify: {description: Only verify it., type: bool, default: false}
   keep: {description: "Number of stacks to keep, including the current and the former one.", type: int, default: 3}
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 """
@@ -89,6 +90,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "id": {"type": "str", "required": True},
+            "verify": {"type": "bool", "default": False},
             "keep": {"type": "int", "default": 3},
             "root": {"type": "path", "default": "/opt/farandole"},
         },
@@ -104,6 +106,8 @@ def main() -> None:
         module.fail_json(msg=f"stack {stack} is not installed here; installed: {', '.join(there) or 'none'}")
     with alone(root):
         proven = refuse_damaged(module, root, stack)
+        if module.params["verify"]:
+            module.exit_json(changed=False, former=before, pruned=[], proven=proven)
         switch(root, stack)
         pruned = surplus(root, module.params["keep"])
         # Only then, as it reads what all processes have loaded.

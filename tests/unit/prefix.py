@@ -42,8 +42,8 @@ def installed(root: Path, stack: str, mpi: str = MPI, age: int = 0) -> Path:
     return folder
 
 
-def to(root: Path, stack: str, keep: int = 3, *, check_mode: bool = False) -> dict[str, Any]:
-    return run_module("stack_switch", {"id": stack, "keep": keep, "root": str(root)}, check_mode=check_mode)
+def to(root: Path, stack: str, keep: int = 3, *, check_mode: bool = False, **more: Any) -> dict[str, Any]:
+    return run_module("stack_switch", {"id": stack, "keep": keep, "root": str(root), **more}, check_mode=check_mode)
 
 
 def links(root: Path) -> dict[str, str]:

@@ -101,6 +101,10 @@ def test_settings_that_ansible_would_ignore_are_refused(there: str, first: str, 
     assert why in plainly(inventory)
 
 
+def test_a_misspelt_group_is_still_told_where_localhost_stands_for_the_nodes(tmp_path: Path) -> None:
+    assert "rename group clusters to cluster" in plainly(folder(tmp_path, GOOD.replace("cluster:", "clusters:")))
+
+
 def test_variables_are_read_like_the_hosts_and_the_rest_is_left_to_ansible(tmp_path: Path) -> None:
     encrypted = "$ANSIBLE_VAULT;1.1;AES256\n6162\n"
     tagged = "a: !vault |\n  $ANSIBLE_VAULT;1.1;AES256\n  6162\nb: !unsafe '{{ x }}'\n"

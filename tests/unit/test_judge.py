@@ -53,6 +53,10 @@ FAILED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         said("[0]<stderr>:W x", "[1]<stderr>:AssertionError: bad", "[0]<stderr>:Terminated"),
         "worker-failed", ["worker 1", "bad"],
     ),
+    "ended after its own failure": (
+        said("[0]<stderr>:KeyError: 'x'", "[1]<stderr>:Horovod has been shut down", "[0]<stderr>:Terminated"),
+        "worker-failed", ["worker 0", "KeyError"],
+    ),
     "broken by the other": (said(BROKEN, "[1,1]<stderr>:KeyError: 'x'"), "worker-failed", ["worker 1"]),
     "broken later": (said("[1,0]<stderr>:KeyError: 'x'", BROKEN), "worker-failed", ["worker 0", "KeyError"]),
     "ssh": (said("ssh not successful for host node-2:"), "job-node-unreachable", ["node-2"]),

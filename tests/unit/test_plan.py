@@ -21,6 +21,7 @@ from farandole.stack.plan import (
     refuse_without_room,
     stacks_of,
     system_of,
+    trial,
     unavailable,
 )
 
@@ -259,6 +260,11 @@ def test_only_another_stack_is_tried_before_a_switch_and_no_former_one(cache: Bu
     assert planned(cache, base_of(LAYER), WITH_BOTH, LEFT)["replacing"] == ["node-2"]
     pack_stack(cache, THIS)
     assert planned(cache, LOCK, HAS, RUNS, LEFT, BARE)["replacing"] == ["node-1"]
+    # The head starts the jobs, also if it was installed anew; if it has switched, they have run.
+    bare, switched, behind = (planned(cache, LOCK, own, HAS, HAS) for own in (BARE, RUNS, HAS))
+    assert trial(bare, "node-1") == trial(behind, "node-1") == ["node-1", "node-2"]
+    assert trial(behind, "node-2") == ["node-2", "node-1"]
+    assert trial(switched, "node-1") == trial(behind, "node-4") == trial(planned(cache, LOCK, BARE), "node-1") == []
     known = {"node-1": {"_preflight_probe": {"probe": {"stacks": RUNS, "disk_free_mb": 9000}}}}
     _, back = for_run({}, "", cache, known, "node-1", Path("stack.lock.yml"))
     assert (back["behind"], back["replacing"]) == (["node-1"], [])

@@ -130,9 +130,12 @@ def test_a_damaged_stack_is_refused_and_reinstalled(root: Path) -> None:
             program(path, GOOD)
         installed(root, stack, mpi)
     to(root, OLD)
+    # It is verified before it is tried.
+    verified = to(root, NEW, verify=True)
+    assert (verified["changed"], verified["proven"], links(root)) == (False, True, {"current": f"stacks/{OLD}"})
     (root / "mpi/m2/bin/mpirun").unlink()
     program(root / "mpi/m2/bin/mine", GOOD)
-    said = to(root, NEW)["msg"]
+    said = to(root, NEW, verify=True)["msg"]
     assert f"stack {NEW} is damaged, so nothing was switched: in {root}/mpi/m2, bin/mine is unexpected; bin/m" in said
     assert links(root) == {"current": f"stacks/{OLD}"}
     assert not (root / "stacks" / NEW / "manifest.json").exists()

@@ -373,6 +373,16 @@ def test_each_nodes_stack_is_a_check_whose_cure_quotes_nothing_from_the_node() -
     assert "altered" in commands["stack-altered"] and "old" in commands["stack-unlisted"]
 
 
+def test_a_node_whose_current_stack_is_another_one_is_red_though_jobs_do_not_use_it() -> None:
+    whole = {"proven": True, "wrong": ""}
+    answers = {name: {**whole, "stack": stack} for name, stack in (("a", "aaaa00000000"), ("b", "aaaa00000000"))}
+    assert {check.status for check in stack_checks(answers, "mine", answers)} == {GREEN}
+    answers["c"] = {**whole, "stack": "bbbb00000000"}
+    *others, check = stack_checks(answers, "mine", answers)
+    assert ({other.status for other in others}, check.status, check.code) == ({GREEN}, RED, "nodes-differ")
+    assert check.cause == "bbbb00000000 is current there, and aaaa00000000 on the others"
+
+
 def test_a_head_that_can_run_nothing_is_red_with_the_reason_and_skipped_nodes_have_no_check() -> None:
     answers: tuple[dict[str, Any], ...] = (
         {"failed": True, "msg": "Missing sudo password"}, {"skipped": True}, {"unreachable": True, "msg": "no route"},
@@ -486,7 +496,9 @@ def test_a_stack_is_tried_by_the_jobs_of_a_quick_validation_with_it() -> None:
     jobs = trial.jobs(NODES, LOCK, 120)
     assert [job["id"] for job in jobs] == ["mpi", "horovod.torch.gloo", "horovod.tensorflow.gloo"]
     assert {job["argv"][:2] for job in jobs} == {("env", f"FARANDOLE_STACK=/opt/farandole/stacks/{LOCK['id']}")}
-    assert trial.jobs([], LOCK, 120) == []
+    # After a rollback no more than its id may be known.
+    assert trial.jobs([], {"id": LOCK["id"]}, 120) == []
+    assert {job["seconds"] for job in trial.jobs(NODES, LOCK, 900)} == {120}
     assert trial.refusal(tried(LOCK), LOCK, "mine") == trial.refusal([], LOCK, "mine") == ""
 
 

@@ -30,7 +30,7 @@ IDLE_S = 10
 BACK_OFF_S = 0.05
 PINGS = 5
 # Attempts of a node at a time, and of all nodes: where many share a processor, answers would come too late.
-AT_A_TIME, LEAST, ALL = 32, 8, 800
+AT_A_TIME, LEAST, ALL = 32, 16, 800
 # Failures of each kind that are reported, enough for three ports of 1,024 nodes; the rest counts as not tried.
 REPORTED = 3072
 # Hardware addresses, which every other node is told.
@@ -188,14 +188,14 @@ class Endpoint:
         pool = ThreadPoolExecutor(max(LEAST, min(AT_A_TIME, ALL // number)))
         asked = [(peer, *peers[peer]) for peer in order if only is None or peer in only]
         tasks = []
-        for peer, name, address, ports, datagrams, mtu, _, named in asked:
+        # A port of each first, as there may be time for no more if nobody answers.
+        for peer, name, address, ports, *_ in asked:
             tasks += [pool.submit(self.try_port, peer, name, address, port, True) for port in ports[:1]]
+        for peer, name, address, ports, datagrams, mtu, _, named in asked:
+            tasks += [pool.submit(self.try_port, peer, name, address, port, False) for port in ports[1:]]
             tasks.append(pool.submit(self.try_path, peer, name, address, datagrams, mtu))
             if names:
                 tasks.append(pool.submit(self.try_name, peer, name, named))
-        # Then the rest of them, for which there may be no time if nobody answers.
-        for peer, name, address, ports, *_ in asked:
-            tasks += [pool.submit(self.try_port, peer, name, address, port, False) for port in ports[1:]]
         done, late = wait(tasks, seconds)
         pool.shutdown(wait=False, cancel_futures=True)
         answer: dict[str, list[Any]] = {"closed": [], "path": [], "name": [], "delay": [], "well": []}

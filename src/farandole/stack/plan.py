@@ -86,6 +86,12 @@ def replacing(base: str, builds: Builds, current: Mapping[str, str]) -> list[str
     return [name for name, stack in current.items() if stack and known.get(stack, stack) != base]
 
 
+def trial(made: Mapping[str, Any], head: str) -> list[str]:
+    """The nodes that try a stack before all switch to it: the head and another one, or none if there is no need."""
+    others = [name for name in made["replacing"] if name != head]
+    return [head, *others[:1]] if head in made["behind"] and made["replacing"] else []
+
+
 def _archive(lock: Lock, builds: Builds, nodes: Mapping[str, Stacks], builder: str) -> dict[str, Any]:
     """Which nodes lack a stack, its archive, and whether the builder must build or pack it."""
     lacking = [name for name, stacks in nodes.items() if lock["id"] not in stacks["installed"]]

@@ -148,15 +148,19 @@ def _first_failure(result: Result) -> Explanation | None:
     """The first worker that failed for a reason of its own, with its last line; the others only lost contact."""
     nodes = result["job"]["nodes"]
     last_lines: dict[int, str] = {}
-    victims = set()
+    victims, ended = set(), set()
     for line in result["said"]:
         if match := WORKER.match(line):
             rank = int(match[1])
-            if match[2] == ENDED or excused("worker", line):
+            if excused("worker", line):
                 victims.add(rank)
+            elif match[2] == ENDED:
+                ended.add(rank)
+                last_lines.setdefault(rank, ENDED)
             elif not excused("line", line):
                 last_lines[rank] = match[2] if len(match[2]) <= 200 else f"{match[2][:199]}…"
-    failed = next((rank for rank in sorted(last_lines) if rank not in victims), None)
+    # The launcher ends those that have not failed, and some that have.
+    failed = min(last_lines.keys() - victims, key=lambda rank: (rank in ended, rank), default=None)
     if failed is None:
         return None
     host = nodes[failed] if failed < len(nodes) else "a node"

@@ -1,6 +1,7 @@
 """The nodes' answers in a validation, and the checks that need no job."""
 
 import re
+import statistics
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -160,10 +161,17 @@ def stack_checks(stacks: Mapping[str, Answer], inventory: str, hosts: Collection
     """A check for each node: whether its stack is exactly what was built; not measured if it was not asked."""
     absent = [name for name in hosts if name not in stacks]
     why = "only jobs were tried on it, as it was not asked itself in this run; was there a --limit?"
-    return [
-        *(_stack_check(name, answer, inventory) for name, answer in stacks.items()),
-        *(Check(f"stack.{name}", NOT_MEASURED, why, hosts=[name]) for name in absent),
-    ]
+    checks = {name: _stack_check(name, answer, inventory) for name, answer in stacks.items()}
+    # A job has the stack of the node where it was started, on all nodes, so it would not notice.
+    current = {name: str(stacks[name]["stack"]) for name, check in checks.items() if check.status != RED}
+    usual = statistics.mode(current.values()) if current else ""
+    for name, has in current.items():
+        if has != usual:
+            checks[name].status, checks[name].words = RED, "its current stack is not that of the others"
+            explained(
+                checks[name], "nodes-differ", f"{has} is current there, and {usual} on the others", name, inventory
+            )
+    return [*checks.values(), *(Check(f"stack.{name}", NOT_MEASURED, why, hosts=[name]) for name in absent)]
 
 
 def _stack_check(name: str, answer: Answer, inventory: str) -> Check:
