@@ -152,7 +152,7 @@ def block(
         *(f"add rule {chain} {match} accept" for match in (_OF_LAB if target.kernel is not Kernel.shared else ())),
         *(f"add rule {chain} {source}{match} {verdict}" for match in matches),
     ]
-    _on_node(target, "nft", "; ".join(script))
+    _nft(target, "; ".join(script))
 
 
 def mtu(
@@ -259,7 +259,7 @@ def heal(target: LabNode) -> None:
         script = 'date --set="@$1" && if [ -e "$2" ]; then touch "$2"; fi'
         target.execute("sh", "-c", script, "sh", str(time.time()), "/var/lib/systemd/timesync/clock")
     if target.kernel is not Kernel.own:
-        _on_node(target, "nft", f"add table {_TABLE}; delete table {_TABLE}")
+        _nft(target, f"add table {_TABLE}; delete table {_TABLE}")
     target.execute("sh", "-c", _UNFILL)
     wait_for_ssh([target])
 
@@ -332,6 +332,14 @@ def _on_node(target: LabNode, *command: str) -> None:
         _in_network(target, *command)
     else:
         target.execute(*command)
+
+
+def _nft(target: LabNode, script: str) -> None:
+    """Change the node's rules, with its own program if it has one: that of Debian 12 crashes at rules of Debian 13."""
+    if Path(f"/proc/{target.pid}/root/usr/sbin/nft").exists():
+        target.execute("nft", script)
+    else:
+        _on_node(target, "nft", script)
 
 
 def _host_side(target: LabNode, link: str) -> str:
