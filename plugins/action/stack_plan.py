@@ -13,6 +13,10 @@ options:
   builds: {description: Folder on the control machine for packed stacks and compiled parts., type: path, required: true}
   nodes: {description: Names of the nodes of this run., type: list, elements: str, required: true}
   builder: {description: Name of the node that compiles., type: str, required: true}
+  cluster:
+    description: "What is known of the cluster, C(cluster_facts): jobs begin with the stack of its head."
+    type: dict
+    required: true
 """
 
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any
 from farandole.plays.action import LocalAction
 from farandole.stack.cache import Builds
 from farandole.stack.lock import path_of
-from farandole.stack.plan import for_run
+from farandole.stack.plan import for_run, refuse_part, stacks_of
 
 
 class ActionModule(LocalAction):
@@ -29,5 +33,7 @@ class ActionModule(LocalAction):
         known = {name: variables["hostvars"][name] for name in arguments["nodes"]}
         builds = Builds(Path(arguments["builds"]))
         path = path_of(Path(variables["inventory_dir"]))
+        head, members = (arguments["cluster"][key] for key in ("head", "members"))
         lock, made = for_run(arguments["lock"], arguments["back_to"], builds, known, arguments["builder"], path)
+        refuse_part(lock, stacks_of(known.get(head, {})), [name for name in members if name not in known])
         return {"changed": False, "lock": lock, "plan": made}

@@ -131,9 +131,10 @@ def patched(**patches: dict[str, str]) -> Lock:
 
 
 def test_a_lock_with_other_patches_is_refused_where_they_are_needed(cache: Builds, tmp_path: Path) -> None:
-    def refused(lock: Lock, stacks: Stacks = BARE) -> str:
+    def refused(lock: Lock, stacks: Stacks = BARE, *absent: str) -> str:
         node = {"_preflight_probe": {"probe": {"stacks": stacks, "disk_free_mb": 99_999}}, "inventory_dir": tmp_path}
         asked = {"lock": lock, "builds": str(cache.root), "nodes": ["node-1"], "builder": "node-1"}
+        asked["cluster"] = {"head": "node-1", "members": ["node-1", *absent]}
         return str(act("stack_plan", asked, {**node, "hostvars": {"node-1": node}}).get("msg", ""))
 
     assert refused(patched()) == ""
@@ -156,6 +157,10 @@ def test_a_lock_with_other_patches_is_refused_where_they_are_needed(cache: Build
     assert refused(other, RUNS) == ""
     pack_file(cache.horovod(other), builder="node-1")
     assert refused(other) == ""
+    # With the head, each new job would switch; what others lack, it did not know.
+    assert refused(other, HAS) == refused(other, RUNS, "node-2") == refused(other, BARE, "node-2") == ""
+    message = refused(other, HAS, "node-2", "node-3")
+    assert message.startswith(f"jobs would run with stack {THIS} from then on, and node-2, node-3 may not have it")
 
 
 def test_nodes_that_cannot_get_the_stack_are_named(cache: Builds) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from farandole.core.errors import FarandoleError
 from farandole.core.files import sha256
+from farandole.core.findings import several
 from farandole.core.project import ROOT
 from farandole.inventory.cluster import probe_of
 from farandole.stack.cache import Builds, Built, Lock, listed, openmpi_key, recall_whole
@@ -135,6 +136,15 @@ def _source(lock: Lock, source: dict[str, Any], builds: Builds, builder: str) ->
     """A package that is built: how, and the wheel if this builder has made it before."""
     path = builds.wheel(lock, source)
     return {**source, "path": str(path), "part": described(own(recall_whole(path), builder))}
+
+
+def refuse_part(lock: Lock, head: Stacks, absent: Collection[str]) -> None:
+    """Refuse to let the head, and so each new job, switch to a stack without nodes that take part in jobs."""
+    if absent and head["current"] not in ("", lock["id"]):
+        raise FarandoleError(
+            f"jobs would run with stack {lock['id']} from then on, and {several(absent)} may not have it: leave out "
+            "--limit; or, to stay with the present stack, put the former stack.lock.yml back"
+        )
 
 
 def unavailable(made: Mapping[str, Any], builds: str, builder: str) -> str:
