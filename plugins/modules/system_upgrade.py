@@ -6,8 +6,8 @@ description:
   - Removes no package, asks no question, and keeps settings that somebody has changed. What that forbids is kept back.
   - First completes what a killed dpkg has left behind.
   - Returns what is upgraded, which kernel runs and which one the next boot would start, and which drivers run in
-    another version than the installed one, as NVIDIA's after an upgrade. In check mode it only reads apt's package
-    lists again.
+    another version than the installed one, as NVIDIA's after an upgrade; and with which stack jobs would run. In check
+    mode it only reads apt's package lists again.
 """
 
 import os
@@ -27,6 +27,7 @@ KEPT = re.compile(r"^The following packages have been kept back:\n((?:  .*\n)+)"
 # A release as Debian (6.1.0-37, since Debian 13 6.12.63+deb13) and Ubuntu number it, and its flavour.
 RELEASE = re.compile(r"(\d[\d.]*(?:-\d|\+)[^-]*)-(.+)")
 BUILD = re.compile(r"Debian (\S+)")
+CURRENT = Path("/opt/farandole/current")
 BOOT, REQUIRED = Path("/boot"), Path("/run/reboot-required")
 MODULES = Path("/sys/module")
 # Ends too early to be of use where a machine is not told to ask less.
@@ -86,9 +87,10 @@ def main() -> None:
     after = newest(running.release, [file.name.partition("-")[2] for file in BOOT.glob("vmlinuz-*")])
     drivers = [*other_drivers(apt)]
     reboot = REQUIRED.exists() or after != running.release or not booted(apt, running.release, running.version)
+    stack = CURRENT.resolve().name if (CURRENT / "manifest.json").exists() else ""
     module.exit_json(
         changed=bool(packages), packages=packages, kept=kept, kernel=running.release, next_kernel=after,
-        drivers=drivers, reboot=reboot or bool(drivers),
+        drivers=drivers, reboot=reboot or bool(drivers), stack=stack,
     )  # fmt: skip
 
 

@@ -20,8 +20,10 @@ from farandole.inventory.facts import describe
 from farandole.inventory.run_lock import take, this_run
 from farandole.plays.playbook import Login
 from farandole.plays.upgrade import Due, note, noted, shown, waves
+from farandole.stack.lock import identity, path_of, write
 
 from .loading import ROOT, load
+from .stack import LOCK
 
 module = load("modules", "system_upgrade")
 SIMULATION = """\
@@ -34,7 +36,10 @@ Inst base-files [12.4+deb12u5] (12.4+deb12u12 Debian:12.11/oldstable [amd64]) []
 Inst linux-image-6.1.0-41-amd64 (6.1.158-1 Debian-Security:12/oldstable-security [amd64])
 Conf base-files (12.4+deb12u12 Debian:12.11/oldstable [amd64])
 """
-NOTHING = Due((), (), "6.1.0-37-amd64", "6.1.0-37-amd64", (), reboot=False)
+ANSWER = {
+    "packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": False, "stack": "",
+}  # fmt: skip
+NOTHING = Due((), (), "6.1.0-37-amd64", "6.1.0-37-amd64", (), reboot=False, stack="")
 
 
 def test_a_simulation_of_apt_says_what_would_be_upgraded() -> None:
@@ -92,7 +97,9 @@ def test_one_node_begins_and_those_that_all_depend_on_come_last(
 
 
 def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
-    old = Due([["curl", "7", "8"], ["new", "", "1"]], ["ucx"], "6.1.0-37-amd64", "6.1.0-41-amd64", (), reboot=True)
+    old = Due(
+        [["curl", "7", "8"], ["new", "", "1"]], ["ucx"], "6.1.0-37-amd64", "6.1.0-41-amd64", (), reboot=True, stack=""
+    )
     assert replace(NOTHING, drivers=["nvidia"], reboot=True).words() == "a reboot for the driver nvidia"
     assert [*shown({"node-1": old, "node-2": old, "node-3": NOTHING})] == [
         "nodes           to upgrade",
@@ -112,15 +119,15 @@ def test_what_is_due_is_shown_once_for_nodes_that_are_alike() -> None:
         {"kernel": "$(x)"},
         {"drivers": ["a b"]},
         {"reboot": "yes"},
+        {"stack": "../../etc"},
     ],
 )
 def test_a_nodes_answer_has_a_strict_form(answer: dict[str, object], tmp_path: Path) -> None:
-    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": False}
-    note(tmp_path, {"node-1": good})
-    assert noted(tmp_path) == {"node-1": Due([], [], "6.1", "6.1", [], reboot=False)}
+    note(tmp_path, {"node-1": ANSWER})
+    assert noted(tmp_path) == {"node-1": Due([], [], "6.1", "6.1", [], reboot=False, stack="")}
     with pytest.raises(FarandoleError):
-        note(tmp_path, {"node-1": good | answer if answer else {}})
-    (tmp_path / "upgrade.json").write_text(json.dumps({"node-1": good})[:-3])
+        note(tmp_path, {"node-1": ANSWER | answer if answer else {}})
+    (tmp_path / "upgrade.json").write_text(json.dumps({"node-1": ANSWER})[:-3])
     with pytest.raises(FarandoleError, match=r"upgrade\.json"):
         noted(tmp_path)
 
@@ -392,7 +399,7 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
     with excluded.changing(tmp_path) as entries:
         entries["node-3"] = excluded.by_person("carol", "its fan is loud")
     # What an earlier one has noted.
-    good = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": True}
+    good = ANSWER | {"reboot": True}
     note(tmp_path, {"node-1": good, "node-3": good})
     ran: list[str] = []
 
@@ -407,7 +414,7 @@ def test_no_node_is_asked_if_all_that_are_named_are_left_out(tmp_path: Path, mon
         error = CliRunner().invoke(app, [*command, *more]).exception
         assert isinstance(error, FarandoleError) and f"node include node-3 --prove -i {inventory}" in str(error)
     told = CliRunner().invoke(app, [*command, "--check", "--json"])
-    assert json.loads(told.stdout) == {"format": 1, "left_out": ["node-3"], "nodes": {}} and ran == []
+    assert json.loads(told.stdout) == {"format": 1, "stack": "", "left_out": ["node-3"], "nodes": {}} and ran == []
     told = CliRunner().invoke(app, [*command[:-1], "node-1,node-3", "--check", "--json"])
     assert [*json.loads(told.stdout)["nodes"]] == ["node-1"] and ran[-2:] == ["--limit", "node-1"]
 
@@ -435,7 +442,7 @@ def test_a_reboot_that_is_not_wanted_is_not_due(
     reboot: str, parts: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inventory, went = inventory_of(tmp_path), list[list[str]]()
-    old = {"packages": [], "kept": [], "kernel": "6.1", "next_kernel": "6.1", "drivers": [], "reboot": True}
+    old = ANSWER | {"reboot": True}
     new = old | {"packages": [["curl", "7", "8"]], "reboot": False}
     note(tmp_path, {"node-1": new, "node-2": old, "node-3": old})
     # It was cut off before its proof.
@@ -444,6 +451,40 @@ def test_a_reboot_that_is_not_wanted_is_not_due(
     monkeypatch.setattr(upgrade, "go", lambda _change, parts, _settings: went.extend(parts))
     command = ["upgrade", "-i", str(inventory), "--yes", "--canary", "node-3", "--reboot", reboot]
     assert CliRunner().invoke(app, command).exit_code == 0 and went == parts
+
+
+def test_another_stack_comes_first_and_on_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory, ran = inventory_of(tmp_path), list[tuple[str, ...]]()
+    lock = LOCK | {"id": identity(LOCK)}
+    write(path_of(inventory), lock)
+    has, lacks = ANSWER | {"stack": lock["id"]}, ANSWER | {"stack": "bbbb00000000"}
+    note(tmp_path, {"node-1": has, "node-2": lacks, "node-3": lacks})
+    # It was left out when the others switched, so it lacks the stack with which it is to be proven.
+    with excluded.changing(tmp_path) as entries:
+        entries["node-3"] = replace(excluded.by_person("carol", "it is being upgraded"), code=CODE)
+
+    def run(_change: Change, playbook: str, *arguments: str) -> bool:
+        ran.append((playbook, *arguments[:4], *(["in"] if "node-3" not in excluded.read(tmp_path) else [])))
+        return playbook != failing
+
+    monkeypatch.setattr(Change, "run", run)
+    upgrade_it, failing = ["upgrade", "-i", str(inventory), "--yes"], "site.yml"
+    error = CliRunner().invoke(app, upgrade_it).exception
+    assert isinstance(error, FarandoleError) and f"stack {lock['id']} is not on all nodes, and no system" in str(error)
+    assert [playbook for playbook, *_ in ran] == [upgrade.PLAYBOOK, "site.yml"]
+    ran.clear()
+    failing = "playbooks/validate.yml"
+    done = CliRunner().invoke(app, upgrade_it)
+    assert f"stack {lock['id']} on node-2: before all else" in done.stdout
+    assert "in this order: node-3\n" in done.stdout and "its validation is red" in str(done.exception)
+    assert ran[1:] == [
+        ("site.yml",),
+        ("site.yml", "--limit", "node-1", "--tags", "fabric,slurm,monitoring"),
+        (upgrade.PLAYBOOK, "--limit", "node-3", "--extra-vars", ran[3][4]),
+        ("site.yml", "--limit", "node-3", "--skip-tags", "slurm", "in"),
+        ("playbooks/validate.yml", "--tags", "quick", "--extra-vars", ran[5][4]),
+    ]
+    assert excluded.read(tmp_path)["node-3"].code == CODE
 
 
 def test_a_second_operator_is_refused(tmp_path: Path) -> None:

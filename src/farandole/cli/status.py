@@ -21,7 +21,7 @@ from farandole.jobs.ask import Answer, ask_all
 from farandole.jobs.login import login_to
 from farandole.plays.playbook import Login
 from farandole.report.verdict import last_verdict
-from farandole.stack import lock as locks
+from farandole.stack.lock import id_of
 from farandole.watch.events import is_alive, latest
 
 # Increased when a field gets another meaning.
@@ -90,8 +90,7 @@ def look(inventory: Path, login: Login) -> Status:
     known, variables = cluster_of(inventory, write=False), host_variables(inventory.absolute())
     asked = {name: login_to(name, variables[name], login) for name in known.trusted}
     answers = ask_all(asked)
-    path = locks.path_of(inventory.absolute())
-    lock = locks.read(path)["id"] if path.exists() else ""
+    lock = id_of(inventory)
     first = answers.get(known.head) or Answer(up=False)
     nodes = {name: judge(answers.get(name), known.excluded.get(name, ""), lock, first, name) for name in known.nodes}
     last = latest(inventory)

@@ -1,4 +1,4 @@
-"""`farandole upgrade`: the operating systems of the nodes, a few at a time, while jobs go on elsewhere."""
+"""`farandole upgrade`: the stack, and the operating systems of the nodes a few at a time, while jobs go on."""
 
 import fcntl
 import json
@@ -26,6 +26,7 @@ from farandole.inventory.facts import ClusterFacts
 from farandole.inventory.run_lock import person, refuse_another, this_run
 from farandole.plays.playbook import Login, play, viewed
 from farandole.plays.upgrade import Due, noted, plain, shown, waves
+from farandole.stack.lock import id_of
 from farandole.watch.events import new_folder
 from farandole.watch.viewer import Glance
 
@@ -62,6 +63,8 @@ class Change:
     as_json: bool = False
     # Whether all nodes learn who takes part, as from apply, and not only the head.
     everyone: bool = False
+    # Those that were left out when the others switched to another stack.
+    late: Collection[str] = ()
 
     @property
     def needed(self) -> list[str]:
@@ -116,6 +119,18 @@ class Change:
         if not others:
             raise FarandoleError("a changed node is proven with one that takes part in jobs, and there is none")
         return self.cluster.head if self.cluster.head in others else others[0]
+
+    def have_stack(self, names: Sequence[str]) -> bool:
+        """Set those up that lack the present stack; they stay left out."""
+        out = excluded.read(self.cluster.state)
+        late = {name: out[name] for name in names if name in self.late and name in out}
+        for name, entry in late.items():
+            excluded.begin_proof(self.cluster.state, name, entry)
+        try:
+            return not late or self.run("site.yml", "--limit", ",".join(late), "--skip-tags", "slurm")
+        finally:
+            for name, entry in late.items():
+                excluded.end_proof(self.cluster.state, name, entry, good=False)
 
     def is_proven(self, names: Sequence[str]) -> bool:
         """Run jobs on these nodes and another one."""
@@ -174,6 +189,8 @@ class Change:
             return "the head could not be told to leave it out"
         if not self.run(PLAYBOOK, "--limit", limit, "--extra-vars", settings):
             return "its upgrade failed"
+        if not self.have_stack(names):
+            return "site.yml failed"
         if not self.is_proven(names):
             return "its validation is red after its upgrade"
         self.take_back(names)
@@ -210,6 +227,7 @@ def upgrade(
 ) -> None:
     """Upgrade the nodes' operating systems, a few at a time: no new job, packages, reboot, proof, jobs again.
 
+    If the lock has another stack than the nodes, that comes first: as by `farandole apply`, on all of them.
     It begins with one node, ends with the head, and stops at the first wave that fails, which then stays left out. Run
     it again to continue.
     If sudo needs a password, set ansible_become_password: nobody is asked for it.
@@ -219,13 +237,7 @@ def upgrade(
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
     change = Change(inventory, login, cluster, f"farandole upgrade -i {shlex.quote(str(inventory))}")
-    names = [name.strip() for name in hosts.split(",")] if hosts else [*cluster.trusted]
-    for name in [*names, *([canary] if canary else [])]:
-        refuse_stranger(name, cluster)
-    if canary in change.needed:
-        raise FarandoleError(f"--canary: all nodes depend on {canary}, so it comes last")
-    if canary and canary not in names:
-        raise FarandoleError(f"--canary: {canary} is none of the nodes that --hosts names")
+    names = chosen(change, hosts, canary)
     with alone(cluster.state):
         out = [name for name, entry in excluded.read(cluster.state).items() if entry.code != CODE and name in names]
         names = [name for name in names if name not in out]
@@ -234,27 +246,49 @@ def upgrade(
                 f"left out, and so not upgraded: {several(out)}; to take one back first: "
                 f"farandole node include {out[0]} --prove -i {shlex.quote(str(inventory))}"
             )
+        locked = id_of(inventory)
         due = asked(change, names, as_json=as_json)
         if as_json:
-            typer.echo(json.dumps({"format": 1, "left_out": out, "nodes": plain(due)}))
+            typer.echo(json.dumps({"format": 1, "stack": locked, "left_out": out, "nodes": plain(due)}))
             raise typer.Exit
         typer.echo(on_terminal("\n".join(shown(due))))
         if out:
             typer.echo(f"left out, and so not upgraded: {several(out)}")
         # What is left out and not in `out` is so by an upgrade, maybe of a state that was restored.
-        begun = change.begun() | {*excluded.read(cluster.state)}
+        left_out = {*excluded.read(cluster.state)}
+        begun = change.begun() | left_out
         todo = [
             name
             for name, one in due.items()
             if one.packages or name in begun or reboot is Reboot.always or (one.reboot and reboot is Reboot.needed)
         ]
-        if check or not todo:
+        behind = {name for name, one in due.items() if locked and one.stack != locked}
+        if switch := behind - left_out:
+            typer.echo(
+                f"stack {locked} on {several(switch)}: before all else, on all nodes, once jobs on two of them pass"
+            )
+        if check or not (todo or switch):
             raise typer.Exit
         parts = waves(todo, change.needed, canary, wave)
-        typer.echo(f"in this order: {'; '.join(several(part) for part in parts)}")
+        if parts:
+            typer.echo(f"in this order: {'; '.join(several(part) for part in parts)}")
         confirm(yes)
-        go(change, parts, settings)
-        typer.echo(f"upgraded: {several(todo)}")
+        if switch:
+            switch_all(change, locked)
+        go(replace(change, late=behind & left_out), parts, settings)
+        typer.echo(f"upgraded: {several([*todo, *switch])}")
+
+
+def chosen(change: Change, hosts: str, canary: str) -> list[str]:
+    """The nodes that the user means, one of which may be the one to begin with."""
+    names = [name.strip() for name in hosts.split(",")] if hosts else [*change.cluster.trusted]
+    for name in [*names, *([canary] if canary else [])]:
+        refuse_stranger(name, change.cluster)
+    if canary in change.needed:
+        raise FarandoleError(f"--canary: all nodes depend on {canary}, so it comes last")
+    if canary and canary not in names:
+        raise FarandoleError(f"--canary: {canary} is none of the nodes that --hosts names")
+    return names
 
 
 def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
@@ -296,6 +330,15 @@ def asked(change: Change, names: Sequence[str], *, as_json: bool) -> dict[str, D
     if failed:
         raise typer.Exit(1)
     return {name: one for name, one in noted(change.cluster.state).items() if name in names}
+
+
+def switch_all(change: Change, stack: str) -> None:
+    """Let all nodes that take part have the stack of the lock."""
+    if not change.run("site.yml"):
+        raise FarandoleError(
+            f"stack {stack} is not on all nodes, and no system was upgraded; when that is mended, to continue: "
+            f"{change.again}; to stay with the present stack, put the former stack.lock.yml back first"
+        )
 
 
 def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:

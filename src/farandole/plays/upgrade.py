@@ -22,6 +22,7 @@ WANTED = {
     "next_kernel": KERNEL,
     "drivers": many(words(r"\w{1,60}")),
     "reboot": yes_or_no,
+    "stack": words("|[0-9a-f]{12}"),
 }
 ANSWERS = named(words("[a-z0-9][a-z0-9-]{0,62}"), fields(WANTED))
 
@@ -38,6 +39,8 @@ class Due:
     # They run in another version than the installed one.
     drivers: Sequence[str]
     reboot: bool
+    # The current one; empty if there is none.
+    stack: str
 
     def words(self) -> str:
         """The cells of a table but the first one."""

@@ -74,6 +74,12 @@ def path_of(inventory: Path) -> Path:
     return (inventory if inventory.is_dir() else inventory.parent) / NAME
 
 
+def id_of(inventory: Path) -> str:
+    """The stack of an inventory's lock; empty if it has none."""
+    path = path_of(inventory.absolute())
+    return str(read(path)["id"]) if path.exists() else ""
+
+
 def command(path: Path) -> str:
     """The command that writes a new lock."""
     folder = path.parent
