@@ -58,10 +58,12 @@ class Apt:
         """Complete what dpkg has begun."""
         if not self.run(*DPKG, "--configure", "--pending")[0]:
             return
-        # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again.
+        # A package whose unpacking was interrupted at the very end cannot be configured, only unpacked again; one that
+        # depends on what was not unpacked yet needs that first.
         form = "--showformat=${db:Status-Eflag} ${binary:Package}\n"
         rows = [line.split() for line in self.run("dpkg-query", "--show", form)[1].splitlines()]
-        if broken := [word[1] for word in rows if word[0] == "reinstreq"]:
-            self.must("apt-get", "--quiet", "update")
-            self.must(*APT, "install", "--fix-broken", "--reinstall", *broken)
+        broken = [word[1] for word in rows if word[0] == "reinstreq"]
+        run = self.must if broken else self.run
+        run("apt-get", "--quiet", "update")
+        run(*APT, "install", "--fix-broken", "--no-remove", "--reinstall", *broken)
         self.must(*DPKG, "--configure", "--pending")

@@ -19,8 +19,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.farandole.cluster.plugins.module_utils.apt import APT, Apt
 
-# Packages that are new, such as kernels, are installed; none is removed.
-UPGRADE = (*APT, "--with-new-pkgs", "upgrade")
+# Packages that are new, such as kernels, are installed, and what a killed one of them lacks; none is removed.
+UPGRADE = (*APT, "--with-new-pkgs", "--fix-broken", "--no-remove", "upgrade")
 # As a simulation tells it; a package that is new has no former version.
 INSTALLS = re.compile(r"^Inst (\S+) (?:\[(\S+)\] )?\((\S+)", re.MULTILINE)
 KEPT = re.compile(r"^The following packages have been kept back:\n((?:  .*\n)+)", re.MULTILINE)
