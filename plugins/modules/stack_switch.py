@@ -4,14 +4,14 @@ module: stack_switch
 short_description: Make an installed stack the current one
 description:
   - Switches C(current) atomically; the previous stack becomes C(former).
-  - Before that, verifies the stack, its OpenMPI and the stack to which it adds packages by their lists of contents.
-    What is damaged no longer counts as installed, so that the next run reinstalls it. A stack built without lists is
-    not verified.
+  - With O(verify), which comes first on all nodes, so that none switches while another cannot, it compares the stack,
+    its OpenMPI and the stack to which it adds packages with their lists of contents. What is damaged no longer counts
+    as installed, so that the next run reinstalls it. A stack built without lists is not verified.
   - Of the other stacks, keeps the newest, those that a process uses, and what they add packages to. Removes unfinished
     stacks and every OpenMPI that no stack and no process uses.
 options:
   id: {description: Id of the stack., type: str, required: true}
-  verify: {description: Only verify it., type: bool, default: false}
+  verify: {description: Verify it instead., type: bool, default: false}
   keep: {description: "Number of stacks to keep, including the current and the former one.", type: int, default: 3}
   root: {description: Folder that contains the stacks., type: path, default: /opt/farandole}
 """
@@ -86,7 +86,7 @@ def refuse_damaged(module: AnsibleModule, root: Path, stack: str) -> bool:
 
 
 def main() -> None:
-    """Verify the stack, switch to it, then remove surplus ones that nothing uses."""
+    """Verify the stack, or switch to it, then remove surplus ones that nothing uses."""
     module = AnsibleModule(
         argument_spec={
             "id": {"type": "str", "required": True},
@@ -105,9 +105,8 @@ def main() -> None:
         there = sorted(path.parent.name for path in root.glob("stacks/*/manifest.json"))
         module.fail_json(msg=f"stack {stack} is not installed here; installed: {', '.join(there) or 'none'}")
     with alone(root):
-        proven = refuse_damaged(module, root, stack)
         if module.params["verify"]:
-            module.exit_json(changed=False, former=before, pruned=[], proven=proven)
+            module.exit_json(changed=False, proven=refuse_damaged(module, root, stack))
         switch(root, stack)
         pruned = surplus(root, module.params["keep"])
         # Only then, as it reads what all processes have loaded.
@@ -119,7 +118,7 @@ def main() -> None:
             # By this the next run knows that something is left.
             (root / "removing").mkdir(mode=0o700)
     names = [path.name for path in unused]
-    module.exit_json(changed=bool(before != stack or names), former=before, pruned=names, proven=proven)
+    module.exit_json(changed=bool(before != stack or names), former=before, pruned=names)
 
 
 if __name__ == "__main__":
