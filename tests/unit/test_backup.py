@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gzip
 import json
 import os
 import shlex
@@ -263,6 +264,22 @@ def test_what_is_elsewhere_is_not_silently_left_out(tmp_path: Path, inventory: P
     assert not (tmp_path / "new").exists()
 
 
+def test_a_folder_that_cannot_be_read_is_not_silently_left_out(
+    tmp_path: Path, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Any) -> Any:
+        """As for who is not root, after a run with sudo."""
+        if str(path).endswith("/ca"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", closed)
+    said = farandole("backup", tmp_path / "new", "-i", inventory, "--state-only")[1]
+    assert f"{tmp_path}/mine/ca cannot be read (Permission denied); nothing was backed up" in said
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_password_is_not_asked_for_in_vain(tmp_path: Path, folder: Path, inventory: Path) -> None:
     files.pack(tmp_path / "file", tmp_path, folder, ABOUT, "")
     (tmp_path / "password").write_text(PASSWORD)
@@ -503,6 +520,18 @@ def test_a_home_is_restored_as_a_whole_and_what_is_there_stays(tmp_path: Path) -
         assert found(home) == {**found(saved), "mine": files.content(home / "mine")}
         assert (home / "mine").read_text() == "newer"
         assert (home / "a/b").stat().st_mode & 0o777 == 0o750
+
+
+def test_many_waiting_jobs_stay_a_comment(tmp_path: Path) -> None:
+    tools = {"squeue": "seq --format=%.0f@2026-11-30T12:00:00 100001 106000", "slurmctld": "echo slurm 22.05.8"}
+    for name, does in {**tools, "mariadb-dump": "echo SELECT 1", "sed": "echo x"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    save = head.wanted([], queue=True, homes=False)[0].save
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", save], env=environment, capture_output=True, check=False)
+    comment, *rest = gzip.decompress(done.stdout).decode().splitlines()
+    assert rest == ["SELECT 1"] and len(comment.split()) == 6002, done.stderr
 
 
 def test_every_part_that_is_saved_can_be_restored(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ask_as_slurm() { runuser -u slurm -- mariadb --batch --skip-column-names --execu
 """
 _SAVE_ACCOUNTING = r"""
 {
-    echo "-- $version $(queued | xargs)"
+    echo "-- $version $(queued | paste --serial --delimiters=' ')"
     mariadb-dump --single-transaction --quick "$db"
 } | gzip
 """

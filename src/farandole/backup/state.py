@@ -48,10 +48,17 @@ def save(state: Path, folder: Path) -> None:
 
 def _files(state: Path) -> Iterator[Path]:
     """What a backup has of a state folder; other folders are not read, as other commands may be removing theirs."""
-    for place, folders, files in os.walk(state):
+    for place, folders, files in os.walk(state, onerror=_refuse):
         here = Path(place).relative_to(state)
         folders[:] = [name for name in folders if _wanted(here / name)]
         yield from (state / here / name for name in (*folders, *files) if _wanted(here / name))
+
+
+def _refuse(error: OSError) -> None:
+    """Refuse a folder that this account cannot read, as after a run with sudo."""
+    raise FarandoleError(
+        f"{error.filename} cannot be read ({error.strerror}); nothing was backed up: make this account its owner"
+    )
 
 
 def _wanted(name: Path) -> bool:
