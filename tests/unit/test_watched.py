@@ -200,6 +200,9 @@ def test_a_bounded_number_of_runs_is_kept_and_only_their_owner_can_enter(own_sta
     assert len([*events.plays().iterdir()]) == events.INVENTORIES
     # A cluster's state may belong to another inventory of this name.
     assert events.place_of(own_state / "mine") != events.place_of(own_state / "other/mine")
+    (own_state / "mine").mkdir(exist_ok=True)
+    (own_state / "mine/hosts.yml").touch()
+    assert events.place_of(own_state / "mine/hosts.yml") == events.place_of(own_state / "mine")
 
 
 def test_a_slow_clock_does_not_make_a_run_the_oldest_one(own_state: Path) -> None:

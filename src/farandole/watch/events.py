@@ -44,8 +44,10 @@ def plays(inventory: str | Path = "") -> Path:
 
 def place_of(inventory: str | Path) -> Path:
     """The folder for the runs of an inventory, a path or a list of hosts."""
-    real = os.path.realpath(inventory)
-    return plays(inventory) / f"{Path(real).name[:60] or 'root'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
+    real = Path(os.path.realpath(inventory))
+    # A file means the same cluster as its folder.
+    real = real.parent if real.is_file() else real
+    return plays(inventory) / f"{real.name[:60] or 'root'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
 
 
 def new_folder(inventory: str | Path) -> Path:
