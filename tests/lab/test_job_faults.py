@@ -198,7 +198,8 @@ def test_a_rank_that_kills_itself_is_named(ready: Cluster, tmp_path: Path, contr
         [sys.executable, "-m", "farandole", "explain"], input=output.partition("\nrun ")[0], env=ENVIRONMENT, text=True,
         capture_output=True, check=False,
     ).stdout  # fmt: skip
-    assert re.findall(r"^root cause \[(.*)\]", explained, re.MULTILINE)[-1] in ENDS, explained
+    found = re.findall(r"^root cause \[(.*)\]", explained, re.MULTILINE)
+    assert found and found[-1] in ENDS, output + explained
 
 
 def test_a_slow_node_is_named(ready: Cluster, record_property: Record) -> None:

@@ -274,6 +274,18 @@ def test_a_person_leaves_nodes_out_and_takes_them_back(inventory: Path) -> None:
     assert [*excluded.read(state)] == ["node-4"]
 
 
+@pytest.mark.parametrize("decision", [["exclude", "node-3", "--why", "smoke"], ["confirm", "node-3"]])
+def test_a_person_may_keep_a_node_that_an_upgrade_has_left_out(inventory: Path, decision: list[str]) -> None:
+    state = inventory.parent / "state"
+    with excluded.changing(state) as entries:
+        entries["node-3"] = replace(PERSON, code="upgrade")
+    assert "already" not in node(inventory, *decision)
+    entry = excluded.read(state)["node-3"]
+    # With that code, the upgrade would take it back.
+    assert (entry.by, entry.code) == ("person", "")
+    assert "already stays out until a person includes it" in node(inventory, "confirm", "node-3")
+
+
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farandole.cli.options import Inventory, with_login
+from farandole.cli.options import Inventory, as_given, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.table import table
 from farandole.core.text import on_terminal
@@ -69,7 +69,7 @@ def exclude(
     if not why.strip():
         raise FarandoleError("--why is empty")
     with excluded.changing(known.state) as entries:
-        if entry := entries.get(name):
+        if (entry := entries.get(name)) and not entry.by_command:
             more = "" if entry.person else f"; to keep it out until you include it: farandole node confirm {name}"
             raise FarandoleError(f"{name} is already {on_terminal(entry.words)}{more}")
         entries[name] = excluded.by_person(person(), why)
@@ -104,13 +104,14 @@ def include(
         # It takes time to import.
         upgrade = import_module("farandole.cli.upgrade")
         change = upgrade.Change(
-            inventory, login, known, f"farandole node include {name} --prove -i {shlex.quote(str(inventory))}"
+            inventory, login, known, f"farandole node include {name} --prove {as_given(inventory, login)}"
         )
         with upgrade.alone(known.state):
             why = "the head could not be told to leave it out"
             # It may not know yet.
             if change.tell_head():
                 why = change.brought_back({name: entry}, lambda: change.returning([name]))
+                why += change.untold() if why else ""
         if why:
             raise FarandoleError(f"{name}: {why}. It stays left out; when that is mended: {change.again}")
     typer.echo(on_terminal(f"{name} takes part again; it was {entry.words}"))
@@ -127,7 +128,7 @@ def confirm(name: Name, inventory: Inventory) -> None:
         if entry is None:
             refuse_stranger(name, known)
             raise FarandoleError(f"{name} is not left out; to do that: farandole node exclude {name} --why REASON")
-        if entry.person:
+        if entry.person and not entry.by_command:
             raise FarandoleError(f"{name} already stays out until a person includes it: {on_terminal(entry.words)}")
-        entries[name] = replace(entry, person=person())
+        entries[name] = replace(entry, person=person(), code="" if entry.by_command else entry.code)
     typer.echo(f"{name} stays out until a person includes it")

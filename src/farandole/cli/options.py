@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -89,6 +90,12 @@ def words(options: Mapping[str, object], extra_vars: Iterable[str] | None = ()) 
     """The options that were given, as a command line has them."""
     given = [word for name, value in options.items() if value for word in (name, str(value))]
     return given + [word for assignment in extra_vars or () for word in ("--extra-vars", assignment)]
+
+
+def as_given(inventory: Path, login: Login, more: Mapping[str, object] | None = None) -> str:
+    """The options with which a hint means the same cluster and the same person."""
+    names = {"-i": inventory, "--user": login.user, "--private-key": login.private_key}
+    return shlex.join(words({**names, "--vault-password-file": login.vault_password_file, **(more or {})}))
 
 
 def with_login(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

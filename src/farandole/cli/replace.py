@@ -1,7 +1,6 @@
 """`farandole replace`: a new machine takes the name and the place of one that is gone."""
 
 import dataclasses
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 
 from farandole.cli.init import KNOWN_HOSTS, ask
 from farandole.cli.node import Name, cluster_of, refuse_stranger
-from farandole.cli.options import Inventory, with_login
+from farandole.cli.options import Inventory, as_given, with_login
 from farandole.cli.upgrade import Change, alone
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write
@@ -55,7 +54,7 @@ def replace(
     file, host = folder_of(inventory) / KNOWN_HOSTS, place(address, port)
     file = file if file.exists() else Path(KNOWN[0]).expanduser()
     key = ask({name: address}, port)[name]
-    again = f"farandole replace {name} -i {shlex.quote(str(inventory))}"
+    again = f"farandole replace {name} {as_given(inventory, login)}"
     change = Change(inventory, login, cluster, again)
     with alone(cluster.state):
         entry = excluded.read(cluster.state).get(name)

@@ -1,12 +1,11 @@
 """`farandole run`, `runs`, `logs`, `attach`, `fetch`, `stop`: send a folder to the head, and run programs there."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from farandole.cli.options import BY_KEY, Hosts, Inventory, with_login
+from farandole.cli.options import BY_KEY, Hosts, Inventory, as_given, with_login
 from farandole.core.errors import FarandoleError, Interrupted
 from farandole.jobs.files import get
 from farandole.jobs.follow import follow, stream
@@ -83,7 +82,7 @@ def run(
         min_nodes=min_nodes, checkpoints=checkpoints, meet_within=meet_within, wait=wait, detach=detach,
     )  # fmt: skip
     wish.refuse_early(folder)
-    again, without = options(inventory, login), left_out(inventory, hosts)
+    again, without = as_given(inventory, login), left_out(inventory, hosts)
     head = head_of(inventory, login)
     number = start(head, wish, folder, without, yes=yes)
     if not detach:
@@ -91,16 +90,10 @@ def run(
     console.print(f"run {number} is started; next: farandole attach {again} {number}")
 
 
-def options(inventory: Path, login: Login) -> str:
-    """The options with which a hint means the same cluster and the same person."""
-    values = {"-i": inventory, "--user": login.user, "--private-key": login.private_key}
-    return shlex.join(word for name, value in values.items() if value for word in (name, str(value)))
-
-
 @with_login(*BY_KEY)
 def attach(inventory: Inventory, number: Number = "", forward: Forward = "", *, login: Login) -> None:
     """Show what a run prints until it ends; Ctrl-C leaves it running."""
-    head, again = head_of(inventory, login), options(inventory, login)
+    head, again = head_of(inventory, login), as_given(inventory, login)
     number = number or known(head, "").number
     try:
         with forwarded(head, number, parsed(forward) if forward else None):

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Annotated
 import typer
 
 from farandole.cli.node import cluster_of, refuse_stranger
-from farandole.cli.options import Hosts, Inventory, with_login
+from farandole.cli.options import Hosts, Inventory, as_given, with_login
 from farandole.core.errors import FarandoleError
 from farandole.core.files import write_private
 from farandole.core.findings import several
@@ -37,8 +36,6 @@ BEGUN = ".upgrade.begun"
 PLAYBOOK = "playbooks/upgrade.yml"
 # Seconds between two looks whether another run has ended.
 LOOK_S = 2
-# What failed after the head has perhaps heard that a node takes part again.
-FAILED_LATE, BAD_LATE = "site.yml failed after its upgrade", "preflight has left it out after its upgrade"
 
 
 class Reboot(StrEnum):
@@ -74,7 +71,7 @@ class Change:
     @property
     def apply(self) -> str:
         """The command that tells all nodes who takes part."""
-        return f"farandole apply -i {shlex.quote(str(self.inventory))}"
+        return f"farandole apply {as_given(self.inventory, self.login)}"
 
     def wait_for_others(self) -> None:
         """Let a run end that somebody has started on this machine between two steps."""
@@ -166,6 +163,12 @@ class Change:
         """Tell the head that a node is left out again; returns what follows if it cannot be told."""
         return "" if self.tell_head() else f", and the head may give it jobs until this succeeds: {self.apply}"
 
+    def unlocked(self) -> str:
+        """Let runs begin on the head, as Ansible itself does not where the node could not be reached."""
+        if self.run("site.yml", "--limit", self.cluster.head, "--tags", "jobs"):
+            return ""
+        return f", and no run may begin until this succeeds: {self.apply}"
+
     def returning(self, names: Sequence[str]) -> str:
         """Set nodes up that were left out, and prove them before the head gives them jobs; returns what failed."""
         # Of the queue later, as slurmd does not start on a node that the head's slurmctld has never heard of.
@@ -195,9 +198,9 @@ class Change:
             return "its validation is red after its upgrade"
         self.take_back(names)
         if not self.run("site.yml", "--limit", ",".join(dict.fromkeys([*names, head]))):
-            return FAILED_LATE
+            return "site.yml failed after its upgrade"
         if not self.are_in(names):
-            return BAD_LATE
+            return "preflight has left it out after its upgrade"
         self.note_begun(self.begun() - {*names})
         return ""
 
@@ -236,7 +239,8 @@ def upgrade(
         raise FarandoleError("--json changes nothing and goes with --check: add that, or leave --json out")
     cluster = cluster_of(inventory, write=True)
     settings = json.dumps({"base_upgrade_wait": wait * 60, "base_upgrade_reboot": str(reboot)})
-    change = Change(inventory, login, cluster, f"farandole upgrade -i {shlex.quote(str(inventory))}")
+    more = {"--hosts": hosts, "--wave": wave if wave > 1 else "", "--reboot": reboot if reboot != "needed" else ""}
+    change = Change(inventory, login, cluster, f"farandole upgrade {as_given(inventory, login, more)}")
     names = chosen(change, hosts, canary)
     with alone(cluster.state):
         out = [name for name, entry in excluded.read(cluster.state).items() if entry.code != CODE and name in names]
@@ -244,7 +248,7 @@ def upgrade(
         if not (names or as_json):
             raise FarandoleError(
                 f"left out, and so not upgraded: {several(out)}; to take one back first: "
-                f"farandole node include {out[0]} --prove -i {shlex.quote(str(inventory))}"
+                f"farandole node include {out[0]} --prove {as_given(inventory, login)}"
             )
         locked = id_of(inventory)
         due = asked(change, names, as_json=as_json)
@@ -284,18 +288,23 @@ def chosen(change: Change, hosts: str, canary: str) -> list[str]:
     names = [name.strip() for name in hosts.split(",")] if hosts else [*change.cluster.trusted]
     for name in [*names, *([canary] if canary else [])]:
         refuse_stranger(name, change.cluster)
+        if name in change.cluster.revoked:
+            raise FarandoleError(f"{name} is revoked, so it is not upgraded: take it out of ssh_trust_revoked first")
     if canary in change.needed:
         raise FarandoleError(f"--canary: all nodes depend on {canary}, so it comes last")
     if canary and canary not in names:
         raise FarandoleError(f"--canary: {canary} is none of the nodes that --hosts names")
+    entry = excluded.read(change.cluster.state).get(canary)
+    if entry and entry.code != CODE:
+        raise FarandoleError(f"--canary: {canary} is {on_terminal(entry.words)}")
     return names
 
 
 def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json: bool) -> None:
     """Take nodes back that pass again what they had failed, if jobs on them and another one pass."""
     cluster = cluster_of(inventory, write=True)
-    folder = shlex.quote(str(inventory))
-    change = Change(inventory, login, cluster, f"farandole apply -i {folder}", more, as_json, everyone=True)
+    cluster_is = as_given(inventory, login)
+    change = Change(inventory, login, cluster, f"farandole apply {cluster_is}", more, as_json, everyone=True)
     entries = {name: entry for name, entry in excluded.read(cluster.state).items() if name in cluster.trusted}
     mended = {name: entry for name, entry in entries.items() if entry.mended and not entry.person}
     # A password would be asked for again and again.
@@ -305,11 +314,12 @@ def prove_mended(inventory: Path, login: Login, more: Sequence[str], *, as_json:
     typer.echo(f"proven now, before they take part again: {several(names)}", err=as_json)
     with alone(cluster.state):
         why = change.brought_back(mended, lambda: change.returning(names))
+        why += change.untold() if why else ""
     still = excluded.read(cluster.state)
     if back := [name for name in names if name not in still]:
         typer.echo(f"taking part again: {several(back)}", err=as_json)
     if out := [name for name in names if name in still]:
-        one = f"; to prove one alone: farandole node include {out[0]} --prove -i {folder}" if out[1:] else ""
+        one = f"; to prove one alone: farandole node include {out[0]} --prove {cluster_is}" if out[1:] else ""
         raise FarandoleError(f"left out as before, {several(out)}: {why}; when that is mended: {change.again}{one}")
 
 
@@ -349,13 +359,15 @@ def go(change: Change, parts: Sequence[Sequence[str]], settings: str) -> None:
             change.leave_out(part, why)
             state = "It is" if len(part) == 1 else "They are"
             if part[0] not in change.needed:
-                why += change.untold() if why in (FAILED_LATE, BAD_LATE) else ""
-            elif change.cluster.queue:
-                state = f"The queue may give it no jobs until {change.apply} has run; as all depend on it, it is not"
+                why += change.untold()
             else:
-                state = "As all depend on it, it is not"
+                why += change.unlocked()
+                queue = (
+                    f"The queue may give it no jobs until {change.apply} has run; as" if change.cluster.queue else "As"
+                )
+                state = f"{queue} all depend on it, it is not"
             raise FarandoleError(
-                f"{several(part)}: {why}. {state} left out of jobs, and nothing else was begun; when that is "
+                f"{several(part)}: {why}. {state} left out, and nothing else was begun; when that is "
                 f"mended, to continue: {change.again}"
             )
 

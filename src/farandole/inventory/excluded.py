@@ -51,6 +51,11 @@ class Entry:
         return "node-set-aside" if self.person else "node-mended" if self.mended else "node-excluded"
 
     @property
+    def by_command(self) -> bool:
+        """Whether a command that somebody has called has left it out, and takes it back by itself."""
+        return self.by == "person" and self.code != ""
+
+    @property
     def words(self) -> str:
         """The entry as part of a sentence."""
         who = self.person if self.by == "person" else self.measurement
