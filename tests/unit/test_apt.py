@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ class Root(Module):
             (root / name).mkdir(parents=True)
         (root / "root/var/lib/dpkg/info").mkdir()
         (root / "root/var/lib/dpkg/status").touch()
-        (root / "sources").write_text(f"deb [trusted=yes] file:{root}/debs ./\n")
+        (root / "sources").write_text(f"deb [signed-by={root}/key.gpg] file:{root}/debs ./\n")
         dpkg = (f"--root={root}/root", "--force-not-root", "--force-bad-path", "--log=/dev/null")
         settings = {
             "Dir::State::status": root / "root/var/lib/dpkg/status", "Dir::State::lists": root / "lists",
@@ -90,6 +91,20 @@ class Root(Module):
         with (self.root / "debs/Packages").open("a") as packages:
             packages.write(entry)
 
+    def sign(self) -> None:
+        """Let apt trust the source."""
+        packages, gpg = self.root / "debs/Packages", ["gpg", "--homedir", self.root / "gpg", "--batch", "--quiet"]
+        (self.root / "gpg").mkdir(mode=0o700)
+        release = f"Date: {formatdate()}\nSHA256:\n {sha256(packages)} {packages.stat().st_size} Packages\n"
+        signed = self.root / "debs/InRelease"
+        for command, given in (
+            (["--passphrase", "", "--quick-generate-key", "thing", "ed25519"], ""),
+            (["--output", self.root / "key.gpg", "--export"], ""),
+            (["--output", signed, "--clearsign"], release),
+        ):
+            subprocess.run([*gpg, *command], check=True, input=given, text=True, capture_output=True)
+        subprocess.run(["gpgconf", "--homedir", self.root / "gpg", "--kill", "all"], check=True)
+
     def dpkg_does(self, *arguments: str) -> None:
         code, out, err = self.run_command(["dpkg", *arguments], {})
         assert code == 0, out + err
@@ -107,6 +122,7 @@ def test_a_power_cut_before_a_dependency_was_unpacked_is_mended(tmp_path: Path) 
     for version in ("1", "2"):
         root.make("libthing", version)
         root.make("thing", version, f"libthing (= {version})")
+    root.sign()
     root.dpkg_does("--install", *(f"{tmp_path}/debs/{name}_1.deb" for name in ("libthing", "thing")))
     root.dpkg_does("--unpack", f"{tmp_path}/debs/thing_2.deb")
     assert root.states() == "libthing 1 ii \nthing 2 iU \n"

@@ -88,7 +88,7 @@ def run(clone: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[
 
 def recorded(clone: Path) -> Path:
     """The folder of the last run."""
-    return sorted(clone.glob(".farandole/.plays/hosts.yml-*/2*"))[-1]
+    return sorted(clone.glob(f".farandole/.plays/{clone.name}-*/2*"))[-1]
 
 
 @dataclass(frozen=True)
