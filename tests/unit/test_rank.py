@@ -32,6 +32,7 @@ def started(folder: Path, *program: str, launcher: str = "horovod", rank: int = 
     places = {
         'STACKS = Path("/opt/farandole")': f"STACKS = Path({str(folder)!r})",
         'DRIVER = Path("/proc/driver/nvidia/gpus")': f"DRIVER = Path({str(folder / 'gpus')!r})",
+        'DEVICES = Path("/dev")': f"DEVICES = Path({str(folder / 'dev')!r})",
     }
     install(folder / "node", "farandole.node.rank", places, rank="main")
     run = {"launcher": launcher, "slots": SLOTS, "port": 23456, "mark": "m", "program": program}
@@ -179,6 +180,16 @@ def test_nothing_is_started_on_a_node_with_a_fault(tmp_path: Path) -> None:
     assert started(tmp_path, "echo", "ran", rank=1)[0].stdout == "ran\n"
     done, said = started(tmp_path, "echo", "ran", launcher="each", rank=1)
     assert (done.returncode, done.stdout, done.stderr, said) == (0, "", UNFIT, {1: {"told": [], "status": 1}})
+
+
+@pytest.mark.parametrize(("job", "printed"), [({}, ""), ({"SLURM_JOB_ID": "7"}, "ran\n")])
+def test_a_job_of_the_queue_need_not_see_all_gpus_of_its_node(job: dict[str, str], printed: str, tmp_path: Path) -> None:
+    for name in ("gpus", "dev/nvidia0", "dev/nvidia1"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done, _ = started(tmp_path, "echo", "ran", rank=0, **job, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.stdout, "does not see all 2 GPUs" in done.stderr) == (printed, not job)
 
 
 def test_a_fault_that_a_job_has_left_is_told(tmp_path: Path) -> None:

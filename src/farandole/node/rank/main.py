@@ -61,7 +61,10 @@ def main() -> int:
     program = run["program"] if launcher == "each" else [*with_hook(run["program"])]
     program = on_node(program, at, slots, run["port"]) if per_node else program
     # Once on each node, unless the others would start all the same.
-    checks = {} if at.local_rank and launcher != "each" else CHECKS
+    checks = {} if at.local_rank and launcher != "each" else {**CHECKS}
+    if "SLURM_JOB_ID" in os.environ:
+        # A job may see only some of the node's GPUs; the queue has checked all of them.
+        checks.pop("GPUs", None)
     if is_at_fault(checks):
         report(mark, sys.stdout, number=number, told=[], status=1)
         return int(launcher != "each")
