@@ -315,10 +315,14 @@ def test_a_queue_that_sets_nothing_once_keeps_no_node_drained(tmp_path: Path, mo
     assert not health.RECORD.exists()
 
 
+# One GPU, of which a part is another device.
+LISTED = "GPU 0: NVIDIA H200 (UUID: GPU-1b)\n  MIG 1g.18gb     Device  0: (UUID: MIG-2c)"
+
+
 def test_a_fault_that_is_told_has_no_figure_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = os.statvfs("/")
     monkeypatch.setattr(health, "PLACES", ["/"])
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nrm one 2>/dev/null && echo UUID\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nrm one 2>/dev/null && echo '{LISTED}'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     for name in ("nvidia0", "nvidia1", "one"):
         (tmp_path / name).touch()
@@ -326,12 +330,12 @@ def test_a_fault_that_is_told_has_no_figure_that_changes(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(health, "DRIVER", tmp_path)
     monkeypatch.setattr(health, "DEVICES", tmp_path)
-    told = set()
+    told = []
     for free in (0, 1):
         few = os.statvfs_result([*facts[:3], free, free, facts[5], free, free, 0, facts[9]])
         monkeypatch.setattr(os, "statvfs", lambda _, few=few: few)
-        told |= {fault for check in (health.disks, health.shared_memory, health.gpus) for fault in check()}
-    assert len(told) == 3, told
+        told.append([fault for check in (health.disks, health.shared_memory, health.gpus) for fault in check()])
+    assert told[0] == told[1] and len(told[0]) == 3, told
 
 
 def test_a_check_that_hangs_or_fails_is_a_fault_and_hides_no_other(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def gpus() -> Iterator[str]:
     if not DRIVER.is_dir():
         return
     devices = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    # Slurm shows this where a driver hangs, instead of jobs that hang.
+    # Slurm shows this where a driver hangs, instead of jobs that hang. Parts of a GPU (MIG) are listed, too.
     done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=LIMIT, check=False)
-    if done.stdout.count("UUID") < len(devices):
+    if done.stdout.count("(UUID: GPU-") < len(devices):
         yield f"the driver does not see all {len(devices)} GPUs; look at  dmesg | grep -i xid , then restart the node"
 
 
