@@ -183,7 +183,9 @@ def test_nothing_is_started_on_a_node_with_a_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("job", "printed"), [({}, ""), ({"SLURM_JOB_ID": "7"}, "ran\n")])
-def test_a_job_of_the_queue_need_not_see_all_gpus_of_its_node(job: dict[str, str], printed: str, tmp_path: Path) -> None:
+def test_a_job_of_the_queue_need_not_see_all_gpus_of_its_node(
+    job: dict[str, str], printed: str, tmp_path: Path
+) -> None:
     for name in ("gpus", "dev/nvidia0", "dev/nvidia1"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")

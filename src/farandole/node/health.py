@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 
-# Reasons that begin so are ours. What a person has drained stays drained.
+# Reasons that begin so are ours; only Slurm keeps them, as a faulty node may have nowhere to write. What a person has
+# drained stays drained.
 OURS = "farandole health: "
-# The reasons with which this program may have drained the node, in lines.
-RECORD = Path("/var/lib/farandole/drained")
 STACKS = Path("/opt/farandole")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
@@ -116,17 +115,15 @@ def state(shown: str) -> tuple[bool, str]:
     return bool(flags and "DRAIN" in flags[1]), reason[1] if reason else ""
 
 
-def decide(problems: list[str], drained: bool, reason: str, before: str) -> tuple[str, str]:
-    """The state to set, if any, and the reason to remember. `before` are those that were remembered."""
-    ours = bool(reason) and reason in before.splitlines()
+def decide(problems: list[str], drained: bool, reason: str) -> tuple[str, str]:
+    """The state to set, if any, and its reason."""
+    ours = drained and reason.startswith(OURS)
     if problems:
         wanted = OURS + "; also: ".join(problems)
         # Slurm joins lines, and a quotation mark would end the reason.
         wanted = re.sub(r'[\s"]+', " ", wanted)[:400].strip()
-        if drained and not ours:
-            return "", ""
-        return ("" if drained and reason == wanted else "drain"), wanted
-    return ("resume" if drained and ours else ""), ""
+        return ("", "") if drained and (reason == wanted or not ours) else ("drain", wanted)
+    return ("resume" if ours else ""), ""
 
 
 def main() -> int:
@@ -137,19 +134,9 @@ def main() -> int:
     name = socket.gethostname().partition(".")[0]
     shown = scontrol("show", "node", name)
     if shown is not None:
-        before = RECORD.read_text() if RECORD.exists() else ""
-        wish, reason = decide(problems, *state(shown), before)
+        wish, reason = decide(problems, *state(shown))
         if wish:
-            RECORD.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Until Slurm has set it, the node may have any.
-            RECORD.write_text("\n".join({*before.splitlines(), reason}))
-            given = [f"Reason={reason}"] if reason else []
-            if scontrol("update", f"NodeName={name}", f"State={wish}", *given) is None:
-                return int(at_job)
-        if reason:
-            RECORD.write_text(reason)
-        else:
-            RECORD.unlink(missing_ok=True)
+            scontrol("update", f"NodeName={name}", f"State={wish}", *([f"Reason={reason}"] if reason else []))
     return int(at_job)
 
 
