@@ -3,6 +3,8 @@
 import fcntl
 import json
 import re
+import subprocess
+import time
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
@@ -123,6 +125,14 @@ def test_a_gpu_that_does_not_count_errors(monkeypatch: pytest.MonkeyPatch) -> No
         "farandole_gpu_memory_used_mib": ({"gpu": "0"}, 1024),
         "farandole_gpu_celsius": ({"gpu": "0"}, 61),
     }
+
+
+def test_a_command_that_cannot_be_killed_keeps_nothing_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "LIMIT", 0.1)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
+    begun = time.monotonic()
+    assert (metrics.said("sleep", "1"), metrics.said("false"), metrics.said("true")) == (None, None, [])
+    assert time.monotonic() - begun < 0.9
 
 
 def test_how_long_a_certificate_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

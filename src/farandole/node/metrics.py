@@ -32,30 +32,35 @@ MOST = 50
 Sample = tuple[str, dict[str, str], float]
 
 
-def said(*command: str) -> list[str]:
-    """The lines that a command prints; none if it fails, is missing, or takes too long."""
+def said(*command: str) -> list[str] | None:
+    """The lines that a command prints; None if it fails, is missing, or takes too long."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False,
+        begun = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
-        return done.stdout.splitlines() if not done.returncode else []
-    return []
+        try:
+            printed, _ = begun.communicate(timeout=LIMIT)
+        finally:
+            # And not waited for, as what hangs in a driver ends by nothing.
+            begun.kill()
+        return printed.splitlines() if not begun.returncode else None
+    return None
 
 
 def of_node(now: float) -> Iterator[Sample]:
     """What this node says of itself."""
     yield from (("farandole_fault", {"what": why}, 1) for why in faults(CHECKS)[:MOST])
-    units = [line.split()[0] for line in said("systemctl", "--failed", "--plain", "--no-legend") if line.strip()]
+    units = [line.split()[0] for line in said("systemctl", "--failed", "--plain", "--no-legend") or [] if line.strip()]
     yield from (("farandole_failed_unit", {"unit": unit}, 1) for unit in units[:MOST])
     yield "farandole_reboot_required", {}, float(REBOOT.exists())
-    for line in said("ssh-keygen", "-L", "-f", str(CERTIFICATE)):
+    for line in said("ssh-keygen", "-L", "-f", str(CERTIFICATE)) or []:
         if valid := re.search(r"Valid: from (\d\S+) to (\d\S+)", line):
             begin, end = (datetime.fromisoformat(time).timestamp() for time in valid.groups())
             yield "farandole_certificate_days", {}, round((end - now) / 86400, 2)
             yield "farandole_certificate_lifetime_days", {}, round((end - begin) / 86400, 2)
     asked = f"--query-gpu=index,{','.join(GPU.values())}"
-    for line in said("nvidia-smi", asked, "--format=csv,noheader,nounits")[:MOST]:
+    for line in (said("nvidia-smi", asked, "--format=csv,noheader,nounits") or [])[:MOST]:
         index, *values = (word.strip() for word in line.split(","))
         for name, value in zip(GPU, values, strict=False):
             # A GPU that does not count errors says so in words.
@@ -68,7 +73,7 @@ def of_head(depot: Path) -> Iterator[Sample]:
     if not status.HOSTFILE.exists():
         return
     if status.QUEUE.exists():
-        states = Counter(said("squeue", "--noheader", "--format=%T"))
+        states = Counter(said("squeue", "--noheader", "--format=%T") or [])
         yield from (("farandole_head_jobs", {"state": state.lower()}, number) for state, number in states.items())
     used = status.used(status.of_queue())
     for name, number in status.hostfile().items():
