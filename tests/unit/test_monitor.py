@@ -143,6 +143,14 @@ def test_how_long_a_certificate_is_valid(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (told["farandole_certificate_days"], told["farandole_certificate_lifetime_days"]) == (10, 30)
 
 
+def test_a_node_that_cannot_learn_of_its_units_or_certificate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "faults", lambda _: [])
+    for silent, word in {"systemctl": "which units", "ssh-keygen": "cert.pub"}.items():
+        monkeypatch.setattr(metrics, "said", lambda *command, silent=silent: None if command[0] == silent else [])
+        told = [labels["what"] for name, labels, _ in metrics.of_node(0) if name == "farandole_fault"]
+        assert [word in what for what in told] == [True], told
+
+
 def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostfile").write_text("node-1 slots=2\nnode-2 slots=4\n")
     for name in ("slots", "depot"):

@@ -50,11 +50,19 @@ def said(*command: str) -> list[str] | None:
 
 def of_node(now: float) -> Iterator[Sample]:
     """What this node says of itself."""
-    yield from (("farandole_fault", {"what": why}, 1) for why in faults(CHECKS)[:MOST])
-    units = [line.split()[0] for line in said("systemctl", "--failed", "--plain", "--no-legend") or [] if line.strip()]
+    failed = said("systemctl", "--failed", "--plain", "--no-legend")
+    certificate = said("ssh-keygen", "-L", "-f", str(CERTIFICATE))
+    found = faults(CHECKS)
+    # Otherwise silence would count as health.
+    if failed is None:
+        found.append("systemctl does not say which units have failed; run  systemctl --failed")
+    if certificate is None:
+        found.append(f"{CERTIFICATE} cannot be read; run site.yml")
+    yield from (("farandole_fault", {"what": why}, 1) for why in found[:MOST])
+    units = [line.split()[0] for line in failed or [] if line.strip()]
     yield from (("farandole_failed_unit", {"unit": unit}, 1) for unit in units[:MOST])
     yield "farandole_reboot_required", {}, float(REBOOT.exists())
-    for line in said("ssh-keygen", "-L", "-f", str(CERTIFICATE)) or []:
+    for line in certificate or []:
         if valid := re.search(r"Valid: from (\d\S+) to (\d\S+)", line):
             begin, end = (datetime.fromisoformat(time).timestamp() for time in valid.groups())
             yield "farandole_certificate_days", {}, round((end - now) / 86400, 2)
