@@ -53,6 +53,8 @@ def counter(step: int) -> str:
 TIME = f"0+30x{GOOD + BAD + AGAIN}"
 OF, LIAR_OF = 'instance="node-1"', 'instance="liar"'
 LINK = f'{OF},device="eth0"'
+# That of a node which writes what it knows of itself, and for a while does not.
+OLD = f"0+30x{GOOD - 1} {30 * GOOD}x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
 # For each alert, the metrics that make it fire and stop.
 SERIES = {
     "alert-node-silent": {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("0", "0")},
@@ -83,14 +85,18 @@ SERIES = {
     "alert-metrics-old": {
         f"up{{{OF}}}": gauge("1", "1"),
         f"node_time_seconds{{{OF}}}": TIME,
-        f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': (
-            f"0+30x{GOOD - 1} {30 * GOOD}x{BAD - 1} {30 * (GOOD + BAD)}+30x{AGAIN - 1}"
-        ),
+        f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': OLD,
     },
 }
+# A folder that can only be read, of which a node may tell several times.
+READ_ONLY = {
+    f"node_time_seconds{{{OF}}}": TIME,
+    **{f'node_filesystem_readonly{{{OF},mountpoint="/var",what="{word}"}}': gauge("0", "1") for word in "ab"},
+}
 # What else makes one fire: a node that answers and has not written what it knows of itself, inodes that are used up
-# while there is space.
+# while there is space, a node that cannot write what it knows.
 ALSO = [
+    ("alert-health", {**READ_ONLY, f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': OLD}),
     (
         "alert-metrics-old",
         {
@@ -112,8 +118,9 @@ ALSO = [
     ),
 ]
 # What else does not fire: left out and silent, silent and without a file, a slow step of a run on a GPU, one of many
-# processors that computes, a certificate that site.yml does not renew yet.
+# processors that computes, a certificate that site.yml does not renew yet, an exporter that takes all for read-only.
 QUIET = [
+    ("alert-health", {**READ_ONLY, f'node_textfile_mtime_seconds{{{OF},file="/x/node.prom"}}': TIME}),
     ("alert-node-silent", {f"up{{{OF}}}": gauge("1", "0"), f"farandole_head_left_out{{{OF}}}": gauge("1", "1")}),
     ("alert-metrics-old", {f"up{{{OF}}}": gauge("0", "0")}),
     (
