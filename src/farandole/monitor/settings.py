@@ -23,6 +23,8 @@ MARK = "__tmp_head"
 # The labels that Prometheus gives alerts.
 OF_ALERTS = "alertname|alertstate|severity"
 OWN = "127.0.0.1:908"
+# Alerts of one kind about a node; more could only be made up, and would hide those about others.
+MOST = 50
 
 
 def scrape(nodes: list[str], hostvars: HostVars, head: str, port: int, interval: int) -> str:
@@ -80,10 +82,10 @@ def rule(cause: Cause) -> dict[str, Any]:
     shown = "{{ $value | %s }}" if of_value else "{{ $labels.%s }}"
     told = {"host": "{{ $labels.instance }}", "seen": shown % cause.shows}
     # Two results that become equal as alerts, by labels that a node sends, would end the alert for all nodes.
-    labels = "instance" if of_value else f"instance, {cause.shows}"
+    found = f"max by ({'instance' if of_value else f'instance, {cause.shows}'}) ({cause.alert})"
     return {
         "alert": cause.code,
-        "expr": f"max by ({labels}) ({cause.alert})",
+        "expr": found if of_value else f"topk by (instance) ({MOST}, {found})",
         "for": cause.lasting,
         "labels": {"severity": cause.severity},
         "annotations": {"what": cause.description(told), "cure": cause.remedy(told)},
