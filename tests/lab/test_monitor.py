@@ -210,6 +210,13 @@ def test_all_nodes_are_watched_and_a_second_run_changes_nothing(site: Cluster) -
     assert (again.rc, again.changes) == (0, set()), again.output
 
 
+def test_prometheus_cannot_fill_the_memory_of_the_head(site: Cluster) -> None:
+    limit = "systemctl show --property MemoryMax --value farandole-prometheus"
+    assert int(site.shell("node-1", limit).stdout) < int(
+        site.shell("node-1", "free -b | awk 'NR == 2 {print $2}'").stdout
+    )
+
+
 def test_only_the_cluster_reaches_it(site: Cluster) -> None:
     ports = "ss -Hltn 'sport = 908 or sport = 909 or sport = 9100' | awk '{print $4}' | sort"
     assert site.shell("node-1", ports).stdout.split() == ["127.0.0.1:908", "127.0.0.1:909"]
