@@ -210,6 +210,13 @@ def test_all_nodes_are_watched_and_a_second_run_changes_nothing(site: Cluster) -
     assert (again.rc, again.changes) == (0, set()), again.output
 
 
+def test_the_head_learns_of_a_node_by_a_run_without_it(site: Cluster) -> None:
+    known = "/var/lib/farandole/metrics/control.prom"
+    site.shell("node-1", f"rm {known}")
+    site.play_ok(*SITE, "--limit", "node-2")
+    assert 'node="node-2"' in site.shell("node-1", f"cat {known}").stdout
+
+
 def test_prometheus_cannot_fill_the_memory_of_the_head(site: Cluster) -> None:
     limit = "systemctl show --property MemoryMax --value farandole-prometheus"
     assert int(site.shell("node-1", limit).stdout) < int(

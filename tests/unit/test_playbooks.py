@@ -123,6 +123,25 @@ def test_validation_goes_on_without_a_node_that_preflight_has_excluded_in_the_sa
     assert "--limit excludes the head" in refusal("node-2")
 
 
+@pytest.mark.parametrize(
+    ("head", "said"), [({}, "ok: [node-2 -> node-1(127.0.0.1)]"), ({"ansible_port": 1}, "...ignoring")]
+)
+def test_the_head_learns_of_a_node_by_a_run_without_it_and_may_be_off(
+    head: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts = {"node-1": {"ansible_host": "127.0.0.1", **(head or local)}, "node-2": local, "node-3": local}
+    groups = {"cluster": {"hosts": hosts}, "head": {"hosts": {"node-1": None}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    role = {"ansible.builtin.import_role": {"name": "farandole.cluster.monitoring", "tasks_from": "known"}}
+    after = {"ansible.builtin.debug": {"msg": "goes on"}}
+    play = {"hosts": "cluster", "gather_facts": False, "any_errors_fatal": True, "tasks": [role, after]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    options = ("-i", tmp_path / "hosts.yml", "-e", f"base_state_dir={tmp_path}/state", "--limit", "node-2,node-3")
+    done = ansible_playbook(ROOT, *options, "--check", tmp_path / "play.yml")
+    assert (done.returncode, done.stdout.count("goes on"), said in done.stdout) == (0, 2, True), done.stdout
+
+
 @pytest.mark.parametrize(("hosts", "unknown"), [("node-1 node-2", '"node-1 node-2"'), ("node-1 , node-3", '"node-3"')])
 def test_names_without_a_comma_between_them_are_not_taken_for_the_first_one(
     tmp_path: Path, hosts: str, unknown: str
