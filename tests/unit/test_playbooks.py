@@ -142,6 +142,39 @@ def test_the_head_learns_of_a_node_by_a_run_without_it_and_may_be_off(
     assert (done.returncode, done.stdout.count("goes on"), said in done.stdout) == (0, 2, True), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("file", "hosts", "revoked", "record"),
+    [
+        ("set_up", "node-1,node-2,node-3", [], "node-1\n"),
+        # The former head still has its Prometheus.
+        ("set_up", "node-1,node-3", [], "node-2\n"),
+        ("set_up", "node-1,node-3", ["node-2"], "node-1\n"),
+        ("remove", "node-1,node-2", ["node-3"], None),
+        ("remove", "node-1,node-2", [], "node-2\n"),
+    ],
+)
+def test_what_is_left_of_monitoring_is_recorded(
+    file: str, hosts: str, revoked: list[str], record: str | None, tmp_path: Path
+) -> None:
+    own = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ssh_trust_revoked": revoked}
+    cluster = {"hosts": dict.fromkeys(("node-1", "node-2", "node-3")), "vars": own}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"cluster": cluster, "head": {"hosts": {"node-1": None}}}))
+    state = state_folder(tmp_path, str(tmp_path / "state"))
+    state.mkdir(parents=True)
+    (state / "monitored").write_text("node-2\n")
+    role = ROOT / "roles/monitoring"
+    tasks = [
+        task for task in yaml.safe_load((role / f"tasks/{file}.yml").read_text()) if "record" in task["name"].lower()
+    ]
+    known = [str(role / "vars/main.yml"), str(role / "defaults/main/cluster.yml")]
+    play = {"hosts": "cluster", "gather_facts": False, "vars_files": known, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    options = ("-i", tmp_path / "hosts.yml", "-e", f"base_state_dir={tmp_path}/state", "--limit", hosts)
+    done = ansible_playbook(ROOT, *options, tmp_path / "play.yml")
+    assert (done.returncode, len(tasks)) == (0, 1), done.stdout
+    assert ((state / "monitored").read_text() if (state / "monitored").exists() else None) == record
+
+
 @pytest.mark.parametrize(("hosts", "unknown"), [("node-1 node-2", '"node-1 node-2"'), ("node-1 , node-3", '"node-3"')])
 def test_names_without_a_comma_between_them_are_not_taken_for_the_first_one(
     tmp_path: Path, hosts: str, unknown: str
