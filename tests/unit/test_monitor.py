@@ -193,6 +193,7 @@ def test_the_head_tells_of_slots_jobs_and_its_depot(tmp_path: Path, monkeypatch:
         ({"monitoring_node_port": 1023}, "monitoring-port"),
         ({"monitoring_port": 1023}, ""),
         ({"monitoring_port": "9090"}, "monitoring-port"),
+        ({"monitoring_port": "908"}, "monitoring-port"),
     ],
 )
 def test_nobody_is_watched_in_the_open_or_too_rarely(own: dict[str, Any], code: str) -> None:

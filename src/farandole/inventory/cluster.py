@@ -15,6 +15,8 @@ USER_VARIABLES = ("ansible_user", "ansible_ssh_user")
 KEY_VARIABLES = ("ansible_private_key_file", "ansible_ssh_private_key_file")
 # The defaults of base_user and base_user_id.
 JOB_USER, JOB_USER_ID = "trainer", 2000
+# Of the head's own exporter, for Prometheus there.
+EXPORTER_PORT = 908
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from farandole.core.causes import Cause, causes
-from farandole.inventory.cluster import HostVars, node_address
+from farandole.inventory.cluster import EXPORTER_PORT, HostVars, node_address
 from farandole.links.examine import links_in
 from farandole.report.verdict import VERDICTS, worst_verdict
 
@@ -22,7 +22,6 @@ OF_HEAD = "farandole_head_"
 MARK = "__tmp_head"
 # The labels that Prometheus gives alerts.
 OF_ALERTS = "alertname|alertstate|severity"
-OWN = "127.0.0.1:908"
 # Alerts of one kind about a node; more could only be made up, and would hide those about others.
 MOST = 50
 
@@ -60,7 +59,7 @@ def target(name: str, hostvars: HostVars, head: str, port: int) -> str:
 
     What the head says is believed of all, so it says it on a port below 1024, which no account there can take."""
     if name == head:
-        return OWN
+        return f"127.0.0.1:{EXPORTER_PORT}"
     address = node_address(hostvars[name])
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 

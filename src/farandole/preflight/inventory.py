@@ -14,7 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 
 from farandole.core.findings import Finding, finding, some
 from farandole.inventory import mounts as storage
-from farandole.inventory.cluster import KEY_VARIABLES, LABEL, USER_VARIABLES, Node, job_user
+from farandole.inventory.cluster import EXPORTER_PORT, KEY_VARIABLES, LABEL, USER_VARIABLES, Node, job_user
 from farandole.preflight.people import judge_people
 
 Groups = Mapping[str, Sequence[str]]
@@ -269,8 +269,9 @@ def judge_monitoring(values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         if float(own.get("monitoring_interval") or 0) > RAREST_S:
             hosts.setdefault(finding("monitoring-rare", "all", seen=own["monitoring_interval"]), []).append(host)
         for variable, (least, most) in PORTS.items():
-            if not least <= float(own.get(variable) or least) <= most:
-                wanted = f"{least} to {most}"
+            port = float(own.get(variable) or least)
+            if not least <= port <= most or port == EXPORTER_PORT:
+                wanted = f"{least} to {most}" + f" without {EXPORTER_PORT}" * (least < EXPORTER_PORT)
                 wrong = finding("monitoring-port", "all", variable=variable, seen=own[variable], wanted=wanted)
                 hosts.setdefault(wrong, []).append(host)
     return per_host(hosts, len(values))
