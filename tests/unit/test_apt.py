@@ -93,14 +93,13 @@ class Root(Module):
 
     def sign(self) -> None:
         """Let apt trust the source."""
-        packages, gpg = self.root / "debs/Packages", ["gpg", "--homedir", self.root / "gpg", "--batch", "--quiet"]
+        packages, gpg = self.root / "debs/Packages", ("gpg", "--homedir", str(self.root / "gpg"), "--batch", "--quiet")
         (self.root / "gpg").mkdir(mode=0o700)
         release = f"Date: {formatdate()}\nSHA256:\n {sha256(packages)} {packages.stat().st_size} Packages\n"
-        signed = self.root / "debs/InRelease"
         for command, given in (
-            (["--passphrase", "", "--quick-generate-key", "thing", "ed25519"], ""),
-            (["--output", self.root / "key.gpg", "--export"], ""),
-            (["--output", signed, "--clearsign"], release),
+            (("--passphrase", "", "--quick-generate-key", "thing", "ed25519"), ""),
+            (("--output", str(self.root / "key.gpg"), "--export"), ""),
+            (("--output", str(self.root / "debs/InRelease"), "--clearsign"), release),
         ):
             subprocess.run([*gpg, *command], check=True, input=given, text=True, capture_output=True)
         subprocess.run(["gpgconf", "--homedir", self.root / "gpg", "--kill", "all"], check=True)
