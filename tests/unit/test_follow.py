@@ -87,3 +87,28 @@ def test_what_nodes_print_cannot_rule_the_terminal(capsys: pytest.CaptureFixture
     assert printed.startswith("[0] loss 1\n[0] loss 2")
     assert printed.endswith("end\n")
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*printed}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "lines", "cause"),
+    [
+        ("horovod", ["[1] ValueError: bad"], "rank 1 on node-1: ValueError: bad"),
+        ("horovod", ["Process 1 exit with status code 7."], "rank 1 on node-1 failed: it ended with exit status 7"),
+        # Of these it starts one on each node, and they start the ranks.
+        ("torchrun", ["[1] [rank3]: ValueError: bad"], "torchrun on node-2: [rank3]: ValueError: bad"),
+        (
+            "accelerate",
+            ["Process 1 exit with status code 7."],
+            "accelerate on node-2 failed: it ended with exit status 7",
+        ),
+    ],
+)
+def test_a_number_is_a_rank_or_a_node(
+    launcher: str, lines: list[str], cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = told.State(
+        number="1", launcher=launcher, ended=True, why="", fetched=True, complete=True, late="", with_head=False,
+        lost=(), slots=(("node-1", 2), ("node-2", 2)),
+    )  # fmt: skip
+    follow.explain(Head("node-1", (), "", ()), state, lines)
+    assert capsys.readouterr().err.startswith(f"cause: {cause} [")

@@ -260,6 +260,42 @@ def test_a_folder_that_contains_all_runs_is_not_copied_into_one(head: Path, monk
         main.started(argparse.Namespace(source="", program=["hostname"], fetch=[]))
 
 
+@pytest.mark.parametrize(("least", "checkpoints"), [(1, ""), (0, "out")])
+def test_what_only_a_second_start_needs_is_refused_without_one(
+    least: int, checkpoints: str, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (head / "code").mkdir()
+    monkeypatch.chdir(head / "code")
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    wish = argparse.Namespace(
+        source="", program=["hostname"], fetch=[], checkpoints=checkpoints, min_nodes=least, restarts=0
+    )
+    with pytest.raises(RefusedError, match="are for a run with --restarts N"):
+        main.started(wish)
+
+
+@pytest.mark.parametrize(
+    ("why", "copied"), [("", True), ("stopped", False), ("ended by the shutdown of the head", False)]
+)
+def test_a_run_that_is_stopped_waits_for_no_checkpoints(
+    why: str, copied: bool, local: Callable[[Callable[[RunKeeper], int]], RunKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(job: RunKeeper) -> int:
+        job.why = why
+        return 1
+
+    def collect(*arguments: object) -> Iterator[str]:
+        asks.append(arguments)
+        return iter(())
+
+    asks = list[tuple[object, ...]]()
+    monkeypatch.setattr(keeper, "collect", collect)
+    job = local(execute)
+    job.begin()
+    job.use({"node-1": [0]})
+    assert bool(asks) == copied
+
+
 def test_a_node_that_cannot_be_reached_is_found_in_the_catalogue(head: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (head / "hostfile").write_text("none.invalid\n")
     run = asked()
@@ -298,7 +334,7 @@ def test_a_run_that_ends_while_its_folder_is_copied_is_none(
     monkeypatch.setattr(main, "copy", copy)
     (head / "code").mkdir()
     monkeypatch.chdir(head / "code")
-    wish = argparse.Namespace(source="", program=["hostname"], fetch=[], checkpoints="", launcher="", np=1)
+    wish = argparse.Namespace(source="", program=["hostname"], fetch=[], checkpoints="", min_nodes=0, launcher="", np=1)
     with pytest.raises(end, match="upgraded" if end is RefusedError else None):
         main.started(wish)
     assert runs.all_runs() == []

@@ -501,6 +501,18 @@ def test_a_report_that_cannot_be_is_output(waits: str) -> None:
     assert Reports("m", {}).take(line) == line
 
 
+def test_who_was_late_is_no_cause_of_what_fails_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports, now = Reports("m", {}, {0: {(0, "X"): 0.0}}, {(0, "X")}), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert reports.still("rank 1", SLOTS, 20) == "rank 1"
+    # They have met. Whoever has given up waiting ends a little later.
+    reports.waits.clear()
+    now[0] += 19
+    assert reports.still("rank 1", SLOTS, 20) == "rank 1"
+    now[0] += 2
+    assert reports.still("rank 1", SLOTS, 20) == ""
+
+
 def test_of_many_that_are_missing_some_are_named() -> None:
     reports = Reports("m", {}, {0: {(0, "X"): time.monotonic() - 30}}, {(0, "X")})
     assert "rank 5 on node-1 and 3 more have not" in reports.missing({"node-1": 9}, 20)
@@ -509,6 +521,11 @@ def test_of_many_that_are_missing_some_are_named() -> None:
 def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "HERE", "here")
     assert launch.free_port("here") in range(*launch.PORTS)
+
+
+def test_one_program_is_started_that_serves_people() -> None:
+    programs = (["jupyter", "lab"], ["env", "A=1", "/usr/bin/tensorboard"], ["env", "A=1"], ["python", "jupyter"])
+    assert [*map(launch.only, programs)] == [1, 1, 0, 0]
 
 
 def test_the_place_of_each_rank() -> None:

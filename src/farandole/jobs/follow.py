@@ -16,6 +16,7 @@ from farandole.core.text import on_terminal, one_line
 from farandole.explain.diagnosis import Hit, is_raised, of_job
 from farandole.jobs.login import Head
 from farandole.jobs.told import State, console, has_ended, known, show
+from farandole.node.rank.place import OF_RUN
 
 # Lines in which a cause is searched.
 REMEMBERED, LONGEST = 2000, 1 << 16
@@ -87,16 +88,16 @@ def explain(head: Head, state: State, lines: Sequence[str]) -> None:
         # The ranks only tell that a connection broke.
         tell("node-silent", state, state.lost[0], seen=some(state.lost))
     elif first >= 0 and not raised and (hit is None or hit.cause.cascade):
-        host = host_of(first, state.slots)
+        worker, host = worker_of(first, state)
         # Of a worker that a signal has ended on another node, ssh only says 255.
         code = "worker-killed" if killed(status) or status == OF_SSH else "worker-failed"
-        tell(code, state, host, f"rank {first} on {host} failed: {in_words(status)}")
+        tell(code, state, host, f"{worker} failed: {in_words(status)}")
     elif hit or raised:
         own = OF_RANK.match(raised)
         rank = hit.rank if hit else int(own[1]) if own else None
-        host = host_of(rank, state.slots) if rank is not None else "a node"
+        worker, host = worker_of(rank, state) if rank is not None else ("", "a node")
         # A consequence says nothing of where its cause is.
-        where = "" if rank is None or (hit and hit.cause.cascade) else f"rank {rank} on {host}: "
+        where = "" if rank is None or (hit and hit.cause.cascade) else f"{worker}: "
         cause = hit.cause.description({"host": host, **hit.fields}) if hit else one_line(own[2] if own else raised)
         code, fields = (hit.cause.code, hit.fields) if hit else ("worker-failed", {})
         tell(code, state, fields.get("host", host), f"{where}{on_terminal(cause)}")
@@ -151,6 +152,13 @@ def in_words(status: int) -> str:
         memory = "; journalctl -k there shows if that was because memory was full" if name == "SIGKILL" else ""
         return f"it was ended by {name}{memory}"
     return f"it ended with exit status {status}"
+
+
+def worker_of(number: int, state: State) -> tuple[str, str]:
+    """What the launcher means by a number, and its node: of torchrun and accelerate it starts one on each."""
+    of_node = state.launcher in OF_RUN
+    host = host_of(number, [(node, 1) for node, _ in state.slots] if of_node else state.slots)
+    return f"{state.launcher} on {host}" if of_node else f"rank {number} on {host}", host
 
 
 def host_of(rank: int, slots: Sequence[tuple[str, int]]) -> str:

@@ -27,6 +27,7 @@ class State:
     """What the head says of a run: how it ended, which nodes and ranks it lacked, and the ranks of each node."""
 
     number: str
+    launcher: str
     ended: bool
     why: str
     fetched: bool
@@ -44,7 +45,8 @@ def known(head: Head, number: str) -> State:
         answer = json.loads(head.ask("farandole", "_state", *([number] if number else [])))
         ended, slots = answer["ended"], answer["started"].get("slots", {}).items()
         return State(
-            number=str(int(answer["number"])), ended=bool(ended), why=str(ended.get("why", "")),
+            number=str(int(answer["number"])), launcher=str(answer.get("launcher", "")), ended=bool(ended),
+            why=str(ended.get("why", "")),
             fetched=ended.get("fetched") is True, complete=ended.get("complete") is not False,
             late=str(ended.get("late", "")), with_head=ended.get("with_head") is True,
             lost=tuple(on_terminal(str(node)) for node in ended.get("lost", ())),

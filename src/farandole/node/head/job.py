@@ -78,7 +78,7 @@ class RunKeeper:
         if self.process:
             self.end_aside(self.process)
         self.with_head = ran("systemctl", "is-system-running").stdout.strip() == "stopping"
-        self.why = self.why or ("ended by the shutdown of the head" if self.with_head else "stopped")
+        self.why = self.why or runs.STOPPED[self.with_head]
         if not self.process:
             raise StoppedError
 
@@ -166,10 +166,9 @@ class RunKeeper:
                     code = self.execute(slots)
             finally:
                 self.clean(slots)
-        if next(iter(slots)) not in self.lost:
+        if next(iter(slots)) not in self.lost and self.why not in runs.STOPPED:
             for failure in collect(self.run, self.restarts.copied, self.restarts):
                 say(failure)
-        # A launcher that is told to end may do so with 0.
         return code or int(self.broken)
 
     def again(self, code: int, others_instead: Callable[[set[str]], Numbers]) -> Numbers:
@@ -300,9 +299,8 @@ class RunKeeper:
             for number, code in failed.items():
                 say(f"program {number} on {[*slots][place_of(number, slots).node]} ended with exit status {code}")
             return next(iter(failed.values()), 0)
-        started = sum(launch.starts(self.wish["launcher"], slots).values())
-        size = sum(slots.values())
-        alone, note = self.reports.verdict(size, started, len(slots))
+        started, size = launch.starts(self.wish["launcher"], slots), sum(slots.values())
+        alone, note = self.reports.verdict(size, sum(started.values()), len(slots))
         # Of a program that was only asked for its options, nothing else was wanted.
         if "--help" in self.wish["program"]:
             alone = note = ""
@@ -317,6 +315,7 @@ class RunKeeper:
         """Tell whom the others wait for, and end a start in which they wait too long."""
         if self.why or self.broken:
             return
+        self.late = self.reports.still(self.late, slots, TELL_S)
         if not self.late and (missing := self.reports.missing(slots, TELL_S)):
             self.late = missing
             say(missing)

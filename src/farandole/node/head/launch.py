@@ -16,7 +16,7 @@ from typing import Any
 from farandole.node.head import runs
 from farandole.node.head.runs import RefusedError, ran
 from farandole.node.head.status import Slots
-from farandole.node.rank.place import OF_RUN, place, refused_option, starter
+from farandole.node.rank.place import OF_RUN, place, refused_option, starter, words_of_env
 
 # What starts ranks, as it is shown.
 LAUNCHERS = {"horovod": "Horovod", "mpi": "MPI", **{name: name for name in OF_RUN}, "each": "each by itself"}
@@ -75,7 +75,8 @@ def recognized(program: Sequence[str], chosen: str) -> str:
 
 def only(program: Sequence[str]) -> int:
     """How many ranks there are of a program that serves people; 0 if it is another one."""
-    return int(Path(program[0]).name in SINGLE)
+    first = words_of_env([*program])
+    return int(first < len(program) and Path(program[first]).name in SINGLE)
 
 
 def shape(launcher: str, slots: Slots) -> str:
@@ -134,6 +135,8 @@ class Reports:
     # have ever come to meet them.
     waits: dict[int, dict[tuple[int, str], float]] = field(default_factory=dict)
     came: set[tuple[int, str]] = field(default_factory=set)
+    # When somebody was last waited for.
+    awaited: float = 0.0
     # Those that a signal has ended, and which.
     killed: list[tuple[int, int]] = field(default_factory=list)
 
@@ -169,6 +172,12 @@ class Reports:
         waiting = {who: now - since for waits in [*self.waits.values()] for who, since in waits.items()}
         (_, way), longest = max(waiting.items(), key=itemgetter(1), default=((0, ""), -1))
         return self.absent(slots, way) or f"all ranks wait for each other through {way}" if longest >= seconds else ""
+
+    def still(self, late: str, slots: Slots, seconds: int) -> str:
+        """Who was late, until nobody has waited for so long: what fails after that has another cause."""
+        if self.missing(slots, 0):
+            self.awaited = time.monotonic()
+        return late if time.monotonic() - self.awaited < seconds else ""
 
     def absent(self, slots: Slots, way: str) -> str:
         """The ranks that have not come to meet the others; empty if there are none."""

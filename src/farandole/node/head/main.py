@@ -64,6 +64,8 @@ def started(arguments: argparse.Namespace) -> Run:
         )
     refuse_early(arguments.program, arguments.fetch, folder)
     refuse_checkpoints(arguments.checkpoints)
+    if (arguments.min_nodes or arguments.checkpoints) and not arguments.restarts:
+        raise RefusedError("--min-nodes and --checkpoints are for a run with --restarts N")
     arguments.launcher = launch.recognized(arguments.program, arguments.launcher)
     arguments.np = arguments.np or launch.only(arguments.program)
     me = owner(os.getuid())
@@ -169,7 +171,8 @@ def stop(run: Run) -> None:
 
 def state(run: Run) -> None:
     """Print what is known of a run."""
-    print(json.dumps({"number": run.number, "started": run.read("started"), "ended": run.end()}))
+    launcher = run.read("run").get("launcher", "")
+    print(json.dumps({"number": run.number, "launcher": launcher, "started": run.read("started"), "ended": run.end()}))
 
 
 def fetch(arguments: argparse.Namespace) -> None:

@@ -17,6 +17,8 @@ from farandole.core.errors import FarandoleError
 
 RUNS = Path(pwd.getpwuid(os.getuid()).pw_dir) / "runs"
 HERE = socket.gethostname()
+# Why a run ended that somebody stopped, or the machine, which waits for no copies.
+STOPPED = ("stopped", "ended by the shutdown of the head")
 # How this program logs in to nodes, which may be gone in the middle of it.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 # Bytes that are reserved for how a run ended.
