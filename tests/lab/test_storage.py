@@ -320,8 +320,14 @@ def test_homes_that_are_no_longer_shared(homes: Cluster) -> None:
 
 def test_a_revoked_node_loses_the_homes(homes: Cluster) -> None:
     assert "here" in sftp(homes, "alice", "/home/alice/a")
+    assert as_user(homes, "node-2", "alice", "echo before >~/before").returncode == 0
     homes.play_ok(*QUICK, *HOMES, "--extra-vars", json.dumps({"ssh_trust_revoked": ["node-2"]}))
     assert "Permission denied" in sftp(homes, "alice", "/home/alice/a")
+    # Nor does it keep what it had mounted.
+    config = ("-F", str(homes.inventory / ".ssh" / "config"), "-o", "GlobalKnownHostsFile=/dev/null")
+    writes = ["ssh", *config, "node-2", "timeout 20 runuser -u alice -- sh -c 'echo after >/home/alice/after'"]
+    assert subprocess.run(writes, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+    assert as_user(homes, "node-1", "alice", "cat ~/before ~/after").stdout == "before\n"
     homes.shell("node-1", ": >/etc/farandole/ssh/revoked_keys")
     assert "here" in sftp(homes, "alice", "/home/alice/a")
     homes.readmit("node-2")
